@@ -1,0 +1,39 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both set up first.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+SLIDE ?=
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+# their own dependencies are several GB of CUDA packages that a CPU does not need
+NO_DEPS := cucim-cu12 lazy-loader triton
+
+.PHONY: demo test setup lint types bench-smoke clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch -e ".[all,dev]"
+	$(PIP) --no-deps $(NO_DEPS)
+	touch $@
+
+demo: setup
+	$(BIN)/python -m thinsection demo --out .demo $(if $(SLIDE),--slide "$(SLIDE)",)
+
+lint: setup
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+
+types: setup
+	$(BIN)/mypy
+
+bench-smoke: setup
+	$(BIN)/python -m benchmarks.smoke
+
+test: lint types
+	$(BIN)/python -m pytest
+	$(MAKE) --no-print-directory bench-smoke
+
+clean:
+	rm -rf $(VENV) .demo

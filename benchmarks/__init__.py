@@ -1,0 +1,1 @@
+"""Benchmarks: each answers one question, checks before it times, and writes JSON."""

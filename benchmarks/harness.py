@@ -1,0 +1,80 @@
+"""What every benchmark shares: arguments, environment, medians, and the JSON that it leaves."""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def arguments(question: str) -> argparse.Namespace:
+    """`--smoke` (seconds, for CI; writes no JSON unless --out) and `--out FILE`."""
+    parser = argparse.ArgumentParser(description=question)
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, for CI")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
+    return parser.parse_args()
+
+
+def environment() -> dict[str, Any]:
+    """Commit, versions and device, so that a figure can be placed."""
+    versions = {}
+    for name in ("numpy", "torch", "openslide-python", "tifffile", "simplejpeg", "cucim-cu12"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "commit": commit,
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": _cpu_name(),
+        "versions": versions,
+    }
+
+
+def repeat(function: Callable[[], Any], *, times: int = 5, warmup: int = 1) -> dict[str, float]:
+    """Median, lowest and highest seconds of `times` calls after `warmup` unmeasured ones."""
+    for _ in range(warmup):
+        function()
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - start)
+    return {
+        "median_s": statistics.median(seconds),
+        "min_s": min(seconds),
+        "max_s": max(seconds),
+        "times": times,
+    }
+
+
+def finish(name: str, results: dict[str, Any], args: argparse.Namespace) -> None:
+    """Prints the results and writes them beside the environment to benchmarks/results/NAME.json."""
+    document = {"benchmark": name, "smoke": args.smoke, **environment(), "results": results}
+    text = json.dumps(document, indent=2)
+    print(text)
+    path = args.out or (None if args.smoke else RESULTS / f"{name}.json")
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

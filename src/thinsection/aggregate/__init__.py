@@ -1,0 +1,1 @@
+"""Slide encoders: tile embeddings in, one embedding per slide out."""

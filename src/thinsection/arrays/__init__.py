@@ -1,0 +1,1 @@
+"""The one place that knows NumPy/SciPy/scikit-image on a CPU and CuPy/cuCIM on a GPU."""

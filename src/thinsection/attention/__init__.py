@@ -1,0 +1,1 @@
+"""Attention with a 2-D ALiBi bias that is never built."""

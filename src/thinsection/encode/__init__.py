@@ -1,0 +1,1 @@
+"""Tile encoders: a declared registry, one file per model family."""

@@ -1,0 +1,88 @@
+"""Every exception class of the package.
+
+A message reads `<name> must <rule>, got <value>[ in <slide>]; <remedy>`: lower case, no full stop.
+Each class also inherits the builtin that a caller would expect to catch.
+"""
+
+
+class ThinsectionError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class InvalidInputError(ThinsectionError, ValueError):
+    """An argument has the wrong type, shape, range or value."""
+
+
+class ConfigError(ThinsectionError, ValueError):
+    """A configuration key is unknown or its value is not allowed."""
+
+
+class BudgetError(ThinsectionError, MemoryError):
+    """A memory budget cannot hold the least that a stage needs."""
+
+
+class CohortError(ThinsectionError, ValueError):
+    """A cohort table or the list of slides cannot be used."""
+
+
+class SlideOpenError(ThinsectionError, OSError):
+    """No reader opens the file; the message says what each one answered."""
+
+
+class SlideReadError(ThinsectionError, OSError):
+    """A region of an opened slide cannot be decoded."""
+
+
+class MissingMppError(ThinsectionError, ValueError):
+    """The slide does not say how many µm a pixel covers and nobody else did."""
+
+
+class UpsamplingError(ThinsectionError, ValueError):
+    """The wanted resolution is finer than the slide's."""
+
+
+class MissingDependencyError(ThinsectionError, ImportError):
+    """An optional package is needed; the message says how to install it."""
+
+
+class DeviceError(ThinsectionError, RuntimeError):
+    """The wanted device is not there."""
+
+
+class UnknownEncoderError(ThinsectionError, KeyError):
+    """No encoder of that name is declared."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class WeightsError(ThinsectionError, RuntimeError):
+    """Weights are missing, not allowed, or do not fit the architecture."""
+
+
+class StoreError(ThinsectionError, OSError):
+    """A result file is missing, damaged, or of another kind than expected."""
+
+
+class DiskSpaceError(StoreError):
+    """The disk has not the room that the next step needs."""
+
+
+class LockedError(ThinsectionError, RuntimeError):
+    """Another live process holds the output folder or the slide."""
+
+
+class StructureError(ThinsectionError, ValueError):
+    """A structure file or a batch of atoms and tokens cannot be used."""
+
+
+class DatasetError(ThinsectionError, ValueError):
+    """A dataset folder or manifest does not look as expected."""
+
+
+class RescueError(ThinsectionError, RuntimeError):
+    """Foreign code is not of the version and form that a rescue recognises."""
+
+
+class ClusterError(ThinsectionError, RuntimeError):
+    """A scheduler refused, lost or cannot run a task."""

@@ -1,0 +1,1 @@
+"""Masked nearest neighbours in bounded memory, and token frames of structures."""

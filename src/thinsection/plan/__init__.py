@@ -1,0 +1,1 @@
+"""Cost models: memory and time before anything runs."""

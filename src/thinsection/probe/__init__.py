@@ -1,0 +1,1 @@
+"""Probes of frozen encoders: linear, kNN, few-shot, segmentation, slide level, survival."""

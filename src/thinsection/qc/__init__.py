@@ -1,0 +1,1 @@
+"""Tissue mask and artefact checks: array in, mask or score out."""

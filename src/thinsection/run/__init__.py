@@ -1,0 +1,1 @@
+"""Tasks, executors and the run that holds them together."""

@@ -1,0 +1,1 @@
+"""Slides to batches: prefetch across slides, bounded queues, decoding, transfer."""

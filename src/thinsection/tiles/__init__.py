@@ -1,0 +1,1 @@
+"""The tile grid, tile filters and the tile table."""

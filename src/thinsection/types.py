@@ -1,0 +1,54 @@
+"""Aliases and frozen value objects that every room shares.
+
+Shapes: N tiles, D channels of an embedding, H and W rows and columns of an array.
+Frames: `_l0` level-0 px, `_lv` px of a pyramid level, `_tl` px of a tile, `_th` thumbnail px.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Size = tuple[int, int]  # (width, height), px
+PointL0 = tuple[int, int]  # (x, y) in level-0 px
+Mpp = tuple[float, float]  # (x, y), µm/px
+
+RgbArray = npt.NDArray[np.uint8]  # (H, W, 3), sRGB
+MaskArray = npt.NDArray[np.bool_]  # (H, W), True = inside
+CoordsL0 = npt.NDArray[np.int64]  # (N, 2): x, y of top-left corners, level-0 px
+FloatArray = npt.NDArray[np.floating]
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level of a pyramid.
+
+    Attributes:
+        index: 0 is the finest.
+        size: (width, height) in px of this level.
+        downsample: level-0 px per px of this level, the mean over both axes, >= 1.
+    """
+
+    index: int
+    size: Size
+    downsample: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskFrame:
+    """Where a mask or thumbnail lies on its slide: it covers the whole of level 0.
+
+    Attributes:
+        size_th: (width, height) of the mask.
+        size_l0: (width, height) of the slide's level 0.
+    """
+
+    size_th: Size
+    size_l0: Size
+
+    @property
+    def downsample_xy(self) -> tuple[float, float]:
+        """Level-0 px per mask px, along x and along y."""
+        return (self.size_l0[0] / self.size_th[0], self.size_l0[1] / self.size_th[1])
