@@ -29,11 +29,14 @@ class Level:
         index: 0 is the finest.
         size: (width, height) in px of this level.
         downsample: level-0 px per px of this level, the mean over both axes, >= 1.
+        segment: (width, height) of the pieces (TIFF tiles) in which the file stores this level and
+            which the reader decodes straight into place; None where it does not work by them.
     """
 
     index: int
     size: Size
     downsample: float
+    segment: Size | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

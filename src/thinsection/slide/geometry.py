@@ -1,0 +1,169 @@
+"""Pure geometry of reading: resolutions, level choice and read plans. No file is touched here.
+
+A read plan is made once per slide, before any work; the stream then only executes it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from thinsection.errors import InvalidInputError, MissingMppError, UpsamplingError
+from thinsection.types import Level, Mpp, PointL0, Size
+
+# A resolution that differs by less than this is the same one: scanners write 0.2498 for 0.25.
+# 0.5 % of a 256 px tile is 1.3 px.
+MPP_TOLERANCE = 0.005
+
+# 10x is 1 µm/px by the convention of most scanners; only `nominal_mpp` may use it.
+_UM_PX_TIMES_POWER = 10.0
+
+
+def nominal_mpp(objective_power: float) -> float:
+    """The µm/px that an objective power usually means (20x: 0.5). A guess: warn when it is used.
+
+    Raises:
+        InvalidInputError: the power is not positive and finite.
+    """
+    if not (objective_power > 0 and math.isfinite(objective_power)):
+        raise InvalidInputError(f"objective_power must be > 0, got {objective_power!r}")
+    return _UM_PX_TIMES_POWER / objective_power
+
+
+def nominal_power(mpp: float) -> float:
+    """The objective power that a resolution usually means (0.5 µm/px: 20); for file attributes."""
+    return _UM_PX_TIMES_POWER / mpp
+
+
+def l0_from_lv(value_lv: float, downsample: float) -> int:
+    """Level-0 px of a px position on a level."""
+    return round(value_lv * downsample)
+
+
+def lv_from_l0(value_l0: float, downsample: float) -> int:
+    """Px position on a level of a level-0 position; the rule of every reader."""
+    return round(value_l0 / downsample)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPlan:
+    """How each tile of one slide is read.
+
+    Attributes:
+        tile_px: edge of a finished tile, px.
+        tile_mpp: its resolution, µm/px; None where the slide has none and 'native' was asked for.
+        level: pyramid level that is read.
+        downsample: level-0 px per px of that level.
+        size_lv: (width, height) to read on that level for one tile; equals (tile_px, tile_px)
+            where no resampling is needed.
+        size_l0: (width, height) that a tile covers in level-0 px.
+        stride_l0: (x, y) from one tile to the next in level-0 px.
+    """
+
+    tile_px: int
+    tile_mpp: float | None
+    level: int
+    downsample: float
+    size_lv: Size
+    size_l0: Size
+    stride_l0: tuple[int, int]
+
+    @property
+    def resamples(self) -> bool:
+        """Whether a tile is resized after it was read."""
+        return self.size_lv != (self.tile_px, self.tile_px)
+
+    def origin_lv(self, origin_l0: PointL0) -> tuple[int, int]:
+        """Top-left corner of a tile on the plan's level."""
+        return (
+            lv_from_l0(origin_l0[0], self.downsample),
+            lv_from_l0(origin_l0[1], self.downsample),
+        )
+
+
+def best_level(levels: Sequence[Level], downsample: float) -> Level:
+    """The coarsest level that is not coarser than wanted (within `MPP_TOLERANCE`).
+
+    Raises:
+        UpsamplingError: even level 0 is coarser.
+    """
+    fit = [lv for lv in levels if lv.downsample <= downsample * (1 + MPP_TOLERANCE)]
+    if not fit:
+        raise UpsamplingError(f"downsample must be >= 1, got {downsample:g}")
+    return max(fit, key=lambda lv: lv.downsample)
+
+
+def plan_read(
+    levels: Sequence[Level],
+    slide_mpp: Mpp | None,
+    *,
+    tile_px: int,
+    tile_mpp: float | None,
+    overlap: int = 0,
+    slide: str = "slide",
+) -> ReadPlan:
+    """Chooses level and resampling for tiles of `tile_px` at `tile_mpp`.
+
+    The coarsest level that is not coarser than `tile_mpp` is read and, where it is finer, reduced
+    with an anti-aliasing filter. Upsampling is refused.
+
+    Args:
+        levels: of the slide, finest first.
+        slide_mpp: (x, y) µm per level-0 px, or None.
+        tile_px: edge of a finished tile, px.
+        tile_mpp: its resolution, µm/px; None reads level 0 as it is ('native').
+        overlap: px of a finished tile shared with the next one, 0 <= overlap < tile_px.
+        slide: name for messages.
+
+    Raises:
+        InvalidInputError: tile_px, tile_mpp or overlap out of range.
+        MissingMppError: `tile_mpp` is given and the slide has none.
+        UpsamplingError: `tile_mpp` is finer than the slide.
+    """
+    if tile_px < 1:
+        raise InvalidInputError(f"tile_px must be >= 1, got {tile_px}")
+    if not 0 <= overlap < tile_px:
+        raise InvalidInputError(f"overlap must be in [0, tile_px), got {overlap} of {tile_px}")
+    if tile_mpp is None:
+        mpp = None if slide_mpp is None else sum(slide_mpp) / 2
+        ratio = (1.0, 1.0)
+    else:
+        if not (tile_mpp > 0 and math.isfinite(tile_mpp)):
+            raise InvalidInputError(f"tile_mpp must be > 0, got {tile_mpp!r}")
+        if slide_mpp is None:
+            raise MissingMppError(
+                f"slide_mpp is missing in {slide!r}; pass --slide-mpp, add a slide_mpp column to "
+                "the cohort, or use --tile-mpp native"
+            )
+        mpp, ratio = tile_mpp, _ratio(tile_mpp, slide_mpp, slide)
+    level = best_level(levels, min(ratio))
+    step = tile_px - overlap
+    return ReadPlan(
+        tile_px=tile_px,
+        tile_mpp=mpp,
+        level=level.index,
+        downsample=level.downsample,
+        size_lv=(_lv_px(tile_px, ratio[0], level), _lv_px(tile_px, ratio[1], level)),
+        size_l0=(round(tile_px * ratio[0]), round(tile_px * ratio[1])),
+        stride_l0=(max(1, round(step * ratio[0])), max(1, round(step * ratio[1]))),
+    )
+
+
+def _ratio(tile_mpp: float, slide_mpp: Mpp, slide: str) -> tuple[float, float]:
+    """Level-0 px per tile px along x and y, snapped to 1 within the tolerance."""
+    ratios = []
+    for mpp in slide_mpp:
+        ratio = tile_mpp / mpp
+        if ratio < 1 - MPP_TOLERANCE:
+            raise UpsamplingError(
+                f"tile_mpp must be >= {mpp:.4g}, got {tile_mpp:g} in {slide!r}; "
+                "upsampling is not supported"
+            )
+        nearest = max(1, round(ratio))
+        ratios.append(float(nearest) if abs(ratio / nearest - 1) <= MPP_TOLERANCE else ratio)
+    return (ratios[0], ratios[1])
+
+
+def _lv_px(tile_px: int, ratio: float, level: Level) -> int:
+    """Px to read on the level for one tile edge; exact where the level's resolution is wanted."""
+    wanted = ratio / level.downsample
+    return tile_px if abs(wanted - 1) <= MPP_TOLERANCE else max(1, round(tile_px * wanted))

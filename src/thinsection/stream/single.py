@@ -1,0 +1,76 @@
+"""Tiles of one slide: the simple face of the stream."""
+
+from collections.abc import Iterator, Sequence
+
+from thinsection.slide import Slide
+from thinsection.stream.budget import StreamConfig, scratch_bytes, stream_budget
+from thinsection.stream.events import SlideFailed, SlideTiles, TileBatch
+from thinsection.stream.pipeline import TileStream, cpu_count
+from thinsection.tiles import TileFilter, TileTable
+from thinsection.units import parse_bytes
+
+
+class _Borrowed:
+    """A slide that the stream must not close, because the caller opened it."""
+
+    def __init__(self, slide: Slide) -> None:
+        self._slide = slide
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._slide, name)
+
+    def close(self) -> None:
+        """Leaves the caller's slide open."""
+
+
+def iter_tiles(
+    slide: Slide,
+    tiles: TileTable,
+    *,
+    batch_size: int = 64,
+    filters: Sequence[TileFilter] = (),
+    config: StreamConfig | None = None,
+) -> Iterator[TileBatch]:
+    """Batches of decoded tiles of one opened slide, in table order.
+
+    `batch.tiles` is valid until the next batch is asked for; copy what should stay.
+
+    Args:
+        slide: opened; stays open.
+        tiles: from `tile_grid`, or a table of your own coordinates.
+        batch_size: tiles per batch.
+        filters: pixel filters, see `thinsection.tiles.load_filters`.
+        config: memory and decoding threads.
+
+    Yields:
+        `TileBatch` with indices (b,), coords_l0 (b, 2) and tiles uint8 (b, tile_px, tile_px, 3).
+
+    Memory: `config.memory`, whatever the slide's size.
+
+    Raises:
+        SlideReadError: a region cannot be decoded.
+        BudgetError: the memory does not hold three batches.
+    """
+    config = config or StreamConfig()
+    workers = config.decode_workers or cpu_count()
+    budget = stream_budget(
+        budget_bytes=parse_bytes(config.memory),
+        batch_size=batch_size,
+        tile_px=tiles.plan.tile_px,
+        workers=workers,
+        scratch_bytes=scratch_bytes(tiles.plan),
+    )
+
+    def prepare(borrowed: Slide) -> SlideTiles:
+        return SlideTiles(key=borrowed.slide_path, slide=borrowed, table=tiles)
+
+    entries = [_Borrowed(slide)]
+    with TileStream(
+        entries, prepare, budget=budget, batch_size=batch_size, filters=filters
+    ) as stream:
+        for event in stream:
+            if isinstance(event, SlideFailed):
+                raise event.error
+            if isinstance(event, TileBatch):
+                yield event
+                event.release()
