@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def plan_regions(
     keys = table.coords_l0[start:stop] // block
     cuts = np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1
     bounds = [0, *cuts.tolist(), stop - start]
-    for first, last in zip(bounds[:-1], bounds[1:]):
+    for first, last in pairwise(bounds):
         for a, b in _split(corners, plan, first, last, single=single):
             low = corners[a:b].min(axis=0)
             high = corners[a:b].max(axis=0) + plan.size_lv

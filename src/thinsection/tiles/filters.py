@@ -40,7 +40,7 @@ def contrast(tiles: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
 
 
 def _percentile(cumulative: npt.NDArray[np.int64], percent: float) -> npt.NDArray[np.float64]:
-    """Percentile of each row's values from its cumulative histogram (B, 256), as NumPy's default."""
+    """NumPy's default percentile of each row's values, from cumulative histograms (B, 256)."""
     position = percent / 100 * (int(cumulative[0, -1]) - 1)
     below = int(np.floor(position))
     low = (cumulative <= below).sum(axis=1)

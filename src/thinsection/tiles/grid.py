@@ -104,7 +104,7 @@ def tile_grid(
     fraction = box_fractions(mask, frame, coords_l0, plan.size_l0)
     table = TileTable(coords_l0=coords_l0, plan=plan, columns={"tissue_fraction": fraction})
     # a threshold of 0 still needs some tissue: 'tissue' asked for, tissue given
-    return table.select(fraction >= max(config.min_tissue_fraction, np.finfo(np.float32).tiny))
+    return table.select(fraction >= max(config.min_tissue_fraction, 1e-30))
 
 
 def grid_coords(size_l0: Size, plan: ReadPlan, *, pad: bool = False) -> CoordsL0:
@@ -118,9 +118,9 @@ def grid_coords(size_l0: Size, plan: ReadPlan, *, pad: bool = False) -> CoordsL0
         for extent, tile, stride in zip(size_l0, plan.size_l0, plan.stride_l0)
     ]
     column, row = np.meshgrid(np.arange(len(starts[0])), np.arange(len(starts[1])))
-    column, row = column.ravel(), row.ravel()
-    order = np.lexsort((column, row, column // BLOCK_TILES, row // BLOCK_TILES))
-    return np.stack([starts[0][column[order]], starts[1][row[order]]], axis=1)
+    columns, rows = column.ravel(), row.ravel()
+    order = np.lexsort((columns, rows, columns // BLOCK_TILES, rows // BLOCK_TILES))
+    return np.stack([starts[0][columns[order]], starts[1][rows[order]]], axis=1)
 
 
 def _starts(extent: int, tile: int, stride: int, *, pad: bool) -> np.ndarray:
