@@ -1,1 +1,21 @@
 """Slide encoders: tile embeddings in, one embedding per slide out."""
+
+from thinsection.aggregate.api import aggregate, patient_embedding
+from thinsection.aggregate.fit import check_fit
+from thinsection.aggregate.pooling import AbmilSlideEncoder, MaxSlideEncoder, MeanSlideEncoder
+from thinsection.aggregate.protocol import Expects, SlideEmbedding, SlideEncoder
+from thinsection.aggregate.registry import load_slide_encoder, slide_encoder_names
+
+__all__ = [
+    "AbmilSlideEncoder",
+    "Expects",
+    "MaxSlideEncoder",
+    "MeanSlideEncoder",
+    "SlideEmbedding",
+    "SlideEncoder",
+    "aggregate",
+    "check_fit",
+    "load_slide_encoder",
+    "patient_embedding",
+    "slide_encoder_names",
+]
