@@ -1,0 +1,147 @@
+"""What a probe returns, and its plain form for a result file."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.config import as_mapping
+from thinsection.probe.bootstrap import Interval, bootstrap_counts
+from thinsection.probe.examples import TileSet
+from thinsection.probe.metrics import confusion_matrix, per_class_scores, score_counts
+from thinsection.probe.protocol import Metric, Protocol
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictions:
+    """Predictions of a classification, row by row.
+
+    Attributes:
+        class_names: of labels 0..K-1.
+        ids: (N,) names of the rows.
+        truth, prediction: int64 (N,).
+        probability: float64 (N, K) class scores that sum to 1, or None.
+    """
+
+    class_names: tuple[str, ...]
+    ids: tuple[str, ...]
+    truth: npt.NDArray[np.int64]
+    prediction: npt.NDArray[np.int64]
+    probability: npt.NDArray[np.float64] | None = None
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """The confusion matrix, (K, K), rows truth."""
+        return confusion_matrix(self.truth, self.prediction, len(self.class_names))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """One probe's score and everything that a person or another suite needs beside it.
+
+    Attributes:
+        probe: 'linear', 'knn', 'fewshot', 'slide', 'abmil', 'survival', 'robustness', 'tileset'.
+        dataset: name of the data.
+        metric, score: what is compared between encoders.
+        interval: bootstrap interval of the score, over rows.
+        protocol: the whole frozen protocol.
+        details: what the sweep saw (per learning rate, per k, per fold, ...), plain values.
+        facts: of the data (sizes, source, split rule, encoder), plain values.
+        predictions: row by row, where the probe classifies.
+    """
+
+    probe: str
+    dataset: str
+    metric: str
+    score: float
+    interval: Interval | None
+    protocol: Protocol
+    details: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    predictions: Predictions | None = None
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Plain nested values without the rows (these go to CSV); NaN becomes None."""
+        mapping: dict[str, Any] = {
+            "format_version": FORMAT_VERSION,
+            "probe": self.probe,
+            "dataset": self.dataset,
+            "metric": self.metric,
+            "score": self.score,
+            "interval": None if self.interval is None else as_mapping(self.interval),
+            "details": self.details,
+            "data": self.facts,
+            "protocol": self.protocol.as_mapping(),
+        }
+        if self.predictions is not None:
+            mapping["classes"] = per_class_rows(self.predictions)
+            mapping["confusion_matrix"] = self.predictions.counts.tolist()
+        return strict(mapping)  # type: ignore[no-any-return]
+
+
+def per_class_rows(predictions: Predictions) -> list[dict[str, Any]]:
+    """One mapping a class: name, rows, precision, recall, F1."""
+    counts = predictions.counts
+    scores = per_class_scores(counts)
+    return [
+        {
+            "name": name,
+            "rows": int(counts[c].sum()),
+            **{key: float(values[c]) for key, values in scores.items()},
+        }
+        for c, name in enumerate(predictions.class_names)
+    ]
+
+
+def classified(
+    probe: str,
+    data: TileSet,
+    prediction: npt.NDArray[np.int64],
+    *,
+    metric: Metric,
+    protocol: Protocol,
+    details: dict[str, Any],
+    probability: npt.NDArray[np.float64] | None = None,
+) -> ProbeResult:
+    """The result of a tile probe from its predictions on the validation split."""
+    rows = Predictions(
+        class_names=data.class_names,
+        ids=data.val.ids,
+        truth=data.val.labels,
+        prediction=prediction,
+        probability=probability,
+    )
+    return ProbeResult(
+        probe=probe,
+        dataset=data.name,
+        metric=metric,
+        score=float(score_counts(rows.counts, metric)),
+        interval=bootstrap_counts(
+            rows.counts, lambda c: score_counts(c, metric), seed=protocol.seed
+        ),
+        protocol=protocol,
+        details=details,
+        facts={
+            "train_rows": len(data.train),
+            "val_rows": len(data.val),
+            "dim": int(data.train.embeddings.shape[1]),
+            **data.facts,
+        },
+        predictions=rows,
+    )
+
+
+def strict(value: Any) -> Any:
+    """The value with only what strict JSON holds: NaN and infinities become None."""
+    if isinstance(value, dict):
+        return {str(k): strict(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(v) for v in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if np.isfinite(value) else None
+    if isinstance(value, np.integer):
+        return int(value)
+    return value

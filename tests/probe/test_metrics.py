@@ -1,0 +1,94 @@
+"""Metrics and intervals against scikit-learn and against resampling row by row."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
+
+from thinsection.errors import InvalidInputError
+from thinsection.probe.bootstrap import bootstrap_counts, bootstrap_rows
+from thinsection.probe.metrics import (
+    balanced_accuracy,
+    confusion_matrix,
+    macro_auroc,
+    macro_f1,
+    weighted_auroc,
+)
+from thinsection.probe.splits import grouped_folds, shuffled_folds, stratified_folds
+
+RNG = np.random.default_rng(11)
+TRUTH, GUESS = RNG.integers(0, 4, 200), RNG.integers(0, 4, 200)
+
+
+def test_macro_f1_and_balanced_accuracy_are_scikit_learns() -> None:
+    counts = confusion_matrix(TRUTH, GUESS, 5)  # class 4 occurs nowhere and does not count
+    assert macro_f1(counts) == pytest.approx(f1_score(TRUTH, GUESS, average="macro"))
+    assert balanced_accuracy(counts) == pytest.approx(balanced_accuracy_score(TRUTH, GUESS))
+
+
+def test_auroc_is_scikit_learns_with_ties_and_for_many_classes() -> None:
+    scores = RNG.integers(0, 6, 200) / 5.0
+    positive = TRUTH > 1
+    area = weighted_auroc(scores, positive, np.ones((1, 200)))[0]
+    assert area == pytest.approx(roc_auc_score(positive, scores))
+    probability = RNG.dirichlet(np.ones(4), 200)
+    expected = roc_auc_score(TRUTH, probability, multi_class="ovr", average="macro")
+    assert macro_auroc(probability, TRUTH)[0] == pytest.approx(expected)
+
+
+def test_auroc_under_weights_is_that_of_repeated_rows() -> None:
+    weights = RNG.integers(0, 3, (4, 200))
+    scores, positive = RNG.integers(0, 9, 200) / 8.0, TRUTH > 1
+    for w, area in zip(weights, weighted_auroc(scores, positive, weights), strict=True):
+        assert area == pytest.approx(roc_auc_score(np.repeat(positive, w), np.repeat(scores, w)))
+
+
+def test_auroc_of_one_class_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="auroc needs rows of every class"):
+        macro_auroc(np.full((3, 2), 0.5), np.array([1, 1, 1]))
+
+
+def test_labels_outside_the_classes_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"prediction must lie in 0\.\.1, got 0\.\.2"):
+        confusion_matrix(np.array([0, 1]), np.array([0, 2]), 2)
+
+
+def test_the_interval_of_counts_is_that_of_resampled_rows() -> None:
+    counts = confusion_matrix(TRUTH, GUESS, 4)
+    fast = bootstrap_counts(counts, macro_f1, seed=0)
+    rng = np.random.default_rng(5)
+    rows = rng.integers(0, 200, (2000, 200))
+    slow = [f1_score(TRUTH[r], GUESS[r], average="macro") for r in rows[:600]]
+    np.testing.assert_allclose([fast.low, fast.high], np.percentile(slow, [2.5, 97.5]), atol=0.012)
+    assert fast.low < macro_f1(counts) < fast.high
+
+
+def test_an_interval_reproduces_to_the_bit_and_knows_its_seed() -> None:
+    def score(weights: np.ndarray) -> np.ndarray:
+        return weights @ TRUTH / weights.sum(axis=1)
+
+    a, b, c = (bootstrap_rows(200, score, seed=s) for s in (1, 1, 2))
+    assert a == b
+    assert (a.low, a.seed) != (c.low, c.seed)
+    assert a.high - a.low == pytest.approx(2 * 1.96 * TRUTH.std() / np.sqrt(200), rel=0.1)
+
+
+def test_folds_are_the_suites_own() -> None:
+    order = np.arange(11)
+    np.random.default_rng(1337).shuffle(order)
+    for (train, val), part in zip(shuffled_folds(11), np.array_split(order, 3), strict=True):
+        np.testing.assert_array_equal(val, part)
+        assert sorted([*train, *val]) == list(range(11))
+    for train, val in stratified_folds(TRUTH):
+        assert set(TRUTH[val]) == {0, 1, 2, 3}
+        assert not set(train) & set(val)
+
+
+def test_grouped_folds_keep_a_patient_whole() -> None:
+    groups = [f"p{i % 17}" for i in range(200)]
+    for train, val in grouped_folds(TRUTH, groups):
+        assert not {groups[i] for i in train} & {groups[i] for i in val}
+
+
+def test_a_class_smaller_than_the_folds_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"must have >= 3 rows for 3 folds, got 2 of class"):
+        stratified_folds([0, 0, 0, 1, 1])
