@@ -1,1 +1,17 @@
-"""Tile encoders: a declared registry, one file per model family."""
+"""Tile encoders: a registry of declarations, one file per family, and what runs them."""
+
+from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
+from thinsection.encode.load import load_encoder
+from thinsection.encode.registry import DEFAULT_ENCODER, declared_encoders, encoder_spec
+from thinsection.encode.spec import Architecture, EncoderSpec
+
+__all__ = [
+    "DEFAULT_ENCODER",
+    "Architecture",
+    "EncoderSpec",
+    "NetworkTileEncoder",
+    "TileEncoder",
+    "declared_encoders",
+    "encoder_spec",
+    "load_encoder",
+]

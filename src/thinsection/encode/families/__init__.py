@@ -1,0 +1,1 @@
+"""Declared encoders, one file per publisher; `thinsection.encode.registry` collects them."""
