@@ -1,0 +1,130 @@
+"""Robustness index: do neighbours share the biology or the hospital?
+
+Source: PathoROB (bifold-pathomics). Among the k nearest tiles of other slides, SO have the same
+biological class and another medical centre, OS another class and the same centre; the index is
+SO / (SO + OS): 1 follows biology only, 0 the centre only.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import InvalidInputError
+from thinsection.probe.bootstrap import bootstrap_rows
+from thinsection.probe.cosine import cosine_neighbours
+from thinsection.probe.devices import DEFAULT_BUDGET_BYTES
+from thinsection.probe.examples import Embeddings, check_finite
+from thinsection.probe.protocol import NANOPATH, Protocol, RobustnessSettings
+from thinsection.probe.result import ProbeResult
+
+Codes = npt.NDArray[np.int64]  # (N,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RobustnessSet:
+    """Tiles with their biology, centre and slide.
+
+    Attributes:
+        name: of the subset ('camelyon', 'tolkach_esca', or one's own): it decides k.
+        embeddings: float32 (N, D), [CLS | mean of the tokens] in PathoROB.
+        biological_class, medical_center, slide_id: one string a tile.
+        facts: what a result file should say of the data.
+    """
+
+    name: str
+    embeddings: Embeddings
+    biological_class: tuple[str, ...]
+    medical_center: tuple[str, ...]
+    slide_id: tuple[str, ...]
+    facts: dict[str, Any]
+
+
+def robustness_probe(
+    data: RobustnessSet,
+    *,
+    protocol: Protocol = NANOPATH,
+    k: int | None = None,
+    device: str = "cpu",
+    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+) -> ProbeResult:
+    """The robustness index, with an interval over tiles.
+
+    Args:
+        data: the tiles.
+        protocol: decides k by the subset's name.
+        k: another k.
+        device: where the products run.
+        budget_bytes: for the blocks of similarities.
+
+    Memory: budget_bytes + 10 N k.
+
+    Raises:
+        InvalidInputError: columns of different lengths, NaN, or no SO and no OS neighbour at all.
+    """
+    settings: RobustnessSettings = protocol.require("robustness")
+    biology, centre, slide = _codes(data)
+    k = k or dict(settings.k_by_subset).get(data.name, settings.default_k)
+    found = cosine_neighbours(
+        data.embeddings,
+        data.embeddings,
+        k,
+        query_groups=slide,
+        bank_groups=slide,
+        device=device,
+        budget_bytes=budget_bytes,
+    )
+    same_biology = biology[found] == biology[:, None]
+    same_centre = centre[found] == centre[:, None]
+    there = found >= 0
+    so = (there & same_biology & ~same_centre).sum(axis=1)
+    os_ = (there & ~same_biology & same_centre).sum(axis=1)
+    if so.sum() + os_.sum() == 0:
+        raise InvalidInputError(
+            "neighbours must include same-class other-centre or other-class same-centre tiles, "
+            f"got neither in {data.name!r}; the index needs two classes and two centres"
+        )
+
+    def index(weights: npt.NDArray) -> npt.NDArray[np.float64]:
+        top, bottom = weights @ so, weights @ (so + os_)
+        values: npt.NDArray[np.float64] = np.full(len(weights), np.nan)
+        return np.divide(top, bottom, out=values, where=bottom > 0)
+
+    return ProbeResult(
+        probe="robustness",
+        dataset=data.name,
+        metric="robustness_index",
+        score=float(so.sum() / (so.sum() + os_.sum())),
+        interval=bootstrap_rows(len(so), index, seed=protocol.seed),
+        protocol=protocol,
+        details={
+            "k": k,
+            "so": int(so.sum()),
+            "os": int(os_.sum()),
+            "ss": int((there & same_biology & same_centre).sum()),
+            "oo": int((there & ~same_biology & ~same_centre).sum()),
+            "tiles_with_fewer_neighbours": int((~there).any(axis=1).sum()),
+        },
+        facts={
+            "tiles": len(biology),
+            "slides": len(set(data.slide_id)),
+            "dim": int(data.embeddings.shape[1]),
+            **data.facts,
+        },
+    )
+
+
+def _codes(data: RobustnessSet) -> tuple[Codes, Codes, Codes]:
+    """The three columns as integers."""
+    columns = (data.biological_class, data.medical_center, data.slide_id)
+    n = len(data.embeddings)
+    if any(len(column) != n for column in columns):
+        raise InvalidInputError(
+            f"columns must be one entry a tile, got {[len(c) for c in columns]} for {n} tiles"
+        )
+    check_finite(data.embeddings, data.slide_id)
+    biology, centre, slide = (
+        np.unique(np.asarray(column), return_inverse=True)[1].astype(np.int64) for column in columns
+    )
+    return biology, centre, slide

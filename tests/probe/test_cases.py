@@ -1,0 +1,203 @@
+"""Slide, survival and robustness probes against scikit-learn, scikit-survival and plain loops."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sksurv.linear_model import CoxPHSurvivalAnalysis
+from sksurv.metrics import concordance_index_censored
+from sksurv.util import Surv
+
+from thinsection.errors import DatasetError, InvalidInputError
+from thinsection.probe.abmil import abmil_probe
+from thinsection.probe.cases import CaseSet, SurvivalSet, mean_vectors
+from thinsection.probe.protocol import NANOPATH, PATHOBENCH
+from thinsection.probe.robustness import RobustnessSet, robustness_probe
+from thinsection.probe.slide import slide_probe
+from thinsection.probe.splits import shuffled_folds, stratified_folds
+from thinsection.probe.survival import survival_probe
+
+RNG = np.random.default_rng(4)
+
+
+def labelled_cases(n: int = 75, classes: int = 2) -> CaseSet:
+    labels = np.arange(n) % classes
+    vectors = RNG.normal(size=(n, 6)) + 0.8 * np.eye(6)[labels]
+    return CaseSet(
+        name="cases",
+        class_names=tuple(f"c{i}" for i in range(classes)),
+        ids=tuple(f"case{i}" for i in range(n)),
+        labels=labels,
+        vectors=vectors.astype(np.float32),
+    )
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_slide_scores_are_scikit_learns_over_the_suites_folds(classes: int) -> None:
+    cases = labelled_cases(classes=classes)
+    result = slide_probe(cases)
+    by_c = {}
+    x = cases.vectors.astype(np.float64)
+    for c in (0.001, 0.01, 0.1, 0.5, 1, 10, 100):
+        fold_scores = []
+        for train, val in stratified_folds(cases.labels):
+            model = LogisticRegression(C=c, class_weight="balanced", max_iter=5000)
+            p = model.fit(x[train], cases.labels[train]).predict_proba(x[val])
+            score = p[:, 1] if classes == 2 else p
+            fold_scores.append(roc_auc_score(cases.labels[val], score, multi_class="ovr"))
+        by_c[f"{c:g}"] = np.mean(fold_scores)
+    assert result.details["score_by_c"] == pytest.approx(by_c)
+    assert result.score == pytest.approx(max(by_c.values()))
+    assert result.interval is not None
+    assert result.interval.low < result.score < result.interval.high
+
+
+def test_folds_of_the_dataset_are_used_as_they_are() -> None:
+    cases = labelled_cases(40)
+    fold = (np.arange(30), np.arange(30, 40))
+    result = slide_probe(dataclasses.replace(cases, folds=(fold,)), protocol=PATHOBENCH)
+    assert result.predictions is not None
+    assert result.predictions.ids == cases.ids[30:]
+    assert result.details["best_c"] == 0.5
+
+
+def test_a_fold_without_a_class_is_refused() -> None:
+    cases = dataclasses.replace(labelled_cases(40), folds=((np.arange(0, 40, 2), np.arange(40)),))
+    with pytest.raises(DatasetError, match="train part of each fold must hold every class, got no"):
+        slide_probe(cases)
+
+
+def test_a_case_is_the_mean_of_its_slides_means() -> None:
+    content = {"a": np.array([[0.0, 2], [2, 4]]), "b": np.array([[5.0, 5]]), "c": np.zeros((3, 2))}
+    files = [[Path("a"), Path("b")], [Path("c")]]
+    vectors = mean_vectors(files, lambda path: content[path.name].astype(np.float32))
+    np.testing.assert_array_equal(vectors, [[3, 4], [0, 0]])
+
+
+def test_slides_of_two_encoders_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="same D, got 3 after 2 in 'bb'; were two encoders"):
+        mean_vectors([[Path("a")], [Path("bb")]], lambda p: np.ones((2, 1 + len(p.name)), "f4"))
+
+
+def test_cases_given_twice_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="case ids must be distinct, got 'case0' twice"):
+        dataclasses.replace(labelled_cases(2), ids=("case0", "case0"))
+
+
+def test_abmil_finds_the_few_tiles_that_decide_and_reproduces() -> None:
+    n, bags = 36, []
+    labels = np.arange(n) % 2
+    for label in labels:
+        tiles = RNG.normal(size=(20, 5)).astype(np.float32)
+        tiles[:3, 0] += 5.0 * label  # 3 tiles of 20 carry the class
+        bags.append(tiles)
+    cases = dataclasses.replace(labelled_cases(n), labels=labels)
+    files = [[Path(str(i))] for i in range(n)]
+    assert NANOPATH.abmil is not None
+    settings = dataclasses.replace(NANOPATH.abmil, bag_size=16, epochs=8, lr=5e-3, hidden=16)
+    protocol = dataclasses.replace(NANOPATH, abmil=settings)
+    first, second = (
+        abmil_probe(cases, files, lambda p: bags[int(p.name)], protocol=protocol) for _ in range(2)
+    )
+    assert first.score > 0.9
+    assert first.details["last_loss"] < 0.6 * first.details["first_loss"]
+    assert first.predictions is not None
+    assert second.predictions is not None
+    assert first.predictions.probability is not None
+    assert second.predictions.probability is not None
+    assert first.predictions.probability.tobytes() == second.predictions.probability.tobytes()
+
+
+def survivors(n: int = 90) -> SurvivalSet:
+    vectors = RNG.normal(size=(n, 5)) * np.array([1, 2, 3, 4, 5]) + 7
+    time = np.ceil(np.exp(2 - 0.6 * vectors[:, 0] + RNG.normal(size=n)) * 4)  # whole days tie
+    return SurvivalSet(
+        name="survivors",
+        ids=tuple(map(str, range(n))),
+        event=RNG.random(n) < 0.6,
+        time=time,
+        vectors=vectors.astype(np.float32),
+    )
+
+
+def test_survival_is_scikit_survivals_cox_on_z_scores_of_the_training_fold() -> None:
+    cases = survivors()
+    result = survival_probe(cases)
+    expected = []
+    for train, val in shuffled_folds(len(cases.ids)):
+        x = cases.vectors.astype(np.float64)
+        x = (x - x[train].mean(axis=0)) / x[train].std(axis=0)
+        y = Surv.from_arrays(cases.event, cases.time)
+        model = CoxPHSurvivalAnalysis(alpha=2.0, ties="breslow").fit(x[train], y[train])
+        risk = model.predict(x[val])
+        expected.append(concordance_index_censored(cases.event[val], cases.time[val], risk)[0])
+    assert result.details["fold_scores"] == pytest.approx(expected)
+    assert 0.6 < result.score < 1.0
+    assert result.interval is not None
+    assert result.interval.low < result.score < result.interval.high
+
+
+def test_a_time_that_is_not_positive_is_refused_by_case() -> None:
+    cases = survivors(20)
+    time = cases.time.copy()
+    time[3] = 0
+    with pytest.raises(InvalidInputError, match=r"finite and > 0, got 0.0 for case '3'"):
+        dataclasses.replace(cases, time=time)
+
+
+def test_censored_cases_alone_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="got only censored cases"):
+        dataclasses.replace(survivors(20), event=np.zeros(20, bool))
+
+
+def tiles_of_centres(n: int = 120) -> RobustnessSet:
+    biology = RNG.integers(0, 2, n)
+    slide = RNG.integers(0, 12, n)
+    centre = slide % 3
+    x = RNG.normal(size=(n, 8))
+    x[:, 0] += 2 * biology
+    x[:, 1] += 2 * centre
+    return RobustnessSet(
+        name="own",
+        embeddings=x.astype(np.float32),
+        biological_class=tuple(f"b{b}" for b in biology),
+        medical_center=tuple(f"m{c}" for c in centre),
+        slide_id=tuple(f"s{s}" for s in slide),
+        facts={},
+    )
+
+
+def test_the_robustness_index_is_that_of_a_plain_loop() -> None:
+    data = tiles_of_centres()
+    result = robustness_probe(data, k=7)
+    x = data.embeddings.astype(np.float64)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    so = os_ = 0
+    for i, row in enumerate(x @ x.T):
+        others = [
+            j for j in np.argsort(-row, kind="stable") if data.slide_id[j] != data.slide_id[i]
+        ]
+        for j in others[:7]:
+            same = data.biological_class[i] == data.biological_class[j]
+            home = data.medical_center[i] == data.medical_center[j]
+            so, os_ = so + (same and not home), os_ + (home and not same)
+    assert (result.details["so"], result.details["os"]) == (so, os_)
+    assert result.score == so / (so + os_)
+    assert 0 < result.score < 1
+
+
+def test_the_published_k_goes_with_the_subset() -> None:
+    data = tiles_of_centres()
+    assert robustness_probe(data).details["k"] == 11
+    assert robustness_probe(dataclasses.replace(data, name="tolkach_esca")).details["k"] == 46
+
+
+def test_one_centre_and_one_class_give_no_index() -> None:
+    data = dataclasses.replace(
+        tiles_of_centres(30), medical_center=("m",) * 30, biological_class=("b",) * 30
+    )
+    with pytest.raises(InvalidInputError, match="the index needs two classes and two centres"):
+        robustness_probe(data, k=3)
