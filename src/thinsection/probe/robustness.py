@@ -89,7 +89,8 @@ def robustness_probe(
     def index(weights: npt.NDArray) -> npt.NDArray[np.float64]:
         top, bottom = weights @ so, weights @ (so + os_)
         values: npt.NDArray[np.float64] = np.full(len(weights), np.nan)
-        return np.divide(top, bottom, out=values, where=bottom > 0)
+        np.divide(top, bottom, out=values, where=bottom > 0)
+        return values
 
     return ProbeResult(
         probe="robustness",
