@@ -1,0 +1,165 @@
+"""2-D ALiBi attention: checks the input, chooses an implementation, and says why.
+
+Shapes: B batch, H heads, P prefix tokens, N grid tokens, T = P + N tokens, D channels of a head.
+"""
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from thinsection.attention.backward import Forward, attend
+from thinsection.attention.chunked import BlockPlan, forward_chunked, plan_blocks
+from thinsection.attention.problem import Problem, check_problem, items
+from thinsection.attention.reference import dense_bytes, reference
+from thinsection.errors import BudgetError, ConfigError, DeviceError, InvalidInputError
+from thinsection.types import MIB
+from thinsection.units import format_bytes
+
+Impl = Literal["auto", "reference", "chunked", "triton"]
+DEFAULT_BUDGET_BYTES = 512 * MIB
+TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TRITON_DIMS = (16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Which implementation runs, and why.
+
+    Attributes:
+        impl: 'reference', 'chunked' or 'triton'.
+        why: one sentence for a person.
+        working_bytes: what it holds beyond inputs and output, per batch item.
+    """
+
+    impl: Literal["reference", "chunked", "triton"]
+    why: str
+    working_bytes: int
+
+
+def alibi2d_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cells: torch.Tensor,
+    slopes: torch.Tensor,
+    *,
+    num_prefix_tokens: int = 1,
+    scale: float | None = None,
+    key_mask: torch.Tensor | None = None,
+    impl: Impl = "auto",
+    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+) -> torch.Tensor:
+    """Attention [B, H, T, D] with bias -slope_h * Euclidean distance of grid cells, never built.
+
+    Pairs with a prefix token have bias 0. Softmax and sums are in float32 (float64 for float64
+    input). Differentiable in q, k and v: the backward pass recomputes blocks.
+
+    Args:
+        q, k, v: [B, H, T, D], float64, float32, bfloat16 or float16; prefix tokens first.
+        cells: int [N, 2] or [B, N, 2], grid cells of the tokens after the prefix.
+        slopes: [H], >= 0 (see `alibi_slopes`).
+        num_prefix_tokens: tokens in front without a place on the grid (cls).
+        scale: factor of q . k; None = D^-0.5.
+        key_mask: bool [B, T], True = a real token. Others are ignored as keys, and give zeros.
+        impl: 'auto' or one of the implementations; `explain` says what 'auto' takes.
+        budget_bytes: working memory beyond inputs and output.
+
+    Memory: O(T): at most budget_bytes and T floats per head ('reference': O(T²), refused above
+    budget_bytes).
+
+    Raises:
+        InvalidInputError: an argument does not fit; ConfigError: unknown `impl`.
+        BudgetError: the chosen implementation cannot work in the budget.
+        DeviceError: 'triton' without CUDA or for an input that it does not take.
+    """
+    problem = check_problem(
+        q,
+        k,
+        v,
+        cells,
+        slopes,
+        num_prefix_tokens=num_prefix_tokens,
+        scale=scale,
+        key_mask=key_mask,
+    )
+    decision = explain(q, impl=impl, budget_bytes=budget_bytes)
+    if decision.impl == "reference":
+        return _within_budget(problem, budget_bytes)
+    plan = plan_blocks(_item_shape(q), device=q.device.type, budget_bytes=budget_bytes)
+    forward: Forward = forward_chunked
+    if decision.impl == "triton":
+        from thinsection.attention.triton_kernel import forward_triton
+
+        forward = forward_triton
+    return attend_items(problem, plan, forward)
+
+
+def explain(
+    q: torch.Tensor, *, impl: Impl = "auto", budget_bytes: int = DEFAULT_BUDGET_BYTES
+) -> Decision:
+    """What `alibi2d_attention` would run for q [B, H, T, D]; reads metadata only.
+
+    Raises:
+        ConfigError: unknown `impl`; DeviceError, BudgetError: it cannot run here.
+    """
+    if impl not in get_args(Impl):
+        raise ConfigError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
+    if q.ndim != 4:
+        raise InvalidInputError(f"q must be of shape [B, H, T, D], got {tuple(q.shape)}")
+    if impl == "reference":
+        return Decision(impl="reference", why="asked for", working_bytes=dense_bytes(q))
+    obstacle = _triton_obstacle(q)
+    if impl == "triton" and obstacle:
+        raise DeviceError(f"attention 'triton' {obstacle}; use 'chunked'")
+    if impl == "triton" or (obstacle is None and q.device.type == "cuda" and impl == "auto"):
+        why = (
+            "asked for" if impl == "triton" else "a CUDA device and an input that the kernel takes"
+        )
+        return Decision(impl="triton", why=why, working_bytes=4 * q.shape[1] * q.shape[2])
+    plan = plan_blocks(_item_shape(q), device=q.device.type, budget_bytes=budget_bytes)
+    why = "asked for" if impl == "chunked" else f"'triton' {obstacle or 'runs interpreted here'}"
+    why = f"{why}; blocks of {plan.queries} queries x {plan.keys} keys"
+    return Decision(impl="chunked", why=why, working_bytes=plan.working_bytes)
+
+
+def _triton_obstacle(q: torch.Tensor) -> str | None:
+    """Why the Triton kernel cannot take q, or None."""
+    if q.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"needs a CUDA device, got {q.device.type}"
+    if importlib.util.find_spec("triton") is None:
+        return "needs the package triton, which is not installed"
+    if q.dtype not in TRITON_DTYPES:
+        return f"takes float32, bfloat16 and float16, got {q.dtype}"
+    if q.shape[-1] not in TRITON_DIMS:
+        return f"takes D of {', '.join(map(str, TRITON_DIMS))}, got {q.shape[-1]}"
+    return None
+
+
+def _within_budget(problem: Problem, budget_bytes: int) -> torch.Tensor:
+    needed, tokens = dense_bytes(problem.q), problem.q.shape[2]
+    if needed > budget_bytes:
+        message = f"attention 'reference' needs {format_bytes(needed)} for T={tokens}"
+        remedy = "use 'chunked'"
+        raise BudgetError(f"{message}, the budget is {format_bytes(budget_bytes)}; {remedy}")
+    return reference(problem)
+
+
+def attend_items(problem: Problem, plan: BlockPlan, forward: Forward) -> torch.Tensor:
+    """The items of the batch one after the other; padding is taken out before and put back."""
+    outputs = []
+    for item, valid in items(problem):
+        if valid is None:
+            outputs.append(attend(item, plan, forward))
+            continue
+        padded = problem.q.new_zeros(problem.q.shape[1:])
+        if valid.numel():
+            padded = padded.index_copy(1, valid, attend(item, plan, forward))
+        outputs.append(padded)
+    return outputs[0][None] if len(outputs) == 1 else torch.stack(outputs)
+
+
+def _item_shape(q: torch.Tensor) -> tuple[int, int, int]:
+    return (q.shape[1], q.shape[2], q.shape[3])

@@ -1,0 +1,88 @@
+"""Gradients of 2-D ALiBi attention by recomputing each block: nothing T x T is kept.
+
+Shapes: H heads, T tokens, D channels; m queries and n keys of a block.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thinsection.attention.chunked import LOG2E, BlockPlan, Buffers
+from thinsection.attention.problem import Item
+
+Forward = Callable[[Item, BlockPlan], tuple[torch.Tensor, torch.Tensor]]
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def attend(item: Item, plan: BlockPlan, forward: Forward) -> torch.Tensor:
+    """Attention [H, T, D] by `forward`, with gradients to q, k and v where they are wanted."""
+    wanted = any(x.requires_grad for x in (item.q, item.k, item.v))
+    if not (wanted and torch.is_grad_enabled()):
+        return forward(item, plan)[0]
+    out: torch.Tensor = _Attend.apply(item.q, item.k, item.v, (item, plan, forward))  # type: ignore[no-untyped-call]
+    return out
+
+
+def gradients(
+    item: Item, out: torch.Tensor, lse: torch.Tensor, d_out: torch.Tensor, plan: BlockPlan
+) -> Gradients:
+    """Gradients of q, k and v, [H, T, D] each, in the input's dtype.
+
+    Args:
+        out: the forward's output [H, T, D].
+        lse: log2-sum-exp2 [H, T] of the forward's base-2 scores.
+        d_out: gradient of the output.
+
+    Memory: `plan.working_bytes` and three accumulators [H, T, D] in the dtype of the arithmetic.
+
+    Source: Dao et al., "FlashAttention", 2022, algorithm 4 (the bias takes no gradient).
+    """
+    tokens, dtype = item.q.shape[1], item.math_dtype
+    d_q, d_k, d_v = (torch.zeros_like(item.q, dtype=dtype) for _ in range(3))
+    buffers = Buffers(plan, item)
+    for i in range(0, tokens, plan.queries):
+        rows = slice(i, min(i + plan.queries, tokens))
+        q = item.q[:, rows].to(dtype) * item.scale
+        d_rows = d_out[:, rows].to(dtype)
+        mean = (d_rows * out[:, rows].to(dtype)).sum(-1, keepdim=True)  # [H, m, 1]
+        for j in range(0, tokens, plan.keys):
+            columns = slice(j, min(j + plan.keys, tokens))
+            block = buffers.distances(item, rows, columns)
+            for h, slope in enumerate(item.slopes):
+                k, v = item.k[h, columns].to(dtype), item.v[h, columns].to(dtype)
+                weights = torch.mul(block.distances, -slope, out=block.scores)
+                weights.addmm_(q[h], k.T).mul_(LOG2E).sub_(lse[h, rows, None]).exp2_()
+                d_v[h, columns].addmm_(weights.T, d_rows[h])
+                d_scores = (d_rows[h] @ v.T).sub_(mean[h]).mul_(weights)
+                d_q[h, rows].addmm_(d_scores, k, alpha=item.scale)
+                d_k[h, columns].addmm_(d_scores.T, q[h])
+    return d_q.to(item.q.dtype), d_k.to(item.q.dtype), d_v.to(item.q.dtype)
+
+
+class _Attend(torch.autograd.Function):
+    """Keeps q, k, v, the output and one number per row; recomputes the rest."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        how: tuple[Item, BlockPlan, Forward],
+    ) -> torch.Tensor:
+        item, plan, forward = how
+        out, lse = forward(item, plan)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.static = (item.cells, item.slopes, item.num_prefix_tokens, item.scale, plan)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        cells, slopes, prefix, scale, plan = ctx.static
+        item = Item(
+            q=q, k=k, v=v, cells=cells, slopes=slopes, num_prefix_tokens=prefix, scale=scale
+        )
+        return *gradients(item, out, lse, d_out, plan), None

@@ -1,0 +1,211 @@
+"""2-D ALiBi attention in blocks of queries and keys, in plain PyTorch: O(T) memory, any device.
+
+The bias of a (query block, key block) pair is slope_h times one block of distances, so distances
+are computed once per pair for all heads. Per head, a block takes five passes: scale the distances
+into the score buffer, add q kᵀ by a matrix product with beta = 1, clamp, exp2, row sums; then the
+product with v. Both buffers are reused and sized to stay in cache.
+
+exp2 instead of exp (log2 e goes into q and the slopes) because it is the faster one in PyTorch.
+The running maximum is needed only where scores could overflow: |q||k| bounds them (the bias is
+<= 0), a row's own score bounds its sum from below, so below MAX_BOUND no maximum is taken.
+
+Shapes: H heads, P prefix tokens, N grid tokens, T = P + N tokens, D channels; m queries and n keys
+of a block.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from thinsection.attention.problem import Item
+from thinsection.errors import BudgetError
+from thinsection.units import format_bytes
+
+LOG2E = math.log2(math.e)
+# log2 units. A row's sum is then in 2^-60 .. T 2^60, far inside float32; and what the clamp below
+# adds is at most T 2^-126 against 2^-60.
+MAX_BOUND = 60.0
+CLAMP = -126.0  # 2^-126 is the smallest normal float32; subnormal numbers are slow
+CPU_BLOCK = (512, 1024)  # queries, keys: two float32 buffers of 2 MiB
+CUDA_BLOCK = (2048, 4096)  # two of 32 MiB
+SMALLEST_BLOCK = (16, 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPlan:
+    """Sizes of blocks and what they take.
+
+    Attributes:
+        queries, keys: tokens of a query and of a key block.
+        working_bytes: buffers beyond inputs and output.
+    """
+
+    queries: int
+    keys: int
+    working_bytes: int
+
+
+def plan_blocks(item_shape: tuple[int, int, int], *, device: str, budget_bytes: int) -> BlockPlan:
+    """Blocks for [H, T, D] that fit the budget, the preferred size where it does.
+
+    Raises:
+        BudgetError: not even the smallest blocks fit.
+    """
+    heads, tokens, dim = item_shape
+    queries, keys = CPU_BLOCK if device == "cpu" else CUDA_BLOCK
+    queries, keys = min(queries, tokens), min(keys, tokens)
+    while (needed := _working_bytes(heads, dim, queries, keys)) > budget_bytes:
+        if queries <= SMALLEST_BLOCK[0] and keys <= SMALLEST_BLOCK[1]:
+            message = f"attention 'chunked' needs {format_bytes(needed)} for its smallest blocks"
+            raise BudgetError(f"{message}, the budget is {format_bytes(budget_bytes)}")
+        if keys > queries:
+            keys = max(SMALLEST_BLOCK[1], keys // 2)
+        else:
+            queries = max(SMALLEST_BLOCK[0], queries // 2)
+    return BlockPlan(queries=queries, keys=keys, working_bytes=needed)
+
+
+def _working_bytes(heads: int, dim: int, queries: int, keys: int) -> int:
+    """Three blocks (distances, scores, one more in low precision or backward), float64 at worst."""
+    blocks = 3 * queries * keys
+    accumulators = heads * queries * (3 * dim + 4)
+    return 8 * (blocks + accumulators + 4 * keys * dim)
+
+
+def forward_chunked(item: Item, plan: BlockPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention [H, T, D] in the input's dtype and log2-sum-exp2 [H, T] of the base-2 scores.
+
+    bfloat16 input is multiplied in bfloat16 where scores are bounded, so that rounding them to
+    bfloat16 moves them by at most MAX_BOUND 2^-9; otherwise, and for float16, blocks are
+    converted to float32 first.
+
+    Memory: `plan.working_bytes`, and H T floats.
+    """
+    heads, tokens = item.q.shape[:2]
+    dtype = item.math_dtype
+    bounded = score_bound(item) <= MAX_BOUND
+    low = bounded and item.q.dtype == torch.bfloat16
+    step = _low_step if low else (_bounded_step if bounded else _online_step)
+    out = torch.empty_like(item.q)
+    lse = item.q.new_empty(heads, tokens, dtype=dtype)
+    buffers = Buffers(plan, item)
+    for i in range(0, tokens, plan.queries):
+        rows = slice(i, min(i + plan.queries, tokens))
+        q = item.q[:, rows].to(dtype) * (item.scale * LOG2E)
+        q = q.to(item.q.dtype) if low else q
+        sums = [RowSums.empty(q[h], dtype) for h in range(heads)]
+        for j in range(0, tokens, plan.keys):
+            columns = slice(j, min(j + plan.keys, tokens))
+            block = buffers.distances(item, rows, columns)
+            for h, slope in enumerate(item.slopes):
+                k, v = item.k[h, columns], item.v[h, columns]
+                step(sums[h], block, -slope * LOG2E, (q[h], k, v))
+        for h in range(heads):
+            out[h, rows] = (sums[h].acc / sums[h].den[:, None]).to(out.dtype)
+            lse[h, rows] = sums[h].den.log2() + (sums[h].top if not bounded else 0.0)
+    return out, lse
+
+
+def score_bound(item: Item) -> float:
+    """Upper bound of |scale q . k| log2 e over all heads and pairs, by norms; NaN stays NaN."""
+    dtype = item.math_dtype
+    q_norm = torch.linalg.vector_norm(item.q, dim=-1, dtype=dtype).amax(1)
+    k_norm = torch.linalg.vector_norm(item.k, dim=-1, dtype=dtype).amax(1)
+    return float((q_norm * k_norm).max()) * abs(item.scale) * LOG2E
+
+
+@dataclass(slots=True, kw_only=True)
+class RowSums:
+    """What one head of one query block gathers over key blocks.
+
+    Attributes:
+        acc: weighted sum of values [m, D].
+        den: sum of weights [m].
+        top: largest score so far [m], by which the weights are scaled where scores are not bounded.
+    """
+
+    acc: torch.Tensor
+    den: torch.Tensor
+    top: torch.Tensor
+
+    @classmethod
+    def empty(cls, q: torch.Tensor, dtype: torch.dtype) -> "RowSums":
+        """Nothing gathered yet, for q [m, D]."""
+        return cls(
+            acc=torch.zeros_like(q, dtype=dtype),
+            den=q.new_zeros(q.shape[0], dtype=dtype),
+            top=q.new_full((q.shape[0],), -math.inf, dtype=dtype),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One pair of a query and a key block: distances [m, n], and buffers of the same shape."""
+
+    distances: torch.Tensor
+    scores: torch.Tensor
+    low: torch.Tensor
+
+
+class Buffers:
+    """The memory that all blocks of a call reuse: distances, scores, and one in bfloat16."""
+
+    def __init__(self, plan: BlockPlan, item: Item) -> None:
+        size = plan.queries * plan.keys
+        self._distances = item.q.new_empty(size, dtype=item.math_dtype)
+        self._scores = item.q.new_empty(size, dtype=item.math_dtype)
+        self._low = item.q.new_empty(size if item.q.dtype == torch.bfloat16 else 0)
+
+    def distances(self, item: Item, rows: slice, columns: slice) -> Block:
+        """The block with distances between cells filled in; 0 for pairs with a prefix token."""
+        m, n, prefix = rows.stop - rows.start, columns.stop - columns.start, item.num_prefix_tokens
+        block = Block(
+            distances=self._distances[: m * n].view(m, n),
+            scores=self._scores[: m * n].view(m, n),
+            low=self._low[: m * n].view(m, n) if self._low.numel() else self._low,
+        )
+        top, left = max(0, min(prefix - rows.start, m)), max(0, min(prefix - columns.start, n))
+        if top or left:
+            block.distances.zero_()
+        if top == m or left == n:
+            return block
+        a = item.cells[:, rows.start + top - prefix : rows.stop - prefix, None]
+        b = item.cells[:, None, columns.start + left - prefix : columns.stop - prefix]
+        inner, other = block.distances[top:, left:], block.scores[top:, left:]
+        torch.sub(a[0], b[0], out=inner)
+        torch.sub(a[1], b[1], out=other)
+        inner.mul_(inner).addcmul_(other, other).sqrt_()
+        return block
+
+
+Qkv = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # q [m, D] scaled, k and v [n, D]
+
+
+def _bounded_step(sums: RowSums, block: Block, factor: float, qkv: Qkv) -> None:
+    q, k, v = qkv
+    weights = torch.mul(block.distances, factor, out=block.scores)
+    weights.addmm_(q, k.to(q.dtype).T).clamp_min_(CLAMP).exp2_()
+    sums.den += weights.sum(1)
+    sums.acc.addmm_(weights, v.to(q.dtype))
+
+
+def _low_step(sums: RowSums, block: Block, factor: float, qkv: Qkv) -> None:
+    q, k, v = qkv
+    torch.mm(q, k.T, out=block.low)
+    weights = torch.add(block.low, block.distances, alpha=factor, out=block.scores)
+    block.low.copy_(weights.clamp_min_(CLAMP).exp2_())
+    sums.den += weights.sum(1)
+    sums.acc += torch.mm(block.low, v)
+
+
+def _online_step(sums: RowSums, block: Block, factor: float, qkv: Qkv) -> None:
+    q, k, v = qkv
+    scores = torch.mul(block.distances, factor, out=block.scores)
+    scores.addmm_(q, k.to(q.dtype).T)
+    top = torch.maximum(sums.top, scores.amax(1))
+    shrink = (sums.top - top).exp2_()
+    weights = scores.sub_(top[:, None]).exp2_()
+    sums.den = sums.den * shrink + weights.sum(1)
+    sums.acc.mul_(shrink[:, None]).addmm_(weights, v.to(q.dtype))
+    sums.top = top

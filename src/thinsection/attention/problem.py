@@ -1,0 +1,178 @@
+"""One attention problem: checked once, then passed to whichever implementation was chosen.
+
+Shapes: B batch, H heads, P prefix tokens, N grid tokens, T = P + N tokens, D channels of a head.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from thinsection.errors import InvalidInputError
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+MAX_EXTENT = 1 << 24  # cells are float32 in the fast paths: integers above are not exact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Checked input of one call.
+
+    Attributes:
+        q, k, v: [B, H, T, D], one dtype and device.
+        cells: int64 [B, N, 2], each item's smallest row and column is 0.
+        slopes: float64 [H] in host memory, >= 0.
+        num_prefix_tokens: P, tokens in front without a place on the grid.
+        scale: factor of q . k.
+        key_mask: bool [B, T], True = a real token, or None where all are.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cells: torch.Tensor
+    slopes: torch.Tensor
+    num_prefix_tokens: int
+    scale: float
+    key_mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One item of a batch, its padding taken out; what the fast implementations compute.
+
+    Attributes:
+        q, k, v: [H, T, D], any strides.
+        cells: [2, N], rows then columns, in the dtype of the arithmetic.
+        slopes: [H] floats.
+        num_prefix_tokens: P.
+        scale: factor of q . k.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cells: torch.Tensor
+    slopes: tuple[float, ...]
+    num_prefix_tokens: int
+    scale: float
+
+    @property
+    def math_dtype(self) -> torch.dtype:
+        """float64 for float64 input, else float32."""
+        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+
+
+def check_problem(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cells: torch.Tensor,
+    slopes: torch.Tensor,
+    *,
+    num_prefix_tokens: int,
+    scale: float | None,
+    key_mask: torch.Tensor | None,
+) -> Problem:
+    """The input as a `Problem`.
+
+    Raises:
+        InvalidInputError: naming the argument, the rule and what was got.
+    """
+    _check_qkv(q, k, v)
+    batch, heads, tokens, dim = q.shape
+    if not 0 <= num_prefix_tokens <= tokens:
+        raise InvalidInputError(
+            f"num_prefix_tokens must be in 0..{tokens}, got {num_prefix_tokens}"
+        )
+    if scale is not None and not math.isfinite(scale):
+        raise InvalidInputError(f"scale must be finite, got {scale}")
+    return Problem(
+        q=q,
+        k=k,
+        v=v,
+        cells=_check_cells(cells, batch, tokens - num_prefix_tokens, q.device),
+        slopes=_check_slopes(slopes, heads),
+        num_prefix_tokens=num_prefix_tokens,
+        scale=dim**-0.5 if scale is None else scale,
+        key_mask=_check_mask(key_mask, batch, tokens, num_prefix_tokens, q.device),
+    )
+
+
+def items(problem: Problem) -> list[tuple[Item, torch.Tensor | None]]:
+    """Each batch item without its padding, and the int64 indices of its real tokens (or None)."""
+    prefix, result = problem.num_prefix_tokens, []
+    dtype = torch.float64 if problem.q.dtype == torch.float64 else torch.float32
+    for b in range(problem.q.shape[0]):
+        q, k, v, cells = problem.q[b], problem.k[b], problem.v[b], problem.cells[b]
+        valid = None
+        if problem.key_mask is not None and not bool(problem.key_mask[b].all()):
+            valid = problem.key_mask[b].nonzero()[:, 0]
+            q, k, v = (x.index_select(1, valid) for x in (q, k, v))
+            cells = cells[valid[prefix:] - prefix]
+        item = Item(
+            q=q,
+            k=k,
+            v=v,
+            cells=cells.to(dtype).T.contiguous(),
+            slopes=tuple(problem.slopes.tolist()),
+            num_prefix_tokens=prefix,
+            scale=problem.scale,
+        )
+        result.append((item, valid))
+    return result
+
+
+def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    if q.ndim != 4 or 0 in q.shape:
+        raise InvalidInputError(f"q must be of shape [B, H, T, D], none 0, got {tuple(q.shape)}")
+    if q.dtype not in DTYPES:
+        allowed = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        raise InvalidInputError(f"q must be one of {allowed}, got {q.dtype}")
+    for name, x in (("k", k), ("v", v)):
+        if x.shape != q.shape or x.dtype != q.dtype or x.device != q.device:
+            wanted = f"{q.dtype} {tuple(q.shape)} on {q.device}"
+            got = f"{x.dtype} {tuple(x.shape)} on {x.device}"
+            raise InvalidInputError(f"{name} must be like q, {wanted}, got {got}")
+
+
+def _check_cells(
+    cells: torch.Tensor, batch: int, num_grid: int, device: torch.device
+) -> torch.Tensor:
+    integer = not cells.is_floating_point() and not cells.is_complex() and cells.dtype != torch.bool
+    shapes = ((num_grid, 2), (batch, num_grid, 2))
+    if not integer or tuple(cells.shape) not in shapes:
+        wanted = f"int of shape ({num_grid}, 2) or ({batch}, {num_grid}, 2)"
+        raise InvalidInputError(f"cells must be {wanted}, got {cells.dtype} {tuple(cells.shape)}")
+    cells = cells.to(device=device, dtype=torch.int64).expand(batch, num_grid, 2)
+    if num_grid == 0:
+        return cells
+    cells = cells - cells.amin(1, keepdim=True)
+    extent = int(cells.max())
+    if extent >= MAX_EXTENT:
+        raise InvalidInputError(f"cells must span less than {MAX_EXTENT} cells, got {extent}")
+    return cells
+
+
+def _check_slopes(slopes: torch.Tensor, heads: int) -> torch.Tensor:
+    if slopes.requires_grad:
+        raise InvalidInputError("slopes must not require a gradient; none is computed for them")
+    slopes = slopes.detach().to(device="cpu", dtype=torch.float64)
+    if tuple(slopes.shape) != (heads,):
+        raise InvalidInputError(f"slopes must be of shape ({heads},), got {tuple(slopes.shape)}")
+    if not bool((slopes.isfinite() & (slopes >= 0)).all()):
+        raise InvalidInputError(f"slopes must be finite and >= 0, got {slopes.tolist()}")
+    return slopes
+
+
+def _check_mask(
+    key_mask: torch.Tensor | None, batch: int, tokens: int, prefix: int, device: torch.device
+) -> torch.Tensor | None:
+    if key_mask is None:
+        return None
+    if key_mask.dtype != torch.bool or tuple(key_mask.shape) != (batch, tokens):
+        got = f"{key_mask.dtype} {tuple(key_mask.shape)}"
+        raise InvalidInputError(f"key_mask must be bool of shape ({batch}, {tokens}), got {got}")
+    if not bool(key_mask[:, :prefix].all()):
+        raise InvalidInputError("key_mask must be True for prefix tokens, got False")
+    return key_mask.to(device)

@@ -1,0 +1,119 @@
+"""2-D ALiBi attention as one fused CUDA kernel: distances come from the coordinates, in registers.
+
+One program per (query block, head) runs over all key blocks with an online softmax; nothing T x T
+reaches memory. Under TRITON_INTERPRET=1 the same kernel runs on CPU tensors, for tests.
+
+Shapes: H heads, P prefix tokens, N grid tokens, T = P + N tokens, D channels of a head.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+
+from thinsection.attention.chunked import LOG2E, BlockPlan
+from thinsection.attention.problem import Item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Tokens a query and a key block, warps, and software pipeline stages."""
+
+    queries: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+def choose_launch(dtype: torch.dtype, dim: int) -> Launch:
+    """Block sizes that keep q, k, v blocks and the accumulator in registers and shared memory."""
+    if dtype == torch.float32:  # exact products run on the CUDA cores
+        keys = 32 if dim <= 128 else 16
+        return Launch(queries=64, keys=keys, num_warps=4, num_stages=2)
+    if dim <= 64:
+        return Launch(queries=128, keys=64, num_warps=4, num_stages=3)
+    if dim <= 128:
+        return Launch(queries=128, keys=64, num_warps=8, num_stages=3)
+    return Launch(queries=64, keys=32, num_warps=8, num_stages=2)
+
+
+def forward_triton(item: Item, plan: BlockPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention [H, T, D] in the input's dtype and log2-sum-exp2 [H, T] of the base-2 scores.
+
+    Products of bfloat16 and float16 accumulate in float32; float32 products are IEEE, not TF32.
+
+    Memory: H T floats; `plan` is for the backward pass only.
+    """
+    heads, tokens, dim = item.q.shape
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (item.q, item.k, item.v))
+    out = torch.empty((heads, tokens, dim), dtype=q.dtype, device=q.device)
+    lse = torch.empty((heads, tokens), dtype=torch.float32, device=q.device)
+    slopes = torch.tensor(item.slopes, dtype=torch.float32, device=q.device) * LOG2E
+    launch = choose_launch(q.dtype, dim)
+    grid = (triton.cdiv(tokens, launch.queries), heads)
+    _attend_kernel[grid](
+        q, k, v, item.cells, slopes, out, lse,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        tokens, item.num_prefix_tokens, item.scale * LOG2E,
+        D=dim, BLOCK_M=launch.queries, BLOCK_N=launch.keys,
+        UPCAST=isinstance(_attend_kernel, InterpretedFunction),
+        num_warps=launch.num_warps, num_stages=launch.num_stages,
+    )  # fmt: skip
+    return out, lse
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    q_ptr, k_ptr, v_ptr, cells_ptr, slopes_ptr, out_ptr, lse_ptr,
+    q_head, q_token, k_head, k_token, v_head, v_token,
+    tokens, prefix, scale,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    channels = tl.arange(0, D)
+    num_grid = tokens - prefix
+    slope = tl.load(slopes_ptr + head)
+    # int64: token * stride passes 2^31 at a million tokens
+    q_at = q_ptr + head * q_head + rows.to(tl.int64)[:, None] * q_token + channels[None, :]
+    q = tl.load(q_at, mask=rows[:, None] < tokens, other=0.0)
+    if UPCAST:  # the interpreter's bfloat16 product is wrong
+        q = q.to(tl.float32)
+    row_on_grid = (rows >= prefix) & (rows < tokens)
+    row_y = tl.load(cells_ptr + rows - prefix, mask=row_on_grid, other=0.0)
+    row_x = tl.load(cells_ptr + num_grid + rows - prefix, mask=row_on_grid, other=0.0)
+    top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    den = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, D), tl.float32)
+    for start in range(0, tokens, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        inside = keys < tokens
+        on_grid = (keys >= prefix) & inside
+        k_at = k_ptr + head * k_head + keys.to(tl.int64)[:, None] * k_token + channels[None, :]
+        v_at = v_ptr + head * v_head + keys.to(tl.int64)[:, None] * v_token + channels[None, :]
+        k = tl.load(k_at, mask=inside[:, None], other=0.0)
+        v = tl.load(v_at, mask=inside[:, None], other=0.0)
+        key_y = tl.load(cells_ptr + keys - prefix, mask=on_grid, other=0.0)
+        key_x = tl.load(cells_ptr + num_grid + keys - prefix, mask=on_grid, other=0.0)
+        if UPCAST:
+            k, v = k.to(tl.float32), v.to(tl.float32)
+        dy = row_y[:, None] - key_y[None, :]
+        dx = row_x[:, None] - key_x[None, :]
+        distance = tl.sqrt(dy * dy + dx * dx)
+        distance = tl.where(row_on_grid[:, None] & on_grid[None, :], distance, 0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale - slope * distance
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        den = den * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None]
+        acc += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        top = new_top
+    inside_rows = rows < tokens
+    out_at = out_ptr + (head * tokens + rows.to(tl.int64))[:, None] * D + channels[None, :]
+    out = (acc / den[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_at, out, mask=inside_rows[:, None])
+    tl.store(lse_ptr + head * tokens + rows, tl.log2(den) + top, mask=inside_rows)

@@ -1,0 +1,145 @@
+"""What the attention says and refuses, how its memory grows, and its slopes."""
+
+import math
+
+import pytest
+import torch
+
+from thinsection.attention import alibi2d_attention, alibi_slopes, explain
+from thinsection.attention.chunked import MAX_BOUND, forward_chunked, plan_blocks, score_bound
+from thinsection.attention.problem import check_problem, items
+from thinsection.errors import BudgetError, ConfigError, DeviceError, InvalidInputError
+from thinsection.testing import run_and_measure
+from thinsection.types import GIB, MIB
+
+
+def inputs(num_tokens: int = 20, heads: int = 2, dim: int = 16) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, heads, num_tokens + 1, dim, generator=generator).unbind(0)
+    cells = torch.stack([torch.arange(num_tokens) // 7, torch.arange(num_tokens) % 7], 1)
+    return [q, k, v, cells, alibi_slopes(heads)]
+
+
+def test_slopes_of_eight_and_twelve_heads_are_the_published_ones() -> None:
+    assert alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
+    odd = [2.0 ** -(i / 2) for i in (1, 3, 5, 7)]
+    torch.testing.assert_close(
+        alibi_slopes(12), torch.cat([alibi_slopes(8), torch.tensor(odd, dtype=torch.float64)])
+    )
+    assert alibi_slopes(1).tolist() == [2.0**-8]
+    with pytest.raises(InvalidInputError, match="num_heads must be >= 1, got 0"):
+        alibi_slopes(0)
+
+
+def test_explain_names_the_choice_and_the_reason() -> None:
+    q = torch.empty(1, 12, 62_001, 64, device="meta")
+    decision = explain(q)
+    assert decision.impl == "chunked"
+    assert (
+        decision.why == "'triton' needs a CUDA device, got meta; blocks of 2048 queries x 4096 keys"
+    )
+    cpu = explain(torch.empty(1, 12, 3000, 64))
+    assert cpu.why.endswith("blocks of 512 queries x 1024 keys")
+    assert cpu.working_bytes < 32 * MIB
+    assert explain(q, impl="reference").working_bytes > 500 * GIB
+
+
+def test_the_reference_refuses_what_does_not_fit_the_budget() -> None:
+    args = inputs(2000)
+    with pytest.raises(
+        BudgetError, match=r"'reference' needs .* GiB|MiB for T=2001.*use 'chunked'"
+    ):
+        alibi2d_attention(*args, impl="reference", budget_bytes=100 * MIB)
+
+
+def test_chunked_refuses_a_budget_below_its_smallest_blocks() -> None:
+    with pytest.raises(BudgetError, match=r"'chunked' needs .* for its smallest blocks.*1\.0 KiB"):
+        alibi2d_attention(*inputs(), impl="chunked", budget_bytes=1024)
+
+
+@pytest.mark.parametrize("budget_bytes", [1 * MIB, 4 * MIB, 64 * MIB])
+def test_a_plan_keeps_within_its_budget(budget_bytes: int) -> None:
+    plan = plan_blocks((12, 60_000, 64), device="cpu", budget_bytes=budget_bytes)
+    assert plan.working_bytes <= budget_bytes
+    assert plan.queries >= 16
+    assert plan.keys >= 16
+
+
+def test_triton_without_cuda_says_so() -> None:
+    with pytest.raises(DeviceError, match="'triton' needs a CUDA device, got cpu; use 'chunked'"):
+        alibi2d_attention(*inputs(), impl="triton")
+    with pytest.raises(ConfigError, match="one of auto, reference, chunked, triton, got 'flash'"):
+        alibi2d_attention(*inputs(), impl="flash")  # type: ignore[arg-type]
+
+
+def test_bad_input_is_named() -> None:
+    q, k, v, cells, slopes = inputs()
+    with pytest.raises(InvalidInputError, match=r"cells must be int of shape \(20, 2\).*float32"):
+        alibi2d_attention(q, k, v, cells.float(), slopes)
+    with pytest.raises(InvalidInputError, match=r"cells must be int .*got torch.int64 \(19, 2\)"):
+        alibi2d_attention(q, k, v, cells[1:], slopes)
+    with pytest.raises(InvalidInputError, match="k must be like q"):
+        alibi2d_attention(q, k.double(), v, cells, slopes)
+    with pytest.raises(InvalidInputError, match=r"slopes must be of shape \(2,\), got \(3,\)"):
+        alibi2d_attention(q, k, v, cells, alibi_slopes(3))
+    with pytest.raises(InvalidInputError, match="slopes must be finite and >= 0"):
+        alibi2d_attention(q, k, v, cells, -slopes)
+    with pytest.raises(InvalidInputError, match="slopes must not require a gradient"):
+        alibi2d_attention(q, k, v, cells, slopes.requires_grad_())
+    far = torch.tensor([[0, 0], [1 << 24, 0]])
+    with pytest.raises(InvalidInputError, match="span less than 16777216 cells, got 16777216"):
+        alibi2d_attention(q[:, :, :3], k[:, :, :3], v[:, :, :3], far, alibi_slopes(2))
+    mask = torch.ones(1, 21, dtype=torch.bool)
+    mask[0, 0] = False
+    with pytest.raises(InvalidInputError, match="key_mask must be True for prefix tokens"):
+        alibi2d_attention(q, k, v, cells, alibi_slopes(2), key_mask=mask)
+
+
+def test_a_nan_in_an_input_stays_visible() -> None:
+    q, k, v, cells, slopes = inputs()
+    k[0, 0, 3, 0] = math.nan
+    out = alibi2d_attention(q, k, v, cells, slopes, impl="chunked")
+    assert bool(out[0, 0].isnan().all())
+    assert bool(out[0, 1].isfinite().all())
+
+
+@pytest.mark.parametrize("factor", [0.999, 1.001])
+def test_both_sides_of_the_score_bound_give_the_same(factor: float) -> None:
+    """Just below the bound no running maximum is taken, just above one is."""
+    q, k, v, cells, slopes = (x.double() if x.is_floating_point() else x for x in inputs(60))
+
+    def item_of(q: torch.Tensor):  # type: ignore[no-untyped-def]
+        problem = check_problem(
+            q, k, v, cells, slopes, num_prefix_tokens=1, scale=None, key_mask=None
+        )
+        return items(problem)[0][0]
+
+    scaled = q * (MAX_BOUND * factor / score_bound(item_of(q)))
+    item = item_of(scaled)
+    assert (score_bound(item) <= MAX_BOUND) == (factor < 1)
+    plan = plan_blocks((2, 61, 16), device="cpu", budget_bytes=MIB)
+    wanted = alibi2d_attention(scaled, k, v, cells, slopes, impl="reference")
+    torch.testing.assert_close(forward_chunked(item, plan)[0][None], wanted, rtol=0, atol=1e-12)
+
+
+def run_layer(num_tokens: int, backward: bool) -> None:
+    """One call in a fresh process, for its peak memory."""
+    torch.set_num_threads(1)
+    args = inputs(num_tokens, heads=2, dim=16)
+    if backward:
+        args[:3] = [x.requires_grad_() for x in args[:3]]
+    out = alibi2d_attention(*args, impl="chunked", budget_bytes=16 * MIB)
+    if backward:
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_peak_memory_grows_linearly(backward: bool) -> None:
+    """From 4k to 16k tokens the inputs grow by 12k x 32 x 3 floats; N² of one head by 0.9 GiB."""
+    module = "tests.attention.test_api"
+    small, large = (
+        run_and_measure(module, "run_layer", num_tokens=n, backward=backward).growth_bytes
+        for n in (4_000, 16_000)
+    )
+    inputs_bytes = 12_000 * 2 * 16 * 4
+    assert large - small <= (16 if backward else 8) * inputs_bytes + 16 * MIB

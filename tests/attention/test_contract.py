@@ -1,0 +1,73 @@
+"""Every implementation keeps the contract; the Triton kernel through Triton's interpreter too."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from thinsection.attention.api import attend_items
+from thinsection.attention.chunked import BlockPlan, forward_chunked
+from thinsection.attention.problem import check_problem
+from thinsection.testing.attention_contract import Alibi2dContract
+
+
+class TestReference(Alibi2dContract):
+    impl = "reference"
+
+
+class TestChunked(Alibi2dContract):
+    impl = "chunked"
+
+
+class TestChunkedInSmallBlocks(Alibi2dContract):
+    """Blocks of 16 x 24 tokens, so that every case has many of them, and ragged ones."""
+
+    impl = "chunked"
+
+    def attend(self, *qkv_cells_slopes: torch.Tensor, **options: Any) -> torch.Tensor:
+        filled: dict[str, Any] = {
+            "num_prefix_tokens": 1,
+            "scale": None,
+            "key_mask": None,
+            **options,
+        }
+        problem = check_problem(*qkv_cells_slopes, **filled)
+        plan = BlockPlan(queries=16, keys=24, working_bytes=0)
+        return attend_items(problem, plan, forward_chunked)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestTriton(Alibi2dContract):
+    impl = "triton"
+    device = "cuda"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestChunkedOnCuda(Alibi2dContract):
+    impl = "chunked"
+    device = "cuda"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_the_triton_kernel_keeps_the_contract_under_its_interpreter() -> None:
+    """In a process of its own: the interpreter is chosen when the kernel is defined."""
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root / "src"), str(root)])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    suite = str(Path(__file__).with_name("triton_interpreted.py"))
+    child = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-W", "ignore", "--rootdir", str(root), suite],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=root,
+    )
+    assert child.returncode == 0, child.stdout[-3000:]
+    assert " passed" in child.stdout
