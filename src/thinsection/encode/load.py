@@ -1,17 +1,22 @@
 """`load_encoder`: from a name to an encoder that is ready to run."""
 
+import dataclasses
+from importlib import metadata
 from pathlib import Path
 
 import torch
 
-from thinsection.encode.backbone import Backbone
 from thinsection.encode.build import build_backbone
-from thinsection.encode.efficientnet_lite0 import packaged_weights_path, without_classifier
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
-from thinsection.encode.placement import place
-from thinsection.encode.registry import encoder_spec
+from thinsection.encode.hub import hub_file
+from thinsection.encode.placement import Placement, place
+from thinsection.encode.pretrained import CONFIG_NAME, pretrained_backbone
+from thinsection.encode.registry import declared_encoders, plugin_encoders, unknown_encoder
 from thinsection.encode.spec import EncoderSpec
-from thinsection.encode.weights import load_strictly, read_state_dict
+from thinsection.encode.undeclared import folder_spec, timm_spec
+from thinsection.errors import InvalidInputError, WeightsError
+
+TIMM_PREFIX, HUB_PREFIX = "timm:", "hf:"
 
 
 def load_encoder(
@@ -27,8 +32,8 @@ def load_encoder(
     """The encoder of that name, on its device, with its weights.
 
     Args:
-        name: a registry name, `timm:<name>`, `hf:<repo>`, a checkpoint's path, or the name of an
-            encoder that another package brings.
+        name: a registry name, `timm:<name>`, `hf:<repo>[@<revision>]`, the path of a checkpoint
+            with its config.json, or the name of an encoder that another package brings.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: auto, fp32, fp16 or bf16.
         weights: a local weights file instead of the published one.
@@ -45,15 +50,79 @@ def load_encoder(
         MissingDependencyError: a package is needed; the message says which.
         WeightsError: the weights cannot be had, may not be used, or do not fit.
     """
-    spec = encoder_spec(name)
+    if name not in declared_encoders() and name in (plugins := plugin_encoders()):
+        where = place(device, precision)
+        return _load_plugin(plugins[name], where, weights=weights, pretrained=pretrained, seed=seed)
+    spec = find_spec(name)
     placement = place(device, precision, half_precision=spec.half_precision)
     if not pretrained:
         return NetworkTileEncoder(spec, build_backbone(spec, seed=seed), placement)
-    backbone = build_backbone(spec, device="meta")
-    _load_declared(backbone, spec, weights)
+    path = Path(weights) if weights is not None else _own_weights(name, spec)
+    backbone = pretrained_backbone(spec, path, allow_remote_code=allow_remote_code)
     return NetworkTileEncoder(spec, backbone, placement)
 
 
-def _load_declared(backbone: Backbone, spec: EncoderSpec, weights: str | Path | None) -> None:
-    path = str(weights or packaged_weights_path())
-    load_strictly(backbone.network, without_classifier(read_state_dict(path)), source=path)
+def find_spec(name: str) -> EncoderSpec:
+    """The spec of a name, declared or not; `hf:` reads the repository's config.
+
+    Raises:
+        UnknownEncoderError: no such name; the message names the nearest.
+        WeightsError: a repository or checkpoint without a config that can be read.
+    """
+    declared = declared_encoders().get(name)
+    if declared is not None:
+        return declared
+    if name.startswith(TIMM_PREFIX):
+        return timm_spec(name.removeprefix(TIMM_PREFIX))
+    if name.startswith(HUB_PREFIX):
+        repo, _, revision = name.removeprefix(HUB_PREFIX).partition("@")
+        config = hub_file(repo, (CONFIG_NAME,), revision=revision or None)
+        return dataclasses.replace(folder_spec(name, config), repo=repo, revision=revision or None)
+    path = Path(name)
+    if not path.exists():
+        raise unknown_encoder(name)
+    config = (path if path.is_dir() else path.parent) / CONFIG_NAME
+    if not config.is_file():
+        raise WeightsError(
+            f"checkpoint must have a {CONFIG_NAME} beside it, got {name!r}; or name its "
+            "architecture: load_encoder('uni', weights=...) (--encoder uni --weights ...)"
+        )
+    return dataclasses.replace(folder_spec(config.parent.resolve().name, config), repo=None)
+
+
+def _own_weights(name: str, spec: EncoderSpec) -> Path | None:
+    """The weights file of a local checkpoint; None where the spec says where to look."""
+    path = Path(name)
+    if name in declared_encoders() or not path.exists():
+        return None
+    if path.is_file():
+        return path
+    for filename in spec.weights_files:
+        if (path / filename).is_file():
+            return path / filename
+    raise WeightsError(
+        f"checkpoint folder must have one of {', '.join(spec.weights_files)}, got {name!r}"
+    )
+
+
+def _load_plugin(
+    point: metadata.EntryPoint,
+    placement: Placement,
+    *,
+    weights: str | Path | None,
+    pretrained: bool,
+    seed: int,
+) -> TileEncoder:
+    encoder = point.load()(
+        device=placement.device,
+        precision=placement.precision,
+        weights=weights,
+        pretrained=pretrained,
+        seed=seed,
+    )
+    if not isinstance(encoder, TileEncoder):
+        raise InvalidInputError(
+            f"entry point {point.name!r} must give a TileEncoder, "
+            f"got {type(encoder).__name__} from {point.value!r}"
+        )
+    return encoder

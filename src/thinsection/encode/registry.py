@@ -12,8 +12,10 @@ from thinsection.errors import UnknownEncoderError
 DEFAULT_ENCODER = "efficientnet_lite0"
 ENTRY_POINT_GROUP = "thinsection.encoders"
 # files of `thinsection.encode.families`, each with a tuple SPECS, in the order of `models`
-FAMILIES = ("lite0",)
-PREFIXES = ("timm:", "hf:")
+FAMILIES = (
+    *("lite0", "mahmood", "paige", "gigapath", "bioptimus", "owkin", "histai", "kaiko", "lunit"),
+    "dinov2",
+)
 
 
 @cache

@@ -8,7 +8,7 @@ Interpolation = Literal["bilinear", "bicubic"]
 # cls: the class token; cls_mean: it and the mean of the patch tokens, concatenated;
 # mean: the mean of the patch tokens or of the feature map; head: the architecture's own pooling
 Pooling = Literal["cls", "cls_mean", "mean", "head"]
-ArchitectureKind = Literal["lite0", "timm", "transformers", "conch_v15", "remote", "custom"]
+ArchitectureKind = Literal["lite0", "timm", "transformers", "conch_v15", "auto", "custom"]
 Rgb = tuple[float, float, float]
 
 IMAGENET_MEAN: Rgb = (0.485, 0.456, 0.406)
@@ -22,7 +22,8 @@ class Architecture:
 
     Attributes:
         kind: which builder of `thinsection.encode.build` understands the rest.
-        model: name of the network for that builder (timm name, transformers class).
+        model: name of the network for that builder: a timm name, a class of transformers, or the
+            folder with a config.json (auto).
         options: keyword arguments of the builder; layers are given by name.
     """
 

@@ -90,6 +90,9 @@ def load_strictly(network: nn.Module, state: Mapping[str, Tensor], *, source: st
         )
     floats = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
     network.load_state_dict(floats, strict=True, assign=True)
+    unfilled = [n for n, t in network.named_buffers() if t.is_meta]
+    if unfilled:
+        raise WeightsError(f"network must have all its buffers, got none for {unfilled[0]!r}")
 
 
 def hash_state_dict(state: Mapping[str, Tensor]) -> str:

@@ -1,0 +1,103 @@
+"""Files of the Hugging Face hub: from its cache, else downloaded, with errors that say what to do.
+
+The token is `HF_TOKEN` or the hub's own login, the cache is where `HF_HOME` says: both are read by
+`huggingface_hub` itself.
+"""
+
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from thinsection.encode.optional import optional_package
+from thinsection.errors import WeightsError
+
+PROBE_TIMEOUT_S = 5.0  # the library itself retries for 23 s before it says that there is no network
+
+
+def cached_file(repo: str, filename: str, revision: str | None = None) -> Path | None:
+    """Where the hub's cache has the file, if it has it."""
+    found = optional_package("huggingface_hub").try_to_load_from_cache(
+        repo, filename, revision=revision
+    )
+    return Path(found) if isinstance(found, str) else None
+
+
+def has_token() -> bool:
+    """Whether a token is configured; says nothing about what it opens."""
+    return optional_package("huggingface_hub").get_token() is not None
+
+
+def is_reachable(endpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+    """Whether the address answers at all, proxies of the environment respected."""
+    try:
+        urllib.request.urlopen(
+            urllib.request.Request(endpoint, method="HEAD"), timeout=timeout_s
+        ).close()
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def hub_file(repo: str, filenames: Sequence[str], *, revision: str | None = None) -> Path:
+    """The first of these files that the repository has, as a local path.
+
+    Raises:
+        MissingDependencyError: huggingface_hub is not installed.
+        WeightsError: offline, gated, no such repository or file; the message says what to do.
+    """
+    hub = optional_package("huggingface_hub")
+    for filename in filenames:
+        path = cached_file(repo, filename, revision)
+        if path is not None:
+            return path
+    at = f" --revision {revision}" if revision else ""
+    remedy = f"fetch it where there is network: hf download {repo} {filenames[0]}{at}"
+    if hub.constants.HF_HUB_OFFLINE:
+        raise WeightsError(
+            f"weights of {repo!r} must be in the hub's cache while HF_HUB_OFFLINE is set, "
+            f"got none; {remedy}"
+        )
+    if not is_reachable(hub.constants.ENDPOINT):
+        raise WeightsError(
+            f"weights of {repo!r} must be in the hub's cache or downloadable, "
+            f"got no answer from {hub.constants.ENDPOINT}; {remedy}"
+        )
+    for filename in filenames:
+        path = _download(hub, repo, filename, revision)
+        if path is not None:
+            return path
+    raise WeightsError(
+        f"repository {repo!r} must have one of {', '.join(filenames)}, got none of them"
+    )
+
+
+def _download(hub: Any, repo: str, filename: str, revision: str | None) -> Path | None:
+    """The downloaded file; None where the repository has no file of that name."""
+    errors = hub.errors
+    page = f"{hub.constants.ENDPOINT}/{repo}"
+    try:
+        return Path(hub.hf_hub_download(repo, filename, revision=revision))
+    except errors.GatedRepoError as error:
+        raise WeightsError(
+            f"weights of {repo!r} must be granted to your account, got a refusal; "
+            f"accept the terms at {page} and set HF_TOKEN (or: hf auth login)"
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        raise WeightsError(
+            f"repository must exist and be visible to your account, got {repo!r} at revision "
+            f"{revision or 'main'!r}; check the name, and HF_TOKEN if it is a private one"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise WeightsError(
+            f"weights of {repo!r} must be downloadable, got a broken connection; try again"
+        ) from error
+    except errors.EntryNotFoundError:
+        return None
+    except (errors.HfHubHTTPError, OSError) as error:
+        raise WeightsError(
+            f"weights of {repo!r} must be downloadable, got {error}; try again, or check {page}"
+        ) from error

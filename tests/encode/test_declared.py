@@ -1,0 +1,52 @@
+"""Every declaration is consistent: it builds, its dimension and size are those that it states."""
+
+import pytest
+import torch
+
+from thinsection.encode import declared_encoders, encoder_spec
+from thinsection.encode.build import build_backbone, count_parameters
+from thinsection.errors import UnknownEncoderError
+
+SPECS = list(declared_encoders().values())
+# sizes as their papers and model cards state them, in millions
+PUBLISHED_MILLIONS = {
+    **{"uni": 303, "uni2_h": 681, "conch_v15": 306, "virchow": 631, "virchow2": 631},
+    **{"gigapath": 1135, "h_optimus_0": 1135, "h_optimus_1": 1135, "h0_mini": 86},
+    **{"phikon": 86, "phikon_v2": 303, "hibou_b": 86, "hibou_l": 304, "midnight_12k": 1136},
+    **{"kaiko_vits16": 22, "kaiko_vits8": 22, "kaiko_vitb16": 86, "kaiko_vitb8": 86},
+    **{"kaiko_vitl14": 304, "lunit_vits16": 22, "lunit_vits8": 22},
+    **{"dinov2_vits14": 22, "dinov2_vitb14": 86, "dinov2_vitl14": 304, "dinov2_vitg14": 1136},
+}
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_the_declared_network_builds_with_the_declared_dimension_and_size(spec) -> None:
+    for package in spec.needs:
+        pytest.importorskip(package, exc_type=ImportError)
+    backbone = build_backbone(spec, device="meta").eval()
+    pixels = torch.empty(2, 3, spec.input_px, spec.input_px, device="meta")
+    with torch.no_grad():
+        assert backbone(pixels).shape == (2, spec.dim)
+        tokens = backbone.tokens(pixels)
+    assert tokens.ndim == 3 and int(tokens.shape[1] ** 0.5) ** 2 == tokens.shape[1]
+    assert count_parameters(backbone) == spec.num_params
+    assert not [n for n, _ in backbone.network.named_buffers() if spec.architecture.kind != "lite0"]
+
+
+@pytest.mark.parametrize("name", PUBLISHED_MILLIONS)
+def test_the_size_is_the_published_one_within_two_percent(name: str) -> None:
+    assert encoder_spec(name).num_params == pytest.approx(PUBLISHED_MILLIONS[name] * 1e6, rel=0.02)
+
+
+def test_every_pathology_encoder_states_licence_source_and_resolution() -> None:
+    for spec in SPECS:
+        assert spec.licence != "unknown" and spec.source, spec.name
+        assert spec.repo is not None or spec.architecture.kind == "lite0", spec.name
+        assert spec.tile_mpp == 0.5 or spec.name.startswith("dinov2"), spec.name
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownEncoderError, match="did you mean 'virchow2'"):
+        encoder_spec("Virchow-2")
+    with pytest.raises(UnknownEncoderError, match="'thinsection models' lists all"):
+        encoder_spec("zzzzzz")

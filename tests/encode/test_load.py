@@ -1,0 +1,221 @@
+"""Loading: strict, without code, without network surprises, and the same every time."""
+
+import json
+import time
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from thinsection.encode import TileEncoder, load_encoder
+from thinsection.encode import hub as hub_module
+from thinsection.encode.efficientnet_lite0 import packaged_weights_path
+from thinsection.encode.optional import optional_package
+from thinsection.encode.registry import ENTRY_POINT_GROUP
+from thinsection.encode.weights import hash_state_dict, read_state_dict
+from thinsection.errors import (
+    InvalidInputError,
+    MissingDependencyError,
+    UnknownEncoderError,
+    WeightsError,
+)
+
+TILES = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def timm_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny_vit")
+    timm = optional_package("timm")
+    torch.manual_seed(1)
+    network = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=10)
+    save_file(network.state_dict(), folder / "model.safetensors")
+    shown = {"input_size": [3, 64, 64], "mean": [0.5] * 3, "std": [0.5] * 3, "classifier": "head"}
+    config = {"architecture": "vit_tiny_patch16_224", "model_args": {"img_size": 64}}
+    (folder / "config.json").write_text(json.dumps({**config, "pretrained_cfg": shown}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def transformers_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny_dino")
+    transformers = optional_package("transformers")
+    config = transformers.Dinov2Config(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=56
+    )
+    torch.manual_seed(2)
+    transformers.Dinov2Model(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_folder_of_timms_form_gives_timms_embedding(timm_folder: Path) -> None:
+    encoder = load_encoder(str(timm_folder), device="cpu", precision="fp32")
+    timm = optional_package("timm")
+    theirs = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=10).eval()
+    theirs.load_state_dict(read_state_dict(timm_folder / "model.safetensors"))
+    pixels = torch.from_numpy(TILES).permute(0, 3, 1, 2) / 127.5 - 1
+    with torch.no_grad():
+        tokens = theirs.forward_features(pixels)
+        expected = theirs.forward_head(tokens, pre_logits=True)
+    torch.testing.assert_close(encoder.encode(TILES), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(encoder.encode_tokens(TILES), tokens[:, 1:], rtol=1e-5, atol=1e-5)
+    assert encoder.spec.name == timm_folder.name and encoder.dim == 192
+
+
+def test_a_folder_of_transformers_form_gives_its_class_token(transformers_folder: Path) -> None:
+    encoder = load_encoder(str(transformers_folder), device="cpu", precision="fp32")
+    transformers = optional_package("transformers")
+    theirs = transformers.Dinov2Model.from_pretrained(transformers_folder).eval()
+    pixels = torch.from_numpy(TILES[:, :56, :56].copy()).permute(0, 3, 1, 2) / 127.5 - 1
+    with torch.no_grad():
+        expected = theirs(pixel_values=pixels).last_hidden_state
+    tiles = TILES[:, :56, :56].copy()
+    torch.testing.assert_close(encoder.encode(tiles), expected[:, 0], rtol=1e-5, atol=1e-5)
+    assert encoder.encode_tokens(tiles).shape == (4, 16, 32)
+
+
+def test_weights_of_another_architecture_are_refused_by_name(timm_folder: Path) -> None:
+    with pytest.raises(WeightsError, match=r"150 misshapen \(.*; check that the file belongs"):
+        load_encoder("lunit_vits16", weights=timm_folder / "model.safetensors")
+    with pytest.raises(WeightsError, match="missing"):
+        load_encoder("efficientnet_lite0", weights=timm_folder / "model.safetensors")
+
+
+def test_a_config_that_contradicts_the_declaration_is_refused(transformers_folder: Path) -> None:
+    with pytest.raises(WeightsError, match=r"hidden_size 1024 for 'phikon_v2', got 32"):
+        load_encoder("phikon_v2", weights=transformers_folder, device="cpu")
+
+
+def test_a_missing_weight_of_transformers_is_refused_not_made_up(
+    transformers_folder: Path, tmp_path: Path
+) -> None:
+    state = read_state_dict(transformers_folder / "model.safetensors")
+    removed = next(name for name in state if name.endswith("mlp.fc1.weight"))
+    kept = {name: tensor for name, tensor in state.items() if name != removed}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = (transformers_folder / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(WeightsError, match="1 missing_keys"):
+        load_encoder(str(tmp_path), device="cpu")
+
+
+def test_code_of_a_repository_does_not_run_unless_allowed(
+    transformers_folder: Path, tmp_path: Path
+) -> None:
+    config = json.loads((transformers_folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModel": "modeling_evil.Evil"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "modeling_evil.py").write_text("raise SystemExit('ran')")
+    save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match="run code of its repository"):
+        load_encoder(str(tmp_path))
+
+
+def test_a_pickle_is_refused(tmp_path: Path) -> None:
+    torch.save(nn.Linear(1, 1), tmp_path / "model.pth")  # a whole module needs unpickling
+    with pytest.raises(WeightsError, match="convert them to safetensors"):
+        read_state_dict(tmp_path / "model.pth")
+    (tmp_path / "cut.safetensors").write_bytes(b"\x10")
+    with pytest.raises(WeightsError, match="must be whole"):
+        read_state_dict(tmp_path / "cut.safetensors")
+    with pytest.raises(WeightsError, match="existing file"):
+        read_state_dict(tmp_path / "none.pth")
+
+
+def test_a_checkpoint_without_config_says_how_to_name_its_architecture(tmp_path: Path) -> None:
+    save_file({"w": torch.zeros(1)}, tmp_path / "mine.safetensors")
+    with pytest.raises(WeightsError, match=r"load_encoder\('uni', weights="):
+        load_encoder(str(tmp_path / "mine.safetensors"))
+
+
+def test_offline_fails_in_seconds_and_says_what_to_do(monkeypatch, tmp_path: Path) -> None:
+    hub = optional_package("huggingface_hub")
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    started = time.monotonic()
+    with pytest.raises(
+        WeightsError, match=r"got no answer from .*; fetch it where there is network"
+    ):
+        load_encoder("conch_v15", device="cpu")
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(WeightsError, match=r"HF_HUB_OFFLINE is set.*--revision dac6773"):
+        load_encoder("conch_v15", device="cpu")
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("GatedRepoError", "accept the terms at .* and set HF_TOKEN"),
+        ("RepositoryNotFoundError", "check the name"),
+        ("LocalEntryNotFoundError", "broken connection"),
+        ("RemoteEntryNotFoundError", "must have one of model.safetensors, pytorch_model.bin"),
+    ],
+)
+def test_what_the_hub_answers_becomes_advice(monkeypatch, error: str, message: str) -> None:
+    hub = optional_package("huggingface_hub")
+    kind = getattr(hub.errors, error)
+
+    def refuse(*_args, **_kwargs):
+        raise kind.__new__(kind)
+
+    monkeypatch.setattr(hub, "hf_hub_download", refuse)
+    monkeypatch.setattr(hub_module, "is_reachable", lambda _endpoint: True)
+    monkeypatch.setattr(hub_module, "cached_file", lambda *_args: None)
+    with pytest.raises(WeightsError, match=message):
+        load_encoder("uni", device="cpu")
+
+
+def test_a_package_that_is_not_there_is_named() -> None:
+    with pytest.raises(MissingDependencyError, match=r"pip install 'thinsection\[hub\]'"):
+        optional_package("no_such_package")
+
+
+def test_an_entry_point_brings_an_encoder_and_is_held_to_the_protocol(monkeypatch) -> None:
+    points = [
+        metadata.EntryPoint("mine", f"{__name__}:make_mine", ENTRY_POINT_GROUP),
+        metadata.EntryPoint("broken", "builtins:dict", ENTRY_POINT_GROUP),
+    ]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: metadata.EntryPoints(points))
+    monkeypatch.setattr(metadata.EntryPoint, "load", lambda point: FACTORIES[point.name])
+    assert load_encoder("mine", device="cpu").dim == 384
+    with pytest.raises(InvalidInputError, match="must give a TileEncoder, got dict"):
+        load_encoder("broken", device="cpu")
+    with pytest.raises(UnknownEncoderError, match="did you mean 'broken'"):
+        load_encoder("brokn", device="cpu")
+
+
+def make_mine(*, device, precision, weights, pretrained, seed) -> TileEncoder:
+    assert weights is None and pretrained
+    return load_encoder(
+        "lunit_vits16", device=device, precision=precision, pretrained=False, seed=seed
+    )
+
+
+FACTORIES = {"mine": make_mine, "broken": dict}
+
+
+def test_random_weights_come_from_the_seed_alone() -> None:
+    hashes = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(hashes))  # the global state must not matter, nor be changed
+        before = torch.get_rng_state()
+        encoder = load_encoder("lunit_vits16", device="cpu", pretrained=False, seed=seed)
+        assert torch.equal(torch.get_rng_state(), before)
+        hashes.append(encoder.weights_hash)
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_the_weights_hash_sees_names_and_values() -> None:
+    a = {"x": torch.arange(4.0), "y": torch.zeros(2)}
+    assert hash_state_dict(a) == hash_state_dict(dict(reversed(a.items())))
+    assert hash_state_dict(a) != hash_state_dict({"x": a["x"], "z": a["y"]})
+    assert hash_state_dict(a) != hash_state_dict({"x": a["x"] + 1, "y": a["y"]})
+    published = read_state_dict(packaged_weights_path())
+    assert load_encoder("efficientnet_lite0", device="cpu").weights_hash == hash_state_dict(
+        {k: v for k, v in published.items() if not k.startswith("_fc.")}
+    )
