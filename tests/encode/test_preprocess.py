@@ -64,7 +64,7 @@ def test_the_float_path_of_other_devices_is_torchvisions_too(interpolation: str)
     on_cpu = resize(pixels, resized_size(300, 211, 97), interpolation)
     on_noise = (ours.int() - on_cpu.int()).abs()
     assert on_noise.max() <= (1 if interpolation == "bilinear" else 6)
-    assert on_noise.float().mean() < 0.1
+    assert on_noise.float().mean() < 0.2
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
