@@ -122,6 +122,21 @@ def test_both_sides_of_the_score_bound_give_the_same(factor: float) -> None:
     torch.testing.assert_close(forward_chunked(item, plan)[0][None], wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_the_output_can_take_the_place_of_q(impl: str) -> None:
+    q, k, v, cells, slopes = inputs(70)
+    fresh = alibi2d_attention(q, k, v, cells, slopes, impl=impl)  # type: ignore[arg-type]
+    packed = torch.stack([q, k, v], 3)  # [B, H, T, 3, D]: as views of one qkv projection
+    q, k, v = packed.unbind(3)
+    given = alibi2d_attention(q, k, v, cells, slopes, impl=impl, out=q)  # type: ignore[arg-type]
+    assert given.data_ptr() == packed.data_ptr()
+    torch.testing.assert_close(given, fresh, rtol=0, atol=1e-6)
+    with pytest.raises(InvalidInputError, match=r"out must be like q, got torch.float64"):
+        alibi2d_attention(q, k, v, cells, slopes, out=q.double())
+    with pytest.raises(InvalidInputError, match="out must be None where a gradient is wanted"):
+        alibi2d_attention(q.clone().requires_grad_(), k, v, cells, slopes, out=q)
+
+
 def run_layer(num_tokens: int, backward: bool) -> None:
     """One call in a fresh process, for its peak memory."""
     torch.set_num_threads(1)

@@ -51,6 +51,7 @@ def alibi2d_attention(
     key_mask: torch.Tensor | None = None,
     impl: Impl = "auto",
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention [B, H, T, D] with bias -slope_h * Euclidean distance of grid cells, never built.
 
@@ -66,6 +67,7 @@ def alibi2d_attention(
         key_mask: bool [B, T], True = a real token. Others are ignored as keys, and give zeros.
         impl: 'auto' or one of the implementations; `explain` says what 'auto' takes.
         budget_bytes: working memory beyond inputs and output.
+        out: where to write the result, like q, without gradients; q itself is allowed.
 
     Memory: O(T): at most budget_bytes and T floats per head ('reference': O(T²), refused above
     budget_bytes).
@@ -85,16 +87,19 @@ def alibi2d_attention(
         scale=scale,
         key_mask=key_mask,
     )
+    if out is not None and (out.shape, out.dtype, out.device) != (q.shape, q.dtype, q.device):
+        raise InvalidInputError(f"out must be like q, got {out.dtype} {tuple(out.shape)}")
     decision = explain(q, impl=impl, budget_bytes=budget_bytes)
     if decision.impl == "reference":
-        return _within_budget(problem, budget_bytes)
+        result = _within_budget(problem, budget_bytes)
+        return result if out is None else out.copy_(result)
     plan = plan_blocks(_item_shape(q), device=q.device.type, budget_bytes=budget_bytes)
     forward: Forward = forward_chunked
     if decision.impl == "triton":
         from thinsection.attention.triton_kernel import forward_triton
 
         forward = forward_triton
-    return attend_items(problem, plan, forward)
+    return attend_items(problem, plan, forward, out)
 
 
 def explain(
@@ -147,17 +152,22 @@ def _within_budget(problem: Problem, budget_bytes: int) -> torch.Tensor:
     return reference(problem)
 
 
-def attend_items(problem: Problem, plan: BlockPlan, forward: Forward) -> torch.Tensor:
+def attend_items(
+    problem: Problem, plan: BlockPlan, forward: Forward, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """The items of the batch one after the other; padding is taken out before and put back."""
     outputs = []
-    for item, valid in items(problem):
+    for b, (item, valid) in enumerate(items(problem)):
+        target = None if out is None else out[b]
         if valid is None:
-            outputs.append(attend(item, plan, forward))
+            outputs.append(attend(item, plan, forward, target))
             continue
-        padded = problem.q.new_zeros(problem.q.shape[1:])
+        result = problem.q.new_zeros(problem.q.shape[1:])
         if valid.numel():
-            padded = padded.index_copy(1, valid, attend(item, plan, forward))
-        outputs.append(padded)
+            result = result.index_copy(1, valid, attend(item, plan, forward))
+        outputs.append(result if target is None else target.copy_(result))
+    if out is not None:
+        return out
     return outputs[0][None] if len(outputs) == 1 else torch.stack(outputs)
 
 

@@ -3,25 +3,41 @@
 Shapes: H heads, T tokens, D channels; m queries and n keys of a block.
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from thinsection.attention.chunked import LOG2E, BlockPlan, Buffers
 from thinsection.attention.problem import Item
+from thinsection.errors import InvalidInputError
 
-Forward = Callable[[Item, BlockPlan], tuple[torch.Tensor, torch.Tensor]]
+
+class Forward(Protocol):
+    """Output [H, T, D] and log2-sum-exp2 [H, T]; the output in `out` where it is given."""
+
+    def __call__(
+        self, item: Item, plan: BlockPlan, out: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def attend(item: Item, plan: BlockPlan, forward: Forward) -> torch.Tensor:
-    """Attention [H, T, D] by `forward`, with gradients to q, k and v where they are wanted."""
+def attend(
+    item: Item, plan: BlockPlan, forward: Forward, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Attention [H, T, D] by `forward`, with gradients to q, k and v where they are wanted.
+
+    Raises:
+        InvalidInputError: `out` is given and a gradient is wanted.
+    """
     wanted = any(x.requires_grad for x in (item.q, item.k, item.v))
     if not (wanted and torch.is_grad_enabled()):
-        return forward(item, plan)[0]
-    out: torch.Tensor = _Attend.apply(item.q, item.k, item.v, (item, plan, forward))  # type: ignore[no-untyped-call]
-    return out
+        return forward(item, plan, out)[0]
+    if out is not None:
+        raise InvalidInputError("out must be None where a gradient is wanted, got a tensor")
+    result: torch.Tensor = _Attend.apply(item.q, item.k, item.v, (item, plan, forward))  # type: ignore[no-untyped-call]
+    return result
 
 
 def gradients(

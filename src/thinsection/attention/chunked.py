@@ -73,12 +73,15 @@ def _working_bytes(heads: int, dim: int, queries: int, keys: int) -> int:
     return 8 * (blocks + accumulators + 4 * keys * dim)
 
 
-def forward_chunked(item: Item, plan: BlockPlan) -> tuple[torch.Tensor, torch.Tensor]:
+def forward_chunked(
+    item: Item, plan: BlockPlan, out: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention [H, T, D] in the input's dtype and log2-sum-exp2 [H, T] of the base-2 scores.
 
     bfloat16 input is multiplied in bfloat16 where scores are bounded, so that rounding them to
     bfloat16 moves them by at most MAX_BOUND 2^-9; otherwise, and for float16, blocks are
-    converted to float32 first.
+    converted to float32 first. `out` may be `item.q` itself: a query block is read before its
+    output is written.
 
     Memory: `plan.working_bytes`, and H T floats.
     """
@@ -87,7 +90,7 @@ def forward_chunked(item: Item, plan: BlockPlan) -> tuple[torch.Tensor, torch.Te
     bounded = score_bound(item) <= MAX_BOUND
     low = bounded and item.q.dtype == torch.bfloat16
     step = _low_step if low else (_bounded_step if bounded else _online_step)
-    out = torch.empty_like(item.q)
+    out = torch.empty_like(item.q) if out is None else out
     lse = item.q.new_empty(heads, tokens, dtype=dtype)
     buffers = Buffers(plan, item)
     for i in range(0, tokens, plan.queries):

@@ -39,16 +39,21 @@ def choose_launch(dtype: torch.dtype, dim: int) -> Launch:
     return Launch(queries=64, keys=32, num_warps=8, num_stages=2)
 
 
-def forward_triton(item: Item, plan: BlockPlan) -> tuple[torch.Tensor, torch.Tensor]:
+def forward_triton(
+    item: Item, plan: BlockPlan, out: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention [H, T, D] in the input's dtype and log2-sum-exp2 [H, T] of the base-2 scores.
 
     Products of bfloat16 and float16 accumulate in float32; float32 products are IEEE, not TF32.
+
+    `out` may be `item.q` itself: a program reads its queries before it writes, and no others.
 
     Memory: H T floats; `plan` is for the backward pass only.
     """
     heads, tokens, dim = item.q.shape
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (item.q, item.k, item.v))
-    out = torch.empty((heads, tokens, dim), dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty((heads, tokens, dim), dtype=q.dtype, device=q.device)
     lse = torch.empty((heads, tokens), dtype=torch.float32, device=q.device)
     slopes = torch.tensor(item.slopes, dtype=torch.float32, device=q.device) * LOG2E
     launch = choose_launch(q.dtype, dim)
@@ -56,7 +61,7 @@ def forward_triton(item: Item, plan: BlockPlan) -> tuple[torch.Tensor, torch.Ten
     _attend_kernel[grid](
         q, k, v, item.cells, slopes, out, lse,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        tokens, item.num_prefix_tokens, item.scale * LOG2E,
+        out.stride(0), out.stride(1), tokens, item.num_prefix_tokens, item.scale * LOG2E,
         D=dim, BLOCK_M=launch.queries, BLOCK_N=launch.keys,
         UPCAST=isinstance(_attend_kernel, InterpretedFunction),
         num_warps=launch.num_warps, num_stages=launch.num_stages,
@@ -67,7 +72,7 @@ def forward_triton(item: Item, plan: BlockPlan) -> tuple[torch.Tensor, torch.Ten
 @triton.jit  # type: ignore[untyped-decorator]
 def _attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     q_ptr, k_ptr, v_ptr, cells_ptr, slopes_ptr, out_ptr, lse_ptr,
-    q_head, q_token, k_head, k_token, v_head, v_token,
+    q_head, q_token, k_head, k_token, v_head, v_token, out_head, out_token,
     tokens, prefix, scale,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +118,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0917
         acc += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         top = new_top
     inside_rows = rows < tokens
-    out_at = out_ptr + (head * tokens + rows.to(tl.int64))[:, None] * D + channels[None, :]
+    out_at = out_ptr + head * out_head + rows.to(tl.int64)[:, None] * out_token + channels[None, :]
     out = (acc / den[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_at, out, mask=inside_rows[:, None])
     tl.store(lse_ptr + head * tokens + rows, tl.log2(den) + top, mask=inside_rows)
