@@ -5,6 +5,7 @@ from thinsection.aggregate.fit import check_fit
 from thinsection.aggregate.pooling import AbmilSlideEncoder, MaxSlideEncoder, MeanSlideEncoder
 from thinsection.aggregate.protocol import Expects, SlideEmbedding, SlideEncoder
 from thinsection.aggregate.registry import load_slide_encoder, slide_encoder_names
+from thinsection.aggregate.titan import TitanSlideEncoder
 
 __all__ = [
     "AbmilSlideEncoder",
@@ -13,6 +14,7 @@ __all__ = [
     "MeanSlideEncoder",
     "SlideEmbedding",
     "SlideEncoder",
+    "TitanSlideEncoder",
     "aggregate",
     "check_fit",
     "load_slide_encoder",

@@ -113,8 +113,15 @@ def _abmil(options: LoadOptions) -> SlideEncoder:
     return AbmilSlideEncoder(read_state_dict(path), device=options.device)
 
 
+def _titan(options: LoadOptions) -> SlideEncoder:
+    from thinsection.aggregate.titan import load_titan
+
+    return load_titan(options)
+
+
 _BUILDERS: dict[str, Callable[[LoadOptions], SlideEncoder]] = {
     "mean": _without_weights(MeanSlideEncoder),
     "max": _without_weights(MaxSlideEncoder),
     "abmil": _abmil,
+    "titan": _titan,
 }

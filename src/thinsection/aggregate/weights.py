@@ -1,7 +1,7 @@
 """State dicts: read without pickle's powers, checked by name and shape, identified by a hash."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -51,16 +51,54 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
     return dict(loaded)
 
 
-def find_weights(source: str | Path, *, files: tuple[str, ...], revision: str) -> Path:
+Download = Callable[[str, str, str], Path | None]  # repository, file, revision -> path
+
+
+def hub_download(repository: str, name: str, revision: str) -> Path | None:
+    """The hub's file in the local cache, or None where the repository has no such file.
+
+    Raises:
+        WeightsError: the hub refuses (a gated repository needs a login) or cannot be reached.
+        MissingDependencyError: huggingface_hub is not installed.
+    """
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            HfHubHTTPError,
+            LocalEntryNotFoundError,
+        )
+    except ImportError:
+        remedy = "pip install 'thinsection[hub]', or pass a local file"
+        raise MissingDependencyError(f"huggingface_hub is not installed; {remedy}") from None
+    failures = (LocalEntryNotFoundError, HfHubHTTPError, OSError)
+    try:
+        return Path(hf_hub_download(repository, name, revision=revision))
+    except failures as error:
+        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+            return None
+        remedy = "ask for access, log in with `hf auth login`, or pass a local file"
+        message = f"weights of {repository!r} at {revision[:12]} cannot be fetched"
+        raise WeightsError(f"{message}: {type(error).__name__}; {remedy}") from error
+
+
+def find_weights(
+    source: str | Path,
+    *,
+    files: tuple[str, ...],
+    revision: str,
+    download: Download = hub_download,
+) -> Path:
     """A local weights file: `source` itself, one of `files` in that folder, or from the hub.
 
     Args:
         source: a file, a folder, or a hub repository `owner/name`.
         files: file names to look for, the preferred one first.
         revision: full commit hash on the hub; nothing is fetched from a moving branch.
+        download: how the hub is asked.
 
     Raises:
-        WeightsError: nothing is there, or the hub refuses (a gated repository needs a login).
+        WeightsError: nothing is there, or the hub refuses.
         MissingDependencyError: a hub repository, and huggingface_hub is not installed.
     """
     path = Path(source)
@@ -71,30 +109,15 @@ def find_weights(source: str | Path, *, files: tuple[str, ...], revision: str) -
             if (path / name).is_file():
                 return path / name
         raise WeightsError(f"weights folder must hold {' or '.join(files)}, got {str(source)!r}")
-    if path.is_absolute() or str(source).count("/") != 1:
-        rule = "be a file, a folder or a hub repository 'owner/name'"
+    if path.is_absolute() or str(source).count("/") != 1 or str(source).startswith("."):
+        rule = "be an existing file or folder, or a hub repository 'owner/name'"
         raise WeightsError(f"weights must {rule}, got {str(source)!r}")
-    return _from_hub(str(source), files=files, revision=revision)
-
-
-def _from_hub(repository: str, *, files: tuple[str, ...], revision: str) -> Path:
-    try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
-    except ImportError:
-        remedy = "pip install 'thinsection[hub]', or pass a local file"
-        raise MissingDependencyError(f"huggingface_hub is not installed; {remedy}") from None
     for name in files:
-        try:
-            return Path(hf_hub_download(repository, name, revision=revision))
-        except EntryNotFoundError as error:
-            missing = error
-        except (HfHubHTTPError, OSError) as error:
-            remedy = "ask for access, log in with `hf auth login`, or pass a local file"
-            message = f"weights of {repository!r} at {revision[:12]} cannot be fetched"
-            raise WeightsError(f"{message}: {type(error).__name__}; {remedy}") from error
-    message = f"weights of {repository!r} at {revision[:12]} must hold {' or '.join(files)}"
-    raise WeightsError(f"{message}, got none of them") from missing
+        found = download(str(source), name, revision)
+        if found is not None:
+            return found
+    message = f"weights of {str(source)!r} at {revision[:12]} must hold {' or '.join(files)}"
+    raise WeightsError(f"{message}, got none of them")
 
 
 def check_names(
