@@ -1,0 +1,77 @@
+"""Colour on either device, with scikit-image's definitions: sRGB uint8 in, float64 out."""
+
+from thinsection.arrays.namespace import Array, ArrayNamespace
+from thinsection.errors import InvalidInputError
+
+_GRAY = (0.2125, 0.7154, 0.0721)  # luma weights of R, G, B
+_YUV = (
+    (0.299, 0.587, 0.114),
+    (-0.14714119, -0.28886916, 0.43601035),
+    (0.61497538, -0.51496512, -0.10001026),
+)
+_FLOOR = 1e-6  # transmitted share below which a px counts as black, so that its log is finite
+
+STAINS = (
+    *("hed_from_rgb", "hdx_from_rgb", "fgx_from_rgb", "bex_from_rgb", "rbd_from_rgb"),
+    *("gdx_from_rgb", "hax_from_rgb", "bro_from_rgb", "bpx_from_rgb", "ahx_from_rgb"),
+    "hpx_from_rgb",
+)
+
+
+def gray_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
+    """Luma in [0, 1], float64 (H, W), of uint8 (H, W, 3)."""
+    red, green, blue = (rgb[..., c] / 255.0 * w for c, w in enumerate(_GRAY))
+    return red + green + blue
+
+
+def yuv_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
+    """Y, U and V, float64 (H, W, 3), of uint8 (H, W, 3)."""
+    return (rgb / 255.0) @ ns.xp.asarray(_YUV).T
+
+
+def channel_std(ns: ArrayNamespace, rgb: Array) -> Array:
+    """Population standard deviation over R, G, B of each px, 0 to 255, float64 (H, W)."""
+    channels = [rgb[..., c].astype(ns.xp.float64) for c in range(3)]
+    mean = (channels[0] + channels[1] + channels[2]) / 3.0
+    squares = [(c - mean) ** 2 for c in channels]
+    return ns.xp.sqrt((squares[0] + squares[1] + squares[2]) / 3.0)
+
+
+def saturation(ns: ArrayNamespace, rgb: Array) -> Array:
+    """Saturation of HSV, float64 (H, W) in [0, 1]."""
+    highest, lowest = rgb.max(axis=2).astype(ns.xp.float64), rgb.min(axis=2)
+    return (highest - lowest) / ns.xp.maximum(highest, 1.0)
+
+
+def optical_density(ns: ArrayNamespace, rgb: Array) -> Array:
+    """-log10 of the transmitted share, mean over R, G, B, float64 (H, W)."""
+    table = -ns.xp.log10(ns.xp.maximum(ns.xp.arange(256) / 255.0, 1 / 255.0))
+    return (table[rgb[..., 0]] + table[rgb[..., 1]] + table[rgb[..., 2]]) / 3.0
+
+
+def stain_matrix(stain: str) -> Array:
+    """The (3, 3) matrix from log RGB to stains, float64 on the host.
+
+    Args:
+        stain: one of `STAINS`.
+
+    Source: Ruifrok and Johnston, Quantification of histochemical staining by color
+        deconvolution, 2001; the vectors are those of scikit-image.
+
+    Raises:
+        InvalidInputError: no such stain.
+    """
+    if stain not in STAINS:
+        raise InvalidInputError(f"stain must be one of {', '.join(STAINS)}, got {stain!r}")
+    from skimage import color
+
+    return getattr(color, stain)
+
+
+def stains_from_rgb(ns: ArrayNamespace, rgb: Array, stain: str) -> Array:
+    """Amount of each of three stains, float64 (H, W, 3), >= 0.
+
+    A channel's share of log(1e-6) stands for its optical density, as scikit-image has it.
+    """
+    log = ns.xp.log(ns.xp.maximum(rgb / 255.0, _FLOOR)) / float(ns.xp.log(_FLOOR))
+    return ns.xp.maximum(log @ ns.xp.asarray(stain_matrix(stain)), 0.0)

@@ -1,0 +1,84 @@
+"""One object that says where arrays live: NumPy and SciPy on a CPU, CuPy and cupyx on a GPU."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import DeviceError, InvalidInputError
+
+Array = Any  # np.ndarray or cupy.ndarray: whatever the namespace's `xp` makes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayNamespace:
+    """Where arrays live and what computes on them; passed in, never looked up.
+
+    Attributes:
+        device: 'cpu' or 'cuda:<index>'.
+        xp: the array module, numpy or cupy.
+        ndimage: scipy.ndimage or cupyx.scipy.ndimage.
+        crossings: how often an array crossed between host and device, by reason. Work images in
+            and masks out are `upload` and `download`; any other key is an operation that has no
+            counterpart on the device and ran on the host.
+    """
+
+    device: str
+    xp: Any
+    ndimage: Any
+    crossings: Counter[str] = field(default_factory=Counter, compare=False)
+
+    def upload(self, array: npt.NDArray[Any], *, reason: str = "upload") -> Array:
+        """The host array on the device; the same array on a CPU."""
+        if self.xp is np:
+            return array
+        self.crossings[reason] += 1
+        return self.xp.asarray(array)
+
+    def download(self, array: Array, *, reason: str = "download") -> npt.NDArray[Any]:
+        """The device array on the host; the same array on a CPU."""
+        if self.xp is np:
+            return np.asarray(array)
+        self.crossings[reason] += 1
+        return np.asarray(self.xp.asnumpy(array))
+
+
+def get_namespace(device: str = "cpu") -> ArrayNamespace:
+    """The namespace of a device.
+
+    Args:
+        device: 'cpu', 'cuda' or 'cuda:<index>'.
+
+    Raises:
+        DeviceError: the device is not there, or CuPy is not installed.
+        InvalidInputError: no such kind of device.
+    """
+    if device == "cpu":
+        from scipy import ndimage
+
+        return ArrayNamespace(device="cpu", xp=np, ndimage=ndimage)
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not (index == "" or index.isdigit()):
+        raise InvalidInputError(f"device must be 'cpu', 'cuda' or 'cuda:<index>', got {device!r}")
+    return _cuda_namespace(int(index or 0))
+
+
+def _cuda_namespace(index: int) -> ArrayNamespace:
+    try:
+        import cupy
+        from cupyx.scipy import ndimage
+    except ImportError as error:
+        raise DeviceError(
+            f"device must have CuPy, got 'cuda:{index}' without it ({error}); "
+            "pip install cupy-cuda12x, or use device 'cpu'"
+        ) from error
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(f"device must be there, got 'cuda:{index}': {error}") from error
+    if index >= count:
+        raise DeviceError(f"device must be one of {count} CUDA devices, got 'cuda:{index}'")
+    cupy.cuda.Device(index).use()
+    return ArrayNamespace(device=f"cuda:{index}", xp=cupy, ndimage=ndimage)

@@ -1,0 +1,177 @@
+"""Every operation of `arrays` against scikit-image, on each device that is there."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from skimage import color, exposure, filters, measure, morphology
+from skimage.filters import rank
+
+from thinsection.arrays import ArrayNamespace, colour, get_namespace
+from thinsection.arrays import filters as ours
+from thinsection.arrays import morphology as masks
+from thinsection.errors import DeviceError, InvalidInputError
+
+RNG = np.random.default_rng(5)
+RGB = RNG.integers(0, 256, (61, 83, 3), dtype=np.uint8)
+GRAY = RNG.random((61, 83))
+MASK = morphology.opening(RNG.random((61, 83)) > 0.4, np.ones((2, 2)))
+
+
+def _no_gpu() -> str:
+    """Why there is no GPU namespace, or '' if there is one."""
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed"
+    try:
+        get_namespace("cuda")
+    except DeviceError as error:
+        return str(error)
+    return ""
+
+
+GPU = pytest.param(
+    "cuda", marks=(pytest.mark.gpu, pytest.mark.skipif(bool(_no_gpu()), reason=_no_gpu() or "-"))
+)
+
+
+@pytest.fixture(params=["cpu", GPU])
+def ns(request: pytest.FixtureRequest) -> ArrayNamespace:
+    return get_namespace(request.param)
+
+
+def same(ns: ArrayNamespace, got: object, expected: np.ndarray, rtol: float = 1e-9) -> None:
+    np.testing.assert_allclose(ns.download(got), expected, rtol=rtol, atol=1e-12)
+
+
+def test_gray_and_yuv_are_scikit_images(ns: ArrayNamespace) -> None:
+    rgb = ns.upload(RGB)
+    same(ns, colour.gray_from_rgb(ns, rgb), color.rgb2gray(RGB))
+    same(ns, colour.yuv_from_rgb(ns, rgb), color.convert_colorspace(RGB, "RGB", "YUV"))
+
+
+def test_channel_std_is_the_population_std(ns: ArrayNamespace) -> None:
+    same(ns, colour.channel_std(ns, ns.upload(RGB)), RGB.std(axis=2))
+
+
+def test_saturation_is_that_of_hsv(ns: ArrayNamespace) -> None:
+    same(ns, colour.saturation(ns, ns.upload(RGB)), color.rgb2hsv(RGB)[..., 1])
+
+
+@pytest.mark.parametrize("stain", colour.STAINS)
+def test_stains_are_scikit_images(ns: ArrayNamespace, stain: str) -> None:
+    expected = color.separate_stains(RGB, getattr(color, stain))
+    same(ns, colour.stains_from_rgb(ns, ns.upload(RGB), stain), expected)
+
+
+def test_an_unknown_stain_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"stain must be one of hed_from_rgb, .*got 'x'"):
+        colour.stain_matrix("x")
+
+
+@pytest.mark.parametrize("edge_px", [3, 10])
+def test_box_mean_is_the_zero_filled_convolution(ns: ArrayNamespace, edge_px: int) -> None:
+    from scipy.signal import convolve2d
+
+    expected = convolve2d(GRAY, np.full((edge_px, edge_px), edge_px**-2.0), mode="same")
+    same(ns, ours.box_mean(ns, ns.upload(GRAY), edge_px), expected)
+
+
+def test_laplacian_and_sobel_are_scikit_images(ns: ArrayNamespace) -> None:
+    same(ns, ours.laplacian(ns, ns.upload(GRAY)), filters.laplace(GRAY))
+    same(ns, ours.sobel_energy(ns, ns.upload(GRAY)), filters.sobel(GRAY) ** 2)
+
+
+@pytest.mark.parametrize("sigma_px", [1.5, 7.0, 100.0])
+def test_narrow_and_wide_gaussians_are_scikit_images(ns: ArrayNamespace, sigma_px: float) -> None:
+    image = RNG.random((530, 61))
+    expected = filters.gaussian(image, sigma=sigma_px)
+    same(ns, ours.gaussian(ns, ns.upload(image), sigma_px), expected)
+
+
+def test_resizing_picks_the_px_under_the_centre(ns: ArrayNamespace) -> None:
+    from skimage.transform import resize
+
+    got = ours.resized_nearest(ns, ns.upload(MASK), (31, 40))
+    same(ns, got, resize(MASK, (31, 40), order=0))
+
+
+def test_local_minimum_is_scikit_images_rank_filter(ns: ArrayNamespace) -> None:
+    image, disk = RGB[..., 0], morphology.disk(5)
+    same(ns, ours.local_minimum(ns, ns.upload(image), disk), rank.minimum(image, disk))
+
+
+def test_otsu_is_scikit_images(ns: ArrayNamespace) -> None:
+    image = np.concatenate([GRAY.ravel() * 0.3, GRAY.ravel() * 0.2 + 0.7])
+    got = ours.otsu_threshold(ns, ns.upload(image))
+    assert got == pytest.approx(filters.threshold_otsu(image), rel=1e-12)
+
+
+def test_otsu_of_one_value_is_that_value(ns: ArrayNamespace) -> None:
+    assert ours.otsu_threshold(ns, ns.upload(np.full((4, 5), 0.25))) == 0.25
+
+
+def test_local_otsu_crosses_to_the_host_and_is_counted(ns: ArrayNamespace) -> None:
+    image, disk = RGB[..., 1], morphology.disk(4)
+    same(ns, ours.local_otsu(ns, ns.upload(image), disk), rank.otsu(image, disk))
+    assert ns.crossings["local otsu"] == (0 if ns.device == "cpu" else 2)
+
+
+def test_equalising_is_scikit_images(ns: ArrayNamespace) -> None:
+    image = RGB[..., 2]
+    same(ns, ours.equalised(ns, ns.upload(image)), exposure.equalize_hist(image), rtol=1e-6)
+
+
+def test_ridge_eigenvalues_find_a_dark_line_at_its_scale(ns: ArrayNamespace) -> None:
+    image = np.ones((41, 53))
+    image[20] = 0.0
+    low, high = (ns.download(a) for a in ours.ridges(ns, ns.upload(image), 2.0))
+    assert (np.abs(low) <= np.abs(high)).all()
+    assert high[20, 26] > 0.15
+    assert abs(low[20, 26]) < 1e-9
+
+
+@pytest.mark.parametrize("min_area_px", [2, 9, 40])
+def test_small_regions_and_holes_are_those_below_the_area(
+    ns: ArrayNamespace, min_area_px: int
+) -> None:
+    at_most = min_area_px - 1
+    dropped = morphology.remove_small_objects(MASK, max_size=at_most)
+    filled = morphology.remove_small_holes(MASK, max_size=at_most)
+    same(ns, masks.drop_small(ns, ns.upload(MASK), min_area_px), dropped)
+    same(ns, masks.fill_small(ns, ns.upload(MASK), min_area_px), filled)
+
+
+def test_an_empty_mask_stays_empty(ns: ArrayNamespace) -> None:
+    empty = ns.upload(np.zeros((5, 7), dtype=bool))
+    assert not ns.download(masks.drop_small(ns, empty, 3)).any()
+    assert masks.measure_regions(ns, empty).count == 0
+
+
+@pytest.mark.parametrize("edge_px", [5, 10])
+def test_dilation_by_a_square_is_that_of_scipy(ns: ArrayNamespace, edge_px: int) -> None:
+    from scipy import ndimage
+
+    expected = ndimage.binary_dilation(MASK, np.ones((edge_px, edge_px)))
+    same(ns, masks.dilated_by_square(ns, ns.upload(MASK), edge_px), expected)
+
+
+@pytest.mark.parametrize("radius_px", [1, 3, 5])
+def test_opening_by_a_disk_is_scikit_images(ns: ArrayNamespace, radius_px: int) -> None:
+    solid = masks.dilated_by_square(get_namespace(), MASK, 6)
+    expected = morphology.opening(solid, morphology.disk(radius_px))
+    same(ns, masks.opened_by_disk(ns, ns.upload(solid), radius_px), expected)
+
+
+def test_regions_are_counted_8_connected(ns: ArrayNamespace) -> None:
+    areas = [r.area for r in measure.regionprops(measure.label(MASK, connectivity=2))]
+    got = masks.measure_regions(ns, ns.upload(MASK))
+    assert (got.count, got.max_area_px) == (len(areas), max(areas))
+    assert got.mean_area_px == pytest.approx(np.mean(areas))
+
+
+def test_a_device_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInputError, match=r"device must be 'cpu', 'cuda' .*, got 'tpu'"):
+        get_namespace("tpu")
+    if _no_gpu():
+        with pytest.raises(DeviceError, match=r"device must .*'cuda:7'"):
+            get_namespace("cuda:7")
