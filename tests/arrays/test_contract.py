@@ -127,7 +127,7 @@ def test_ridge_eigenvalues_find_a_dark_line_at_its_scale(ns: ArrayNamespace) -> 
     low, high = (ns.download(a) for a in ours.ridges(ns, ns.upload(image), 2.0))
     assert (np.abs(low) <= np.abs(high)).all()
     assert high[20, 26] > 0.15
-    assert abs(low[20, 26]) < 1e-9
+    assert abs(low[20, 26]) < 1e-3  # a sampled derivative kernel does not sum to 0
 
 
 @pytest.mark.parametrize("min_area_px", [2, 9, 40])

@@ -7,9 +7,9 @@ import numpy as np
 
 from thinsection.arrays import Array, filters
 from thinsection.arrays.colour import channel_std
-from thinsection.arrays.morphology import disk_footprint, drop_small
+from thinsection.arrays.morphology import disk_footprint, drop_small, measure_regions
 from thinsection.qc.sizes import area_px, length_px
-from thinsection.qc.view import Outcome, QcView
+from thinsection.qc.view import Outcome, QcView, region_scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,26 +18,26 @@ class Intensity:
 
     Attributes:
         name: of the check, its column and its picture.
-        lower_gray, upper_gray: open limits of luma, [0, 1].
+        lower_gray, upper_gray: open limits of luma, [0, 1]; None sets none.
         lower_std, upper_std: open limits of the standard deviation over R, G, B, 0 to 255.
         invert: True keeps the others.
     """
 
     name: str = "bright"
-    lower_gray: float = -math.inf
-    upper_gray: float = math.inf
-    lower_std: float = -math.inf
-    upper_std: float = math.inf
+    lower_gray: float | None = None
+    upper_gray: float | None = None
+    lower_std: float | None = None
+    upper_std: float | None = None
     invert: bool = False
 
 
 def intensity(view: QcView, params: Intensity) -> Outcome:
     """Removes glass, or what is too dark."""
-    kept = (view.gray > params.lower_gray) & (view.gray < params.upper_gray)
-    if not (math.isinf(params.lower_std) and math.isinf(params.upper_std)):
+    kept = _between(view.gray, params.lower_gray, params.upper_gray)
+    if params.lower_std is not None or params.upper_std is not None:
         std = channel_std(view.ns, view.rgb)
-        kept &= (std > params.lower_std) & (std < params.upper_std)
-    return keep_only(view, ~kept if params.invert else kept, params.name, params.name)
+        kept &= _between(std, params.lower_std, params.upper_std)
+    return keep_only(view, ~kept if params.invert else kept, params.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def otsu(view: QcView, params: Otsu) -> Outcome:
         below = gray < filters.local_otsu(view.ns, gray, disk)
     else:
         below = view.gray < filters.otsu_threshold(view.ns, view.gray)
-    return keep_only(view, ~below if params.invert else below, params.name, params.name)
+    return keep_only(view, ~below if params.invert else below, params.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ def brightest_cluster(view: QcView, params: BrightestCluster) -> Outcome:
             break
         centers = moved
     limit = float(centers[-2:].mean()) if len(present) > 1 else math.inf
-    return keep_only(view, view.gray < limit, params.name, "brightestPixels")
+    return keep_only(view, view.gray < limit, "brightestPixels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ def local_minimum(view: QcView, params: LocalMinimum) -> Outcome:
     """Removes px whose whole surroundings are bright."""
     disk = disk_footprint(length_px(params.radius, view.mpp_th, key="radius"))
     bright = filters.local_minimum(view.ns, _as_uint8(view), disk) > params.upper_gray
-    return keep_only(view, ~bright if params.invert else bright, params.name, "brightestPixels")
+    return keep_only(view, ~bright if params.invert else bright, "brightestPixels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,12 +189,10 @@ def equalised(view: QcView, params: Equalised) -> Outcome:
     return Outcome(tables={params.name: picture})
 
 
-def keep_only(view: QcView, kept: Array, name: str, column: str) -> Outcome:
+def keep_only(view: QcView, kept: Array, column: str) -> Outcome:
     """The outcome of a check that keeps some px: what it took from the mask, and its share."""
     new = view.mask_use & kept
-    return Outcome(
-        mask_use=new, touched=view.mask_use & ~kept, scores={column: view.share(new)}
-    )
+    return Outcome(mask_use=new, touched=view.mask_use & ~kept, scores={column: view.share(new)})
 
 
 def remove(view: QcView, found: Array, name: str, *, enforce: bool = False) -> Outcome:
@@ -210,9 +208,6 @@ def remove(view: QcView, found: Array, name: str, *, enforce: bool = False) -> O
 
 def remove_regions(view: QcView, found: Array, name: str) -> Outcome:
     """The outcome of a check that removes what it found, with the columns of its regions."""
-    from thinsection.arrays.morphology import measure_regions
-    from thinsection.qc.view import region_scores
-
     new, touched = view.mask_use & ~found, view.mask_use & found
     regions = measure_regions(view.ns, touched)
     return Outcome(
@@ -220,6 +215,11 @@ def remove_regions(view: QcView, found: Array, name: str) -> Outcome:
         touched=touched,
         scores=region_scores(f"{name}_removed", regions, view.share(new)),
     )
+
+
+def _between(values: Array, lower: float | None, upper: float | None) -> Array:
+    above = values > (-math.inf if lower is None else lower)
+    return above & (values < (math.inf if upper is None else upper))
 
 
 def _as_uint8(view: QcView) -> Array:

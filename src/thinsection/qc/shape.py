@@ -128,9 +128,7 @@ class Fragments:
 
 def fragments(view: QcView, params: Fragments) -> Outcome:
     """Removes small fragments; one column."""
-    new = drop_small(
-        view.ns, view.mask_use, area_px(params.min_area, view.mpp_th, key="min_area")
-    )
+    new = drop_small(view.ns, view.mask_use, area_px(params.min_area, view.mpp_th, key="min_area"))
     touched = view.mask_use & ~new
     return Outcome(mask_use=new, touched=touched, scores={"areaThresh": view.share(new)})
 

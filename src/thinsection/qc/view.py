@@ -63,7 +63,7 @@ class QcView:
         if self.statistics == "absolute":
             return float(left)
         if self.statistics == "relative2image":
-            return left / new_mask.size
+            return left / float(new_mask.size)
         return EMPTY_SCORE if before == 0 else 1.0 - left / before
 
 

@@ -1,6 +1,7 @@
 """Masks as GeoJSON that QuPath opens as annotations."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,14 @@ from thinsection.qc.polygons import MaskPolygon, Ring, mask_polygons
 from thinsection.store.atomic import write_text
 from thinsection.types import MaskArray, MaskFrame
 
-TISSUE_COLOR = (0, 160, 80)
+Color = tuple[int, int, int]  # RGB, 0 to 255
+TISSUE_COLOR: Color = (0, 160, 80)
 
 
-def mask_feature_collection(
-    mask: MaskArray, frame: MaskFrame, *, name: str, color: tuple[int, int, int] = TISSUE_COLOR
-) -> dict[str, Any]:
-    """The mask as a GeoJSON FeatureCollection of one annotation, or of none if it is empty.
+def mask_feature(
+    mask: MaskArray, frame: MaskFrame, *, name: str, color: Color = TISSUE_COLOR
+) -> dict[str, Any] | None:
+    """The mask as one GeoJSON annotation, or None if it is empty.
 
     Coordinates are level-0 px, x to the right and y down, as QuPath reads them. Pieces are
     polygons of one MultiPolygon (a Polygon if there is one piece), each with its holes.
@@ -22,12 +24,12 @@ def mask_feature_collection(
     Args:
         mask: bool (H, W).
         frame: where the mask lies on its slide.
-        name: name of the annotation's class.
-        color: RGB of the class, 0 to 255.
+        name: name of the annotation and of its class.
+        color: of the class.
     """
     polygons = [_coordinates(polygon) for polygon in mask_polygons(mask, frame)]
     if not polygons:
-        return {"type": "FeatureCollection", "features": []}
+        return None
     geometry = (
         {"type": "Polygon", "coordinates": polygons[0]}
         if len(polygons) == 1
@@ -38,24 +40,34 @@ def mask_feature_collection(
         "name": name,
         "classification": {"name": name, "color": list(color)},
     }
-    feature = {"type": "Feature", "geometry": geometry, "properties": properties}
-    return {"type": "FeatureCollection", "features": [feature]}
+    return {"type": "Feature", "geometry": geometry, "properties": properties}
+
+
+def write_masks_geojson(
+    path: Path, masks: Iterable[tuple[str, MaskArray, Color]], frame: MaskFrame
+) -> None:
+    """Writes masks as one FeatureCollection, atomically; empty masks are left out.
+
+    Args:
+        path: of the file.
+        masks: name, mask and color of each.
+        frame: of all of them.
+
+    Memory: O(H * W + corners of all masks), the text included.
+    """
+    features = [mask_feature(mask, frame, name=name, color=color) for name, mask, color in masks]
+    collection = {"type": "FeatureCollection", "features": [f for f in features if f is not None]}
+    write_text(path, json.dumps(collection, allow_nan=False) + "\n")
 
 
 def write_mask_geojson(
-    path: Path,
-    mask: MaskArray,
-    frame: MaskFrame,
-    *,
-    name: str,
-    color: tuple[int, int, int] = TISSUE_COLOR,
+    path: Path, mask: MaskArray, frame: MaskFrame, *, name: str, color: Color = TISSUE_COLOR
 ) -> None:
-    """Writes the mask as GeoJSON, atomically; see `mask_feature_collection`.
+    """Writes one mask as a FeatureCollection of one annotation, or of none if it is empty.
 
     Memory: O(H * W + corners of the mask), the text included.
     """
-    collection = mask_feature_collection(mask, frame, name=name, color=color)
-    write_text(path, json.dumps(collection, allow_nan=False) + "\n")
+    write_masks_geojson(path, [(name, mask, color)], frame)
 
 
 def _coordinates(polygon: MaskPolygon) -> list[list[list[float]]]:

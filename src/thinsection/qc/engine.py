@@ -1,0 +1,221 @@
+"""Runs a pipeline on one slide: reads it once, narrows the mask check by check."""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from thinsection.arrays import Array, ArrayNamespace, get_namespace
+from thinsection.arrays.colour import gray_from_rgb
+from thinsection.qc.by_example import ByExample, trained_model
+from thinsection.qc.light import Blurry
+from thinsection.qc.pipeline import Check, Pipeline
+from thinsection.qc.scale import Scale, scale_of
+from thinsection.qc.suspicion import suspicions
+from thinsection.qc.view import QcView, Score, Strips
+from thinsection.qc.work_image import read_strips, read_work_images
+from thinsection.slide import Slide
+from thinsection.types import MaskArray, MaskFrame, RgbArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QcResult:
+    """What quality control says of one slide.
+
+    Attributes:
+        mask_use: bool (H, W), True = tissue that passed every check.
+        frame: where the masks lie on the slide.
+        masks: per check with a mask, what it removed (or filled), bool (H, W).
+        scores: columns of the slide's row, in the order of the checks.
+        warnings: sentences about the slide.
+        pipeline: the pipeline that ran.
+        rgb: the work image, uint8 (H, W, 3).
+        mpp_th: µm per px of it.
+        facts: what the file says of itself, for the row.
+        tables: small arrays for the report, by check.
+        seconds: wall-clock time per check, and of reading.
+        crossings: transfers between host and device, by reason.
+    """
+
+    mask_use: MaskArray
+    frame: MaskFrame
+    masks: Mapping[str, MaskArray]
+    scores: Mapping[str, Score]
+    warnings: tuple[str, ...]
+    pipeline: Pipeline
+    rgb: RgbArray
+    mpp_th: float
+    facts: Mapping[str, Score]
+    tables: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    crossings: Mapping[str, int] = field(default_factory=dict)
+
+
+def default_cache_dir() -> Path:
+    """$XDG_CACHE_HOME/thinsection, or ~/.cache/thinsection."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "thinsection"
+
+
+def prepare_models(pipeline: Pipeline, *, cache_dir: Path | None = None) -> None:
+    """Trains the pipeline's pixel models into the cache, where they are not there yet."""
+    for check in pipeline.checks:
+        if isinstance(check.params, ByExample):
+            trained_model(check.params, cache_dir or default_cache_dir())
+
+
+def run_qc(
+    slide: Slide,
+    pipeline: Pipeline,
+    *,
+    device: str = "cpu",
+    cache_dir: Path | None = None,
+    slide_mpp: float | None = None,
+) -> QcResult:
+    """Runs every check of the pipeline on the slide.
+
+    A slide that leaves a check nothing to do gets warnings, not an exception.
+
+    Args:
+        slide: to look at.
+        pipeline: of `load_pipeline`.
+        device: 'cpu' or 'cuda[:index]'.
+        cache_dir: of the pixel models; None is `default_cache_dir()`.
+        slide_mpp: µm per level-0 px, in place of what the file says.
+
+    Memory: O(work images + one strip of the level that is read), whatever the slide's size.
+
+    Raises:
+        SlideReadError: a region cannot be decoded.
+        DeviceError: the device is not there.
+        ConfigError: a check names examples or templates that cannot be used.
+    """
+    ns = get_namespace(device)
+    scale = scale_of(slide, pipeline, slide_mpp)
+    started = time.perf_counter()
+    nominal = [pipeline.work_mpp, *_other_images(pipeline)]
+    edges = [scale.max_edge(slide.size, mpp) for mpp in nominal]
+    images = dict(zip(nominal, read_work_images(slide, edges), strict=True))
+    seconds = {"read": time.perf_counter() - started}
+    view = _first_view(
+        ns,
+        images,
+        pipeline,
+        scale=scale,
+        slide=slide,
+        cache_dir=cache_dir or default_cache_dir(),
+    )
+    state = _State(view=view, warnings=[*scale.warnings, *suspicions(images[pipeline.work_mpp])])
+    for check in pipeline.checks:
+        started = time.perf_counter()
+        state.apply(check)
+        seconds[check.name] = time.perf_counter() - started
+    mask_use = ns.download(state.final_mask())
+    rgb = images[pipeline.work_mpp]
+    return QcResult(
+        mask_use=mask_use,
+        frame=MaskFrame(size_th=(rgb.shape[1], rgb.shape[0]), size_l0=slide.size),
+        masks={name: ns.download(mask) for name, mask in state.masks.items()},
+        scores={**state.scores, "pixels_to_use": float(mask_use.sum())},
+        warnings=tuple(state.warnings),
+        pipeline=pipeline,
+        rgb=rgb,
+        mpp_th=view.mpp_th,
+        facts=_facts(slide, scale),
+        tables=state.tables,
+        seconds=seconds,
+        crossings=dict(ns.crossings),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _State:
+    """What grows from check to check."""
+
+    view: QcView
+    warnings: list[str]
+    scores: dict[str, Score] = field(default_factory=dict)
+    masks: dict[str, Array] = field(default_factory=dict)
+    tables: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    enforced: list[str] = field(default_factory=list)
+
+    def apply(self, check: Check) -> None:
+        outcome = check(self.view)
+        self.scores.update(outcome.scores)
+        self.warnings.extend(outcome.warnings)
+        self.tables.update(outcome.tables)
+        if outcome.touched is not None:
+            self.masks[check.name] = outcome.touched
+        if outcome.enforce:
+            self.enforced.append(check.name)
+        if outcome.mask_use is None:
+            return
+        was_empty = not bool(self.view.mask_use.any())
+        self.view = replace(self.view, mask_use=outcome.mask_use)
+        if not was_empty and not bool(outcome.mask_use.any()):
+            self.warnings.append(f"{check.name} left no tissue: look at its picture")
+
+    def final_mask(self) -> Array:
+        """The mask without what the enforced checks found, even where a later check filled it."""
+        mask = self.view.mask_use.copy()
+        for name in self.enforced:
+            mask &= ~self.masks[name]
+        return mask
+
+
+def _first_view(
+    ns: ArrayNamespace,
+    images: Mapping[float, RgbArray],
+    pipeline: Pipeline,
+    *,
+    scale: Scale,
+    slide: Slide,
+    cache_dir: Path,
+) -> QcView:
+    """The view before any check: all px are in use."""
+    rgb = ns.upload(images[pipeline.work_mpp])
+
+    def gray_at(nominal_mpp: float) -> Array:
+        return gray_from_rgb(ns, ns.upload(images[nominal_mpp]))
+
+    def strips_at(mpp: float, rows_multiple: int) -> Strips:
+        return read_strips(slide, scale.slide_mpp, mpp, rows_multiple)
+
+    return QcView(
+        ns=ns,
+        rgb=rgb,
+        gray=gray_from_rgb(ns, rgb),
+        mask_use=ns.xp.ones(rgb.shape[:2], dtype=bool),
+        mpp_th=scale.slide_mpp * max(slide.size) / max(rgb.shape[:2]),
+        statistics=pipeline.statistics,
+        gray_at=gray_at,
+        strips_at=strips_at,
+        model_for=lambda params: trained_model(params, cache_dir),
+    )
+
+
+def _other_images(pipeline: Pipeline) -> list[float]:
+    """Nominal mpp of the further whole images that checks look at."""
+    wanted = {c.params.image_mpp for c in pipeline.checks if isinstance(c.params, Blurry)}
+    return sorted(wanted - {pipeline.work_mpp})
+
+
+def _facts(slide: Slide, scale: Scale) -> dict[str, Score]:
+    """What HistoQC writes about the file itself."""
+    width, height = slide.size
+    mpp = slide.slide_mpp
+    comment = slide.properties.get("openslide.comment", "")
+    return {
+        "base_mag": "NA" if slide.objective_power is None else slide.objective_power,
+        "type": slide.vendor or "NA",
+        "levels": float(len(slide.levels)),
+        "height": float(height),
+        "width": float(width),
+        "mpp_x": "NA" if mpp is None else mpp[0],
+        "mpp_y": "NA" if mpp is None else mpp[1],
+        "comment": " ".join(comment.split()),
+    }

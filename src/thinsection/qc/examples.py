@@ -1,0 +1,160 @@
+"""Generated training pictures at about 8 µm/px: tissue on glass, with pen marks or coverslip edges.
+
+No picture of another project is used. Colours, widths and textures are drawn from wide ranges,
+so that a model learns what ink is rather than how one pen looks.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import ndimage
+
+from thinsection.types import MaskArray, RgbArray
+
+EXAMPLES_VERSION = 3  # part of every model's key: raise it when the pictures change
+Example = tuple[RgbArray, MaskArray]
+_Floats = npt.NDArray[np.float64]
+
+_EDGE_PX = 320
+_NUM_PICTURES = 16
+
+# transmitted light of ink, (R, G, B) in [0, 1], lowest and highest of each
+INKS = {
+    "blue": ((0.02, 0.08, 0.35), (0.30, 0.45, 0.85)),
+    "green": ((0.02, 0.30, 0.10), (0.35, 0.75, 0.50)),
+    "red": ((0.60, 0.02, 0.05), (0.95, 0.22, 0.30)),
+    "black": ((0.02, 0.02, 0.02), (0.24, 0.24, 0.26)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stain:
+    """Colours of a generated slide, transmitted light of dense tissue, (R, G, B) in [0, 1]."""
+
+    nuclei: tuple[float, float, float]
+    matrix: tuple[float, float, float]
+
+
+_STAINS = (
+    Stain(nuclei=(0.36, 0.22, 0.52), matrix=(0.86, 0.52, 0.70)),  # H&E
+    Stain(nuclei=(0.28, 0.20, 0.48), matrix=(0.78, 0.42, 0.62)),  # H&E, strong
+    Stain(nuclei=(0.55, 0.35, 0.60), matrix=(0.92, 0.70, 0.80)),  # H&E, pale
+    Stain(nuclei=(0.45, 0.28, 0.16), matrix=(0.72, 0.74, 0.84)),  # DAB and haematoxylin
+    Stain(nuclei=(0.30, 0.12, 0.30), matrix=(0.82, 0.36, 0.48)),  # H&E, red
+)
+
+
+def pen_examples(seed: int) -> list[Example]:
+    """Pictures with strokes of blue, green, red and black ink, and where the ink is."""
+    rng = np.random.default_rng([seed, 1])
+    pictures = []
+    for number in range(_NUM_PICTURES):
+        base = tissue_picture(rng, _EDGE_PX, _STAINS[number % len(_STAINS)])
+        mask = np.zeros(base.shape[:2], dtype=bool)
+        for color in list(INKS)[: 4 if number % 4 else 0]:  # one in four has no ink at all
+            low, high = INKS[color]
+            ink = rng.uniform(low, high)
+            if color == "black":
+                ink = np.full(3, ink.mean()) + rng.uniform(-0.02, 0.02, 3)
+            base, painted = paint(base, stroke(rng, _EDGE_PX, rng.uniform(5, 34)), ink, rng)
+            mask |= painted
+        pictures.append((_camera(base, rng), mask))
+    return pictures
+
+
+def coverslip_examples(seed: int) -> list[Example]:
+    """Pictures with long straight edges of a coverslip, and where they are."""
+    rng = np.random.default_rng([seed, 2])
+    pictures = []
+    for number in range(_NUM_PICTURES):
+        base = tissue_picture(rng, _EDGE_PX, _STAINS[number % len(_STAINS)])
+        mask = np.zeros(base.shape[:2], dtype=bool)
+        for _ in range(number % 3):
+            distance = _line(rng, _EDGE_PX)
+            width = rng.uniform(1.0, 3.0)
+            dark = np.exp(-0.5 * (distance / width) ** 2) * rng.uniform(0.3, 0.8)
+            halo = np.exp(-0.5 * ((distance - 2.5 * width) / width) ** 2) * rng.uniform(0, 0.06)
+            base = np.clip(base * (1 - dark[..., None]) + halo[..., None], 0, 1)
+            mask |= np.abs(distance) <= 1.3 * width
+        pictures.append((_camera(base, rng), mask))
+    return pictures
+
+
+def tissue_picture(rng: np.random.Generator, edge_px: int, stain: Stain) -> _Floats:
+    """Stained tissue on glass with fat, vessels and folds, float64 (edge, edge, 3) in [0, 1]."""
+    shape = (edge_px, edge_px)
+    outline = _noise(rng, shape, 40) + 0.35 * _noise(rng, shape, 8)
+    density = np.clip((outline - np.quantile(outline, rng.uniform(0.15, 0.6))) * 6, 0, 1)
+    fat = _noise(rng, shape, 25) > 1.1
+    cells = _noise(rng, shape, 2.5) > 0.1
+    density = density * np.where(fat & cells, 0.05, 1.0)
+    nuclei = np.clip(0.35 + 0.25 * _noise(rng, shape, 0.8) + 0.25 * _noise(rng, shape, 6), 0, 1)
+    fold = np.clip(1.6 - np.abs(_noise(rng, shape, 30)) * 18, 0, 1) * (rng.random() < 0.6)
+    optical = (
+        -np.log(np.array(stain.matrix)) * (1 - nuclei[..., None])
+        - np.log(np.array(stain.nuclei)) * nuclei[..., None]
+    )
+    thickness = density * (0.75 + 0.2 * _noise(rng, shape, 12)).clip(0.1) * (1 + 1.2 * fold)
+    light = np.exp(-optical * thickness[..., None])
+    blood = (_noise(rng, shape, 14) > 1.7) & (density > 0.5)
+    red = np.array([0.80, 0.28, 0.34]) * (1 + 0.12 * _noise(rng, shape, 1.0))[..., None]
+    light = np.where(blood[..., None], red, light)
+    glass = rng.uniform(0.86, 0.97) + rng.uniform(-0.02, 0.02, 3)
+    return np.asarray(np.clip(light * glass, 0, 1))
+
+
+def stroke(rng: np.random.Generator, edge_px: int, width_px: float) -> _Floats:
+    """Coverage in [0, 1] of one pen stroke: a smooth path, soft at its rim, streaked along it."""
+    knots = rng.uniform(-0.1, 1.1, (4, 2)) * edge_px
+    t = np.linspace(0, 1, 40 * int(edge_px / 32))[:, None]
+    path = (
+        (1 - t) ** 3 * knots[0]
+        + 3 * (1 - t) ** 2 * t * knots[1]
+        + 3 * (1 - t) * t**2 * knots[2]
+        + t**3 * knots[3]
+    )
+    inside = np.zeros((edge_px, edge_px), dtype=bool)
+    rows, columns = np.rint(path).astype(int).T
+    kept = (rows >= 0) & (rows < edge_px) & (columns >= 0) & (columns < edge_px)
+    inside[rows[kept], columns[kept]] = True
+    if not inside.any():
+        return np.zeros((edge_px, edge_px))
+    distance = ndimage.distance_transform_edt(~inside)
+    wobble = 1 + 0.15 * _noise(rng, (edge_px, edge_px), 5)
+    rim = np.clip((width_px / 2 * wobble - distance) / rng.uniform(1.0, 3.0) + 0.5, 0, 1)
+    streaks = 1 - rng.uniform(0, 0.25) * np.abs(_noise(rng, (edge_px, edge_px), 2.0))
+    return np.asarray(rim * np.clip(streaks, 0.3, 1))
+
+
+def paint(
+    base: _Floats, coverage: _Floats, ink: _Floats, rng: np.random.Generator
+) -> tuple[_Floats, MaskArray]:
+    """The picture under a layer of ink, and where the ink covers more than half."""
+    shade = ink[None, None, :] ** (0.8 + 0.4 * coverage[..., None])
+    opacity = (coverage * rng.uniform(0.85, 1.0))[..., None]
+    dense = rng.uniform(0.3, 0.9)  # how much of the tissue shows through
+    under = base**dense
+    return base * (1 - opacity) + shade * under * opacity, coverage > 0.5
+
+
+def _line(rng: np.random.Generator, edge_px: int) -> _Floats:
+    """Signed distance of each px to a straight line through the picture."""
+    angle = rng.choice([0, np.pi / 2]) + rng.normal(0, 0.08)
+    across = np.array([np.cos(angle), np.sin(angle)])
+    through = rng.uniform(0.1, 0.9, 2) * edge_px
+    y, x = np.mgrid[:edge_px, :edge_px]
+    return np.asarray((x - through[0]) * across[0] + (y - through[1]) * across[1])
+
+
+def _noise(rng: np.random.Generator, shape: tuple[int, int], sigma_px: float) -> _Floats:
+    """Smooth noise of mean 0 and standard deviation 1."""
+    field = ndimage.gaussian_filter(rng.standard_normal(shape), sigma_px, mode="wrap")
+    return np.asarray((field - field.mean()) / field.std())
+
+
+def _camera(light: _Floats, rng: np.random.Generator) -> RgbArray:
+    """Shading, noise and rounding of a scanner."""
+    ramp = np.linspace(-1, 1, light.shape[1])[None, :] * rng.uniform(-0.02, 0.02)
+    noisy = light * (1 + ramp)[..., None] + rng.normal(0, rng.uniform(0.002, 0.012), light.shape)
+    return np.asarray(np.clip(np.rint(noisy * 255), 0, 255).astype(np.uint8))

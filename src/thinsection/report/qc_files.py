@@ -1,0 +1,115 @@
+"""The files that quality control leaves for one slide."""
+
+import colorsys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw
+
+from thinsection.qc.engine import QcResult
+from thinsection.store.atomic import atomic_path, write_json
+from thinsection.store.geojson import TISSUE_COLOR, Color, write_masks_geojson
+from thinsection.types import MaskArray, RgbArray
+
+QC_FORMAT = "thinsection-qc/1"
+QC_JSON = "qc.json"  # written last: where it is, everything is
+_DIMMED = 0.35  # share of its own colour that a px out of use keeps in the overlay
+
+
+def write_qc(result: QcResult, folder: Path, *, key: str = "") -> None:
+    """Writes pictures, masks, GeoJSON and, last, `qc.json`; each file atomically.
+
+    `<check>.png` is what a check touched, `mask_use.png` what is left (both white = True),
+    `thumbnail.png` the work image, `overlay.png` both together, `histogram.png` the colours in
+    the mask, `qc.geojson` all masks in level-0 px.
+
+    Args:
+        result: of `run_qc`.
+        folder: made if it is not there.
+        key: of `qc_key`, kept in `qc.json` so that a later run knows the result again.
+    """
+    colors = check_colors(result)
+    for name, mask in result.masks.items():
+        write_png(folder / f"{name}.png", mask)
+    write_png(folder / "mask_use.png", result.mask_use)
+    write_png(folder / "thumbnail.png", result.rgb)
+    write_png(folder / "overlay.png", overlay(result))
+    for name, table in result.tables.items():
+        picture = table if table.dtype == np.uint8 else histogram_picture(table)
+        write_png(folder / f"{name}.png", picture)
+    masks = [("Usable tissue", result.mask_use, TISSUE_COLOR)]
+    masks += [(name, mask, colors[name]) for name, mask in result.masks.items()]
+    write_masks_geojson(folder / "qc.geojson", masks, result.frame)
+    write_json(folder / QC_JSON, qc_document(result, key))
+
+
+def qc_document(result: QcResult, key: str) -> dict[str, Any]:
+    """What `qc.json` holds."""
+    return {
+        "format": QC_FORMAT,
+        "key": key,
+        "facts": dict(result.facts),
+        "scores": dict(result.scores),
+        "warnings": list(result.warnings),
+        "size_l0": list(result.frame.size_l0),
+        "size_th": list(result.frame.size_th),
+        "mpp_th": result.mpp_th,
+        "masks": [*result.masks, "mask_use"],
+        "pipeline": result.pipeline.as_mapping(),
+        "seconds": {name: round(value, 6) for name, value in result.seconds.items()},
+        "crossings": dict(result.crossings),
+    }
+
+
+def check_colors(result: QcResult) -> dict[str, Color]:
+    """A colour per check with a mask, spread over the hues."""
+    names = list(result.masks)
+    hues = [(0.02 + n * 0.618) % 1.0 for n in range(len(names))]
+    rgb = [colorsys.hsv_to_rgb(hue, 0.85, 0.9) for hue in hues]
+    return {
+        name: (round(r * 255), round(g * 255), round(b * 255))
+        for name, (r, g, b) in zip(names, rgb, strict=True)
+    }
+
+
+def overlay(result: QcResult) -> RgbArray:
+    """The work image: out of use dimmed and tinted by the check that took it, the rest outlined."""
+    picture = result.rgb.astype(np.float32)
+    tint = np.full_like(picture, 255.0)
+    for name, color in check_colors(result).items():
+        tint[result.masks[name] & ~result.mask_use] = color
+    out_of_use = ~result.mask_use
+    picture[out_of_use] = picture[out_of_use] * _DIMMED + tint[out_of_use] * (1 - _DIMMED) * 0.9
+    picture[_outline(result.mask_use)] = TISSUE_COLOR
+    return np.clip(picture, 0, 255).astype(np.uint8)
+
+
+def _outline(mask: MaskArray) -> MaskArray:
+    """Px of the mask with a 4-neighbour outside it."""
+    padded = np.pad(mask, 1)
+    inner = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
+    return np.asarray(mask & ~inner)
+
+
+def histogram_picture(density: npt.NDArray[Any], *, size: tuple[int, int] = (420, 200)) -> RgbArray:
+    """Steps of the density of R, G and B, (bins, 3), over 0 to 255."""
+    width, height = size
+    image = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(image)
+    highest = max(float(density.max()), 1e-12)
+    for channel, color in enumerate(("#c0392b", "#27ae60", "#2e5fc0")):
+        points: list[tuple[float, float]] = []
+        for n, value in enumerate(density[:, channel]):
+            y = height - 12 - (height - 24) * float(value) / highest
+            points += [(n * width / len(density), y), ((n + 1) * width / len(density), y)]
+        draw.line(points, fill=color, width=2)
+    draw.line([(0, height - 12), (width, height - 12)], fill="#888888")
+    return np.asarray(image)
+
+
+def write_png(path: Path, picture: npt.NDArray[Any]) -> None:
+    """Writes bool, gray or RGB as PNG, atomically."""
+    with atomic_path(path) as tmp:
+        Image.fromarray(picture).save(tmp, format="PNG")

@@ -1,0 +1,71 @@
+"""Work images: OpenSlide's thumbnails px by px, from one bounded pass."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.qc.slides import ArraySlide, needs_real_slide, real_slide, reduced
+
+from thinsection.qc import work_image
+from thinsection.qc.work_image import fitted_size, plan_image, read_strips, read_work_images
+
+RNG = np.random.default_rng(1)
+BASE = RNG.integers(0, 256, (1237, 913, 3), dtype=np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def many_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_image, "STRIP_BYTES", 1 << 19)
+
+
+@needs_real_slide
+@pytest.mark.parametrize("max_edge", [97, 185, 371, 1483, 2967, 4000])
+def test_a_work_image_is_openslides_thumbnail_px_by_px(max_edge: int) -> None:
+    import openslide
+    from tests.qc.slides import REAL
+
+    with openslide.OpenSlide(str(REAL)) as slide:
+        expected = np.asarray(slide.get_thumbnail((max_edge, max_edge)))
+    (got,) = read_work_images(real_slide(), [max_edge])
+    assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("max_edge", [50, 77, 300, 1237])
+def test_a_work_image_is_pillows_thumbnail_of_the_best_level(max_edge: int) -> None:
+    levels = [BASE, reduced(BASE, 4)]
+    image = Image.fromarray(levels[0 if max_edge >= 300 else 1])
+    image.thumbnail((max_edge, max_edge), Image.Resampling.LANCZOS)
+    (got,) = read_work_images(ArraySlide(levels), [max_edge])
+    assert np.array_equal(got, np.asarray(image))
+
+
+def test_two_sizes_from_one_level_read_it_once() -> None:
+    slide = ArraySlide([BASE])
+    both = read_work_images(slide, [77, 300])
+    assert slide.num_read_px == BASE.shape[0] * BASE.shape[1]
+    alone = [read_work_images(ArraySlide([BASE]), [edge])[0] for edge in (77, 300)]
+    assert all(np.array_equal(a, b) for a, b in zip(both, alone, strict=True))
+
+
+@pytest.mark.parametrize("size", [(2220, 2967), (2967, 2220), (1000, 1000), (5000, 3)])
+@pytest.mark.parametrize("max_edge", [1, 7, 185, 900])
+def test_the_fitted_size_is_pillows(size: tuple[int, int], max_edge: int) -> None:
+    image = Image.new("L", size)
+    image.thumbnail((max_edge, max_edge), Image.Resampling.NEAREST)
+    assert fitted_size(size, max_edge) == image.size
+
+
+def test_no_level_coarser_than_wanted_is_read() -> None:
+    slide = ArraySlide([BASE, reduced(BASE, 4), reduced(BASE, 16)])
+    assert plan_image(slide.levels, 1237 // 16 - 1).level.index == 2
+    assert plan_image(slide.levels, 1237 // 16 + 2).level.index == 1
+    assert plan_image(slide.levels, 1200).level.index == 0
+
+
+def test_strips_tile_the_reduced_level_in_whole_multiples() -> None:
+    strips = read_strips(ArraySlide([BASE]), 0.5, 1.0, 32)
+    parts = list(strips.strips)
+    assert strips.mpp == 1.0
+    assert strips.size == (456, 618)
+    assert len(parts) > 1
+    assert all(part.shape[0] % 32 == 0 for part in parts[:-1])
+    assert np.array_equal(np.concatenate(parts), reduced(BASE[:1236, :912], 2))

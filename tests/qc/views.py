@@ -1,0 +1,32 @@
+"""Views for checks without a slide."""
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.arrays import get_namespace
+from thinsection.arrays.colour import gray_from_rgb
+from thinsection.qc.view import QcView, Strips
+
+
+def view_of(
+    rgb: npt.NDArray[np.uint8], mask: npt.NDArray[np.bool_] | None = None, *, mpp_th: float = 8.0
+) -> QcView:
+    """A view of one picture, which is also what every other resolution answers."""
+    ns = get_namespace("cpu")
+
+    def strips_at(mpp: float, rows_multiple: int) -> Strips:
+        return Strips(mpp=mpp, size=(rgb.shape[1], rgb.shape[0]), strips=iter([rgb]))
+
+    def model_for(params: object) -> object:
+        raise AssertionError("these views have no pixel model")
+
+    return QcView(
+        ns=ns,
+        rgb=rgb,
+        gray=gray_from_rgb(ns, rgb),
+        mask_use=np.ones(rgb.shape[:2], dtype=bool) if mask is None else mask,
+        mpp_th=mpp_th,
+        gray_at=lambda nominal_mpp: gray_from_rgb(ns, rgb),
+        strips_at=strips_at,
+        model_for=model_for,
+    )
