@@ -9,7 +9,7 @@ from rich.console import Console
 from thinsection.errors import ThinsectionError
 
 # modules of this package that define `register(app)`, in the order of `thinsection --help`
-COMMANDS: tuple[str, ...] = ()
+COMMANDS: tuple[str, ...] = ("probe",)
 
 EXIT_USAGE = 2  # our own errors, as for a wrong flag
 

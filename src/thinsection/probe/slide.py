@@ -49,7 +49,9 @@ def case_folds(cases: CaseSet, protocol: Protocol) -> list[Fold]:
     if cases.folds is not None:
         folds = list(cases.folds)
     else:
-        folds = stratified_folds(cases.labels, folds=protocol.folds, seed=protocol.seed)
+        folds = stratified_folds(
+            cases.labels, folds=protocol.folds, seed=protocol.seed, class_names=cases.class_names
+        )
     for i, fold in enumerate(folds):
         for part, rows in zip(("train", "validation"), fold, strict=True):
             absent = set(range(len(cases.class_names))) - set(cases.labels[rows].tolist())

@@ -11,8 +11,20 @@ IndexArray = npt.NDArray[np.int64]
 Fold = tuple[IndexArray, IndexArray]  # indices of the training and of the validation rows
 
 
-def stratified_folds(labels: npt.ArrayLike, *, folds: int = 3, seed: int = 1337) -> list[Fold]:
+def stratified_folds(
+    labels: npt.ArrayLike,
+    *,
+    folds: int = 3,
+    seed: int = 1337,
+    class_names: Sequence[str] | None = None,
+) -> list[Fold]:
     """Stratified, shuffled folds: StratifiedKFold(folds, shuffle, random_state=seed).
+
+    Args:
+        labels: one a row.
+        folds: how many.
+        seed: of the shuffle.
+        class_names: what the labels 0..K-1 stand for, for the error.
 
     Raises:
         InvalidInputError: a class has fewer rows than there are folds.
@@ -20,7 +32,7 @@ def stratified_folds(labels: npt.ArrayLike, *, folds: int = 3, seed: int = 1337)
     from sklearn.model_selection import StratifiedKFold
 
     labels = np.asarray(labels)
-    _check_class_sizes(labels, folds)
+    _check_class_sizes(labels, folds, class_names)
     splitter = StratifiedKFold(n_splits=folds, shuffle=True, random_state=seed)
     return [_int64(fold) for fold in splitter.split(np.zeros(len(labels)), labels)]
 
@@ -66,10 +78,11 @@ def shuffled_folds(n: int, *, folds: int = 3, seed: int = 1337) -> list[Fold]:
     ]
 
 
-def _check_class_sizes(labels: npt.NDArray, folds: int) -> None:
+def _check_class_sizes(labels: npt.NDArray, folds: int, class_names: Sequence[str] | None) -> None:
     classes, counts = np.unique(labels, return_counts=True)
     if len(classes) and counts.min() < folds:
-        name = classes[counts.argmin()]
+        smallest = classes[counts.argmin()]
+        name = smallest if class_names is None else class_names[smallest]
         raise InvalidInputError(
             f"each class must have >= {folds} rows for {folds} folds, "
             f"got {counts.min()} of class {str(name)!r}"

@@ -1,0 +1,124 @@
+"""Labelled images on disk, and their embeddings by an encoder."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thinsection.errors import DatasetError
+from thinsection.probe.examples import Embeddings, Labels, TileSet, make_split
+from thinsection.types import MIB, RgbArray
+
+if TYPE_CHECKING:
+    from thinsection.encode import TileEncoder
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+BATCH_BYTES = 64 * MIB  # of decoded images at a time (one image may be larger)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRef:
+    """One image: a file, or row `row` of the dataset 'x' of an HDF5 file (PCam)."""
+
+    path: Path
+    row: int | None = None
+
+    @property
+    def name(self) -> str:
+        """For tables: the file's name, or the file's and the row."""
+        return self.path.name if self.row is None else f"{self.path.stem}:{self.row}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePart:
+    """Images of one split with their labels (N,)."""
+
+    images: tuple[ImageRef, ...]
+    labels: Labels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSet:
+    """Training and validation images of one dataset; as `TileSet`, before the encoder."""
+
+    name: str
+    class_names: tuple[str, ...]
+    train: ImagePart
+    val: ImagePart
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def embed_image_set(data: ImageSet, encoder: "TileEncoder", *, batch_size: int = 64) -> TileSet:
+    """The set with embeddings in place of images; the encoder does its own preprocessing.
+
+    Memory: 4 N D + BATCH_BYTES (or one image) + the encoder.
+
+    Raises:
+        DatasetError: an image cannot be read; names it.
+        InvalidInputError: the encoder gave NaN or inf.
+    """
+    parts = {}
+    for name, part in (("train", data.train), ("val", data.val)):
+        vectors = _embed(part.images, encoder, batch_size)
+        parts[name] = make_split(vectors, part.labels, [ref.name for ref in part.images])
+    facts = {
+        **data.facts,
+        "encoder": encoder.spec.name,
+        "precision": encoder.precision,
+        "weights_sha256": encoder.weights_hash,
+    }
+    return TileSet(
+        name=data.name,
+        class_names=data.class_names,
+        train=parts["train"],
+        val=parts["val"],
+        facts=facts,
+    )
+
+
+def _embed(images: tuple[ImageRef, ...], encoder: "TileEncoder", batch_size: int) -> Embeddings:
+    out = np.empty((len(images), encoder.dim), dtype=np.float32)
+    done = 0
+    for batch in image_batches(images, batch_size):
+        out[done : done + len(batch)] = encoder.encode(batch).float().cpu().numpy()
+        done += len(batch)
+    return out
+
+
+def image_batches(images: tuple[ImageRef, ...], batch_size: int) -> Iterator[RgbArray]:
+    """Batches uint8 (B, H, W, 3) in order; a batch ends where the image size changes.
+
+    Memory: BATCH_BYTES, or one image.
+    """
+    pending: list[RgbArray] = []
+    for ref in images:
+        image = read_image(ref)
+        full = len(pending) == batch_size or sum(i.nbytes for i in pending) >= BATCH_BYTES
+        if pending and (full or pending[0].shape != image.shape):
+            yield np.stack(pending)
+            pending = []
+        pending.append(image)
+    if pending:
+        yield np.stack(pending)
+
+
+def read_image(ref: ImageRef) -> RgbArray:
+    """The image as uint8 (H, W, 3), RGB.
+
+    Raises:
+        DatasetError: it cannot be read.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        if ref.row is not None:
+            import h5py
+
+            with h5py.File(ref.path, "r") as file:
+                return np.asarray(file["x"][ref.row], dtype=np.uint8)
+        with Image.open(ref.path) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise DatasetError(f"image must be readable, got {str(ref.path)!r}: {error}") from error

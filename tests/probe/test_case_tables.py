@@ -1,0 +1,103 @@
+"""Patho-Bench tasks and case CSVs, with small embedding files."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.probe.make import write_tiles_h5
+
+from thinsection.errors import DatasetError
+from thinsection.probe.datasets_cases import labelled_cases, load_case_table, survival_cases
+from thinsection.probe.protocol import NANOPATH, PATHOBENCH
+
+
+def task(root: Path, *, folds: int, sealed: int = 0) -> Path:
+    """A task of 12 cases (case 0 has two slides), `sealed` of which are test in every fold."""
+    root.mkdir(parents=True, exist_ok=True)
+    names = [f"fold_{f}" for f in range(folds)]
+    lines = ["\t".join(["case_id", "slide_id", "er", "os_event", "os_days", *names])]
+    for i in range(12):
+        held_out = [i < sealed or (folds > 1 and i % folds == f) for f in range(folds)]
+        parts = ["test" if out else "train" for out in held_out]
+        for slide in [f"s{i}.svs", f"s{i}b.svs"] if i == 0 else [f"s{i}.svs"]:
+            lines.append("\t".join([f"c{i}", slide, str(i // 6), str(i % 2), str(100 + i), *parts]))
+    (root / "k=all.tsv").write_text("\n".join(lines))
+    (root / "config.yaml").write_text(
+        "task_col: er\nsample_col: case_id\nlabel_dict:\n  0: negative\n  1: positive\n"
+    )
+    for i in range(12):
+        write_tiles_h5(root / "feats" / f"s{i}.h5", np.zeros((2, 2)), np.full((2, 3), i, "f4"))
+    write_tiles_h5(root / "feats" / "s0b.h5", np.zeros((1, 2)), np.full((1, 3), 8.0, "f4"))
+    return root
+
+
+def test_pathobench_folds_are_the_files_and_cases_are_means_of_slides(tmp_path: Path) -> None:
+    root = task(tmp_path / "bc" / "er", folds=3)
+    cases = labelled_cases(load_case_table(root, PATHOBENCH, survival=False), root / "feats")
+    assert cases.class_names == ("negative", "positive")
+    assert cases.ids == tuple(f"c{i}" for i in range(12))
+    np.testing.assert_array_equal(cases.vectors[:, 0], [4, *range(1, 12)])
+    assert cases.folds is not None
+    for f, (train, val) in enumerate(cases.folds):
+        np.testing.assert_array_equal(val, np.arange(f, 12, 3))
+        assert sorted([*train, *val]) == list(range(12))
+
+
+def test_nanopath_takes_only_the_training_rows_of_the_first_fold(tmp_path: Path) -> None:
+    root = task(tmp_path / "t", folds=3)
+    table = load_case_table(root, NANOPATH, survival=False)
+    assert table.ids == tuple(f"c{i}" for i in range(12) if i % 3)
+    assert table.folds is None
+
+
+@pytest.mark.parametrize("folds", [1, 3])
+def test_a_sealed_test_is_never_looked_at(tmp_path: Path, folds: int) -> None:
+    root = task(tmp_path / "t", folds=folds, sealed=2)
+    for i in range(2):
+        (root / "feats" / f"s{i}.h5").unlink()
+    table = load_case_table(root, PATHOBENCH, survival=False)
+    assert "c0" not in table.ids
+    assert "c1" not in table.ids
+    assert table.facts["sealed_rows_dropped"] == 3  # case 0 has two slides
+    labelled_cases(table, root / "feats")
+
+
+def test_survival_columns_are_read(tmp_path: Path) -> None:
+    root = task(tmp_path / "t", folds=3)
+    (root / "config.yaml").write_text("task_col: os\nsample_col: case_id\n")
+    cases = survival_cases(load_case_table(root, PATHOBENCH, survival=True), root / "feats")
+    np.testing.assert_array_equal(cases.event, np.arange(12) % 2 == 1)
+    np.testing.assert_array_equal(cases.time, 100 + np.arange(12))
+
+
+def test_a_case_with_two_labels_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("case_id,slide_id,label\nc,a,0\nc,b,1\n")
+    with pytest.raises(DatasetError, match="same in all rows of a case, got '0' and '1' for 'c'"):
+        load_case_table(tmp_path / "l.csv", NANOPATH, survival=False)
+
+
+def test_a_csv_of_slides_makes_each_a_case_and_drops_test(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("slide_id,label,split\na,x,train\nb,y,val\nz,y,test\n")
+    table = load_case_table(tmp_path / "l.csv", NANOPATH, survival=False)
+    assert table.ids == ("a", "b")
+
+
+def test_a_label_outside_the_tasks_names_is_refused(tmp_path: Path) -> None:
+    root = task(tmp_path / "t", folds=3)
+    table = load_case_table(root, PATHOBENCH, survival=False)
+    odd = dataclasses.replace(table, label_names={"0": "negative"})
+    with pytest.raises(DatasetError, match="label must be one of negative, got '1'"):
+        labelled_cases(odd, root / "feats")
+
+
+def test_a_folder_that_is_no_task_says_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"an empty folder .*looked for k=all.tsv, config.yaml"):
+        load_case_table(tmp_path, PATHOBENCH, survival=False)
+
+
+def test_an_event_that_is_no_flag_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("slide_id,event,time\na,maybe,3\n")
+    table = load_case_table(tmp_path / "l.csv", NANOPATH, survival=True)
+    with pytest.raises(DatasetError, match="event must be 0 or 1 and time a number, got 'maybe'"):
+        survival_cases(table, tmp_path)

@@ -1,0 +1,138 @@
+"""Labels by region: which tile gets which class, and every way to draw them wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.probe.make import rectangle, two_regions, write_tiles_h5
+
+from thinsection.errors import DatasetError
+from thinsection.probe.regions import Region, load_regions, read_regions
+
+
+def collection(path: Path, *features: dict[str, Any]) -> Path:
+    path.write_text(json.dumps({"type": "FeatureCollection", "features": list(features)}))
+    return path
+
+
+def test_tiles_take_the_class_of_the_region_that_holds_their_centre(tmp_path: Path) -> None:
+    run, labels = two_regions(tmp_path)
+    data = load_regions([run / "slide-1" / "tiles.h5"], labels)
+    assert data.class_names == ("stroma", "tumour")
+    assert len(data.train) + len(data.val) == 13 * 9  # the last column lies in no region
+    for split in (data.train, data.val):
+        for name, label in zip(split.ids, split.labels, strict=True):
+            slide, place = name.split(":")
+            assert slide == "slide-1"
+            assert label == (int(place.split("x")[0]) >= 7 * 512)
+    assert "the score flatters" in data.facts["split_rule"]
+
+
+def test_holes_and_pieces_follow_the_even_odd_rule() -> None:
+    square = np.array([[0, 0], [10, 0], [10, 10], [0, 10], [0, 0]], float)
+    hole = np.array([[4, 4], [6, 4], [6, 6], [4, 6]], float)
+    island = square + 100
+    region = Region("a", None, None, (square, hole, island))
+    points = np.array([[1, 1], [5, 5], [105, 105], [50, 50], [9.9, 0.1]])
+    np.testing.assert_array_equal(region.holds(points), [True, False, True, False, True])
+
+
+def test_a_diagonal_edge_cuts_as_its_line_does() -> None:
+    region = Region("a", None, None, (np.array([[0, 0], [100, 0], [0, 50]], float),))
+    points = np.random.default_rng(0).uniform(0, 100, (500, 2))
+    np.testing.assert_array_equal(region.holds(points), points[:, 0] / 100 + points[:, 1] / 50 < 1)
+
+
+def test_a_split_of_the_regions_is_kept_and_test_left_out(tmp_path: Path) -> None:
+    run, _ = two_regions(tmp_path)
+    labels = collection(
+        tmp_path / "l.geojson",
+        rectangle((0, 0, 1536, 5000), "a", split="train"),
+        rectangle((1536, 0, 3072, 5000), "b", split="train"),
+        rectangle((3072, 0, 3584, 5000), "a", split="val"),
+        rectangle((3584, 0, 4096, 5000), "b", split="val"),
+        rectangle((4096, 0, 5120, 5000), "b", split="test"),
+    )
+    data = load_regions([run / "slide-1" / "tiles.h5"], labels)
+    assert (len(data.train), len(data.val)) == (6 * 9, 2 * 9)
+
+
+def test_three_slides_are_split_by_slide(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    coords = np.stack([np.arange(8) * 512, np.zeros(8)], axis=1)
+    files = [
+        write_tiles_h5(tmp_path / f"s{i}.h5", coords, rng.normal(size=(8, 4)).astype("f4"))
+        for i in range(4)
+    ]
+    rows = [f"s{i},{x * 512},0,{'ab'[x % 2]}" for i in range(4) for x in range(8)]
+    (tmp_path / "l.csv").write_text("\n".join(["slide_id,x,y,label", *rows]))
+    data = load_regions(files, tmp_path / "l.csv")
+    train, val = ({name.split(":")[0] for name in s.ids} for s in (data.train, data.val))
+    assert train | val == {"s0", "s1", "s2", "s3"}
+    assert not train & val
+    assert data.facts["slides"] == 4
+
+
+def test_a_tile_in_two_classes_is_refused(tmp_path: Path) -> None:
+    run, _ = two_regions(tmp_path)
+    labels = collection(
+        tmp_path / "l.geojson",
+        rectangle((0, 0, 1500, 1500), "a"),
+        rectangle((1000, 0, 3000, 1500), "b"),
+    )
+    with pytest.raises(DatasetError, match=r"one class and split, got 'a' and 'b' at \[1024, 0\]"):
+        load_regions([run / "slide-1" / "tiles.h5"], labels)
+
+
+def test_regions_of_an_unknown_slide_are_refused(tmp_path: Path) -> None:
+    run, _ = two_regions(tmp_path)
+    labels = collection(tmp_path / "l.geojson", rectangle((0, 0, 9, 9), "a", slide_id="other"))
+    with pytest.raises(DatasetError, match=r"name a slide of the data \(slide-1\), got 'other'"):
+        load_regions([run / "slide-1" / "tiles.h5"], labels)
+
+
+def test_regions_without_slide_among_several_slides_are_refused(tmp_path: Path) -> None:
+    run, labels = two_regions(tmp_path)
+    files = [run / "slide-1" / "tiles.h5"] * 2
+    with pytest.raises(DatasetError, match="must have the property 'slide_id'"):
+        load_regions(files, labels)
+
+
+def test_regions_of_one_class_are_refused(tmp_path: Path) -> None:
+    run, _ = two_regions(tmp_path)
+    labels = collection(tmp_path / "l.geojson", rectangle((0, 0, 2000, 2000), "a"))
+    with pytest.raises(DatasetError, match=r"at least two classes, got \['a'\] for 16 tiles"):
+        load_regions([run / "slide-1" / "tiles.h5"], labels)
+
+
+def test_a_csv_row_without_its_tile_is_refused(tmp_path: Path) -> None:
+    run, _ = two_regions(tmp_path)
+    labels = tmp_path / "l.csv"
+    labels.write_text("slide_id,x,y,label\nslide-1,0,0,a\nslide-1,1,0,b\n")
+    with pytest.raises(DatasetError, match=r"none at 1, 0 \(1 missing\) in 'slide-1'"):
+        load_regions([run / "slide-1" / "tiles.h5"], labels)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("no json", "labels must be GeoJSON"),
+        ('{"type": "FeatureCollection", "features": []}', "a FeatureCollection with features"),
+        (
+            '[{"geometry": {"type": "Polygon", "coordinates": []}, "properties": {}}]',
+            "label None as feature 0",
+        ),
+        (
+            '[{"geometry": {"type": "Point"}, "properties": {"name": "a"}}]',
+            "got 'Point' with label 'a'",
+        ),
+    ],
+)
+def test_a_file_that_is_no_labelled_geojson_is_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "l.geojson").write_text(text)
+    with pytest.raises(DatasetError, match=message):
+        read_regions(tmp_path / "l.geojson")
