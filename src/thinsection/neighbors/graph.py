@@ -1,0 +1,164 @@
+"""The spatial graph of tiles (or cells) that graph models take, in PyTorch Geometric's layout."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.spatial import cKDTree
+
+from thinsection.errors import BudgetError, ConfigError, InvalidInputError
+from thinsection.neighbors.api import DEFAULT_BUDGET_BYTES, nearest_neighbors
+from thinsection.types import Mpp
+from thinsection.units import format_bytes
+
+_SPEC = re.compile(r"\s*(knn|radius)\s*:\s*(\d+(?:\.\d+)?)\s*(?:um|µm)?\s*")
+_BYTES_PER_EDGE = 64  # pairs, both directions, their distances and the order of sorting
+
+
+class TileGraph(NamedTuple):
+    """Edges ordered by target, then by distance, then by source.
+
+    Attributes:
+        edge_index: (2, E) int64: [0] the neighbour (source), [1] the tile it belongs to (target),
+            as messages flow in PyTorch Geometric.
+        distances: (E,) float64, µm where the mpp was given, else level-0 px.
+    """
+
+    edge_index: npt.NDArray[np.int64]
+    distances: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSpec:
+    """k neighbours a tile, or all within a radius; `tile_graph(coords_l0, **spec.kwargs)`."""
+
+    k: int | None = None
+    radius_um: float | None = None
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        return {"k": self.k} if self.k is not None else {"radius_um": self.radius_um}
+
+    def __str__(self) -> str:
+        return f"knn:{self.k}" if self.k is not None else f"radius:{self.radius_um:g}"
+
+
+def parse_graph_spec(text: str) -> GraphSpec:
+    """The graph that 'knn:8' or 'radius:100' (µm) names.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    match = _SPEC.fullmatch(text)
+    kind, value = match.groups() if match else ("", "0")
+    if float(value) <= 0 or (kind == "knn" and "." in value):
+        raise ConfigError(
+            f"graph must be 'knn:K' (K neighbours) or 'radius:R' (R in µm), got {text!r}"
+        )
+    return GraphSpec(k=int(value)) if kind == "knn" else GraphSpec(radius_um=float(value))
+
+
+def tile_graph(
+    coords_l0: npt.NDArray[np.integer],
+    *,
+    k: int | None = None,
+    radius_um: float | None = None,
+    slide_mpp: Mpp | float | None = None,
+    group: npt.NDArray[np.integer] | None = None,
+    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+) -> TileGraph:
+    """The k nearest tiles of each tile, or all tiles within a radius.
+
+    A radius graph is symmetric; one of k neighbours need not be. No tile is its own neighbour. A
+    tile with fewer than k others in its group gets fewer edges.
+
+    Args:
+        coords_l0: int64 (N, 2), x and y in level-0 px; of tiles of one size, or of cells.
+        k: neighbours of each tile; exactly one of k and radius_um is given.
+        radius_um: the largest distance of an edge, in µm, inclusive.
+        slide_mpp: µm per level-0 px, one number or (x, y); needed with radius_um.
+        group: (N,) ids (tissue fragments, slides); edges stay within one.
+        budget_bytes: bound on the memory beyond the result.
+
+    Returns:
+        The edges and their lengths.
+
+    Memory: N * k * 40 bytes, or E * 64 for a radius, checked before the pairs are made.
+
+    Raises:
+        InvalidInputError: shapes, dtypes, both or none of k and radius_um, or no mpp for a radius.
+        BudgetError: the edges within the radius do not fit into the budget.
+    """
+    scaled = _scaled(coords_l0, slide_mpp)
+    if (k is None) == (radius_um is None):
+        raise InvalidInputError(
+            f"tile_graph must get exactly one of k and radius_um, got k={k}, radius_um={radius_um}"
+        )
+    if group is not None and np.shape(group) != (len(scaled),):
+        raise InvalidInputError(f"group must be of shape ({len(scaled)},), got {np.shape(group)}")
+    if k is not None:
+        return _by_count(scaled, k, group, budget_bytes)
+    if slide_mpp is None:
+        raise InvalidInputError(
+            "slide_mpp must be given with radius_um, got None; pass --slide-mpp or use k"
+        )
+    assert radius_um is not None
+    if not (np.isfinite(radius_um) and radius_um > 0):
+        raise InvalidInputError(f"radius_um must be > 0, got {radius_um}")
+    return _by_radius(scaled, float(radius_um), group, budget_bytes)
+
+
+def _scaled(coords_l0: Any, slide_mpp: Mpp | float | None) -> npt.NDArray[np.float64]:
+    coords = np.asarray(coords_l0)
+    if coords.ndim != 2 or coords.shape[1] != 2 or coords.dtype.kind not in "iu":
+        raise InvalidInputError(
+            f"coords_l0 must be int64 of shape (N, 2), got {coords.dtype} {coords.shape}"
+        )
+    mpp = np.broadcast_to(np.asarray(1.0 if slide_mpp is None else slide_mpp, np.float64), (2,))
+    if not (np.isfinite(mpp).all() and (mpp > 0).all()):
+        raise InvalidInputError(f"slide_mpp must be > 0, got {slide_mpp}")
+    scaled: npt.NDArray[np.float64] = coords * mpp
+    return scaled
+
+
+def _by_count(
+    points: npt.NDArray[np.float64], k: int, group: npt.NDArray | None, budget_bytes: int
+) -> TileGraph:
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise InvalidInputError(f"k must be an int >= 1, got {k!r}")
+    if len(points) < 2:
+        return TileGraph(np.empty((2, 0), np.int64), np.empty(0, np.float64))
+    wanted = min(int(k), len(points) - 1)
+    found = nearest_neighbors(points, k=wanted, group=group, budget_bytes=budget_bytes)
+    real = found.indices >= 0
+    targets = np.broadcast_to(np.arange(len(points))[:, None], real.shape)[real]
+    return TileGraph(np.stack((found.indices[real], targets)), found.distances[real])
+
+
+def _by_radius(
+    points: npt.NDArray[np.float64],
+    radius_um: float,
+    group: npt.NDArray | None,
+    budget_bytes: int,
+) -> TileGraph:
+    tree = cKDTree(points)
+    reach = radius_um * (1 + 1e-9)  # the tree proposes, the distance from differences decides
+    num_edges = int(tree.count_neighbors(tree, reach)) - len(points)
+    if num_edges * _BYTES_PER_EDGE > budget_bytes:
+        raise BudgetError(
+            f"radius_um must leave at most {budget_bytes // _BYTES_PER_EDGE} edges in a budget of "
+            f"{format_bytes(budget_bytes)}, got {num_edges} edges at {radius_um:g} µm; "
+            "use a smaller radius or a larger budget"
+        )
+    pairs = tree.query_pairs(reach, output_type="ndarray").astype(np.int64, copy=False)
+    difference = points[pairs[:, 0]] - points[pairs[:, 1]]
+    distances = np.sqrt(np.square(difference).sum(axis=1))
+    keep = distances <= radius_um
+    if group is not None:
+        keep &= group[pairs[:, 0]] == group[pairs[:, 1]]
+    pairs, distances = pairs[keep], np.tile(distances[keep], 2)
+    source, target = np.concatenate((pairs, pairs[:, ::-1])).T
+    order = np.lexsort((source, distances, target))
+    return TileGraph(np.stack((source[order], target[order])), distances[order])

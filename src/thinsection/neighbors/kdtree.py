@@ -1,0 +1,138 @@
+"""Exact search by scipy's cKDTree: it proposes candidates, the shared distances decide.
+
+The tree works in float64. A row is done once its farthest candidate lies so far beyond the k-th
+distance that no point which was not listed can reach it after rounding; otherwise more candidates
+are asked for, and a row with very many ties goes to `blocks`. So the result is the same to the bit.
+"""
+
+import torch
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from thinsection.errors import BudgetError, DeviceError
+from thinsection.neighbors import blocks
+from thinsection.neighbors.distances import candidate_distances, relative_error
+from thinsection.neighbors.problem import Found, Problem
+from thinsection.units import format_bytes
+
+_SPARE = 4  # candidates beyond k in the first round: itself, and ties at the boundary
+_GROWTH = 4  # factor of each further round
+_MAX_CANDIDATES = 512  # beyond it a row has that many ties and is searched in blocks
+_MAX_ROWS = 8192
+_MIN_ROWS = 64
+
+
+def tree_bytes(num_points: int, num_dims: int) -> int:
+    """What the tree holds: float64 coordinates with the group's axis, their copy, order, nodes."""
+    return num_points * (2 * 8 * (num_dims + 1) + 8 + 16)
+
+
+def least_bytes(num_points: int, num_dims: int, k: int) -> int:
+    """The smallest budget that a search can work with."""
+    return tree_bytes(num_points, num_dims) + _MIN_ROWS * _row_bytes(k + _SPARE, num_dims)
+
+
+def search(problem: Problem, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
+    """The k nearest points of each query's own group.
+
+    Memory: `tree_bytes` plus blocks of rows within the rest of budget_bytes, beyond the result.
+
+    Raises:
+        BudgetError: the budget does not hold the tree and a block of rows.
+        DeviceError: the points are not on a CPU.
+    """
+    if problem.points.device.type != "cpu":
+        raise DeviceError(
+            f"points must be on the cpu for impl 'kdtree', got {problem.points.device}; "
+            "use impl 'blocks' or move them"
+        )
+    num_queries, num_dims = problem.queries.shape
+    dtype = torch.promote_types(problem.points.dtype, torch.float32)
+    distances = torch.full((num_queries, k), torch.inf, dtype=dtype)
+    positions = torch.full((num_queries, k), -1, dtype=torch.int64)
+    if not (problem.num_points and num_queries):
+        return Found(distances=distances, positions=positions)
+    candidates = k + _SPARE
+    need = least_bytes(problem.num_points, num_dims, k)
+    if need > budget_bytes:
+        raise BudgetError(
+            f"budget_bytes must be >= {need} ({format_bytes(need)}) for impl 'kdtree' and "
+            f"{problem.num_points} points, got {budget_bytes}; use impl 'blocks'"
+        )
+    tree = _Tree(problem)
+    room = budget_bytes - tree_bytes(problem.num_points, num_dims)
+    pending = torch.arange(num_queries)
+    while pending.numel() and candidates <= max(_MAX_CANDIDATES, 4 * k):
+        rows = min(_MAX_ROWS, max(1, room // _row_bytes(candidates, num_dims)))
+        unfinished = []
+        for block in torch.split(pending, rows):
+            near, index, done = tree.nearest(block, k, min(candidates, problem.num_points), eps)
+            distances[block], positions[block] = near, index
+            unfinished.append(block[~done])
+        pending = torch.cat(unfinished)
+        candidates *= _GROWTH
+    if pending.numel():
+        rest = blocks.search(problem.rows(pending), k, eps=eps, budget_bytes=room)
+        distances[pending], positions[pending] = rest.distances, rest.positions
+    positions[distances.isinf()] = -1
+    return Found(distances=distances, positions=positions)
+
+
+def _row_bytes(candidates: int, num_dims: int) -> int:
+    """Per row: distances and positions of the tree, sorted ones, gathered coordinates, sums."""
+    return candidates * (2 * 8 + 3 * 8 + 2 * 8 * num_dims + 3 * 8 + 8)
+
+
+class _Tree:
+    """A tree over all groups: a further axis keeps them so far apart that none sees another."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        coordinates = problem.points.double()
+        low, high = coordinates.amin(dim=0), coordinates.amax(dim=0)
+        if problem.num_queries:
+            low = torch.minimum(low, problem.queries.amin(dim=0).double())
+            high = torch.maximum(high, problem.queries.amax(dim=0).double())
+        diameter = float((high - low).norm())
+        self._reach = 2 * diameter if diameter > 0 else 1.0
+        groups = torch.unique_consecutive(torch.cat((problem.point_group, problem.query_group)))
+        self._lifted = bool((groups != groups[0]).any())
+        self._tree = cKDTree(
+            self._lift(coordinates, problem.point_group).numpy(), balanced_tree=False
+        )
+        # squares below the smallest normal number vanish in the shared distances, not in the tree's
+        self._absolute = 4 * float(torch.finfo(problem.points.dtype).tiny) ** 0.5
+
+    def nearest(
+        self, rows: Tensor, k: int, candidates: int, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Distances and positions (R, k) of these queries and whether each row is proven."""
+        problem = self._problem
+        queries = problem.queries[rows]
+        listed, found = self._tree.query(
+            self._lift(queries.double(), problem.query_group[rows]).numpy(),
+            k=list(range(1, candidates + 1)),
+            distance_upper_bound=self._reach,
+            workers=torch.get_num_threads(),
+        )
+        index = torch.from_numpy(found).sort(dim=1).values  # ties go to the lower position
+        absent = (index == problem.num_points) | (index == problem.query_self[rows, None])
+        gathered = problem.points[index.clamp_(max=problem.num_points - 1)]
+        exact = candidate_distances(queries, gathered, eps=eps).masked_fill_(absent, torch.inf)
+        exact, order = torch.sort(exact, dim=1, stable=True)
+        exact, index = exact[:, :k], index.gather(1, order[:, :k])
+        short = k - exact.shape[1]
+        if short > 0:
+            exact = torch.nn.functional.pad(exact, (0, short), value=torch.inf)
+            index = torch.nn.functional.pad(index, (0, short), value=-1)
+        farthest = torch.from_numpy(listed[:, -1])
+        slack = 1 - 2 * relative_error(problem.points.dtype)
+        unlisted = (farthest.square() + eps * queries.shape[1]).sqrt() * slack - self._absolute
+        done = (candidates >= problem.num_points) | farthest.isinf() | (unlisted > exact[:, -1])
+        return exact, index, done
+
+    def _lift(self, coordinates: Tensor, group: Tensor) -> Tensor:
+        if not self._lifted:
+            return coordinates.contiguous()
+        height = group.double()[:, None] * (2 * self._reach)
+        return torch.cat((coordinates, height), dim=1)
