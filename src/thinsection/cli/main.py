@@ -1,21 +1,37 @@
-"""The `thinsection` command: collects the subcommands and turns our errors into one line each."""
+"""The `thinsection` command: finds the subcommand's module and turns our errors into one line.
+
+Modules are imported only when their command is called, so that `thinsection --help` is quick.
+"""
 
 import importlib
 import sys
+from collections.abc import Sequence
 
 import typer
 from rich.console import Console
 
 from thinsection.errors import ThinsectionError
 
-# modules of this package that define `register(app)`, in the order of `thinsection --help`
-COMMANDS: tuple[str, ...] = ("probe",)
+# command -> (module of this package that defines `register(app)`, its line in `thinsection --help`)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("run", "Everything: tissue, tiles, tile embeddings, slide embedding."),
+    "tissue": ("run", "Find the tissue of each slide."),
+    "tile": ("run", "Lay the tile grid of each slide."),
+    "embed": ("run", "Embed the tiles of each slide."),
+    "aggregate": ("aggregate", "Pool tile embeddings into slide embeddings."),
+    "probe": ("probe", "Evaluate frozen encoders: linear, kNN, few-shot, slide level, ..."),
+    "models": ("models", "List tile encoders; check whether one would load here."),
+    "config": ("config", "Show every setting of a run as TOML."),
+    "export": ("export", "Write results in other tools' formats."),
+    "doctor": ("doctor", "Show what was found here, and what is missing."),
+    "demo": ("demo", "Run the main job on one slide and show the results."),
+}
 
 EXIT_USAGE = 2  # our own errors, as for a wrong flag
 
 
-def build_app() -> typer.Typer:
-    """The application with every subcommand."""
+def build_app(arguments: Sequence[str]) -> typer.Typer:
+    """The application with the called command, or with the list of all for `--help`."""
     app = typer.Typer(
         name="thinsection",
         help="Whole-slide images to embeddings and predictions, in the memory you have.",
@@ -32,15 +48,19 @@ def build_app() -> typer.Typer:
             print(__version__)
             raise typer.Exit
 
-    for name in COMMANDS:
-        importlib.import_module(f"thinsection.cli.{name}").register(app)
+    called = next((a for a in arguments if not a.startswith("-")), None)
+    if called in COMMANDS:
+        importlib.import_module(f"thinsection.cli.{COMMANDS[called][0]}").register(app)
+    else:
+        for name, (_, summary) in COMMANDS.items():
+            app.command(name, help=summary)(lambda: None)
     return app
 
 
 def main() -> None:
     """Entry point of the console script."""
     try:
-        build_app()()
+        build_app(sys.argv[1:])()
     except ThinsectionError as error:
         message = "\n".join([str(error), *getattr(error, "__notes__", [])])
         Console(stderr=True).print(f"error: {message}", style="bold red", markup=False)

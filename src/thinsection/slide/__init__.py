@@ -1,5 +1,7 @@
 """Slides: the protocol, its readers, and the pure geometry of reading them."""
 
+from thinsection.slide.open import ReaderStatus, available_readers, open_slide
 from thinsection.slide.protocol import Slide
+from thinsection.slide.resize import read_resized
 
-__all__ = ["Slide"]
+__all__ = ["ReaderStatus", "Slide", "available_readers", "open_slide", "read_resized"]

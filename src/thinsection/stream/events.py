@@ -60,13 +60,16 @@ class TileBatch:
     coords_l0: CoordsL0
     tiles: RgbArray
     _release: Callable[[], None] = field(repr=False)
+    _released: bool = field(default=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def release(self) -> None:
-        """Gives the buffer back; `tiles` must not be used afterwards. Call it once."""
-        self._release()
+        """Gives the buffer back, once; `tiles` must not be used afterwards."""
+        if not self._released:
+            self._released = True
+            self._release()
 
 
 @dataclass(frozen=True, kw_only=True)

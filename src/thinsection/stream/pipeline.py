@@ -89,6 +89,7 @@ class TileStream:
         prefetch_slides: slides that wait opened.
         allocate: makes a batch buffer (pinned memory for CUDA).
         clock: where busy and waiting time is added up.
+        decode: False yields slides without any batch, for stages that need no pixels.
 
     Memory: `budget.peak_bytes`, the prepared slides and their tile tables.
     """
@@ -104,7 +105,9 @@ class TileStream:
         prefetch_slides: int = 2,
         allocate: Allocate = allocate_pageable,
         clock: StageClock | None = None,
+        decode: bool = True,
     ) -> None:
+        self._decodes = decode
         self._entries, self._prepare = entries, prepare
         self._budget, self._batch_size = budget, batch_size
         self._filters, self._allocate = tuple(filters), allocate
@@ -228,7 +231,8 @@ class TileStream:
                 continue
             owner = _OpenSlide(source=source)
             self._ordered.put(owner)
-            for start in range(0, len(source.table), self._batch_size):
+            count = len(source.table) if self._decodes else 0
+            for start in range(0, count, self._batch_size):
                 self._feed_batch(owner, start)
             self._ordered.put(_End(owner))
         self._ordered.finish()

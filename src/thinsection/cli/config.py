@@ -1,0 +1,34 @@
+"""`thinsection config`: every setting of a run as commented TOML."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("config")(config_command)
+
+
+def config_command(
+    write: Annotated[Path | None, typer.Option(help="Write to this new file.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Start from this TOML file, checked.")] = None,
+) -> None:
+    """Show every setting of `thinsection run` as commented TOML.
+
+    Example: thinsection config --write run.toml
+    """
+    from thinsection.config import dump_toml, load_toml
+    from thinsection.errors import ConfigError
+    from thinsection.run.config import RunConfig
+    from thinsection.store.atomic import write_text
+
+    text = dump_toml(load_toml(config, RunConfig) if config else RunConfig())
+    if write is None:
+        print(text, end="")
+        return
+    if write.exists():
+        raise ConfigError(f"write must name a new file, got {str(write)!r}; it exists")
+    write_text(write, text)
+    print(f"wrote {write}")

@@ -1,0 +1,76 @@
+"""What a person sees while a run works: a live bar on a terminal, a line per slide in a log."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from thinsection.run import RunEvent, SlideResult
+
+
+class RunProgress:
+    """Turns run events into one bar: slides ended, tiles/s, time left.
+
+    The time left extrapolates from the slides that are done, and from the tiles of the one at work.
+    """
+
+    def __init__(self, console: Console, num_slides: int) -> None:
+        self._console = console
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.completed:.1f}/{task.total} slides"),
+            BarColumn(),
+            TextColumn("{task.fields[tiles]} tiles, {task.fields[rate]:.0f} tiles/s"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("run", total=num_slides, tiles=0, rate=0.0)
+        self._lock = threading.Lock()
+        self._tiles = 0
+        self._share: dict[str, int] = {}
+
+    @contextmanager
+    def live(self) -> Iterator["RunProgress"]:
+        """Shows the bar while the block runs."""
+        with self._progress:
+            yield self
+
+    def __call__(self, event: RunEvent) -> None:
+        """Takes one event; any thread."""
+        with self._lock:
+            if event.kind == "started":
+                self._share[event.slide_id] = max(1, event.num_tiles)
+            elif event.kind == "tiles":
+                self._tiles += event.num_tiles
+                share = event.num_tiles / self._share.get(event.slide_id, event.num_tiles)
+                self._progress.advance(self._task, min(share, 1.0))
+                self._show_rate()
+            elif event.kind == "waiting":
+                self._console.print(f"{event.slide_id}: another process works on it, waiting")
+            elif event.kind == "ended" and event.result is not None:
+                self._share.pop(event.slide_id, None)
+                self._ended += 1
+                self._progress.update(self._task, completed=self._ended)
+                self._console.print(describe(event.result), highlight=False, markup=False)
+
+    _ended = 0
+
+    def _show_rate(self) -> None:
+        task = self._progress.tasks[0]
+        rate = self._tiles / task.elapsed if task.elapsed else 0.0
+        self._progress.update(self._task, tiles=self._tiles, rate=rate)
+
+
+def describe(result: SlideResult) -> str:
+    """One line on a slide that ended."""
+    if result.status == "failed":
+        return f"{result.slide_id}: failed ({result.stage}): {result.error}"
+    tiles = result.facts.get("num_tiles")
+    count = f", {tiles} tiles" if tiles is not None else ""
+    warning = f" (warning: {result.facts['warnings']})" if result.facts.get("warnings") else ""
+    if result.status == "skipped":
+        return f"{result.slide_id}: done before with the same settings and input, skipped{count}"
+    return f"{result.slide_id}: done{count}{warning}"

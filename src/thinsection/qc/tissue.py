@@ -1,0 +1,141 @@
+"""The default tissue mask: saturation and Otsu's threshold on a thumbnail of about 8 µm/px."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import ndimage
+from skimage.filters import threshold_otsu
+
+from thinsection.config import option
+from thinsection.errors import InvalidInputError
+from thinsection.slide import Slide, read_resized
+from thinsection.types import MaskArray, MaskFrame, Mpp, RgbArray, Size
+
+# Otsu always finds two classes. On an empty slide it splits scanner noise, so a threshold below
+# this saturation (0 to 255) is not believed; on an all-tissue slide it splits the tissue, so px
+# above the highest one count as tissue whatever Otsu says. H&E background stays under 15, and
+# even pale eosin is above 40.
+_SATURATION_FLOOR = 15.0
+_SATURATION_CEILING = 40.0
+# without an mpp the thumbnail's long side is this many px
+_BLIND_LONG_SIDE_TH = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TissueConfig:
+    """Settings of the default tissue mask."""
+
+    mask_mpp: float = option(8.0, "Resolution of the tissue mask in µm/px.")
+    min_speck_um2: float = option(20_000.0, "Tissue pieces smaller than this are dropped, µm².")
+    min_hole_um2: float = option(10_000.0, "Holes smaller than this are filled, µm².")
+    black_level: int = option(30, "Px whose brightest channel is below this are not tissue, 0-255.")
+
+    def __post_init__(self) -> None:
+        if not self.mask_mpp > 0:
+            raise InvalidInputError(f"mask_mpp must be > 0, got {self.mask_mpp}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TissueMask:
+    """A mask and where it lies.
+
+    Attributes:
+        mask: bool (H, W), True = tissue.
+        frame: how its px map to level 0.
+        mask_mpp: (x, y) µm per mask px, or None where the slide has no mpp.
+        thumbnail: uint8 (H, W, 3), the image that it was made from.
+        threshold: the saturation (0 to 255) that separates tissue.
+    """
+
+    mask: MaskArray
+    frame: MaskFrame
+    mask_mpp: Mpp | None
+    thumbnail: RgbArray
+    threshold: float
+
+    @property
+    def tissue_fraction(self) -> float:
+        """The share of the slide that is tissue, [0, 1]."""
+        return float(self.mask.mean())
+
+
+def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
+    """Where the tissue of a slide is.
+
+    Saturation (HSV) of a thumbnail, smoothed by a 3 x 3 median, against Otsu's threshold, which is
+    held between two limits so that an empty slide gives an empty mask and a slide full of tissue a
+    full one. Pieces and holes below the configured areas go (without an mpp, the same numbers of
+    thumbnail px as at 8 µm/px).
+
+    Memory: O(thumbnail): about 40 bytes per mask px, beside one strip of the level that is read.
+
+    Raises:
+        SlideReadError: the slide's pixels cannot be decoded.
+
+    Source: Otsu 1979.
+    """
+    config = config or TissueConfig()
+    size_th = thumbnail_size(slide.size, slide.slide_mpp, config.mask_mpp)
+    thumbnail = read_resized(slide, size_th)
+    frame = MaskFrame(size_th=size_th, size_l0=slide.size)
+    mask_mpp = None
+    if slide.slide_mpp is not None:
+        down_x, down_y = frame.downsample_xy
+        mask_mpp = (slide.slide_mpp[0] * down_x, slide.slide_mpp[1] * down_y)
+    area_um2 = math.prod(mask_mpp) if mask_mpp else config.mask_mpp**2
+    mask, threshold = segment_tissue(thumbnail, config, px_area_um2=area_um2)
+    return TissueMask(
+        mask=mask, frame=frame, mask_mpp=mask_mpp, thumbnail=thumbnail, threshold=threshold
+    )
+
+
+def thumbnail_size(size_l0: Size, slide_mpp: Mpp | None, mask_mpp: float) -> Size:
+    """(width, height) of a thumbnail at `mask_mpp`, never larger than the slide, at least 1 px."""
+    if slide_mpp is None:
+        factor = min(1.0, _BLIND_LONG_SIDE_TH / max(size_l0))
+        factors = (factor, factor)
+    else:
+        factors = (min(1.0, slide_mpp[0] / mask_mpp), min(1.0, slide_mpp[1] / mask_mpp))
+    return (max(1, round(size_l0[0] * factors[0])), max(1, round(size_l0[1] * factors[1])))
+
+
+def segment_tissue(
+    thumbnail: RgbArray, config: TissueConfig, *, px_area_um2: float
+) -> tuple[MaskArray, float]:
+    """Mask (H, W) and the threshold that made it, from an RGB thumbnail (H, W, 3)."""
+    high = thumbnail.max(axis=2)
+    chroma = high - thumbnail.min(axis=2)
+    saturation = np.where(high > 0, chroma * np.float32(255) / np.maximum(high, 1), 0)
+    saturation = ndimage.median_filter(saturation.astype(np.uint8), size=3)
+    dark = high < config.black_level
+    threshold = otsu_threshold(np.bincount(saturation[~dark], minlength=256))
+    threshold = min(max(threshold, _SATURATION_FLOOR), _SATURATION_CEILING)
+    mask = (saturation > threshold) & ~dark
+    min_hole_px = round(config.min_hole_um2 / px_area_um2)
+    min_speck_px = round(config.min_speck_um2 / px_area_um2)
+    # before filling holes, so that dots around a piece do not bridge it
+    mask = drop_small(mask, min_speck_px)
+    mask = ~drop_small(~mask, min_hole_px)
+    return mask, threshold
+
+
+def otsu_threshold(counts: np.ndarray) -> float:
+    """The value that best splits a histogram (values 0 to len - 1) into two classes.
+
+    Where there are fewer than two values there is nothing to split: that value, or 0.0.
+    """
+    present = np.flatnonzero(counts)
+    if len(present) < 2:
+        return float(present[0]) if len(present) else 0.0
+    return float(threshold_otsu(hist=counts))
+
+
+def drop_small(mask: MaskArray, min_px: int) -> MaskArray:
+    """The mask without its 4-connected pieces of fewer than `min_px` px."""
+    if min_px <= 1:
+        return mask.copy()
+    labels, _ = ndimage.label(mask)
+    keep = np.bincount(labels.ravel()) >= min_px
+    keep[0] = False
+    return np.asarray(keep[labels])

@@ -1,0 +1,155 @@
+"""`run`: slides in, results out."""
+
+import datetime
+import platform
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import thinsection
+from thinsection.config import as_mapping
+from thinsection.errors import ConfigError, DiskSpaceError, StoreError
+from thinsection.run.cohort import SlideEntry, load_cohort, parse_mpp
+from thinsection.run.config import RunConfig
+from thinsection.run.keys import STAGES
+from thinsection.run.results import SlideResult, write_tables
+from thinsection.run.slides import OnEvent, load_models, process_slides
+from thinsection.store.atomic import atomic_path, write_json
+from thinsection.stream import StageClock
+from thinsection.types import MIB
+from thinsection.units import format_bytes
+
+MIN_FREE_BYTES = 256 * MIB
+EXIT_OK, EXIT_SOME_FAILED = 0, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """What a run left.
+
+    Attributes:
+        out: the output folder.
+        results: one per slide, in the order of the cohort.
+        stage_seconds: busy and waiting seconds by stage.
+        seconds: wall-clock time.
+    """
+
+    out: Path
+    results: tuple[SlideResult, ...]
+    stage_seconds: dict[str, float]
+    seconds: float
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of slides that are done, skipped and failed."""
+        counted = Counter(result.status for result in self.results)
+        return {status: counted[status] for status in ("done", "skipped", "failed")}
+
+    @property
+    def exit_code(self) -> int:
+        """0 where every slide has its result, 3 where some failed."""
+        return EXIT_SOME_FAILED if self.counts["failed"] else EXIT_OK
+
+
+def run(
+    slides: Sequence[str | Path],
+    *,
+    out: str | Path,
+    config: RunConfig | None = None,
+    stage: str = "aggregate",
+    on_event: OnEvent = lambda event: None,
+) -> RunSummary:
+    """Takes slides from files to embeddings, resuming what an earlier run left.
+
+    Under `out`: `<slide_id>/` with tiles.h5, slide_embedding.h5, tissue.png, tissue.geojson,
+    thumbnail.jpg, overview.png and slide.json; `summary.csv`, `failed.csv` and `run.json`.
+
+    Args:
+        slides: files, folders, URLs or cohort CSVs.
+        out: output folder; made if absent.
+        config: all settings.
+        stage: the last stage: 'tissue', 'tile', 'embed' or 'aggregate'.
+        on_event: progress, from any thread.
+
+    Memory: `config.stream.memory` for tiles, whatever the slides' size, beside the encoders.
+
+    Raises:
+        ThinsectionError: bad settings, no slides, unknown encoder, unwritable or full folder; all
+            before work starts. A bad slide does not raise.
+    """
+    config = config or RunConfig()
+    if stage not in STAGES:
+        raise ConfigError(f"stage must be one of {', '.join(STAGES)}, got {stage!r}")
+    given = config.slides.slide_mpp
+    mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
+    entries = load_cohort(slides, slide_mpp=mpp)
+    folder = check_folder(Path(out))
+    started = datetime.datetime.now(datetime.UTC)
+    clock = StageClock()
+    models = load_models(config, stage)
+    results = process_slides(
+        entries,
+        out=folder,
+        config=config,
+        stage=stage,
+        models=models,
+        clock=clock,
+        on_event=on_event,
+    )
+    seconds = (datetime.datetime.now(datetime.UTC) - started).total_seconds()
+    summary = RunSummary(
+        out=folder, results=tuple(results), stage_seconds=clock.seconds(), seconds=seconds
+    )
+    write_run(summary, entries, config, stage=stage, identities=models.identities, started=started)
+    return summary
+
+
+def write_run(
+    summary: RunSummary,
+    entries: Sequence[SlideEntry],
+    config: RunConfig,
+    *,
+    stage: str,
+    identities: dict[str, Any],
+    started: datetime.datetime,
+) -> None:
+    """Writes summary.csv, failed.csv and run.json."""
+    write_tables(summary.out, entries, summary.results)
+    document = {
+        "thinsection_version": thinsection.__version__,
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(summary.seconds, 3),
+        "host": platform.node(),
+        "stage": stage,
+        "counts": summary.counts,
+        "models": identities,
+        "stage_seconds": {k: round(v, 3) for k, v in summary.stage_seconds.items()},
+        "config": as_mapping(config),
+    }
+    write_json(summary.out / "run.json", document)
+
+
+def check_folder(out: Path) -> Path:
+    """The output folder, made and proved writable and with room.
+
+    Raises:
+        StoreError: it cannot be made or written.
+        DiskSpaceError: fewer than 256 MiB are free.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with atomic_path(out / "writable") as tmp:
+            tmp.write_bytes(b"\0")
+        (out / "writable").unlink()
+        free = shutil.disk_usage(out).free
+    except OSError as error:
+        raise StoreError(f"out must be a writable folder, got {str(out)!r}: {error}") from None
+    if free < MIN_FREE_BYTES:
+        raise DiskSpaceError(
+            f"out must have {format_bytes(MIN_FREE_BYTES)} free, got {format_bytes(free)} "
+            f"in {str(out)!r}; free some space or choose another disk"
+        )
+    return out

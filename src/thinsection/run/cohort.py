@@ -1,0 +1,193 @@
+"""Which slides a run takes: files, folders, or a cohort CSV."""
+
+import csv
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from thinsection.config import nearest
+from thinsection.errors import CohortError
+from thinsection.types import Mpp
+
+# what OpenSlide, the TIFF reader and the image reader may open; others are named one by one
+SLIDE_SUFFIXES = frozenset(
+    (
+        *(".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu"),
+        *(".svslide", ".czi", ".dcm", ".png", ".jpg", ".jpeg"),
+    )
+)
+_MAX_ID_BYTES = 200
+_URL_MARK = "://"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlideEntry:
+    """One slide of a cohort: plain values that travel between processes.
+
+    Attributes:
+        slide_id: names the slide's folder in the output; unique in a run.
+        slide_path: file or URL.
+        slide_mpp: (x, y) µm/px that overrides what the file says, or None.
+        patient_id, label, split: from the cohort table, or None.
+    """
+
+    slide_id: str
+    slide_path: str
+    slide_mpp: Mpp | None = None
+    patient_id: str | None = None
+    label: str | None = None
+    split: str | None = None
+
+
+_COLUMNS = ("slide_path", "slide_id", "slide_mpp", "patient_id", "label", "split")
+
+
+def load_cohort(
+    slides: Sequence[str | Path], *, slide_mpp: Mpp | None = None
+) -> tuple[SlideEntry, ...]:
+    """The slides that files, folders, URLs and cohort CSVs name, in a stable order.
+
+    Folders are searched for known suffixes, subfolders too; of a folder of .dcm files one is taken,
+    since they are the levels of one slide. Equal file names from different folders get a suffix
+    made from their path, so that no result overwrites another.
+
+    Args:
+        slides: each a slide file, a folder, a URL or a `.csv` with a column `slide_path`.
+        slide_mpp: (x, y) for every slide that the table gives none for.
+
+    Raises:
+        CohortError: nothing found, a path is missing, an id is doubled or not usable as a name.
+    """
+    entries: list[SlideEntry] = []
+    for item in slides:
+        entries += _expand(str(item))
+    if not entries:
+        given = ", ".join(repr(str(s)) for s in slides) or "nothing"
+        raise CohortError(
+            f"slides must name at least one slide, got {given}; "
+            f"known suffixes: {' '.join(sorted(SLIDE_SUFFIXES))}"
+        )
+    entries = _unique(entries)
+    for entry in entries:
+        _check_id(entry)
+    return tuple(replace(e, slide_mpp=slide_mpp) if e.slide_mpp is None else e for e in entries)
+
+
+def parse_mpp(text: str, *, where: str) -> Mpp:
+    """(x, y) from '0.25' or '0.25x0.26'.
+
+    Raises:
+        CohortError: not one or two positive numbers.
+    """
+    try:
+        values = [float(part) for part in text.lower().split("x")]
+    except ValueError:
+        values = []
+    if len(values) not in (1, 2) or not all(v > 0 and math.isfinite(v) for v in values):
+        raise CohortError(f"slide_mpp must be '0.25' or '0.25x0.26', got {text!r} in {where}")
+    return (values[0], values[-1])
+
+
+def _expand(item: str) -> list[SlideEntry]:
+    if _URL_MARK in item:
+        return [SlideEntry(slide_id=_id_of(item), slide_path=item)]
+    path = Path(item)
+    if path.is_dir():
+        return [SlideEntry(slide_id=_id_of(p), slide_path=str(p)) for p in _find(path)]
+    if not path.is_file():
+        raise CohortError(f"slide must be an existing file, folder or URL, got {item!r}")
+    if path.suffix.lower() == ".csv":
+        return _read_csv(path)
+    return [SlideEntry(slide_id=_id_of(path), slide_path=item)]
+
+
+def _find(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    dicom_folders: set[Path] = set()
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() not in SLIDE_SUFFIXES or not path.is_file():
+            continue
+        if path.name.startswith("."):
+            continue
+        if path.suffix.lower() == ".dcm":
+            if path.parent in dicom_folders:
+                continue
+            dicom_folders.add(path.parent)
+        found.append(path)
+    return found
+
+
+def _id_of(path: str | Path) -> str:
+    return Path(str(path).split("?", 1)[0]).stem
+
+
+def _read_csv(path: Path) -> list[SlideEntry]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
+            header = list(rows[0]) if rows else []
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise CohortError(f"cohort must be a UTF-8 CSV, got {str(path)!r}: {error}") from None
+    if "slide_path" not in header:
+        hint = nearest("slide_path", header) if header else ""
+        raise CohortError(
+            f"cohort must have a column 'slide_path', got {header} in {str(path)!r}{hint}"
+        )
+    return [_entry(row, path, line) for line, row in enumerate(rows, start=2)]
+
+
+def _entry(row: dict[str, str | None], cohort: Path, line: int) -> SlideEntry:
+    where = f"line {line} of {str(cohort)!r}"
+    values = {name: (row.get(name) or "").strip() for name in _COLUMNS}
+    text = values["slide_path"]
+    if not text:
+        raise CohortError(f"slide_path must not be empty, got '' in {where}")
+    if _URL_MARK not in text:
+        text = str(cohort.parent / text)  # an absolute path stays as it is
+    mpp = values["slide_mpp"]
+    return SlideEntry(
+        slide_id=values["slide_id"] or _id_of(text),
+        slide_path=text,
+        slide_mpp=parse_mpp(mpp, where=where) if mpp else None,
+        patient_id=values["patient_id"] or None,
+        label=values["label"] or None,
+        split=values["split"] or None,
+    )
+
+
+def _unique(entries: Iterable[SlideEntry]) -> list[SlideEntry]:
+    """Ids made unique by a hash of the path; the same path twice is taken once."""
+    by_path: dict[str, SlideEntry] = {}
+    for entry in entries:
+        known = by_path.setdefault(_absolute(entry.slide_path), entry)
+        if known.slide_id != entry.slide_id:
+            raise CohortError(
+                f"slide_id must be one per slide, got {known.slide_id!r} and {entry.slide_id!r} "
+                f"for {entry.slide_path!r}"
+            )
+    counts = Counter(e.slide_id.casefold() for e in by_path.values())
+    unique = []
+    for path, entry in by_path.items():
+        if counts[entry.slide_id.casefold()] > 1:
+            mark = hashlib.sha256(path.encode()).hexdigest()[:6]
+            entry = replace(entry, slide_id=f"{entry.slide_id}-{mark}")  # noqa: PLW2901
+        unique.append(entry)
+    return unique
+
+
+def _absolute(slide_path: str) -> str:
+    return slide_path if _URL_MARK in slide_path else str(Path(slide_path).resolve())
+
+
+def _check_id(entry: SlideEntry) -> None:
+    """An id becomes the name of a folder: no separators, no hidden names, no control characters."""
+    name = entry.slide_id
+    bad = not name or name.startswith(".") or any(c in '/\\:*?"<>|' or ord(c) < 32 for c in name)
+    if bad or len(name.encode()) > _MAX_ID_BYTES:
+        raise CohortError(
+            f"slide_id must be usable as a folder's name, got {name!r} for {entry.slide_path!r}; "
+            "set a slide_id column in the cohort"
+        )

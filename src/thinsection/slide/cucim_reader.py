@@ -1,0 +1,115 @@
+"""The cuCIM reader: TIFF slides decoded by cuCIM, on the CPU or on a GPU."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from thinsection.errors import MissingDependencyError, SlideOpenError, SlideReadError
+from thinsection.slide.base import BaseSlide
+from thinsection.slide.geometry import l0_from_lv
+from thinsection.slide.tiff_reader import open_layout
+from thinsection.types import Mpp, RgbArray
+
+
+class CucimSlide(BaseSlide):
+    """A TIFF slide whose pixels cuCIM decodes. Thread-safe, as cuCIM is.
+
+    Metadata and level geometry come from our own TIFF layout, so that every reader says the same.
+
+    Args:
+        path: file.
+        slide_mpp: overrides the file's.
+        device: 'cpu', or 'cuda' for nvJPEG; pixels come back to the host either way.
+
+    Memory: one region, in cuCIM, beside the caller's.
+    """
+
+    reader = "cucim"
+
+    def __init__(self, path: str, *, slide_mpp: Mpp | None = None, device: str = "cpu") -> None:
+        layout = open_layout(path)
+        layout.file.close()
+        image = _import_cucim().CuImage
+        try:
+            with _native_stderr_silenced():
+                self._image: Any = image(path)
+            sizes = [tuple(size) for size in self._image.resolutions["level_dimensions"]]
+        except (RuntimeError, ValueError) as error:
+            raise SlideOpenError(f"cucim: {str(error).splitlines()[0]}") from None
+        levels = [item.level for item in layout.levels]
+        if sizes != [level.size for level in levels]:
+            raise SlideOpenError(f"cucim: sees levels {sizes}, not {[lv.size for lv in levels]}")
+        self._device = device
+        super().__init__(
+            path,
+            levels,
+            slide_mpp=slide_mpp or layout.slide_mpp,
+            objective_power=layout.objective_power,
+            vendor=layout.vendor,
+            properties=layout.properties,
+        )
+
+    @property
+    def associated_names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._image.associated_images))
+
+    def associated_image(self, name: str) -> RgbArray:
+        """See `Slide.associated_image`."""
+        if name not in self._image.associated_images:
+            return super().associated_image(name)
+        pixels = np.asarray(self._image.associated_image(name))
+        return np.ascontiguousarray(pixels[..., :3])
+
+    def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
+        down = self.levels[level].downsample
+        origin_l0 = (l0_from_lv(origin_lv[0], down), l0_from_lv(origin_lv[1], down))
+        size = (out.shape[1], out.shape[0])
+        try:
+            region = self._image.read_region(
+                location=origin_l0, size=size, level=level, device=self._device
+            )
+            # a CUDA region speaks CuPy's protocol, a host region NumPy's
+            pixels = _to_host(region) if self._device != "cpu" else np.asarray(region)
+        except (RuntimeError, ValueError) as error:
+            raise SlideReadError(
+                f"region must be readable, got {error} at {origin_l0}, level {level} "
+                f"in {Path(self.slide_path).name!r}"
+            ) from None
+        out[:] = pixels[..., :3]
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._image.close()
+
+
+def _to_host(region: Any) -> np.ndarray:
+    import cupy
+
+    return np.asarray(cupy.asnumpy(cupy.asarray(region)))
+
+
+def _import_cucim() -> Any:
+    try:
+        import cucim
+    except ImportError as error:
+        raise MissingDependencyError(
+            "reader 'cucim' needs cucim; pip install 'thinsection[cucim]'"
+        ) from error
+    return cucim
+
+
+@contextlib.contextmanager
+def _native_stderr_silenced() -> Iterator[None]:
+    """cuCIM's library prints to file descriptor 2 what it also raises."""
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)

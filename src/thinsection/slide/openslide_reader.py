@@ -1,0 +1,117 @@
+"""The OpenSlide reader: every format that it knows, and the reference for the others' pixels."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import openslide
+
+from thinsection.errors import InvalidInputError, SlideOpenError, SlideReadError
+from thinsection.slide.base import WHITE, BaseSlide
+from thinsection.slide.geometry import l0_from_lv
+from thinsection.types import MIB, Level, Mpp, RgbArray
+
+CACHE_BYTES = 64 * MIB  # of decoded segments, per slide
+
+
+class OpenSlideSlide(BaseSlide):
+    """A slide opened by OpenSlide. Thread-safe, as OpenSlide is.
+
+    A decoding error makes an OpenSlide handle unusable for ever; the next read opens a new one.
+
+    Memory: `CACHE_BYTES` of decoded segments, and 4 bytes per px of a region while it is read.
+    """
+
+    reader = "openslide"
+
+    def __init__(self, path: str, *, slide_mpp: Mpp | None = None) -> None:
+        self._lock = threading.Lock()
+        self._handle = _open(path)
+        handle = self._handle
+        properties = dict(handle.properties)
+        levels = [
+            Level(index=i, size=size, downsample=max(1.0, down))
+            for i, (size, down) in enumerate(zip(handle.level_dimensions, handle.level_downsamples))
+        ]
+        super().__init__(
+            path,
+            levels,
+            slide_mpp=slide_mpp or _mpp(properties),
+            objective_power=_number(properties.get(openslide.PROPERTY_NAME_OBJECTIVE_POWER)),
+            vendor=properties.get(openslide.PROPERTY_NAME_VENDOR),
+            properties=properties,
+        )
+
+    @property
+    def associated_names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._handle.associated_images))
+
+    def associated_image(self, name: str) -> RgbArray:
+        """See `Slide.associated_image`."""
+        if name not in self._handle.associated_images:
+            return super().associated_image(name)
+        return _on_white(np.asarray(self._handle.associated_images[name]))
+
+    def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
+        down = self.levels[level].downsample
+        origin_l0 = (l0_from_lv(origin_lv[0], down), l0_from_lv(origin_lv[1], down))
+        size = (out.shape[1], out.shape[0])
+        handle = self._handle
+        try:
+            pixels = np.asarray(handle.read_region(origin_l0, level, size))
+        except openslide.OpenSlideError as error:
+            self._reopen(handle)
+            raise SlideReadError(
+                f"region must be readable, got {error} at {origin_l0}, level {level}, {size} px "
+                f"in {Path(self.slide_path).name!r}; the file is damaged or truncated"
+            ) from None
+        except ValueError as error:
+            raise InvalidInputError(
+                f"slide must be open, got {error} in {self.slide_path!r}"
+            ) from None
+        out[:] = _on_white(pixels)
+
+    def _reopen(self, failed: openslide.OpenSlide) -> None:
+        with self._lock:
+            if self._handle is failed:  # else another thread has opened a new one
+                self._handle = _open(self.slide_path)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._handle.close()
+
+
+def _open(path: str) -> openslide.OpenSlide:
+    try:
+        handle = openslide.OpenSlide(path)
+        handle.set_cache(openslide.OpenSlideCache(CACHE_BYTES))
+    except openslide.OpenSlideUnsupportedFormatError:
+        raise SlideOpenError(f"openslide: not a format that it knows: {path!r}") from None
+    except (openslide.OpenSlideError, OSError) as error:
+        raise SlideOpenError(f"openslide: {error}") from None
+    return handle
+
+
+def _on_white(pixels: np.ndarray) -> RgbArray:
+    """RGB from RGBA; what is transparent shows white."""
+    if pixels.shape[2] == 3:
+        return pixels
+    alpha = pixels[..., 3:]
+    if alpha.min() == WHITE:
+        return pixels[..., :3]
+    blended = pixels[..., :3] * (alpha / WHITE) + (WHITE - alpha.astype(np.float64))
+    return np.asarray(np.rint(blended).astype(np.uint8))
+
+
+def _mpp(properties: dict[str, str]) -> Mpp | None:
+    x = _number(properties.get(openslide.PROPERTY_NAME_MPP_X))
+    y = _number(properties.get(openslide.PROPERTY_NAME_MPP_Y))
+    return (x, y) if x and y else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text) if text else 0.0
+    except ValueError:
+        return None
+    return value if value > 0 else None

@@ -1,0 +1,98 @@
+"""The whole slide at a small size, in one streamed pass over the best level."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from PIL import Image
+
+from thinsection.errors import InvalidInputError
+from thinsection.slide.geometry import best_level, l0_from_lv
+from thinsection.slide.protocol import Slide
+from thinsection.types import MIB, Level, RgbArray, Size
+
+_STRIP_BYTES = 32 * MIB  # of source rows
+_EXACT_BYTES = 128 * MIB  # of rows that were reduced along x and wait to be reduced along y
+_LANCZOS_SUPPORT = 3.0
+
+
+def fitted_size(size: Size, max_size: Size) -> Size:
+    """The largest size of the same aspect that fits into `max_size`, never enlarged."""
+    factor = min(1.0, max_size[0] / size[0], max_size[1] / size[1])
+    return (max(1, round(size[0] * factor)), max(1, round(size[1] * factor)))
+
+
+def read_resized(slide: Slide, size_th: Size) -> RgbArray:
+    """The slide resampled to exactly `size_th`, uint8 (H, W, 3).
+
+    The coarsest level that is not coarser than wanted is read once, strip by strip. The result
+    equals Pillow's `resize(size_th, LANCZOS)` of that whole level to the bit; where the rows
+    reduced along x exceed 128 MiB (a huge slide without levels) they are reduced along y in parts,
+    and single values may differ by 1.
+
+    Args:
+        slide: an opened slide.
+        size_th: (width, height) of the result, at most the slide's.
+
+    Memory: about 100 MiB for strips, 128 MiB for reduced rows, and the result.
+
+    Raises:
+        InvalidInputError: a size that is empty or larger than the slide.
+        SlideReadError: a strip cannot be decoded.
+    """
+    if not all(1 <= want <= have for want, have in zip(size_th, slide.size)):
+        raise InvalidInputError(
+            f"size_th must be from (1, 1) to {slide.size}, got {size_th} in {slide.slide_path!r}"
+        )
+    wanted = min(slide.size[0] / size_th[0], slide.size[1] / size_th[1])
+    level = best_level(slide.levels, wanted)
+    height = level.size[1]
+    if height * size_th[0] * 3 <= _EXACT_BYTES:
+        rows = np.empty((height, size_th[0], 3), dtype=np.uint8)
+        for top, strip in _strips(slide, level, 0, height):
+            rows[top : top + len(strip)] = _resize(strip, (size_th[0], len(strip)))
+        return _resize(rows, size_th)
+    return _in_parts(slide, level, size_th)
+
+
+def _in_parts(slide: Slide, level: Level, size_th: Size) -> RgbArray:
+    """Reduces a few result rows at a time, each from the source rows that its filter reaches."""
+    width_th, height_th = size_th
+    height = level.size[1]
+    scale = height / height_th
+    reach = _LANCZOS_SUPPORT * max(scale, 1.0) + 1
+    rows_at_once = max(1, int((_EXACT_BYTES / (3 * width_th) - 2 * reach) / scale))
+    parts = []
+    for first in range(0, height_th, rows_at_once):
+        last = min(height_th, first + rows_at_once)
+        top = max(0, math.floor(first * scale - reach))
+        bottom = min(height, math.ceil(last * scale + reach))
+        rows = np.empty((bottom - top, width_th, 3), dtype=np.uint8)
+        for y, strip in _strips(slide, level, top, bottom):
+            rows[y - top : y - top + len(strip)] = _resize(strip, (width_th, len(strip)))
+        box = (0.0, first * scale - top, float(width_th), last * scale - top)
+        parts.append(_resize(rows, (width_th, last - first), box))
+    return np.concatenate(parts)
+
+
+def _strips(slide: Slide, level: Level, top: int, bottom: int) -> Iterator[tuple[int, RgbArray]]:
+    """Rows [top, bottom) of a level in strips that end where the file's own segments end."""
+    width = level.size[0]
+    rows = max(1, _STRIP_BYTES // (3 * width))
+    unit = level.segment[1] if level.segment else 1
+    rows = max(unit, rows // unit * unit) if unit * width * 3 <= 4 * _STRIP_BYTES else rows
+    y = top
+    while y < bottom:
+        end = min(bottom, (y // rows + 1) * rows)
+        yield (
+            y,
+            slide.read_region((0, l0_from_lv(y, level.downsample)), level.index, (width, end - y)),
+        )
+        y = end
+
+
+def _resize(
+    pixels: RgbArray, size: Size, box: tuple[float, float, float, float] | None = None
+) -> RgbArray:
+    image = Image.fromarray(pixels)
+    return np.asarray(image.resize(size, Image.Resampling.LANCZOS, box=box))

@@ -1,0 +1,227 @@
+"""The direct TIFF reader: the file's own JPEG tiles, decoded straight into place."""
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simplejpeg
+
+from thinsection.errors import SlideOpenError, SlideReadError
+from thinsection.slide.base import WHITE, BaseSlide
+from thinsection.slide.sources import ByteSource, FileSource
+from thinsection.slide.tiff_layout import TiffLayout, TiffLevel, read_layout
+from thinsection.types import MIB, Mpp, RgbArray
+
+CACHE_BYTES = 48 * MIB  # of decoded segments that a region cut, per slide
+# a strip or tile must fit a budget that the user never sees; larger ones are refused on opening
+MAX_SEGMENT_BYTES = 128 * MIB
+_JPEG, _RGB = 7, 2
+# Adobe's APP14 with transform 0: "these are R, G, B"; without it a decoder takes them for YCbCr
+_APP14_RGB = bytes.fromhex("ffee000e41646f626500640000000000")
+
+
+class TiffSlide(BaseSlide):
+    """A tiled or striped TIFF, read segment by segment. Thread-safe.
+
+    Args:
+        path: file.
+        slide_mpp: overrides the file's.
+        source: where bytes come from; a local file by default.
+        handle: a binary file object for the metadata; the local file by default.
+
+    Memory: `CACHE_BYTES` of decoded segments; per reading thread one compressed and one decoded
+    segment.
+    """
+
+    reader = "tiff"
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        slide_mpp: Mpp | None = None,
+        source: ByteSource | None = None,
+        handle: Any = None,
+    ) -> None:
+        self._layout = open_layout(path, handle)
+        layout = self._layout
+        largest = max(s.segment[0] * s.segment[1] * 3 for s in layout.levels)
+        if largest > MAX_SEGMENT_BYTES:
+            layout.file.close()
+            raise SlideOpenError(
+                f"tiff: its largest strip or tile is {largest >> 20} MiB, more than "
+                f"{MAX_SEGMENT_BYTES >> 20}; convert it to a tiled TIFF"
+            )
+        self._source = source or FileSource(path)
+        self._cache = SegmentCache(CACHE_BYTES)
+        super().__init__(
+            path,
+            [item.level for item in layout.levels],
+            slide_mpp=slide_mpp or layout.slide_mpp,
+            objective_power=layout.objective_power,
+            vendor=layout.vendor,
+            properties=layout.properties,
+        )
+        self._decoders = [SegmentDecoder(item, self._source) for item in layout.levels]
+
+    @property
+    def associated_names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._layout.associated))
+
+    def associated_image(self, name: str) -> RgbArray:
+        """See `Slide.associated_image`."""
+        page = self._layout.associated.get(name)
+        if page is None:
+            return super().associated_image(name)
+        return np.ascontiguousarray(page.asarray()[..., :3])
+
+    def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
+        decoder = self._decoders[level]
+        seg_width, seg_height = decoder.segment
+        x, y = origin_lv
+        height, width = out.shape[:2]
+        for row in range(y // seg_height, -(-(y + height) // seg_height)):
+            top = row * seg_height
+            y0, y1 = max(y, top), min(y + height, top + seg_height)
+            for column in range(x // seg_width, -(-(x + width) // seg_width)):
+                left = column * seg_width
+                x0, x1 = max(x, left), min(x + width, left + seg_width)
+                target = out[y0 - y : y1 - y, x0 - x : x1 - x]
+                if (x1 - x0, y1 - y0) == decoder.segment:
+                    decoder.decode(column, row, target)
+                    continue
+                pixels = self._segment(level, column, row)
+                target[:] = pixels[y0 - top : y1 - top, x0 - left : x1 - left]
+
+    def _segment(self, level: int, column: int, row: int) -> RgbArray:
+        """A decoded segment that a region cuts: its other part will be asked for soon."""
+        key = (level, column, row)
+        pixels = self._cache.get(key)
+        if pixels is None:
+            decoder = self._decoders[level]
+            pixels = np.empty((*decoder.segment[::-1], 3), dtype=np.uint8)
+            decoder.decode(column, row, pixels)
+            self._cache.put(key, pixels)
+        return pixels
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._source.close()
+        self._layout.file.close()
+
+
+def open_layout(path: str, handle: Any = None) -> TiffLayout:
+    """The layout of a local file, or of an opened binary file object."""
+    try:
+        opened = handle if handle is not None else Path(path).open("rb")  # noqa: SIM115 - TiffFile's
+    except OSError as error:
+        raise SlideOpenError(f"tiff: {error}") from None
+    try:
+        return read_layout(opened, Path(path).name)
+    except SlideOpenError:
+        opened.close()
+        raise
+
+
+class SegmentCache:
+    """Least recently used decoded segments within a number of bytes. Thread-safe."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes, self._used_bytes = budget_bytes, 0
+        self._items: OrderedDict[tuple[int, int, int], RgbArray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[int, int, int]) -> RgbArray | None:
+        """The segment, or None."""
+        with self._lock:
+            found = self._items.get(key)
+            if found is not None:
+                self._items.move_to_end(key)
+            return found
+
+    def put(self, key: tuple[int, int, int], pixels: RgbArray) -> None:
+        """Keeps a segment and drops the oldest ones beyond the budget."""
+        with self._lock:
+            if key in self._items or pixels.nbytes > self._budget_bytes:
+                return
+            self._items[key] = pixels
+            self._used_bytes += pixels.nbytes
+            while self._used_bytes > self._budget_bytes:
+                _, dropped = self._items.popitem(last=False)
+                self._used_bytes -= dropped.nbytes
+
+
+class SegmentDecoder:
+    """Decodes the segments of one level into arrays of (segment height, segment width, 3).
+
+    What a segment holds beyond the image's border is whatever the file has there.
+    """
+
+    def __init__(self, level: TiffLevel, source: ByteSource) -> None:
+        self.segment = level.segment
+        self._size = level.level.size
+        self._columns = level.grid[0]
+        self._source = source
+        self._page = level.page
+        self._offsets = tuple(level.page.dataoffsets)
+        self._counts = tuple(level.page.databytecounts)
+        self._jpeg = int(level.page.compression) == _JPEG and level.page.samplesperpixel == 3
+        tables = level.page.jpegtables or b""
+        self._head = b"\xff\xd8"
+        if int(level.page.photometric) == _RGB:
+            self._head += _APP14_RGB
+        self._head += tables[2:-2]  # without its own SOI and EOI
+
+    def decode(self, column: int, row: int, out: RgbArray) -> None:
+        """Fills `out`, (segment height, segment width, 3), perhaps strided.
+
+        Raises:
+            SlideReadError: the segment is missing, truncated or damaged.
+        """
+        index = row * self._columns + column
+        if index >= len(self._offsets):
+            raise self._error(column, row, "no such segment")
+        if self._counts[index] == 0:  # sparse: nothing was scanned here
+            out[:] = WHITE
+            return
+        data = self._source.read_at(self._offsets[index], self._counts[index])
+        try:
+            if self._jpeg:
+                self._decode_jpeg(data, out)
+            else:
+                self._decode_other(data, index, out)
+        except (ValueError, RuntimeError, TypeError) as error:
+            raise self._error(column, row, str(error)) from None
+
+    def _decode_jpeg(self, data: bytes, out: RgbArray) -> None:
+        joined = self._head + data[2:]
+        if out.flags.c_contiguous:
+            decoded = simplejpeg.decode_jpeg(joined, "RGB", buffer=out)
+        else:
+            decoded = simplejpeg.decode_jpeg(joined, "RGB")
+            out[: len(decoded)] = decoded
+        if decoded.shape[1] != out.shape[1]:
+            raise ValueError(f"a JPEG of {decoded.shape[1]} columns, expected {out.shape[1]}")
+        out[len(decoded) :] = WHITE  # the last strip has fewer rows
+
+    def _decode_other(self, data: bytes, index: int, out: RgbArray) -> None:
+        decoded, _, _ = self._page.decode(data, index, jpegtables=self._page.jpegtables)
+        if decoded is None:
+            out[:] = WHITE
+            return
+        pixels = decoded[0]  # (height, width, samples); the last strip has fewer rows
+        if pixels.shape[2] == 1:
+            pixels = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
+        rows, columns = min(len(pixels), len(out)), min(pixels.shape[1], out.shape[1])
+        if rows < len(out) or columns < out.shape[1]:
+            out[:] = WHITE
+        out[:rows, :columns] = pixels[:rows, :columns, :3]
+
+    def _error(self, column: int, row: int, why: str) -> SlideReadError:
+        name = Path(self._source.name).name
+        return SlideReadError(
+            f"segment must be decodable, got {why} at column {column}, row {row} of a level of "
+            f"{self._size} px in {name!r}; the file is damaged or truncated"
+        )

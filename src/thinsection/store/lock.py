@@ -1,0 +1,181 @@
+"""Locks between processes and nodes on a shared file system, which go stale when their owner dies.
+
+A lock is a file made with O_EXCL that names host, process and a random token; its owner touches it
+while it lives. It is stale when its process is gone (same host) or it was not touched for
+`STALE_AFTER_S` (another host), measured against the file system's own clock.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from thinsection.errors import LockedError, StoreError
+
+STALE_AFTER_S = 60.0
+_HEARTBEAT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LockOwner:
+    """Who holds a lock."""
+
+    host: str
+    pid: int
+    started: float
+    token: str
+
+    def describe(self) -> str:
+        """'process 123 on node7'."""
+        return f"process {self.pid} on {self.host}"
+
+
+class FileLock:
+    """One lock file. Not re-entrant; any thread may release it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._token: str | None = None
+
+    def acquire(self) -> bool:
+        """Takes the lock if it is free or stale; never waits.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        if self._create():
+            return True
+        owner = self.owner()
+        if owner is None:  # released in between, or its owner died while writing it
+            return (not self._is_fresh()) and self._steal("") and self._create()
+        if not self._is_stale(owner):
+            return False
+        return self._steal(owner.token) and self._create()
+
+    def release(self) -> None:
+        """Gives the lock back; nothing happens where it was not held or was taken over."""
+        owner = self.owner()
+        if owner is not None and owner.token == self._token:
+            self.path.unlink(missing_ok=True)
+        self._token = None
+
+    def held(self) -> bool:
+        """Whether this object still holds it: not so after others found it stale."""
+        owner = self.owner()
+        return owner is not None and owner.token == self._token
+
+    def touch(self) -> None:
+        """Says that the owner lives."""
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self.path)
+
+    def owner(self) -> LockOwner | None:
+        """Who holds it; None where there is no lock or it is not readable (yet)."""
+        try:
+            return LockOwner(**json.loads(self.path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def _create(self) -> bool:
+        token = secrets.token_hex(8)
+        process = psutil.Process()
+        text = json.dumps(
+            {
+                "host": socket.gethostname(),
+                "pid": process.pid,
+                "started": process.create_time(),
+                "token": token,
+            }
+        )
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise StoreError(
+                f"output folder must be writable, got {error} for {str(self.path.parent)!r}"
+            ) from None
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        self._token = token
+        return True
+
+    def _is_stale(self, owner: LockOwner) -> bool:
+        if owner.host == socket.gethostname():
+            try:
+                return bool(abs(psutil.Process(owner.pid).create_time() - owner.started) > 1.0)
+            except psutil.NoSuchProcess:
+                return True
+        return not self._is_fresh()
+
+    def _is_fresh(self) -> bool:
+        """Whether the file was touched lately, by the clock of the file system that holds it."""
+        probe = self.path.with_name(f"{self.path.name}.now-{secrets.token_hex(4)}")
+        try:
+            probe.touch()
+            age_s = probe.stat().st_mtime - self.path.stat().st_mtime
+            return age_s < STALE_AFTER_S
+        except FileNotFoundError:
+            return False
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def _steal(self, token: str) -> bool:
+        """Removes the stale lock with this token; of several processes exactly one succeeds.
+
+        Whoever makes the marker of that token may remove the lock, and looks again before.
+        """
+        marker = self.path.with_name(f"{self.path.name}.steal-{token}")
+        try:
+            os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):  # its maker died in these few lines
+                if time.time() - marker.stat().st_mtime > STALE_AFTER_S:
+                    marker.unlink()
+            return False
+        try:
+            owner = self.owner()
+            if (owner.token if owner else "") != token:
+                return False
+            self.path.unlink(missing_ok=True)
+            return True
+        finally:
+            marker.unlink(missing_ok=True)
+
+
+@contextmanager
+def heartbeat(locks: set[FileLock]) -> Iterator[None]:
+    """Touches the locks of a (changing) set from a thread while the block runs."""
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(_HEARTBEAT_S):
+            for lock in list(locks):
+                lock.touch()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        for lock in list(locks):
+            lock.release()
+
+
+def locked_error(lock: FileLock, what: str) -> LockedError:
+    """The error for a lock that somebody else holds."""
+    owner = lock.owner()
+    who = owner.describe() if owner else "another process"
+    return LockedError(f"{what} must not be in use, got a lock of {who}; wait for it, or stop it")

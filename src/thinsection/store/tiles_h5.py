@@ -1,0 +1,195 @@
+"""`tiles.h5`: coordinates and embeddings of a slide's tiles, as TRIDENT and CLAM read them.
+
+    /coords    (N, 2) int64, level-0 px, with TRIDENT's attributes
+    /features  (N, D) float32 or float16; absent while only the grid was laid
+    /tiles/*   (N,) what is known per tile: tissue_fraction, QC checks
+    /graph/*   edge_index (2, E) int64 and distances (E,), where asked for
+
+Files of TRIDENT and CLAM read back the same way.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import InvalidInputError, StoreError
+from thinsection.tiles import check_coords
+from thinsection.types import CoordsL0
+
+# embeddings are read whole or in runs: chunks of about 256 KiB
+_CHUNK_BYTES = 256 * 1024
+_DTYPES = ("float32", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TilesFile:
+    """The content of a tiles file.
+
+    Attributes:
+        coords_l0: int64 (N, 2).
+        features: (N, D), or None.
+        attributes: of the file, its coords and its features, merged in that order.
+        columns: per-tile values by name.
+    """
+
+    coords_l0: CoordsL0
+    features: npt.NDArray[np.floating] | None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, npt.NDArray] = field(default_factory=dict)
+
+    @property
+    def tile_px_l0(self) -> int | None:
+        """Edge of a tile in level-0 px, where the file says."""
+        value = self.attributes.get("patch_size_level0")
+        if value is None and {"patch_size", "patch_level", "downsample"} <= set(self.attributes):
+            down = np.ravel(self.attributes["downsample"])[0]  # CLAM: one value per axis
+            value = float(self.attributes["patch_size"]) * float(down)
+        return None if value is None else round(float(value))
+
+
+class TilesWriter:
+    """Writes a tiles file piece by piece into a path that `atomic_path` gave.
+
+    Args:
+        path: the (temporary) file.
+        dim: width of the embeddings; 0 writes coordinates only.
+        dtype: 'float32' or 'float16'; a value that overflows float16 is refused.
+        attributes: set on `coords` (and on the file): plain numbers and strings.
+
+    Memory: O(one batch).
+    """
+
+    def __init__(
+        self, path: Path, *, dim: int, dtype: str = "float32", attributes: Mapping[str, Any]
+    ) -> None:
+        if dtype not in _DTYPES:
+            raise InvalidInputError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
+        self._file = h5py.File(path, "w")
+        self._coords = self._file.create_dataset(
+            "coords", (0, 2), np.int64, maxshape=(None, 2), chunks=(4096, 2)
+        )
+        self._features = None
+        if dim:
+            rows = max(1, _CHUNK_BYTES // (dim * np.dtype(dtype).itemsize))
+            self._features = self._file.create_dataset(
+                "features", (0, dim), dtype, maxshape=(None, dim), chunks=(rows, dim)
+            )
+        for name, value in attributes.items():
+            self._coords.attrs[name] = value
+            self._file.attrs[name] = value
+
+    def append(self, coords_l0: CoordsL0, features: npt.NDArray[np.floating] | None) -> None:
+        """Adds tiles.
+
+        Raises:
+            InvalidInputError: coords not int64 (b, 2), another number of rows, or non-finite
+                embeddings.
+        """
+        check_coords(coords_l0)
+        start, count = self._coords.shape[0], len(coords_l0)
+        if features is not None and self._features is not None:
+            if features.shape != (count, self._features.shape[1]):
+                raise InvalidInputError(
+                    f"features must have shape ({count}, {self._features.shape[1]}), "
+                    f"got {features.shape}"
+                )
+            with np.errstate(over="ignore"):
+                stored = features.astype(self._features.dtype)
+            if not np.isfinite(stored).all():
+                bad = coords_l0[~np.isfinite(stored).all(axis=1)][0].tolist()
+                raise InvalidInputError(
+                    f"features must be finite in {self._features.dtype}, got a value that is not "
+                    f"for the tile at {bad}; check the encoder's precision"
+                )
+            self._features.resize(start + count, axis=0)
+            self._features[start:] = stored
+        self._coords.resize(start + count, axis=0)
+        self._coords[start:] = coords_l0
+
+    def add_column(self, name: str, values: npt.NDArray) -> None:
+        """Adds a per-tile column under /tiles."""
+        self._file.create_dataset(f"tiles/{name}", data=values)
+
+    def add_graph(
+        self, edge_index: npt.NDArray[np.int64], distances: npt.NDArray[np.floating], spec: str
+    ) -> None:
+        """Adds the spatial graph of the tiles under /graph."""
+        group = self._file.create_group("graph")
+        group.create_dataset("edge_index", data=edge_index)
+        group.create_dataset("distances", data=distances)
+        group.attrs["spec"] = spec
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+def read_tiles(path: Path) -> TilesFile:
+    """A tiles file of ours, of TRIDENT's or of CLAM's.
+
+    Memory: the file's content.
+
+    Raises:
+        StoreError: missing, not HDF5, truncated, or without `coords`.
+        InvalidInputError: shapes that do not fit each other.
+    """
+    with open_h5(path) as file:
+        coords = _dataset(file, "coords", path).astype(np.int64)
+        coords = coords.reshape(-1, 2) if coords.ndim == 3 else coords
+        check_coords(coords)
+        features = None
+        if "features" in file:
+            features = _dataset(file, "features", path)
+            if features.ndim == 3 and features.shape[0] == 1:  # a leading batch axis occurs
+                features = features[0]
+            if features.ndim != 2 or len(features) != len(coords):
+                raise InvalidInputError(
+                    f"features must have shape ({len(coords)}, D), got {features.shape} "
+                    f"in {str(path)!r}"
+                )
+        attributes = dict(file.attrs) | dict(file["coords"].attrs)
+        if features is not None:
+            attributes = dict(file["features"].attrs) | attributes
+        group = file.get("tiles")
+        columns = {name: group[name][...] for name in group} if group is not None else {}
+        return TilesFile(
+            coords_l0=coords, features=features, attributes=attributes, columns=columns
+        )
+
+
+def open_h5(path: Path) -> h5py.File:
+    """The file opened for reading.
+
+    Raises:
+        StoreError: missing, not HDF5, or truncated.
+    """
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        why = "no such file" if not Path(path).exists() else str(error)
+        raise StoreError(f"tiles file must be readable HDF5, got {str(path)!r}: {why}") from None
+
+
+def _dataset(file: h5py.File, name: str, path: Path) -> npt.NDArray:
+    if name not in file:
+        raise StoreError(
+            f"tiles file must hold {name!r}, got {sorted(file)} in {str(path)!r}; "
+            "expected a tiles.h5 of thinsection, or a features file of TRIDENT or CLAM"
+        )
+    try:
+        return np.asarray(file[name][...])
+    except OSError as error:
+        raise StoreError(f"{name!r} must be readable, got {error} in {str(path)!r}") from None

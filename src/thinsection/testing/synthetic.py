@@ -1,0 +1,206 @@
+"""Synthetic slides: pyramids whose px are a function of position, and an H&E-like slide.
+
+Both are real TIFF files that every reader opens; nothing of them comes from a real slide.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tifffile
+from PIL import Image
+from scipy import ndimage
+
+from thinsection.testing.array_slide import position_pixels
+from thinsection.types import Mpp, RgbArray, Size
+
+_UM_PER_CM = 10_000.0
+_TEXTURE_PX = 1024  # period of the H&E-like texture
+_MASK_PX = 16  # level-0 px of one px of the tissue mask: borders are whole px down to 16x
+_WHITE = (243, 242, 244)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PyramidKind:
+    """How a synthetic pyramid is stored.
+
+    Attributes:
+        downsamples: of the levels.
+        tile: (height, width) of TIFF tiles, multiples of 16; None writes strips of 32 rows.
+        compression: tifffile's name: 'jpeg', 'lzw', 'deflate', 'jpeg2000', None.
+        ycbcr: JPEG as YCbCr 4:2:0 in place of RGB.
+        quality: of JPEG.
+        mpp: (x, y) µm/px written to the resolution tags; None writes none.
+        aperio: an Aperio description in place of the tags (its one MPP is mpp[0]).
+    """
+
+    downsamples: tuple[int, ...] = (1, 4)
+    tile: tuple[int, int] | None = (256, 256)
+    compression: str | None = "jpeg"
+    ycbcr: bool = True
+    quality: int = 80
+    mpp: Mpp | None = (0.5, 0.5)
+    aperio: bool = False
+
+
+def write_pyramid(path: Path, size: Size, kind: PyramidKind | None = None) -> list[RgbArray]:
+    """Writes a pyramid whose px are `position_pixels` of each level, and returns the levels.
+
+    Memory: all levels; for small slides.
+    """
+    kind = kind or PyramidKind()
+    levels = [
+        position_pixels((max(1, size[0] // down), max(1, size[1] // down)))
+        for down in kind.downsamples
+    ]
+    with tifffile.TiffWriter(path, bigtiff=False) as writer:
+        for index, pixels in enumerate(levels):
+            stored = to_ycbcr(pixels) if kind.compression == "jpeg" and kind.ycbcr else pixels
+            writer.write(stored, **_options(kind, size, index))
+    return levels
+
+
+def to_ycbcr(pixels: RgbArray) -> RgbArray:
+    """JPEG's YCbCr, which tifffile stores as it comes."""
+    return np.asarray(Image.fromarray(pixels).convert("YCbCr"))
+
+
+def _options(kind: PyramidKind, size: Size, index: int) -> dict[str, Any]:
+    options: dict[str, Any] = {"metadata": None, "software": False, "photometric": "rgb"}
+    options["compression"] = kind.compression
+    if kind.compression == "jpeg":
+        options["compressionargs"] = {"level": kind.quality}
+        if kind.ycbcr:
+            options |= {"photometric": "ycbcr", "subsampling": (2, 2)}
+    if kind.tile is not None:
+        options["tile"] = kind.tile
+    else:
+        options["rowsperstrip"] = 32
+    if kind.aperio:
+        mpp = "" if kind.mpp is None else f"|MPP = {kind.mpp[0]}"
+        options["description"] = (
+            f"Aperio Image Library v12.0.0\r\n{size[0]}x{size[1]} synthetic|AppMag = 20{mpp}"
+        )
+    elif kind.mpp is not None:
+        down = kind.downsamples[index]
+        pixels_per_cm = [_UM_PER_CM / (mpp * down) for mpp in kind.mpp]
+        options |= {"resolution": tuple(pixels_per_cm), "resolutionunit": "CENTIMETER"}
+    options["subfiletype"] = 0 if index == 0 else 1
+    return options
+
+
+def write_he_slide(
+    path: Path,
+    size: Size,
+    *,
+    seed: int = 0,
+    mpp: float = 0.5,
+    downsamples: Sequence[int] = (1, 4, 16),
+    quality: int = 80,
+) -> None:
+    """Writes an H&E-like slide: pink and purple tissue with nuclei in several fragments, on white.
+
+    An Aperio-like pyramid of 256 px JPEG tiles, YCbCr 4:2:0, with MPP and AppMag.
+
+    Args:
+        path: a .svs or .tif file.
+        size: (width, height) of level 0.
+        seed: of texture and fragments.
+        mpp: µm per level-0 px.
+        downsamples: of the levels, powers of two up to 16.
+        quality: of JPEG.
+
+    Memory: about 150 MiB, whatever the size; tiles are generated while they are written.
+    """
+    rng = np.random.default_rng(seed)
+    texture = he_texture(rng)
+    mask = tissue_fragments(size, rng)
+    description = (
+        f"Aperio Image Library v12.0.0\r\n{size[0]}x{size[1]} [0,0 {size[0]}x{size[1]}] (256x256) "
+        f"JPEG/YCC Q={quality}|AppMag = {10 / mpp:g}|MPP = {mpp:g}"
+    )
+    with tifffile.TiffWriter(path, bigtiff=True) as writer:
+        for index, down in enumerate(downsamples):
+            level_size = (size[0] // down, size[1] // down)
+            writer.write(
+                _he_tiles(texture, mask, down, level_size),
+                shape=(level_size[1], level_size[0], 3),
+                dtype=np.uint8,
+                tile=(256, 256),
+                photometric="ycbcr",
+                subsampling=(2, 2),
+                compression="jpeg",
+                compressionargs={"level": quality},
+                description=description if index == 0 else None,
+                metadata=None,
+                software=False,
+                subfiletype=0 if index == 0 else 1,
+            )
+
+
+def he_texture(rng: np.random.Generator, edge: int = _TEXTURE_PX) -> RgbArray:
+    """A periodic H&E-like texture, uint8 (edge, edge, 3): stroma, epithelium, nuclei."""
+    stroma, epithelium, nucleus = ((219, 150, 190), (176, 112, 176), (88, 58, 130))
+    zones = _smooth(rng, edge, 60.0)
+    fibres = _smooth(rng, edge, 3.0)
+    mix = np.clip(zones * 0.8 + 0.5, 0, 1)[..., None]
+    color = np.array(stroma) * (1 - mix) + np.array(epithelium) * mix
+    color += fibres[..., None] * np.array((9.0, 13.0, 8.0))
+    spots = np.zeros((edge, edge), dtype=bool)
+    count = edge * edge // 900
+    chance = rng.random(count)
+    places = rng.integers(0, edge, (count, 2))
+    dense = zones[places[:, 0], places[:, 1]] > 0
+    kept = places[dense | (chance < 0.35)]
+    spots[kept[:, 0], kept[:, 1]] = True
+    blurred = ndimage.gaussian_filter(spots.astype(np.float32), 4.0, mode="wrap")
+    inside = np.clip((blurred * 2 * np.pi * 16 - 0.35) * 4, 0, 1)[..., None]
+    color = color * (1 - inside) + (np.array(nucleus) + fibres[..., None] * 8) * inside
+    color += rng.normal(0, 3, color.shape)
+    return np.asarray(np.clip(np.rint(color), 0, 255).astype(np.uint8))
+
+
+def _smooth(rng: np.random.Generator, edge: int, sigma: float) -> np.ndarray:
+    field = ndimage.gaussian_filter(
+        rng.normal(size=(edge, edge)).astype(np.float32), sigma, mode="wrap"
+    )
+    return np.asarray(field / field.std())
+
+
+def tissue_fragments(size: Size, rng: np.random.Generator) -> np.ndarray:
+    """Bool (ceil(H / 16), ceil(W / 16)): a few ragged fragments with holes, about a third of it."""
+    height, width = -(-size[1] // _MASK_PX), -(-size[0] // _MASK_PX)
+    y, x = np.mgrid[0:height, 0:width]
+    rough = ndimage.gaussian_filter(rng.normal(size=(height, width)), max(height, width) / 60)
+    rough = rough / rough.std() if rough.std() > 0 else rough
+    mask = np.zeros((height, width), dtype=bool)
+    for center_x, center_y, radius in ((0.3, 0.35, 0.26), (0.7, 0.6, 0.28), (0.72, 0.2, 0.12)):
+        dx, dy = (x - center_x * width) / width, (y - center_y * height) / height
+        mask |= np.hypot(dx, dy) + rough * 0.035 < radius
+    holes = ndimage.gaussian_filter(rng.normal(size=(height, width)), max(height, width) / 90)
+    return np.asarray(mask & (holes < 1.6 * holes.std()))
+
+
+def _he_tiles(
+    texture: RgbArray, mask: np.ndarray, down: int, level_size: Size
+) -> Iterator[RgbArray]:
+    """Tiles of one level, row by row, padded to 256 px."""
+    edge = _TEXTURE_PX // down
+    small = texture.reshape(edge, down, edge, down, 3).mean(axis=(1, 3)).astype(np.uint8)
+    period = np.tile(small, (256 // edge + 2, 256 // edge + 2, 1))
+    cell = _MASK_PX // down
+    white = np.array(_WHITE, dtype=np.uint8)
+    for y in range(0, level_size[1], 256):
+        for x in range(0, level_size[0], 256):
+            oy, ox = y % edge, x % edge
+            top, left, count = y // cell, x // cell, -(-256 // cell)
+            piece = mask[top : top + count, left : left + count]
+            inside = piece.repeat(cell, axis=0).repeat(cell, axis=1)[:256, :256]
+            tile = np.empty((256, 256, 3), dtype=np.uint8)
+            tile[:] = white
+            rows, columns = inside.shape
+            source = period[oy : oy + rows, ox : ox + columns]
+            np.copyto(tile[:rows, :columns], source, where=inside[..., None])
+            yield to_ycbcr(tile)

@@ -1,0 +1,30 @@
+"""Mask coverage of boxes against counting px."""
+
+import numpy as np
+
+from thinsection.qc.coverage import box_fractions
+from thinsection.types import MaskFrame
+
+
+def test_fractions_equal_counting_where_boxes_lie_on_mask_px() -> None:
+    rng = np.random.default_rng(0)
+    mask = rng.random((37, 53)) < 0.4
+    frame = MaskFrame(size_th=(53, 37), size_l0=(53 * 16, 37 * 16))
+    corners = rng.integers(0, (50, 34), (200, 2))
+    got = box_fractions(mask, frame, corners.astype(np.int64) * 16, (48, 32))
+    want = [mask[y : y + 2, x : x + 3].sum() / 6 for x, y in corners]
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_a_box_that_cuts_px_counts_their_parts() -> None:
+    mask = np.array([[True, False], [False, False]])
+    frame = MaskFrame(size_th=(2, 2), size_l0=(20, 20))
+    got = box_fractions(mask, frame, np.array([[5, 5], [0, 0], [9, 9]]), (10, 10))
+    np.testing.assert_allclose(got, [0.25, 1.0, 0.01], atol=1e-6)
+
+
+def test_a_box_that_sticks_out_counts_the_outside_as_empty() -> None:
+    mask = np.ones((4, 4), dtype=bool)
+    frame = MaskFrame(size_th=(4, 4), size_l0=(40, 40))
+    got = box_fractions(mask, frame, np.array([[30, 0], [30, 30]]), (20, 20))
+    np.testing.assert_allclose(got, [0.5, 0.25], atol=1e-6)

@@ -1,0 +1,219 @@
+"""The stream: right pixels in the right order, bounded, and a bad slide stops no other."""
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from thinsection.errors import BudgetError, SlideReadError
+from thinsection.stream import (
+    PrepareFailed,
+    SlideFailed,
+    SlideFinished,
+    SlideStarted,
+    SlideTiles,
+    StreamConfig,
+    TileBatch,
+    TileStream,
+    iter_tiles,
+    stream_budget,
+)
+from thinsection.stream.decode import resample
+from thinsection.stream.regions import origins_lv, plan_regions
+from thinsection.testing.array_slide import ArraySlide, position_pixels
+from thinsection.tiles import TilesConfig, TileTable, tile_grid
+
+PIXELS = position_pixels((700, 430))
+
+
+def budget(batch_size: int, workers: int = 2):  # type: ignore[no-untyped-def]
+    return stream_budget(
+        budget_bytes=1 << 26,
+        batch_size=batch_size,
+        tile_px=32,
+        workers=workers,
+        scratch_bytes=1 << 20,
+    )
+
+
+def collect(slide: ArraySlide, table: TileTable, batch_size: int) -> np.ndarray:
+    seen = np.zeros((len(table), table.plan.tile_px, table.plan.tile_px, 3), np.uint8)
+    for batch in iter_tiles(slide, table, batch_size=batch_size):
+        seen[batch.indices] = batch.tiles
+        np.testing.assert_array_equal(table.coords_l0[batch.indices], batch.coords_l0)
+    return seen
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+@pytest.mark.parametrize("segment", [None, (32, 32), (24, 40)])
+def test_every_tile_has_its_own_pixels_whatever_the_batch(
+    batch_size: int, segment: tuple[int, int] | None
+) -> None:
+    slide = ArraySlide([PIXELS], segment=segment)
+    table = tile_grid(slide, TilesConfig(tile_px=32))
+    tiles = collect(slide, table, batch_size)
+    for (x, y), tile in zip(table.coords_l0.tolist(), tiles):
+        np.testing.assert_array_equal(tile, PIXELS[y : y + 32, x : x + 32])
+
+
+def test_overlapping_and_padded_tiles_are_white_outside() -> None:
+    slide = ArraySlide([PIXELS])
+    table = tile_grid(slide, TilesConfig(tile_px=32, overlap=8, edge="pad"))
+    tiles = collect(slide, table, 16)
+    padded = np.pad(PIXELS, ((0, 32), (0, 32), (0, 0)), constant_values=255)
+    for (x, y), tile in zip(table.coords_l0.tolist(), tiles):
+        np.testing.assert_array_equal(tile, padded[y : y + 32, x : x + 32])
+
+
+def test_a_resampled_tile_equals_the_tile_read_and_resampled_alone() -> None:
+    slide = ArraySlide([PIXELS], slide_mpp=(0.5, 0.25))
+    table = tile_grid(slide, TilesConfig(tile_px=32, tile_mpp="1.0"))
+    assert table.plan.size_lv == (64, 128)
+    tiles = collect(slide, table, 5)
+    for (x, y), tile in zip(table.coords_l0.tolist(), tiles):
+        np.testing.assert_array_equal(tile, resample(PIXELS[y : y + 128, x : x + 64], 32))
+
+
+def test_regions_cover_each_tile_once_and_stay_small() -> None:
+    slide = ArraySlide([PIXELS])
+    table = tile_grid(slide, TilesConfig(tile_px=16))
+    rng = np.random.default_rng(0)
+    table = table.select(np.sort(rng.permutation(len(table))[:600]))
+    regions = list(plan_regions(table, 100, 500))
+    covered = [i for region in regions for i in range(region.start, region.stop)]
+    assert covered == list(range(100, 500))
+    corners = origins_lv(table)
+    for region in regions:
+        low = corners[region.start : region.stop].min(axis=0)
+        assert region.origin_lv == tuple(low.tolist())
+        used = (region.stop - region.start) * 16 * 16
+        assert region.size_lv[0] * region.size_lv[1] <= 1.3 * used
+
+
+def test_a_whole_block_is_one_read() -> None:
+    slide = ArraySlide([PIXELS])
+    table = tile_grid(slide, TilesConfig(tile_px=16))
+    assert len(list(plan_regions(table, 0, 64))) == 1
+
+
+def entries(*slides: ArraySlide | Exception) -> Iterator[tuple[int, ArraySlide | Exception]]:
+    yield from enumerate(slides)
+
+
+def prepare(entry: tuple[int, ArraySlide | Exception]) -> SlideTiles | PrepareFailed:
+    key, slide = entry
+    if isinstance(slide, Exception):
+        return PrepareFailed(key=key, stage="open", error=slide)
+    table = tile_grid(slide, TilesConfig(tile_px=32))
+    return SlideTiles(key=key, slide=slide, table=table)
+
+
+def test_slides_follow_each_other_and_a_bad_one_stops_no_other() -> None:
+    good, broken, last = ArraySlide([PIXELS]), ArraySlide([PIXELS], broken_below_lv=100), None
+    last = ArraySlide([PIXELS[:200]])
+    story: list[tuple[int, str]] = []
+    source = entries(good, OSError("not a slide"), broken, last)
+    with TileStream(source, prepare, budget=budget(8), batch_size=8) as stream:
+        for event in stream:
+            if isinstance(event, TileBatch):
+                event.release()
+            story.append((event.key, type(event).__name__))
+    kinds = {key: [name for k, name in story if k == key] for key in range(4)}
+    assert kinds[0][0] == "SlideStarted"
+    assert kinds[0][-1] == "SlideFinished"
+    assert kinds[1] == ["SlideFailed"]
+    assert kinds[2][-1] == "SlideFailed"
+    assert kinds[3][-1] == "SlideFinished"
+    assert [key for key, _ in story] == sorted(key for key, _ in story)
+    assert good.closed
+    assert broken.closed
+    assert last.closed
+
+
+def test_an_empty_table_starts_and_finishes() -> None:
+    slide = ArraySlide([PIXELS[:20, :20]])
+    with TileStream(entries(slide), prepare, budget=budget(8), batch_size=8) as stream:
+        assert [type(event) for event in stream] == [SlideStarted, SlideFinished]
+
+
+def test_leaving_early_ends_every_thread_and_closes_the_slides() -> None:
+    slides = [ArraySlide([PIXELS]) for _ in range(5)]
+    before = threading.active_count()
+    with TileStream(entries(*slides), prepare, budget=budget(4), batch_size=4) as stream:
+        for event in stream:
+            if isinstance(event, TileBatch):
+                break
+    assert threading.active_count() == before
+
+
+def test_filters_drop_tiles_and_batches_close_up() -> None:
+    slide = ArraySlide([PIXELS])
+    table = tile_grid(slide, TilesConfig(tile_px=32))
+
+    def odd_rows(tiles: np.ndarray) -> np.ndarray:
+        return np.asarray(tiles[:, 0, 0, 1] // 32 % 2 == 1)
+
+    kept = []
+    for batch in iter_tiles(slide, table, batch_size=16, filters=[odd_rows]):
+        for (x, y), tile in zip(batch.coords_l0.tolist(), batch.tiles):
+            np.testing.assert_array_equal(tile, PIXELS[y : y + 32, x : x + 32])
+        kept += batch.indices.tolist()
+    want = np.flatnonzero(PIXELS[table.coords_l0[:, 1], 0, 1] // 32 % 2 == 1)
+    assert kept == want.tolist()
+
+
+def test_at_most_the_budgeted_batches_exist_at_once() -> None:
+    slide = ArraySlide([PIXELS])
+    made: list[tuple[int, ...]] = []
+
+    def allocate(shape: tuple[int, ...]) -> np.ndarray:
+        made.append(shape)
+        return np.empty(shape, np.uint8)
+
+    limit = stream_budget(
+        budget_bytes=3 * 8 * 32 * 32 * 3 + 2 * 1000,
+        batch_size=8,
+        tile_px=32,
+        workers=2,
+        scratch_bytes=1000,
+    )
+    assert limit.slots == 3
+    source = entries(*[ArraySlide([PIXELS]) for _ in range(3)])
+    with TileStream(source, prepare, budget=limit, batch_size=8, allocate=allocate) as stream:
+        for event in stream:
+            if isinstance(event, TileBatch):
+                event.release()
+    assert made == [(8, 32, 32, 3)] * 3
+    assert slide.size == (700, 430)
+
+
+def test_a_budget_that_is_too_small_says_what_would_do() -> None:
+    with pytest.raises(BudgetError, match=r"memory must be >= .* got 1.0 KiB; raise --memory"):
+        stream_budget(budget_bytes=1024, batch_size=8, tile_px=64, workers=1, scratch_bytes=10)
+
+
+def test_reading_one_broken_slide_raises_its_error() -> None:
+    slide = ArraySlide([PIXELS], broken_below_lv=64)
+    table = tile_grid(slide, TilesConfig(tile_px=32))
+    with pytest.raises(SlideReadError, match="rows"):
+        for _ in iter_tiles(slide, table, config=StreamConfig(decode_workers=2)):
+            pass
+    assert not slide.closed
+
+
+def test_an_error_of_the_stream_itself_is_raised_not_swallowed() -> None:
+    def explode(entry: object) -> SlideTiles:
+        raise RuntimeError("a bug in prepare")
+
+    with (
+        TileStream([1], explode, budget=budget(8), batch_size=8) as stream,
+        pytest.raises(RuntimeError, match="a bug in prepare"),
+    ):
+        list(stream)
+
+
+def test_failed_events_carry_stage_and_error() -> None:
+    error = OSError("truncated")
+    with TileStream(entries(error), prepare, budget=budget(8), batch_size=8) as stream:
+        assert list(stream) == [SlideFailed(key=0, stage="open", error=error)]

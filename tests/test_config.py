@@ -1,0 +1,72 @@
+"""Settings: one default, checked values, unknown keys refused by nearest name."""
+
+from pathlib import Path
+
+import pytest
+
+from thinsection.config import as_mapping, dump_toml, flat_fields, load_toml, replace_flat
+from thinsection.errors import ConfigError
+from thinsection.run.config import RunConfig
+from thinsection.units import format_bytes, parse_bytes
+
+
+def test_field_names_are_unique_over_the_sections_of_a_run() -> None:
+    assert flat_fields(RunConfig)["overlap"][0] == "tiles"
+
+
+def test_the_written_toml_reads_back_to_the_same_settings(tmp_path: Path) -> None:
+    config = replace_flat(RunConfig(), {"tile_px": 512, "write": ["tsv"], "slide_mpp": "0.25"})
+    (tmp_path / "run.toml").write_text(dump_toml(config))
+    assert load_toml(tmp_path / "run.toml", RunConfig) == config
+    (tmp_path / "default.toml").write_text(dump_toml(RunConfig()))
+    assert load_toml(tmp_path / "default.toml", RunConfig) == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[tiles]\noverlpa = 3",
+            "unknown config key 'tiles.overlpa'; did you mean 'tiles.overlap'",
+        ),
+        ("[tile]\n", "unknown config key 'tile'; did you mean 'tiles'"),
+        ("[tiles]\ntile_px = 'big'", "tiles.tile_px must be int, got 'big'"),
+        ("[tiles]\ntile_px = true", "tiles.tile_px must be int, got True"),
+        ("[tiles]\nedge = 'cut'", "tiles.edge must be one of drop, pad, got 'cut'"),
+        ("[tiles]\ntile_filter = 'tissue'", "tiles.tile_filter must be a list"),
+        ("tiles = 3", "tiles must be a table, got 3"),
+        ("[tiles", "config must be TOML"),
+    ],
+)
+def test_bad_toml_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_toml(tmp_path / "run.toml", RunConfig)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"existing file, got '.*none.toml'"):
+        load_toml(tmp_path / "none.toml", RunConfig)
+
+
+def test_integers_are_taken_for_floats_and_the_rest_is_plain() -> None:
+    config = replace_flat(RunConfig(), {"mask_mpp": 4})
+    assert as_mapping(config)["tissue"]["mask_mpp"] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GiB", 2 << 30), ("1.5 kB", 1500), ("7", 7), (1024, 1024), ("3m", 3 * 10**6)],
+)
+def test_sizes_are_read_as_people_write_them(text: str | int, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0", "2 apples", "1e9"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="memory must be a size"):
+        parse_bytes(text, name="memory")
+
+
+def test_sizes_are_shown_in_the_largest_fitting_unit() -> None:
+    assert [format_bytes(n) for n in (5, 2048, 3 << 30)] == ["5 B", "2.0 KiB", "3.0 GiB"]
