@@ -20,7 +20,7 @@ from thinsection.probe import NANOPATH
 
 def invoke(*arguments: object) -> str:
     """Standard output; an exception of the command is raised."""
-    result = CliRunner().invoke(build_app(), ["probe", *map(str, arguments)])
+    result = CliRunner().invoke(build_app(["probe"]), ["probe", *map(str, arguments)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
