@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from thinsection.aggregate import SlideEncoder
 from thinsection.encode.embed import EmbeddedBatch
+from thinsection.neighbors import TileGraph, parse_graph_spec, tile_graph
 from thinsection.report.overview import draw_overview
 from thinsection.run import naming
 from thinsection.run.config import RunConfig
@@ -226,12 +227,11 @@ def final_table(
     return table.select(kept)
 
 
-def tile_graph_of(table: TileTable, work: SlideWork, spec: str) -> Any:
+def tile_graph_of(table: TileTable, work: SlideWork, spec: str) -> TileGraph:
     """The spatial graph that the run's setting asks for."""
-    from thinsection.neighbors import parse_graph_spec, tile_graph  # type: ignore[attr-defined]
-
+    wanted = parse_graph_spec(spec)
     mpp = (work.facts["mpp_x"], work.facts["mpp_y"]) if work.facts.get("mpp_x") else None
-    return tile_graph(table.coords_l0, **parse_graph_spec(spec), slide_mpp=mpp)
+    return tile_graph(table.coords_l0, k=wanted.k, radius_um=wanted.radius_um, slide_mpp=mpp)
 
 
 def pool_slide(folder: Path, slide_encoder: SlideEncoder) -> int:
