@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from thinsection.run.monitor import ResourceMonitor, read_usage
-from thinsection.run.monitor_facts import NETWORK_FILESYSTEMS, filesystem_of
+from thinsection.run.monitor_facts import filesystem_of
 from thinsection.run.monitor_limits import cgroup_limits, read_limits
 from thinsection.run.monitor_sample import GpuSampler, TreeSampler
 from thinsection.types import GIB, MIB
@@ -157,7 +157,3 @@ def test_without_a_driver_the_gpu_columns_are_empty() -> None:
 def test_the_file_system_is_that_of_the_deepest_mount(path: str, kind: str) -> None:
     mounts = "d / ext4 rw 0 0\ns:/h /home nfs4 rw 0 0\nd /scratch xfs rw 0 0\n"
     assert filesystem_of(Path(path), mounts) == kind
-
-
-def test_nfs_counts_as_a_network_file_system() -> None:
-    assert "nfs4" in NETWORK_FILESYSTEMS

@@ -4,6 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# file systems that are reached over a network: opening weights from them is slow at every start
+NETWORK_FILESYSTEMS = frozenset(
+    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "9p")
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:

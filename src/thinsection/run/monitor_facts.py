@@ -5,11 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# file systems that are reached over a network: opening weights from them is slow at every start
-NETWORK_FILESYSTEMS = frozenset(
-    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "9p")
-)
-
 
 def environment_facts(*, gpus_visible: int) -> dict[str, Any]:
     """gpus_visible, torch_cuda_build (None before torch was loaded), and where the cache lies."""

@@ -1,0 +1,47 @@
+"""Requested against used, for a run's output folder."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from thinsection.errors import StoreError
+from thinsection.report.efficiency_analysis import Efficiency, analyse
+from thinsection.report.efficiency_page import efficiency_page
+from thinsection.run.monitor import USAGE_FOLDER, read_usage
+from thinsection.store.atomic import write_json, write_text
+
+PAGE_NAME = "efficiency.html"
+
+
+def efficiency(out: Path) -> Efficiency:
+    """The analysis of an output folder.
+
+    Raises:
+        StoreError: no process left a record there.
+    """
+    usages = read_usage(out)
+    if not any(usage.samples for usage in usages):
+        raise StoreError(
+            f"out must hold records of a run in {USAGE_FOLDER}/, got none in {str(out)!r}; "
+            "run with the monitor on"
+        )
+    return analyse(usages)
+
+
+def write_efficiency(out: Path) -> Efficiency:
+    """Writes efficiency.html and the section 'efficiency' of run.json where there is one."""
+    analysis = efficiency(out)
+    write_text(out / PAGE_NAME, efficiency_page(analysis, read_usage(out)))
+    path = out / "run.json"
+    if path.is_file():
+        document = json.loads(path.read_text(encoding="utf-8"))
+        write_json(path, document | {"efficiency": as_document(analysis)})
+    return analysis
+
+
+def as_document(analysis: Efficiency) -> dict[str, Any]:
+    """The analysis as plain JSON values."""
+    document = asdict(analysis)
+    document["next_request"]["sbatch"] = list(analysis.next_request.sbatch_lines())
+    return document
