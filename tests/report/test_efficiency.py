@@ -91,14 +91,10 @@ def test_the_story_of_the_issue_is_loud_about_its_gpu_and_asks_for_less() -> Non
     assert found.next_request.cpus == 1
     assert found.next_request.memory_bytes == 1.25 * GIB  # 1 GiB + 20 %, to the next 256 MiB
     assert found.next_request.walltime_s == 480  # 300 s + 50 %, to the next minute
-    assert (
-        found.next_request.sbatch_lines()
-        == (
-            "#SBATCH --cpus-per-task=1",
-            "#SBATCH --mem=1280M",
-            "#SBATCH --time=00:08:00",
-        )
-       
+    assert found.next_request.sbatch_lines() == (
+        "#SBATCH --cpus-per-task=1",
+        "#SBATCH --mem=1280M",
+        "#SBATCH --time=00:08:00",
     )
     shares = {s.name: s.fraction for s in found.shares}
     assert shares["CPU"] == pytest.approx(0.25)
