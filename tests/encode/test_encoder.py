@@ -9,7 +9,7 @@ from thinsection.encode import placement as placement_module
 from thinsection.encode.placement import place
 from thinsection.errors import DeviceError, InvalidInputError
 
-TILES = np.random.default_rng(3).integers(0, 256, (6, 224, 224, 3), dtype=np.uint8)
+TILES = np.random.default_rng(3).integers(0, 256, (3, 224, 224, 3), dtype=np.uint8)
 ENCODERS = [("efficientnet_lite0", True), ("lunit_vits16", False)]
 
 
@@ -34,7 +34,7 @@ def test_an_embedding_does_not_depend_on_the_other_tiles_of_its_batch(encoder) -
 
 
 def test_an_embedding_belongs_to_its_place_in_the_batch(encoder) -> None:
-    order = [4, 0, 5, 2, 1, 3]
+    order = [2, 0, 1]
     permuted = encoder.encode(TILES[order])
     torch.testing.assert_close(permuted, encoder.encode(TILES)[order], rtol=1e-4, atol=1e-5)
 

@@ -2,6 +2,7 @@
 
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
 from thinsection.encode.load import load_encoder
+from thinsection.encode.memory import batch_bytes, largest_batch_size, weights_bytes
 from thinsection.encode.registry import DEFAULT_ENCODER, declared_encoders, encoder_spec
 from thinsection.encode.spec import Architecture, EncoderSpec
 
@@ -11,7 +12,10 @@ __all__ = [
     "EncoderSpec",
     "NetworkTileEncoder",
     "TileEncoder",
+    "batch_bytes",
     "declared_encoders",
     "encoder_spec",
+    "largest_batch_size",
     "load_encoder",
+    "weights_bytes",
 ]

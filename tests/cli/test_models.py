@@ -1,0 +1,100 @@
+"""`thinsection models` lists what is declared, and `check` says why one would not load."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from thinsection.cli.main import build_app
+from thinsection.encode import check as check_module
+from thinsection.encode import declared_encoders
+from thinsection.encode.optional import optional_package
+from thinsection.errors import UnknownEncoderError
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(build_app(), ["models", *arguments], env={"COLUMNS": "160"})
+
+
+@pytest.fixture
+def empty_cache(monkeypatch, tmp_path):
+    hub = optional_package("huggingface_hub")
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    return hub
+
+
+def test_the_table_and_the_json_have_every_declared_encoder() -> None:
+    table = invoke()
+    assert table.exit_code == 0
+    listed = json.loads(invoke("--json").stdout)["encoders"]
+    assert [e["name"] for e in listed] == list(declared_encoders())
+    for spec in declared_encoders().values():
+        assert spec.name in table.stdout and str(spec.dim) in table.stdout
+    assert "token (gated)" in table.stdout and "timm:<name>" in table.stdout
+
+
+def test_the_default_would_load(empty_cache) -> None:
+    result = invoke("check", "efficientnet_lite0", "--device", "cpu")
+    assert result.exit_code == 0, result.stdout
+    assert "efficientnet_lite0 would load here" in result.stdout
+
+
+def test_a_gated_model_without_a_token_says_where_to_accept_its_terms(
+    empty_cache, monkeypatch
+) -> None:
+    monkeypatch.setattr(check_module, "has_token", lambda: False)
+    result = invoke("check", "uni", "--json", "--device", "cpu")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 1 and not answer["loads"]
+    weights = next(c for c in answer["checks"] if c["name"] == "weights")
+    assert not weights["ok"] and "accept the terms at" in weights["detail"]
+    assert "set HF_TOKEN" in weights["detail"]
+
+
+def test_with_a_token_but_no_network_it_names_the_command_for_another_machine(
+    empty_cache, monkeypatch
+) -> None:
+    monkeypatch.setattr(check_module, "has_token", lambda: True)
+    result = invoke("check", "virchow2", "--device", "cpu")
+    assert result.exit_code == 1
+    assert "hf download paige-ai/Virchow2 model.safetensors" in result.stdout.replace("\n", " ")
+
+
+def test_cached_weights_are_found(empty_cache) -> None:
+    revision = "a" * 40
+    root = Path(empty_cache.constants.HF_HUB_CACHE)
+    repo = root / "models--owkin--phikon"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(revision)
+    (repo / "snapshots" / revision).mkdir(parents=True)
+    (repo / "snapshots" / revision / "model.safetensors").write_bytes(b"")
+    checks = {c.name: c for c in check_module.check_encoder("phikon", device="cpu")}
+    assert checks["weights"].ok and checks["weights"].detail.startswith("cached at")
+
+
+def test_missing_packages_and_devices_are_named(monkeypatch) -> None:
+    monkeypatch.setattr(check_module, "is_installed", lambda _package: False)
+    *_, last = check_module.check_encoder("uni", device="cpu")
+    assert last.name == "packages" and not last.ok
+    assert last.detail == "not installed: timm, huggingface_hub; pip install 'thinsection[hub]'"
+    monkeypatch.undo()
+    *_, last = check_module.check_encoder("efficientnet_lite0", device="cuda:99")
+    assert last.name == "device" and not last.ok and "cuda:99" in last.detail
+
+
+def test_too_little_memory_is_said_in_bytes(monkeypatch) -> None:
+    class Little:
+        available = 1 << 20
+
+    monkeypatch.setattr(check_module.psutil, "virtual_memory", lambda: Little)
+    *_, last = check_module.check_encoder("efficientnet_lite0", device="cpu")
+    assert last.name == "memory" and not last.ok
+    assert last.detail == "weights take 12.9 MiB, 1.0 MiB are free on cpu"
+
+
+def test_an_unknown_name_raises_with_the_nearest() -> None:
+    with pytest.raises(UnknownEncoderError, match="did you mean 'uni2_h'"):
+        check_module.check_encoder("uni2-h2")
