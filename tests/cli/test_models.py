@@ -14,7 +14,7 @@ from thinsection.errors import UnknownEncoderError
 
 
 def invoke(*arguments: str):
-    return CliRunner().invoke(build_app(), ["models", *arguments], env={"COLUMNS": "160"})
+    return CliRunner().invoke(build_app(["models"]), ["models", *arguments], env={"COLUMNS": "160"})
 
 
 @pytest.fixture
