@@ -23,8 +23,8 @@ _MIN_ROWS = 64
 
 
 def tree_bytes(num_points: int, num_dims: int) -> int:
-    """What the tree holds: float64 coordinates with the group's axis, their copy, order, nodes."""
-    return num_points * (2 * 8 * (num_dims + 1) + 8 + 16)
+    """What the tree holds: float64 coordinates with the group's axis, their order, its nodes."""
+    return num_points * (8 * (num_dims + 1) + 8 + 32)
 
 
 def least_bytes(num_points: int, num_dims: int, k: int) -> int:
@@ -88,18 +88,15 @@ class _Tree:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        coordinates = problem.points.double()
-        low, high = coordinates.amin(dim=0), coordinates.amax(dim=0)
-        if problem.num_queries:
-            low = torch.minimum(low, problem.queries.amin(dim=0).double())
-            high = torch.maximum(high, problem.queries.amax(dim=0).double())
+        low, high = problem.points.amin(dim=0), problem.points.amax(dim=0)
+        low = torch.minimum(low, problem.queries.amin(dim=0)).double()
+        high = torch.maximum(high, problem.queries.amax(dim=0)).double()
         diameter = float((high - low).norm())
         self._reach = 2 * diameter if diameter > 0 else 1.0
-        groups = torch.unique_consecutive(torch.cat((problem.point_group, problem.query_group)))
-        self._lifted = bool((groups != groups[0]).any())
-        self._tree = cKDTree(
-            self._lift(coordinates, problem.point_group).numpy(), balanced_tree=False
-        )
+        groups = (problem.point_group, problem.query_group)
+        self._lifted = bool(torch.any(torch.cat([ids[[0, -1]] for ids in groups]) != groups[0][0]))
+        lifted = self._lift(problem.points, problem.point_group)
+        self._tree = cKDTree(lifted.numpy(), balanced_tree=False, copy_data=False)
         # squares below the smallest normal number vanish in the shared distances, not in the tree's
         self._absolute = 4 * float(torch.finfo(problem.points.dtype).tiny) ** 0.5
 
@@ -110,7 +107,7 @@ class _Tree:
         problem = self._problem
         queries = problem.queries[rows]
         listed, found = self._tree.query(
-            self._lift(queries.double(), problem.query_group[rows]).numpy(),
+            self._lift(queries, problem.query_group[rows]).numpy(),
             k=list(range(1, candidates + 1)),
             distance_upper_bound=self._reach,
             workers=torch.get_num_threads(),
@@ -132,7 +129,10 @@ class _Tree:
         return exact, index, done
 
     def _lift(self, coordinates: Tensor, group: Tensor) -> Tensor:
-        if not self._lifted:
-            return coordinates.contiguous()
-        height = group.double()[:, None] * (2 * self._reach)
-        return torch.cat((coordinates, height), dim=1)
+        num_rows, num_dims = coordinates.shape
+        lifted = torch.empty((num_rows, num_dims + self._lifted), dtype=torch.float64)
+        lifted[:, :num_dims] = coordinates
+        if self._lifted:
+            lifted[:, num_dims] = group
+            lifted[:, num_dims] *= 2 * self._reach
+        return lifted
