@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from thinsection.errors import DatasetError
 from thinsection.probe.examples import Embeddings
+from thinsection.store.tiles_h5 import read_tiles
 from thinsection.types import CoordsL0
 
 H5_SUFFIXES = (".h5", ".hdf5")
@@ -108,42 +109,32 @@ def _torch_tensor(path: Path) -> npt.NDArray:
 def read_tile_table(path: Path) -> TileTable:
     """Coordinates, embeddings and names of one slide's tiles.
 
-    Memory: the file's content.
+    Memory: the file's content, its embeddings twice where they are not float32.
 
     Raises:
-        DatasetError: no coordinates, no tile size, or lengths that differ.
+        StoreError: unreadable, or without coordinates.
+        DatasetError: no embeddings, or no tile size.
     """
-    import h5py
-
-    embeddings = read_embeddings(path)
-    with h5py.File(path, "r") as file:
-        if "coords" not in file:
-            raise DatasetError(
-                f"tiles must have 'coords', got {sorted(file)} in {str(path)!r}; "
-                "expected a tiles.h5 of thinsection or a features file of TRIDENT"
-            )
-        coords = np.asarray(file["coords"]).reshape(-1, 2).astype(np.int64)
-        attributes = dict(file.attrs) | dict(file["coords"].attrs)
-    if len(coords) != len(embeddings):
+    tiles = read_tiles(path)
+    if tiles.features is None:
         raise DatasetError(
-            f"coords and features must have the same N, got {len(coords)} and "
-            f"{len(embeddings)} in {str(path)!r}"
+            f"tiles must have 'features', got only coordinates in {str(path)!r}; "
+            "run `thinsection embed` first"
         )
-    tile_px_l0 = attributes.get("patch_size_level0")
-    if tile_px_l0 is None:
+    if tiles.tile_px_l0 is None:
         raise DatasetError(
-            f"coords must have the attribute 'patch_size_level0', got {sorted(attributes)} in "
-            f"{str(path)!r}"
+            f"coords must have the attribute 'patch_size_level0', got "
+            f"{sorted(tiles.attributes)} in {str(path)!r}"
         )
-    slide_id = attributes.get("slide_id") or attributes.get("name")
+    slide_id = tiles.attributes.get("name")
     if not slide_id:
         slide_id = path.parent.name if path.stem == "tiles" else path.stem
-    encoder = attributes.get("encoder")
+    encoder = tiles.attributes.get("encoder")
     return TileTable(
         slide_id=_text(slide_id),
-        coords_l0=coords,
-        tile_px_l0=float(tile_px_l0),
-        embeddings=embeddings,
+        coords_l0=tiles.coords_l0,
+        tile_px_l0=float(tiles.tile_px_l0),
+        embeddings=np.ascontiguousarray(tiles.features, dtype=np.float32),
         encoder=None if encoder is None else _text(encoder),
     )
 
