@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from thinsection.cli.main import build_app
 from thinsection.encode import check as check_module
 from thinsection.encode import declared_encoders
-from thinsection.encode.optional import optional_package
+from thinsection.encode.hub import hub_library
 from thinsection.errors import UnknownEncoderError
 
 
@@ -19,7 +19,7 @@ def invoke(*arguments: str):
 
 @pytest.fixture
 def empty_cache(monkeypatch, tmp_path):
-    hub = optional_package("huggingface_hub")
+    hub = hub_library()
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)

@@ -133,7 +133,7 @@ def test_a_checkpoint_without_config_says_how_to_name_its_architecture(tmp_path:
 
 
 def test_offline_fails_in_seconds_and_says_what_to_do(monkeypatch, tmp_path: Path) -> None:
-    hub = optional_package("huggingface_hub")
+    hub = hub_module.hub_library()
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     started = time.monotonic()
@@ -157,7 +157,7 @@ def test_offline_fails_in_seconds_and_says_what_to_do(monkeypatch, tmp_path: Pat
     ],
 )
 def test_what_the_hub_answers_becomes_advice(monkeypatch, error: str, message: str) -> None:
-    hub = optional_package("huggingface_hub")
+    hub = hub_module.hub_library()
     kind = getattr(hub.errors, error)
 
     def refuse(*_args, **_kwargs):

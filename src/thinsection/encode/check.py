@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from thinsection.encode.hub import cached_file, has_token, is_reachable
+from thinsection.encode.hub import cached_file, has_token, hub_library, is_reachable
 from thinsection.encode.load import HUB_PREFIX, TIMM_PREFIX, find_spec
-from thinsection.encode.optional import is_installed, optional_package
+from thinsection.encode.optional import is_installed
 from thinsection.encode.placement import resolve_device
 from thinsection.encode.registry import declared_encoders, plugin_encoders
 from thinsection.encode.spec import EncoderSpec
@@ -79,7 +79,7 @@ def _weights(spec: EncoderSpec) -> Check:
         path = cached_file(spec.repo, filename, spec.revision)
         if path is not None:
             return Check(name="weights", ok=True, detail=f"cached at {path}")
-    constants = optional_package("huggingface_hub").constants
+    constants = hub_library().constants
     page = f"{constants.ENDPOINT}/{spec.repo}"
     fetch = f"hf download {spec.repo} {spec.weights_files[0]}"
     if constants.HF_HUB_OFFLINE:

@@ -7,6 +7,7 @@ The token is `HF_TOKEN` or the hub's own login, the cache is where `HF_HOME` say
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,27 @@ from thinsection.errors import WeightsError
 PROBE_TIMEOUT_S = 5.0  # the library itself retries for 23 s before it says that there is no network
 
 
+def hub_library() -> Any:
+    """`huggingface_hub` with the submodules used here, which it does not import by itself.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    hub = optional_package("huggingface_hub")
+    import_module("huggingface_hub.constants")
+    import_module("huggingface_hub.errors")
+    return hub
+
+
 def cached_file(repo: str, filename: str, revision: str | None = None) -> Path | None:
     """Where the hub's cache has the file, if it has it."""
-    found = optional_package("huggingface_hub").try_to_load_from_cache(
-        repo, filename, revision=revision
-    )
+    found = hub_library().try_to_load_from_cache(repo, filename, revision=revision)
     return Path(found) if isinstance(found, str) else None
 
 
 def has_token() -> bool:
     """Whether a token is configured; says nothing about what it opens."""
-    return optional_package("huggingface_hub").get_token() is not None
+    return hub_library().get_token() is not None
 
 
 def is_reachable(endpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
@@ -49,7 +60,7 @@ def hub_file(repo: str, filenames: Sequence[str], *, revision: str | None = None
         MissingDependencyError: huggingface_hub is not installed.
         WeightsError: offline, gated, no such repository or file; the message says what to do.
     """
-    hub = optional_package("huggingface_hub")
+    hub = hub_library()
     for filename in filenames:
         path = cached_file(repo, filename, revision)
         if path is not None:
