@@ -2,7 +2,7 @@
 
 import json
 import time
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +49,8 @@ def transformers_folder(tmp_path_factory) -> Path:
     )
     torch.manual_seed(2)
     transformers.Dinov2Model(config).save_pretrained(folder)
+    shown = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"shortest_edge": 56}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(shown))
     return folder
 
 
@@ -99,20 +101,35 @@ def test_a_missing_weight_of_transformers_is_refused_not_made_up(
     save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
     config = (transformers_folder / "config.json").read_text()
     (tmp_path / "config.json").write_text(config)
+    with pytest.raises(WeightsError, match="must say its hidden_size, image_mean and image_std"):
+        load_encoder(str(tmp_path), device="cpu")  # no normalisation is made up either
+    shown = (transformers_folder / "preprocessor_config.json").read_text()
+    (tmp_path / "preprocessor_config.json").write_text(shown)
     with pytest.raises(WeightsError, match="1 missing_keys"):
         load_encoder(str(tmp_path), device="cpu")
+    (tmp_path / "model.safetensors").rename(tmp_path / "mine.safetensors")
+    with pytest.raises(WeightsError, match=r"must be named model\.safetensors or"):
+        load_encoder(str(tmp_path / "mine.safetensors"), device="cpu")
 
 
 def test_code_of_a_repository_does_not_run_unless_allowed(
-    transformers_folder: Path, tmp_path: Path
+    transformers_folder: Path, tmp_path: Path, monkeypatch
 ) -> None:
+    modules = import_module("transformers.dynamic_module_utils")
+    monkeypatch.setattr(modules, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     config = json.loads((transformers_folder / "config.json").read_text())
     config["auto_map"] = {"AutoModel": "modeling_evil.Evil"}
     (tmp_path / "config.json").write_text(json.dumps(config))
+    shown = (transformers_folder / "preprocessor_config.json").read_text()
+    (tmp_path / "preprocessor_config.json").write_text(shown)
     (tmp_path / "modeling_evil.py").write_text("raise SystemExit('ran')")
     save_file({}, tmp_path / "model.safetensors")
     with pytest.raises(WeightsError, match="run code of its repository"):
         load_encoder(str(tmp_path))
+    with pytest.raises(WeightsError, match="must be pretrained"):
+        load_encoder(str(tmp_path), pretrained=False)
+    with pytest.raises(SystemExit, match="ran"):  # allowed, it does run
+        load_encoder(str(tmp_path), allow_remote_code=True)
 
 
 def test_a_pickle_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from thinsection.encode.conch_v15 import ConchConfig, ConchV15
 from thinsection.encode.efficientnet_lite0 import EfficientNetLite0
 from thinsection.encode.optional import optional_package
 from thinsection.encode.spec import EncoderSpec, Pooling
+from thinsection.errors import WeightsError
 
 
 class TimmBackbone(Backbone):
@@ -93,7 +94,13 @@ def _transformers(spec: EncoderSpec) -> Backbone:
 
 def _auto(spec: EncoderSpec) -> Backbone:
     transformers = optional_package("transformers")
-    config = transformers.AutoConfig.from_pretrained(spec.architecture.model)
+    if spec.architecture.options.get("runs_own_code"):
+        raise WeightsError(
+            f"encoder {spec.name!r} must be pretrained, got pretrained=False; "
+            "its architecture is code of its repository"
+        )
+    folder = spec.architecture.model
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     return TransformersBackbone(transformers.AutoModel.from_config(config), pooling=spec.pooling)
 
 

@@ -13,7 +13,12 @@ from thinsection.encode.placement import Placement, place
 from thinsection.encode.pretrained import CONFIG_NAME, pretrained_backbone
 from thinsection.encode.registry import declared_encoders, plugin_encoders, unknown_encoder
 from thinsection.encode.spec import EncoderSpec
-from thinsection.encode.undeclared import folder_spec, timm_spec
+from thinsection.encode.undeclared import (
+    PREPROCESSOR_NAME,
+    folder_spec,
+    is_transformers_config,
+    timm_spec,
+)
 from thinsection.errors import InvalidInputError, WeightsError
 
 TIMM_PREFIX, HUB_PREFIX = "timm:", "hf:"
@@ -77,6 +82,8 @@ def find_spec(name: str) -> EncoderSpec:
     if name.startswith(HUB_PREFIX):
         repo, _, revision = name.removeprefix(HUB_PREFIX).partition("@")
         config = hub_file(repo, (CONFIG_NAME,), revision=revision or None)
+        if is_transformers_config(config):  # which says nothing of pixels: that is another file
+            hub_file(repo, (PREPROCESSOR_NAME,), revision=revision or None)
         return dataclasses.replace(folder_spec(name, config), repo=repo, revision=revision or None)
     path = Path(name)
     if not path.exists():

@@ -14,7 +14,11 @@ from thinsection.encode.build import (
     transformers_arguments,
     transformers_class,
 )
-from thinsection.encode.efficientnet_lite0 import packaged_weights_path, without_classifier
+from thinsection.encode.efficientnet_lite0 import (
+    EfficientNetLite0,
+    packaged_weights_path,
+    without_classifier,
+)
 from thinsection.encode.hub import hub_file
 from thinsection.encode.optional import optional_package
 from thinsection.encode.spec import EncoderSpec
@@ -26,6 +30,7 @@ CONFIG_NAME = "config.json"
 _UNUSED_HEADS = ("pooler.", "classifier.", "head.")
 # a position table of another size is interpolated, so it may differ from the declaration
 _FREE_OPTIONS = ("image_size",)
+_TRANSFORMERS_NAMES = ("model.safetensors", "pytorch_model.bin")
 
 
 def published_weights(spec: EncoderSpec) -> Path:
@@ -72,11 +77,12 @@ def pretrained_backbone(
 
 def _without_head(backbone: Backbone, state: StateDict) -> StateDict:
     """The weights minus those of a classifier, which an encoder does not have."""
+    if isinstance(backbone.network, EfficientNetLite0):
+        return without_classifier(state)
     names = getattr(backbone.network, "pretrained_cfg", {}).get("classifier") or ()
     prefixes = tuple(f"{n}." for n in ([names] if isinstance(names, str) else names))
-    kept = without_classifier(state)
     own = backbone.network.state_dict().keys()
-    return {k: v for k, v in kept.items() if k in own or not k.startswith(prefixes or ("\0",))}
+    return {k: v for k, v in state.items() if k in own or not k.startswith(prefixes)}
 
 
 def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:
@@ -98,7 +104,7 @@ def _load_auto(spec: EncoderSpec, weights: Path | None, *, allow_remote_code: bo
     transformers = optional_package("transformers")
     if not spec.architecture.options.get("runs_own_code"):
         path = weights or published_weights(spec)
-        network = _from_pretrained(transformers.AutoModel, _folder(path))
+        network = _from_pretrained(transformers.AutoModel, _folder(path), trust_remote_code=False)
         return TransformersBackbone(network, pooling=spec.pooling)
     if not allow_remote_code:
         raise WeightsError(
@@ -115,7 +121,13 @@ def _load_auto(spec: EncoderSpec, weights: Path | None, *, allow_remote_code: bo
 
 
 def _folder(path: Path) -> str:
+    """The folder from which transformers takes these weights, and no others in their place."""
     folder = path if path.is_dir() else path.parent
+    if path.is_file() and path.name not in _TRANSFORMERS_NAMES:
+        raise WeightsError(
+            f"weights for transformers must be named {' or '.join(_TRANSFORMERS_NAMES)}, "
+            f"got {str(path)!r}"
+        )
     if not (folder / CONFIG_NAME).is_file():
         raise WeightsError(
             f"weights for transformers must lie beside their {CONFIG_NAME}, got {str(path)!r}"

@@ -17,7 +17,6 @@ import torch
 from thinsection.encode.build import build_backbone
 from thinsection.encode.optional import optional_package
 from thinsection.encode.spec import (
-    HALF,
     IMAGENET_MEAN,
     IMAGENET_STD,
     Architecture,
@@ -26,6 +25,7 @@ from thinsection.encode.spec import (
 )
 from thinsection.errors import UnknownEncoderError, WeightsError
 
+PREPROCESSOR_NAME = "preprocessor_config.json"
 _PIL_BICUBIC = 3  # transformers writes Pillow's enum
 
 
@@ -65,14 +65,17 @@ def folder_spec(name: str, config_path: Path) -> EncoderSpec:
             )
         )
     if "model_type" in config:
-        preprocessing = config_path.parent / "preprocessor_config.json"
-        shown = _read_json(preprocessing) if preprocessing.is_file() else {}
-        folder = str(config_path.parent)
-        return _from_transformers_config(name, config, shown, folder)
+        return _from_transformers_config(name, config, config_path.parent)
     raise WeightsError(
         f"config must be of timm's or transformers' form, got {str(config_path)!r} "
         "without 'architecture' or 'model_type'"
     )
+
+
+def is_transformers_config(config_path: Path) -> bool:
+    """Whether a config.json is of transformers' form rather than timm's."""
+    config = _read_json(config_path)
+    return "model_type" in config and "architecture" not in config
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -113,26 +116,31 @@ def _from_timm_config(
     )
 
 
-def _from_transformers_config(
-    name: str, config: Mapping[str, Any], shown: Mapping[str, Any], folder: str
-) -> EncoderSpec:
+def _from_transformers_config(name: str, config: Mapping[str, Any], folder: Path) -> EncoderSpec:
+    path = folder / PREPROCESSOR_NAME
+    shown = _read_json(path) if path.is_file() else {}
+    if not shown.get("image_mean") or not shown.get("image_std") or "hidden_size" not in config:
+        raise WeightsError(
+            "checkpoint must say its hidden_size, image_mean and image_std in config.json and "
+            f"{PREPROCESSOR_NAME}, got {name!r} without; add them as its publisher used them"
+        )
     size = shown.get("size", config.get("image_size", 224))
     resize_px = size if isinstance(size, int) else size.get("shortest_edge", size.get("height"))
     crop = shown.get("crop_size", resize_px) if shown.get("do_center_crop") else resize_px
     input_px = crop if isinstance(crop, int) else crop["height"]
     return EncoderSpec(
         name=name,
-        dim=int(config["hidden_size"]) if "hidden_size" in config else 0,
+        dim=int(config["hidden_size"]),
         architecture=Architecture(
-            kind="auto", model=folder, options={"runs_own_code": "auto_map" in config}
+            kind="auto", model=str(folder), options={"runs_own_code": "auto_map" in config}
         ),
         tile_px=int(resize_px),
         tile_mpp=None,
         input_px=int(input_px),
         resize_px=int(resize_px),
         interpolation="bicubic" if shown.get("resample") == _PIL_BICUBIC else "bilinear",
-        mean=_rgb(shown.get("image_mean"), HALF),
-        std=_rgb(shown.get("image_std"), HALF),
+        mean=_rgb(shown["image_mean"], IMAGENET_MEAN),
+        std=_rgb(shown["image_std"], IMAGENET_STD),
         source=f"transformers {config['model_type']}",
         needs=("transformers", "huggingface_hub"),
     )
