@@ -4,6 +4,7 @@ Modules are imported only when their command is called, so that `thinsection --h
 """
 
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -59,6 +60,8 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
 
 def main() -> None:
     """Entry point of the console script."""
+    # tifffile logs what it also raises, and Python prints the log where nobody listens
+    logging.getLogger("tifffile").addHandler(logging.NullHandler())
     try:
         build_app(sys.argv[1:])()
     except ThinsectionError as error:

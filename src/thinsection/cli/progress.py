@@ -30,6 +30,7 @@ class RunProgress:
         self._task = self._progress.add_task("run", total=num_slides, tiles=0, rate=0.0)
         self._lock = threading.Lock()
         self._tiles = 0
+        self._ended = 0
         self._share: dict[str, int] = {}
 
     @contextmanager
@@ -54,9 +55,9 @@ class RunProgress:
                 self._share.pop(event.slide_id, None)
                 self._ended += 1
                 self._progress.update(self._task, completed=self._ended)
-                self._console.print(describe(event.result), highlight=False, markup=False)
-
-    _ended = 0
+                self._console.print(
+                    describe(event.result), highlight=False, markup=False, soft_wrap=True
+                )
 
     def _show_rate(self) -> None:
         task = self._progress.tasks[0]

@@ -24,7 +24,7 @@ def draw_overview(path: Path, tissue: TissueMask, table: TileTable) -> None:
     """
     image = Image.fromarray(overview(tissue, table))
     with atomic_path(path) as tmp:
-        image.save(tmp, optimize=True)
+        image.save(tmp)
 
 
 def overview(tissue: TissueMask, table: TileTable) -> RgbArray:

@@ -12,13 +12,16 @@ from typing import Any
 import thinsection
 from thinsection.config import as_mapping
 from thinsection.errors import ConfigError, DiskSpaceError, StoreError
+from thinsection.neighbors import parse_graph_spec
 from thinsection.run.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.run.config import RunConfig
+from thinsection.run.exports import check_formats
 from thinsection.run.keys import STAGES
 from thinsection.run.results import SlideResult, write_tables
-from thinsection.run.slides import OnEvent, load_models, process_slides
+from thinsection.run.slides import OnEvent, budget_of, load_models, process_slides
 from thinsection.store.atomic import atomic_path, write_json
 from thinsection.stream import StageClock
+from thinsection.tiles import load_filters
 from thinsection.types import MIB
 from thinsection.units import format_bytes
 
@@ -86,6 +89,7 @@ def run(
     given = config.slides.slide_mpp
     mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
     entries = load_cohort(slides, slide_mpp=mpp)
+    check_settings(config)
     folder = check_folder(Path(out))
     started = datetime.datetime.now(datetime.UTC)
     clock = StageClock()
@@ -130,6 +134,21 @@ def write_run(
         "config": as_mapping(config),
     }
     write_json(summary.out / "run.json", document)
+
+
+def check_settings(config: RunConfig) -> None:
+    """Finds out in seconds what would else fail slide by slide.
+
+    Raises:
+        ConfigError: unknown tile filter, or a graph that is not one.
+        MissingDependencyError: a format whose package is not installed.
+        BudgetError: the memory does not hold the stream's least.
+    """
+    load_filters(config.tiles.tile_filter)
+    if config.output.graph:
+        parse_graph_spec(config.output.graph)
+    check_formats(config.output.write)
+    budget_of(config, config.encode.batch_size or 1)
 
 
 def check_folder(out: Path) -> Path:

@@ -1,6 +1,7 @@
 """Further formats of a slide's embeddings, written from its tiles.h5 when asked for."""
 
 import csv
+import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +12,20 @@ from thinsection.run import naming
 from thinsection.run.cohort import SlideEntry
 from thinsection.store.atomic import atomic_path
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Refuses formats whose package is not here.
+
+    Raises:
+        MissingDependencyError: says what to install.
+    """
+    for name in formats:
+        package = _PACKAGES.get(name)
+        if package is not None and importlib.util.find_spec(package) is None:
+            raise MissingDependencyError(
+                f"--write {name} needs {package}; pip install 'thinsection[export]'"
+            )
 
 
 def write_extra(entry: SlideEntry, folder: Path, formats: Sequence[str]) -> list[str]:
@@ -50,13 +65,9 @@ def write_tsv(entry: SlideEntry, tiles: TilesFile, path: Path) -> None:
 
 def write_parquet(entry: SlideEntry, tiles: TilesFile, path: Path) -> None:
     """Columns slide_id, x_l0, y_l0, per-tile columns, and `embedding` (a fixed-size list)."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingDependencyError(
-            "writing parquet needs pyarrow; pip install 'thinsection[export]'"
-        ) from error
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     assert tiles.features is not None
     flat = pa.array(np.ascontiguousarray(tiles.features, dtype=np.float32).ravel())
     columns = {
@@ -71,12 +82,8 @@ def write_parquet(entry: SlideEntry, tiles: TilesFile, path: Path) -> None:
 
 def write_zarr(entry: SlideEntry, tiles: TilesFile, path: Path) -> None:
     """A zipped zarr v3 group with arrays `coords` and `features`."""
-    try:
-        import zarr
-    except ImportError as error:
-        raise MissingDependencyError(
-            "writing zarr needs zarr; pip install 'thinsection[export]'"
-        ) from error
+    import zarr
+
     assert tiles.features is not None
     store = zarr.storage.ZipStore(path, mode="w")
     try:
@@ -92,3 +99,4 @@ _WRITERS: dict[str, tuple[str, Callable[[SlideEntry, TilesFile, Path], None]]] =
     "parquet": (".parquet", write_parquet),
     "zarr": (".zarr.zip", write_zarr),
 }
+_PACKAGES = {"parquet": "pyarrow", "zarr": "zarr"}

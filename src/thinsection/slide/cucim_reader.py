@@ -32,7 +32,7 @@ class CucimSlide(BaseSlide):
 
     def __init__(self, path: str, *, slide_mpp: Mpp | None = None, device: str = "cpu") -> None:
         layout = open_layout(path)
-        layout.file.close()
+        layout.close()
         image = _import_cucim().CuImage
         try:
             with _native_stderr_silenced():

@@ -69,6 +69,8 @@ def open_slide(
     name = str(path)
     if not Path(name).is_file():
         raise SlideOpenError(f"slide must be an existing file, got {name!r}")
+    if Path(name).stat().st_size == 0:
+        raise SlideOpenError(f"slide must not be empty, got 0 bytes in {name!r}; copy it again")
     if reader == "auto":
         return _open_auto(name, slide_mpp)
     if reader not in READERS:

@@ -41,19 +41,26 @@ class TiffLayout:
     """The parsed structure of a TIFF slide.
 
     Attributes:
-        file: the tifffile object; owns the handle that metadata were read through.
+        file: the tifffile object.
+        handle: the binary file that it reads through.
         levels: finest first.
         associated: name -> page.
         slide_mpp, objective_power, vendor, properties: of the slide.
     """
 
     file: tifffile.TiffFile
+    handle: Any
     levels: tuple[TiffLevel, ...]
     associated: dict[str, Any]
     slide_mpp: Mpp | None
     objective_power: float | None
     vendor: str | None
     properties: dict[str, str] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Closes the file; tifffile leaves a handle that it was given."""
+        self.file.close()
+        self.handle.close()
 
 
 def read_layout(handle: Any, name: str) -> TiffLayout:
@@ -67,6 +74,8 @@ def read_layout(handle: Any, name: str) -> TiffLayout:
         pages = list(file.pages)
     except (tifffile.TiffFileError, ValueError, IndexError, KeyError, TypeError, OSError) as error:
         raise SlideOpenError(f"tiff: not a readable TIFF: {error}") from None
+    if not pages:
+        raise SlideOpenError("tiff: a TIFF header without pages; the file is truncated")
     for flag, what in _LEFT_TO_OPENSLIDE.items():
         if getattr(file, flag):
             raise SlideOpenError(f"tiff: {what} is left to OpenSlide")
@@ -86,6 +95,7 @@ def read_layout(handle: Any, name: str) -> TiffLayout:
     mpp = _number(aperio.get("MPP"))
     return TiffLayout(
         file=file,
+        handle=handle,
         levels=tuple(levels),
         associated=associated,
         slide_mpp=(mpp, mpp) if mpp else _ome_mpp(file) or (None if aperio else _tag_mpp(base)),

@@ -49,7 +49,7 @@ class TiffSlide(BaseSlide):
         layout = self._layout
         largest = max(s.segment[0] * s.segment[1] * 3 for s in layout.levels)
         if largest > MAX_SEGMENT_BYTES:
-            layout.file.close()
+            layout.close()
             raise SlideOpenError(
                 f"tiff: its largest strip or tile is {largest >> 20} MiB, more than "
                 f"{MAX_SEGMENT_BYTES >> 20}; convert it to a tiled TIFF"
@@ -109,7 +109,7 @@ class TiffSlide(BaseSlide):
     def close(self) -> None:
         """Closes the file."""
         self._source.close()
-        self._layout.file.close()
+        self._layout.close()
 
 
 def open_layout(path: str, handle: Any = None) -> TiffLayout:

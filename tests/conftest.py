@@ -1,0 +1,43 @@
+"""Slides for every test: the real one where it is, small generated ones everywhere."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from thinsection.testing.synthetic import write_he_slide
+
+REAL_SLIDES = Path(
+    os.environ.get("THINSECTION_TEST_SLIDES", Path(__file__).parents[2] / "shared" / "slides")
+)
+
+
+@pytest.fixture(scope="session")
+def real_slide() -> Path:
+    """A real Aperio slide of 2220 x 2967 px, 20x."""
+    path = REAL_SLIDES / "CMU-1-Small-Region.svs"
+    if not path.is_file():
+        pytest.skip(f"no real slide at {path}; set THINSECTION_TEST_SLIDES")
+    return path
+
+
+@pytest.fixture(scope="session")
+def he_slide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A generated slide of 1800 x 1300 px with tissue, about 15 tiles."""
+    path = tmp_path_factory.mktemp("he") / "he.svs"
+    write_he_slide(path, (1800, 1300), seed=3, downsamples=(1, 4))
+    return path
+
+
+@pytest.fixture(scope="session")
+def slide_folder(tmp_path_factory: pytest.TempPathFactory, he_slide: Path) -> Path:
+    """A folder with two good slides, a truncated one, an empty one, and text called .svs."""
+    folder = tmp_path_factory.mktemp("slides")
+    shutil.copy(he_slide, folder / "good.svs")
+    write_he_slide(folder / "other.svs", (1300, 1700), seed=5, downsamples=(1,))
+    data = he_slide.read_bytes()
+    (folder / "truncated.svs").write_bytes(data[: len(data) // 2])
+    (folder / "empty.svs").write_bytes(b"")
+    (folder / "text.svs").write_text("not a slide")
+    return folder

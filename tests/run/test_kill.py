@@ -1,0 +1,54 @@
+"""A run killed at any commit point, or at any moment, resumes to the same bytes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from thinsection.testing.synthetic import write_he_slide
+
+HERE = Path(__file__).parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+@pytest.fixture(scope="module")
+def small_slide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("kill") / "s.svs"
+    write_he_slide(path, (900, 800), seed=3, downsamples=(1,))
+    return path
+
+
+def test_killed_at_every_rename_a_resumed_run_leaves_the_same_bytes(
+    tmp_path: Path, small_slide: Path
+) -> None:
+    command = [sys.executable, str(HERE / "kill_at_rename.py"), str(small_slide), str(tmp_path)]
+    child = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert child.returncode == 0, child.stderr
+    lines = dict(line.split() for line in child.stdout.splitlines())
+    reference = lines.pop("reference")
+    assert len(lines) >= 8  # tissue, tiles, embedding and the ledger after each
+    assert set(lines.values()) == {reference}
+
+
+@pytest.mark.parametrize("after_s", [2.5, 4.0])
+def test_killed_at_some_moment_nothing_half_written_counts(
+    tmp_path: Path, small_slide: Path, after_s: float
+) -> None:
+    command = [sys.executable, "-m", "thinsection", "run", str(small_slide), "--out", str(tmp_path)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    child = subprocess.Popen(command, env=ENVIRONMENT, **quiet)
+    deadline = time.monotonic() + after_s
+    while child.poll() is None and time.monotonic() < deadline:
+        child_ended = child.poll()
+        if child_ended is not None:
+            break
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    again = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert (tmp_path / "s" / "slide_embedding.h5").exists()
+    assert not list((tmp_path / "s").glob(".*tmp*.json"))
