@@ -12,8 +12,6 @@ from thinsection.probe.config import ProbeConfig
 if TYPE_CHECKING:
     from thinsection.probe import ProbeResult, TileSet
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
-
 TileData = Annotated[
     Path,
     typer.Argument(
@@ -33,14 +31,14 @@ Out = Annotated[Path, typer.Option("--out", help="Folder for JSON, CSV, Markdown
 
 def register(root: typer.Typer) -> None:
     """Adds the group `probe`; the segmentation probe adds itself where it is there."""
+    app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+    for command in (linear, knn, fewshot, tileset, slide, survival, robustness):
+        app.command(command.__name__)(command)
     if importlib.util.find_spec("thinsection.cli.probe_segment") is not None:
         importlib.import_module("thinsection.cli.probe_segment").add_to(app)
-    root.add_typer(
-        app, name="probe", help="Evaluate embeddings: linear, kNN, few-shot, slides, ..."
-    )
+    root.add_typer(app, name="probe", help="Evaluate embeddings of tiles and slides.")
 
 
-@app.command("linear")
 @with_config(ProbeConfig)
 def linear(data: TileData, out: Out, config: ProbeConfig) -> None:
     """One linear layer on frozen embeddings, AdamW, best over learning rate and epoch.
@@ -54,21 +52,18 @@ def linear(data: TileData, out: Out, config: ProbeConfig) -> None:
     _tile_probe("linear", data, out, config)
 
 
-@app.command("knn")
 @with_config(ProbeConfig)
 def knn(data: TileData, out: Out, config: ProbeConfig) -> None:
     """Cosine neighbours vote; best k."""
     _tile_probe("knn", data, out, config)
 
 
-@app.command("fewshot")
 @with_config(ProbeConfig)
 def fewshot(data: TileData, out: Out, config: ProbeConfig) -> None:
     """SimpleShot: 1000 support sets of 16 tiles per class, majority vote."""
     _tile_probe("fewshot", data, out, config)
 
 
-@app.command("tileset")
 @with_config(ProbeConfig)
 def tileset(data: TileData, out: Out, config: ProbeConfig) -> None:
     """Linear, kNN and few-shot on the same tiles, and their mean."""
@@ -80,7 +75,6 @@ def tileset(data: TileData, out: Out, config: ProbeConfig) -> None:
         _finish(result, out, tiles)
 
 
-@app.command("slide")
 @with_config(ProbeConfig)
 def slide(
     table: CaseData,
@@ -100,7 +94,6 @@ def slide(
     _finish(run_slide_probe(table, config, method=method), out)
 
 
-@app.command("survival")
 @with_config(ProbeConfig)
 def survival(table: CaseData, out: Out, config: ProbeConfig) -> None:
     """Cox regression on case means, Harrell's c-index over folds."""
@@ -109,7 +102,6 @@ def survival(table: CaseData, out: Out, config: ProbeConfig) -> None:
     _finish(run_survival_probe(table, config), out)
 
 
-@app.command("robustness")
 @with_config(ProbeConfig)
 def robustness(
     table: Annotated[

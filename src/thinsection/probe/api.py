@@ -22,6 +22,7 @@ from thinsection.probe.regions import load_regions
 from thinsection.probe.result import ProbeResult
 from thinsection.probe.robustness import RobustnessSet, robustness_probe
 from thinsection.probe.slide import slide_probe
+from thinsection.probe.subset import at_most_per_class
 from thinsection.probe.survival import survival_probe
 from thinsection.probe.tables import read_table
 from thinsection.probe.tileset import tileset_result
@@ -58,12 +59,17 @@ def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
                 f"labels must be given for tile embeddings, got none for {str(path)!r}; "
                 "pass --labels regions.geojson (or a CSV slide_id,x,y,label)"
             )
-        return load_regions(find_tile_files(path), data.labels, seed=seed)
+        tiles = load_regions(find_tile_files(path), data.labels, seed=seed)
+        return _thinned(tiles, config)
     if layout == "manifest":
         loaded = load_manifest(path, embeddings=data.embeddings, seed=seed)
     else:
         loaded = LAYOUTS[layout](path, seed=seed)
-    return _embedded(loaded, config) if isinstance(loaded, ImageSet) else loaded
+    if isinstance(loaded, TileSet):
+        return _thinned(loaded, config)
+    if data.max_per_class is not None:  # before the encoder sees them
+        loaded = at_most_per_class(loaded, data.max_per_class, seed=seed)
+    return _embedded(loaded, config)
 
 
 def guess_layout(path: Path, labels: Path | None) -> str:
@@ -165,6 +171,13 @@ def run_robustness_probe(table_path: Path, config: ProbeConfig, *, k: int | None
         device=config.compute.device,
         budget_bytes=parse_bytes(config.compute.memory, name="memory"),
     )
+
+
+def _thinned(tiles: TileSet, config: ProbeConfig) -> TileSet:
+    most = config.data.max_per_class
+    if most is None:
+        return tiles
+    return at_most_per_class(tiles, most, seed=config_protocol(config).seed)
 
 
 def _embedded(images: ImageSet, config: ProbeConfig) -> TileSet:

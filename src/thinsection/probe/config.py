@@ -22,6 +22,9 @@ class DataSection:
         None, "embeddings: a file for a manifest's rows, a folder of slides for a case table"
     )
     encoder: str | None = option(None, "tile encoder, where DATA holds images")
+    max_per_class: int | None = option(
+        None, "at most so many rows of a class in train and in val, drawn with the seed"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,7 +89,7 @@ def labelled_cases(table: CaseTable, folder: Path) -> CaseSet:
 
     Memory: one slide's embeddings + 4 n D.
     """
-    texts = [table.label_names.get(r[table.columns[0]], r[table.columns[0]]) for r in table.rows]
+    texts = [_label_text(r[table.columns[0]], table.label_names) for r in table.rows]
     if table.label_names:
         names = tuple(table.label_names.values())
         unknown = sorted(set(texts) - set(names))
@@ -241,6 +241,11 @@ def _slide_ids(text: str) -> list[str]:
     """One id, or a list written as "['a', 'b']" (Patho-Bench writes both)."""
     inner = text.strip().removeprefix("[").removesuffix("]")
     return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
+
+
+def _label_text(value: str, names: Mapping[str, str]) -> str:
+    """What a label value stands for; pandas writes whole numbers of a column with gaps as '1.0'."""
+    return names.get(value) or names.get(value.removesuffix(".0"), value)
 
 
 def _flag(text: str) -> bool:

@@ -29,6 +29,8 @@ def probe_device(name: str) -> "torch.device":
         device = torch.device(name)
     except RuntimeError:
         raise DeviceError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise DeviceError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise DeviceError(
             f"device must be there, got {name!r} with {torch.cuda.device_count()} CUDA devices; "

@@ -1,9 +1,10 @@
 """Labelled images on disk, and their embeddings by an encoder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from thinsection.probe.examples import Embeddings, Labels, TileSet, make_split
 from thinsection.types import MIB, RgbArray
 
 if TYPE_CHECKING:
+    import h5py
+
     from thinsection.encode import TileEncoder
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
@@ -78,7 +81,7 @@ def embed_image_set(data: ImageSet, encoder: "TileEncoder", *, batch_size: int =
     )
 
 
-def _embed(images: tuple[ImageRef, ...], encoder: "TileEncoder", batch_size: int) -> Embeddings:
+def _embed(images: Sequence[ImageRef], encoder: "TileEncoder", batch_size: int) -> Embeddings:
     out = np.empty((len(images), encoder.dim), dtype=np.float32)
     done = 0
     for batch in image_batches(images, batch_size):
@@ -87,38 +90,64 @@ def _embed(images: tuple[ImageRef, ...], encoder: "TileEncoder", batch_size: int
     return out
 
 
-def image_batches(images: tuple[ImageRef, ...], batch_size: int) -> Iterator[RgbArray]:
+def image_batches(images: Sequence[ImageRef], batch_size: int) -> Iterator[RgbArray]:
     """Batches uint8 (B, H, W, 3) in order; a batch ends where the image size changes.
 
     Memory: BATCH_BYTES, or one image.
     """
     pending: list[RgbArray] = []
-    for ref in images:
-        image = read_image(ref)
-        full = len(pending) == batch_size or sum(i.nbytes for i in pending) >= BATCH_BYTES
-        if pending and (full or pending[0].shape != image.shape):
-            yield np.stack(pending)
-            pending = []
-        pending.append(image)
+    with ImageReader() as reader:
+        for ref in images:
+            image = reader.read(ref)
+            full = len(pending) == batch_size or sum(i.nbytes for i in pending) >= BATCH_BYTES
+            if pending and (full or pending[0].shape != image.shape):
+                yield np.stack(pending)
+                pending = []
+            pending.append(image)
     if pending:
         yield np.stack(pending)
 
 
-def read_image(ref: ImageRef) -> RgbArray:
-    """The image as uint8 (H, W, 3), RGB.
+class ImageReader:
+    """Reads images; the HDF5 file of the last one stays open, since its rows come in a run."""
 
-    Raises:
-        DatasetError: it cannot be read.
-    """
-    from PIL import Image, UnidentifiedImageError
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._file: h5py.File | None = None
 
-    try:
-        if ref.row is not None:
-            import h5py
+    def __enter__(self) -> Self:
+        return self
 
-            with h5py.File(ref.path, "r") as file:
-                return np.asarray(file["x"][ref.row], dtype=np.uint8)
-        with Image.open(ref.path) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise DatasetError(f"image must be readable, got {str(ref.path)!r}: {error}") from error
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def read(self, ref: ImageRef) -> RgbArray:
+        """The image as uint8 (H, W, 3), RGB.
+
+        Raises:
+            DatasetError: it cannot be read; names it.
+        """
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            if ref.row is not None:
+                return np.asarray(self._open(ref.path)["x"][ref.row], dtype=np.uint8)
+            with Image.open(ref.path) as image:
+                return np.asarray(image.convert("RGB"))
+        except (OSError, KeyError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+            raise DatasetError(f"image must be readable, got {str(ref.path)!r}: {error}") from error
+
+    def _open(self, path: Path) -> "h5py.File":
+        import h5py
+
+        if self._file is None or self._path != path:
+            if self._file is not None:
+                self._file.close()
+            self._path, self._file = path, h5py.File(path, "r")
+        return self._file

@@ -1,0 +1,31 @@
+"""Fewer rows per class: how many, which, and that the set says so."""
+
+import numpy as np
+import pytest
+from tests.probe.make import blobs
+
+from thinsection.errors import InvalidInputError
+from thinsection.probe.subset import at_most_per_class, draw_rows
+
+
+def test_at_most_so_many_of_each_class_stay_in_their_order() -> None:
+    data = blobs(n_train=150, n_val=90)
+    thin = at_most_per_class(data, 20, seed=1)
+    counts = np.bincount(data.train.labels)
+    np.testing.assert_array_equal(np.bincount(thin.train.labels), np.minimum(counts, 20))
+    kept = [int(name) for name in thin.train.ids]
+    assert kept == sorted(kept)
+    np.testing.assert_array_equal(thin.train.embeddings, data.train.embeddings[kept])
+    assert thin.facts["max_per_class"] == 20
+    assert "max_per_class" not in data.facts
+
+
+def test_the_draw_follows_the_seed() -> None:
+    labels = np.repeat([0, 1], 50)
+    draws = [draw_rows(labels, 10, seed=s).tolist() for s in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_none_of_a_class_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="max_per_class must be >= 1, got 0"):
+        at_most_per_class(blobs(), 0, seed=1)
