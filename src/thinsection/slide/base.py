@@ -10,6 +10,7 @@ import numpy as np
 from thinsection.errors import InvalidInputError
 from thinsection.slide.geometry import lv_from_l0
 from thinsection.slide.resize import fitted_size, read_resized
+from thinsection.slide.sources import closed_error
 from thinsection.types import Level, Mpp, PointL0, RgbArray, Size
 
 WHITE = 255
@@ -38,6 +39,7 @@ class BaseSlide(ABC):
         self.vendor = vendor
         self.properties: Mapping[str, str] = dict(properties or {})
         self.choice = ""  # why 'auto' took this reader
+        self._closed = False
 
     @property
     def associated_names(self) -> tuple[str, ...]:
@@ -52,6 +54,8 @@ class BaseSlide(ABC):
         self, origin_l0: PointL0, level: int, size: Size, *, out: RgbArray | None = None
     ) -> RgbArray:
         """See `Slide.read_region`."""
+        if self._closed:
+            raise closed_error(self.slide_path)
         if not 0 <= level < len(self.levels):
             raise InvalidInputError(
                 f"level must be in [0, {len(self.levels) - 1}], got {level} in {self.slide_path!r}"
@@ -87,9 +91,9 @@ class BaseSlide(ABC):
             f"associated image must be one of: {known}; got {name!r} in {self.slide_path!r}"
         )
 
-    @abstractmethod
     def close(self) -> None:
-        """Closes the file."""
+        """Lets go of the file. Reads that threads have begun end well, later ones raise."""
+        self._closed = True
 
     def __enter__(self) -> Self:
         return self

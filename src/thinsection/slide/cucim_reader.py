@@ -1,6 +1,7 @@
 """The cuCIM reader: TIFF slides decoded by cuCIM, on the CPU or on a GPU."""
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 
 from thinsection.errors import MissingDependencyError, SlideOpenError, SlideReadError
 from thinsection.slide.base import BaseSlide
-from thinsection.slide.geometry import l0_from_lv
+from thinsection.slide.sources import closed_error
 from thinsection.slide.tiff_reader import open_layout
 from thinsection.types import Mpp, RgbArray
 
@@ -32,12 +33,12 @@ class CucimSlide(BaseSlide):
 
     def __init__(self, path: str, *, slide_mpp: Mpp | None = None, device: str = "cpu") -> None:
         layout = open_layout(path)
-        layout.close()
         image = _import_cucim().CuImage
         try:
             with _native_stderr_silenced():
                 self._image: Any = image(path)
             sizes = [tuple(size) for size in self._image.resolutions["level_dimensions"]]
+            self._downsamples = tuple(map(float, self._image.resolutions["level_downsamples"]))
         except (RuntimeError, ValueError) as error:
             raise SlideOpenError(f"cucim: {str(error).splitlines()[0]}") from None
         levels = [item.level for item in layout.levels]
@@ -65,11 +66,14 @@ class CucimSlide(BaseSlide):
         return np.ascontiguousarray(pixels[..., :3])
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
-        down = self.levels[level].downsample
-        origin_l0 = (l0_from_lv(origin_lv[0], down), l0_from_lv(origin_lv[1], down))
+        down = self._downsamples[level]
+        origin_l0 = (_l0_within(origin_lv[0], down), _l0_within(origin_lv[1], down))
         size = (out.shape[1], out.shape[0])
+        image = self._image
+        if image is None:
+            raise closed_error(self.slide_path)
         try:
-            region = self._image.read_region(
+            region = image.read_region(
                 location=origin_l0, size=size, level=level, device=self._device
             )
             # a CUDA region speaks CuPy's protocol, a host region NumPy's
@@ -82,8 +86,18 @@ class CucimSlide(BaseSlide):
         out[:] = pixels[..., :3]
 
     def close(self) -> None:
-        """Closes the file."""
-        self._image.close()
+        """Lets go of the file; reads that other threads have begun end well."""
+        super().close()
+        self._image = None  # not CuImage.close(), which pulls the file from under other threads
+
+
+def _l0_within(value_lv: int, downsample: float) -> int:
+    """A level-0 px well within a px of the level: cuCIM divides and rounds down."""
+    return (
+        math.floor((value_lv + 0.5) * downsample)
+        if downsample >= 2
+        else math.ceil(value_lv * downsample)
+    )
 
 
 def _to_host(region: Any) -> np.ndarray:

@@ -82,6 +82,7 @@ class FlatSlide(BaseSlide):
 
     def close(self) -> None:
         """Lets the decoded image go."""
+        super().close()
         with self._lock:
             self._pixels = None
 

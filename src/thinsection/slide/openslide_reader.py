@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import openslide
 
-from thinsection.errors import InvalidInputError, SlideOpenError, SlideReadError
+from thinsection.errors import SlideOpenError, SlideReadError
 from thinsection.slide.base import WHITE, BaseSlide
 from thinsection.slide.geometry import l0_from_lv
+from thinsection.slide.sources import closed_error
 from thinsection.types import MIB, Level, Mpp, RgbArray
 
 CACHE_BYTES = 64 * MIB  # of decoded segments, per slide
@@ -26,8 +27,9 @@ class OpenSlideSlide(BaseSlide):
 
     def __init__(self, path: str, *, slide_mpp: Mpp | None = None) -> None:
         self._lock = threading.Lock()
-        self._handle = _open(path)
-        handle = self._handle
+        handle = _open(path)
+        self._handle: openslide.OpenSlide | None = handle
+        self._associated_names = tuple(sorted(handle.associated_images))
         properties = dict(handle.properties)
         levels = [
             Level(index=i, size=size, downsample=max(1.0, down))
@@ -44,41 +46,56 @@ class OpenSlideSlide(BaseSlide):
 
     @property
     def associated_names(self) -> tuple[str, ...]:
-        return tuple(sorted(self._handle.associated_images))
+        return self._associated_names
 
     def associated_image(self, name: str) -> RgbArray:
         """See `Slide.associated_image`."""
-        if name not in self._handle.associated_images:
+        if name not in self._associated_names:
             return super().associated_image(name)
-        return _on_white(np.asarray(self._handle.associated_images[name]))
+        handle = _open(self.slide_path)  # one of its own: damage here must not spoil the other
+        try:
+            return np.ascontiguousarray(_on_white(np.asarray(handle.associated_images[name])))
+        except openslide.OpenSlideError as error:
+            raise SlideReadError(
+                f"associated image {name!r} must be readable, got {error} "
+                f"in {Path(self.slide_path).name!r}"
+            ) from None
+        finally:
+            handle.close()
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
         down = self.levels[level].downsample
         origin_l0 = (l0_from_lv(origin_lv[0], down), l0_from_lv(origin_lv[1], down))
         size = (out.shape[1], out.shape[0])
         handle = self._handle
+        if handle is None:
+            raise closed_error(self.slide_path)
         try:
-            pixels = np.asarray(handle.read_region(origin_l0, level, size))
-        except openslide.OpenSlideError as error:
-            self._reopen(handle)
+            out[:] = _on_white(np.asarray(handle.read_region(origin_l0, level, size)))
+            return
+        except openslide.OpenSlideError:
+            self._replace(handle)
+        # The handle may be in error because of another thread's region: a handle of its own, not
+        # shared with anybody, says whether this one can be read.
+        try:
+            own = _open(self.slide_path)
+            out[:] = _on_white(np.asarray(own.read_region(origin_l0, level, size)))
+        except (openslide.OpenSlideError, SlideOpenError) as error:
             raise SlideReadError(
                 f"region must be readable, got {error} at {origin_l0}, level {level}, {size} px "
                 f"in {Path(self.slide_path).name!r}; the file is damaged or truncated"
             ) from None
-        except ValueError as error:
-            raise InvalidInputError(
-                f"slide must be open, got {error} in {self.slide_path!r}"
-            ) from None
-        out[:] = _on_white(pixels)
 
-    def _reopen(self, failed: openslide.OpenSlide) -> None:
+    def _replace(self, failed: openslide.OpenSlide) -> None:
         with self._lock:
-            if self._handle is failed:  # else another thread has opened a new one
+            if self._handle is failed:  # else another thread has replaced it, or it was closed
                 self._handle = _open(self.slide_path)
 
     def close(self) -> None:
-        """Closes the file."""
-        self._handle.close()
+        """Lets go of the file; the last thread that reads from it closes it."""
+        super().close()
+        with self._lock:
+            self._handle = None  # not handle.close(), which frees it under other threads
 
 
 def _open(path: str) -> openslide.OpenSlide:

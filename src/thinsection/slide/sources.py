@@ -26,16 +26,30 @@ class ByteSource(Protocol):
     def close(self) -> None: ...
 
 
+class _Descriptor:
+    """An open file that closes when the last thread that reads from it has let it go."""
+
+    def __init__(self, path: str) -> None:
+        self.number = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):  # opening may have failed
+            os.close(self.number)
+
+
 class FileSource:
     """A local file through `pread`: no shared position, so no lock."""
 
     def __init__(self, path: str) -> None:
         self.name = path
-        self._descriptor = os.open(path, os.O_RDONLY)
+        self._descriptor: _Descriptor | None = _Descriptor(path)
 
     def read_at(self, offset: int, length: int) -> bytes:
         """See `ByteSource.read_at`."""
-        data = os.pread(self._descriptor, length, offset)
+        descriptor = self._descriptor  # kept alive here while `close` runs elsewhere
+        if descriptor is None:
+            raise closed_error(self.name)
+        data = os.pread(descriptor.number, length, offset)
         if len(data) != length:
             raise SlideReadError(
                 f"segment must be whole, got {len(data)} of {length} bytes at offset {offset} in "
@@ -44,7 +58,12 @@ class FileSource:
         return data
 
     def close(self) -> None:
-        """Closes the file; a second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Lets go of the file; a second call does nothing."""
+        self._descriptor = None
+
+
+def closed_error(slide_path: str) -> SlideReadError:
+    """What a read after `close` raises."""
+    return SlideReadError(
+        f"slide must be open, got a closed one in {Path(slide_path).name!r}; open it again"
+    )

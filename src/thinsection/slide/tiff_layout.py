@@ -1,6 +1,7 @@
 """What a TIFF file holds: levels, associated images, resolution; parsed by tifffile."""
 
 import re
+import struct
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +22,28 @@ _LEFT_TO_OPENSLIDE = {
 _COMPRESSIONS = {1, 5, 7, 8, 32946, 33005, 34712}  # none, LZW, JPEG, deflate, JPEG 2000 as RGB
 
 
+# what tifffile raises for files that are damaged or no TIFF
+_BROKEN = (
+    *(tifffile.TiffFileError, struct.error, ValueError, IndexError, KeyError, TypeError, OSError),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TiffLevel:
-    """One level and the page that holds it."""
+    """One level and the page that holds it.
+
+    Attributes:
+        level: as the slide shows it.
+        page: tifffile's; only what needs no open file is used of it.
+        segment: (width, height) of a TIFF tile or strip.
+        offsets, counts: of the segments' bytes in the file, row by row.
+    """
 
     level: Level
     page: Any
-    segment: Size  # (width, height) of a TIFF tile or strip
+    segment: Size
+    offsets: tuple[int, ...]
+    counts: tuple[int, ...]
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -41,26 +57,17 @@ class TiffLayout:
     """The parsed structure of a TIFF slide.
 
     Attributes:
-        file: the tifffile object.
-        handle: the binary file that it reads through.
         levels: finest first.
-        associated: name -> page.
+        associated: name -> the only level of that image.
         slide_mpp, objective_power, vendor, properties: of the slide.
     """
 
-    file: tifffile.TiffFile
-    handle: Any
     levels: tuple[TiffLevel, ...]
-    associated: dict[str, Any]
+    associated: dict[str, TiffLevel]
     slide_mpp: Mpp | None
     objective_power: float | None
     vendor: str | None
     properties: dict[str, str] = field(default_factory=dict)
-
-    def close(self) -> None:
-        """Closes the file; tifffile leaves a handle that it was given."""
-        self.file.close()
-        self.handle.close()
 
 
 def read_layout(handle: Any, name: str) -> TiffLayout:
@@ -72,37 +79,62 @@ def read_layout(handle: Any, name: str) -> TiffLayout:
     try:
         file = tifffile.TiffFile(handle, name=name)
         pages = list(file.pages)
-    except (tifffile.TiffFileError, ValueError, IndexError, KeyError, TypeError, OSError) as error:
+        whole = bool(pages) and _next_page_offset(file, pages[-1]) == 0
+    except _BROKEN as error:
         raise SlideOpenError(f"tiff: not a readable TIFF: {error}") from None
     if not pages:
         raise SlideOpenError("tiff: a TIFF header without pages; the file is truncated")
+    if not whole:  # tifffile only logs it and gives the pages so far: levels would be missing
+        raise SlideOpenError("tiff: the chain of pages leads beyond the end; the file is truncated")
     for flag, what in _LEFT_TO_OPENSLIDE.items():
         if getattr(file, flag):
             raise SlideOpenError(f"tiff: {what} is left to OpenSlide")
     base = pages[0]
     _check_page(base)
     found, associated = _sort_pages(pages, base)
-    levels = []
-    for index, page in enumerate(found):
-        size = (int(page.imagewidth), int(page.imagelength))
-        _check_page(page)
-        segment = _segment(page)
-        down = (base.imagewidth / size[0] + base.imagelength / size[1]) / 2
-        level = Level(index=index, size=size, downsample=float(down), segment=segment)
-        levels.append(TiffLevel(level=level, page=page, segment=segment))
+    levels = tuple(_level(page, index, base) for index, page in enumerate(found))
     description = str(base.description or "")
     aperio = _aperio(description)
     mpp = _number(aperio.get("MPP"))
     return TiffLayout(
-        file=file,
-        handle=handle,
-        levels=tuple(levels),
-        associated=associated,
+        levels=levels,
+        associated={name: _level(page, 0, page) for name, page in associated.items()},
         slide_mpp=(mpp, mpp) if mpp else _ome_mpp(file) or (None if aperio else _tag_mpp(base)),
         objective_power=_number(aperio.get("AppMag")),
         vendor="aperio" if aperio else "generic-tiff" if base.is_tiled else None,
         properties={f"aperio.{k}": v for k, v in aperio.items()}
         | {"tiff.ImageDescription": description},
+    )
+
+
+def _next_page_offset(file: tifffile.TiffFile, page: Any) -> int:
+    """Where the page after this one begins in the file; 0 after the last."""
+    form, handle = file.tiff, file.filehandle
+    handle.seek(page.offset)
+    (count,) = struct.unpack(form.tagnoformat, handle.read(form.tagnosize))
+    handle.seek(page.offset + form.tagnosize + count * form.tagsize)
+    (offset,) = struct.unpack(form.offsetformat, handle.read(form.offsetsize))
+    return int(offset)
+
+
+def _level(page: Any, index: int, base: Any) -> TiffLevel:
+    """Raises SlideOpenError where the page is of a kind that is not decoded here."""
+    _check_page(page)
+    size = (int(page.imagewidth), int(page.imagelength))
+    segment = _segment(page)
+    down = (base.imagewidth / size[0] + base.imagelength / size[1]) / 2
+    expected = -(-size[0] // segment[0]) * -(-size[1] // segment[1])
+    if not len(page.dataoffsets) == len(page.databytecounts) == expected:
+        found = min(len(page.dataoffsets), len(page.databytecounts))
+        raise SlideOpenError(
+            f"tiff: page {page.index} lists {found} of {expected} segments; the file is truncated"
+        )
+    return TiffLevel(
+        level=Level(index=index, size=size, downsample=float(down), segment=segment),
+        page=page,
+        segment=segment,
+        offsets=tuple(page.dataoffsets),
+        counts=tuple(page.databytecounts),
     )
 
 
@@ -114,7 +146,7 @@ def _sort_pages(pages: list[Any], base: Any) -> tuple[list[Any], dict[str, Any]]
     for page in candidates:
         if page is base or (page.is_tiled and base.is_tiled and _is_reduced(page, base)):
             levels.append(page)
-        elif _looks_rgb(page):
+        elif _is_decodable(page):
             associated.setdefault(_associated_name(page, len(associated)), page)
     levels.sort(key=lambda page: -int(page.imagewidth))
     return levels, associated
@@ -140,22 +172,27 @@ def _associated_name(page: Any, index: int) -> str:
     return "thumbnail" if index == 0 else f"image{index}"
 
 
-def _looks_rgb(page: Any) -> bool:
-    return bool(page.samplesperpixel in (3, 4) and page.bitspersample == 8)
+def _is_decodable(page: Any) -> bool:
+    return _unsupported(page) is None
 
 
 def _check_page(page: Any) -> None:
-    what = None
-    if page.bitspersample != 8 or page.samplesperpixel not in (1, 3, 4):
-        what = f"{page.samplesperpixel} samples of {page.bitspersample} bits"
-    elif int(page.compression) not in _COMPRESSIONS:
-        what = f"compression {int(page.compression)}"
-    elif page.planarconfig == 2 and page.samplesperpixel > 1:
-        what = "separate colour planes"
-    elif int(page.photometric) not in (1, 2, 6):
-        what = f"photometric interpretation {int(page.photometric)}"
+    what = _unsupported(page)
     if what is not None:
         raise SlideOpenError(f"tiff: {what} is not supported")
+
+
+def _unsupported(page: Any) -> str | None:
+    """What of a page is not decoded here; None where nothing is."""
+    if page.bitspersample != 8 or page.samplesperpixel not in (1, 3, 4):
+        return f"{page.samplesperpixel} samples of {page.bitspersample} bits"
+    if int(page.compression) not in _COMPRESSIONS:
+        return f"compression {int(page.compression)}"
+    if page.planarconfig == 2 and page.samplesperpixel > 1:
+        return "separate colour planes"
+    if int(page.photometric) not in (1, 2, 6):
+        return f"photometric interpretation {int(page.photometric)}"
+    return None
 
 
 def _segment(page: Any) -> Size:

@@ -45,11 +45,9 @@ class TiffSlide(BaseSlide):
         source: ByteSource | None = None,
         handle: Any = None,
     ) -> None:
-        self._layout = open_layout(path, handle)
-        layout = self._layout
+        layout = open_layout(path, handle)
         largest = max(s.segment[0] * s.segment[1] * 3 for s in layout.levels)
         if largest > MAX_SEGMENT_BYTES:
-            layout.close()
             raise SlideOpenError(
                 f"tiff: its largest strip or tile is {largest >> 20} MiB, more than "
                 f"{MAX_SEGMENT_BYTES >> 20}; convert it to a tiled TIFF"
@@ -65,17 +63,26 @@ class TiffSlide(BaseSlide):
             properties=layout.properties,
         )
         self._decoders = [SegmentDecoder(item, self._source) for item in layout.levels]
+        self._associated = layout.associated
 
     @property
     def associated_names(self) -> tuple[str, ...]:
-        return tuple(sorted(self._layout.associated))
+        return tuple(sorted(self._associated))
 
     def associated_image(self, name: str) -> RgbArray:
         """See `Slide.associated_image`."""
-        page = self._layout.associated.get(name)
-        if page is None:
+        item = self._associated.get(name)
+        if item is None:
             return super().associated_image(name)
-        return np.ascontiguousarray(page.asarray()[..., :3])
+        decoder = SegmentDecoder(item, self._source)
+        (columns, rows), (width, height) = item.grid, item.segment
+        padded = np.empty((rows * height, columns * width, 3), dtype=np.uint8)
+        for row in range(rows):
+            for column in range(columns):
+                top, left = row * height, column * width
+                decoder.decode(column, row, padded[top : top + height, left : left + width])
+        size = item.level.size
+        return np.ascontiguousarray(padded[: size[1], : size[0]])
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
         decoder = self._decoders[level]
@@ -107,22 +114,23 @@ class TiffSlide(BaseSlide):
         return pixels
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file; reads that other threads have begun end well."""
+        super().close()
         self._source.close()
-        self._layout.close()
 
 
 def open_layout(path: str, handle: Any = None) -> TiffLayout:
-    """The layout of a local file, or of an opened binary file object."""
+    """The layout of a local file, or of an opened binary file object (which stays open)."""
+    name = Path(path).name
+    if handle is not None:
+        return read_layout(handle, name)
     try:
-        opened = handle if handle is not None else Path(path).open("rb")  # noqa: SIM115 - TiffFile's
-    except OSError as error:
+        with Path(path).open("rb") as opened:
+            return read_layout(opened, name)
+    except OSError as error:  # SlideOpenError is one; its text already says all
+        if isinstance(error, SlideOpenError):
+            raise
         raise SlideOpenError(f"tiff: {error}") from None
-    try:
-        return read_layout(opened, Path(path).name)
-    except SlideOpenError:
-        opened.close()
-        raise
 
 
 class SegmentCache:
@@ -165,8 +173,7 @@ class SegmentDecoder:
         self._columns = level.grid[0]
         self._source = source
         self._page = level.page
-        self._offsets = tuple(level.page.dataoffsets)
-        self._counts = tuple(level.page.databytecounts)
+        self._offsets, self._counts = level.offsets, level.counts
         self._jpeg = int(level.page.compression) == _JPEG and level.page.samplesperpixel == 3
         tables = level.page.jpegtables or b""
         self._head = b"\xff\xd8"

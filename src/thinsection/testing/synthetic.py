@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import imagecodecs
 import numpy as np
 import tifffile
 from PIL import Image
 from scipy import ndimage
 
 from thinsection.testing.array_slide import position_pixels
+from thinsection.testing.jpeg_tables import abbreviated_tiles
 from thinsection.types import Mpp, RgbArray, Size
 
 _UM_PER_CM = 10_000.0
+_STRIP_ROWS = 32
+_APERIO_JPEG2000_RGB = 33005  # TIFF compression code
 _TEXTURE_PX = 1024  # period of the H&E-like texture
 _MASK_PX = 16  # level-0 px of one px of the tissue mask: borders are whole px down to 16x
 _WHITE = (243, 242, 244)
@@ -29,8 +33,10 @@ class PyramidKind:
     Attributes:
         downsamples: of the levels.
         tile: (height, width) of TIFF tiles, multiples of 16; None writes strips of 32 rows.
-        compression: tifffile's name: 'jpeg', 'lzw', 'deflate', 'jpeg2000', None.
+        compression: tifffile's name: 'jpeg', 'lzw', 'deflate', 'jpeg2000' (lossless, with
+            Aperio's code, which OpenSlide reads with `aperio`), None.
         ycbcr: JPEG as YCbCr 4:2:0 in place of RGB.
+        jpeg_tables: tables once per level and abbreviated YCbCr tiles, as scanners write them.
         quality: of JPEG.
         mpp: (x, y) µm/px written to the resolution tags; None writes none.
         aperio: an Aperio description in place of the tags (its one MPP is mpp[0]).
@@ -40,6 +46,7 @@ class PyramidKind:
     tile: tuple[int, int] | None = (256, 256)
     compression: str | None = "jpeg"
     ycbcr: bool = True
+    jpeg_tables: bool = False
     quality: int = 80
     mpp: Mpp | None = (0.5, 0.5)
     aperio: bool = False
@@ -57,9 +64,28 @@ def write_pyramid(path: Path, size: Size, kind: PyramidKind | None = None) -> li
     ]
     with tifffile.TiffWriter(path, bigtiff=False) as writer:
         for index, pixels in enumerate(levels):
-            stored = to_ycbcr(pixels) if kind.compression == "jpeg" and kind.ycbcr else pixels
-            writer.write(stored, **_options(kind, size, index))
+            options = _options(kind, size, index)
+            stored: RgbArray | Iterator[bytes] = pixels
+            if kind.jpeg_tables and kind.tile is not None:
+                tables, stored = abbreviated_tiles(pixels, kind.tile, kind.quality)
+                options |= {"jpegtables": tables}
+            elif kind.compression == "jpeg2000":
+                stored = _jpeg2000_segments(pixels, kind.tile)
+            elif kind.compression == "jpeg" and kind.ycbcr:
+                stored = to_ycbcr(pixels)
+            writer.write(stored, shape=pixels.shape, dtype=np.uint8, **options)
     return levels
+
+
+def _jpeg2000_segments(pixels: RgbArray, tile: tuple[int, int] | None) -> Iterator[bytes]:
+    rows, columns = tile or (_STRIP_ROWS, pixels.shape[1])
+    for top in range(0, pixels.shape[0], rows):
+        for left in range(0, pixels.shape[1], columns):
+            block = pixels[top : top + rows, left : left + columns]
+            if tile is not None:
+                missing = (rows - block.shape[0], columns - block.shape[1])
+                block = np.pad(block, ((0, missing[0]), (0, missing[1]), (0, 0)))
+            yield bytes(imagecodecs.jpeg2k_encode(block, level=0, codecformat="j2k", mct=False))
 
 
 def to_ycbcr(pixels: RgbArray) -> RgbArray:
@@ -69,7 +95,9 @@ def to_ycbcr(pixels: RgbArray) -> RgbArray:
 
 def _options(kind: PyramidKind, size: Size, index: int) -> dict[str, Any]:
     options: dict[str, Any] = {"metadata": None, "software": False, "photometric": "rgb"}
-    options["compression"] = kind.compression
+    options["compression"] = (
+        _APERIO_JPEG2000_RGB if kind.compression == "jpeg2000" else kind.compression
+    )
     if kind.compression == "jpeg":
         options["compressionargs"] = {"level": kind.quality}
         if kind.ycbcr:
@@ -77,7 +105,7 @@ def _options(kind: PyramidKind, size: Size, index: int) -> dict[str, Any]:
     if kind.tile is not None:
         options["tile"] = kind.tile
     else:
-        options["rowsperstrip"] = 32
+        options["rowsperstrip"] = _STRIP_ROWS
     if kind.aperio:
         mpp = "" if kind.mpp is None else f"|MPP = {kind.mpp[0]}"
         options["description"] = (

@@ -1,0 +1,303 @@
+"""What every reader of slides must do: subclass `SlideContract` in a test module.
+
+    class TestMyReader(SlideContract):
+        reader = "mine"
+
+The suite writes small pyramids of many kinds, and opens each with `open_slide(reader=...)`.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from thinsection.errors import InvalidInputError, SlideOpenError, SlideReadError
+from thinsection.slide import Slide, open_slide, read_resized
+from thinsection.slide.geometry import best_level, lv_from_l0
+from thinsection.testing.synthetic import PyramidKind, write_pyramid
+from thinsection.types import PointL0, RgbArray, Size
+
+SIZE: Size = (600, 436)  # not square, no multiple of any tile
+ODD_SIZE: Size = (601, 439)  # downsamples of the levels are no whole numbers
+
+KINDS = {
+    "jpeg-420": PyramidKind(),
+    "jpeg-rgb": PyramidKind(ycbcr=False),
+    "jpeg-tables": PyramidKind(jpeg_tables=True),
+    "jpeg-tables-aperio": PyramidKind(jpeg_tables=True, aperio=True),
+    "jpeg-240": PyramidKind(tile=(240, 240)),
+    "jpeg-128x256": PyramidKind(tile=(128, 256)),
+    "lzw": PyramidKind(compression="lzw"),
+    "deflate": PyramidKind(compression="deflate"),
+    "uncompressed": PyramidKind(compression=None),
+    "jpeg2000-aperio": PyramidKind(compression="jpeg2000", aperio=True),
+    "no-levels": PyramidKind(downsamples=(1,), compression="lzw"),
+    "gap-in-levels": PyramidKind(downsamples=(1, 2, 4), compression="deflate"),
+    "no-mpp": PyramidKind(mpp=None),
+    "mpp-x-y": PyramidKind(mpp=(0.25, 0.5)),
+}
+STRIPED = {
+    "strips-jpeg": PyramidKind(downsamples=(1,), tile=None),
+    "strips-lzw": PyramidKind(downsamples=(1,), tile=None, compression="lzw"),
+    "strips-deflate": PyramidKind(downsamples=(1,), tile=None, compression="deflate"),
+    "strips-jpeg2000": PyramidKind(downsamples=(1,), tile=None, compression="jpeg2000"),
+    "strips-uncompressed": PyramidKind(downsamples=(1,), tile=None, compression=None),
+}
+
+
+class SlideContract:
+    """Tests that a reader's own test class inherits.
+
+    Attributes:
+        reader: name for `open_slide`.
+        kinds: what it must read, name -> kind.
+        whole_px: True where any px of any level can be addressed. False where the library takes
+            level-0 px and interpolates on levels whose downsample is no whole number.
+        reports_damage: False for a library that gives px of no meaning for a tile that it cannot
+            decode, and says nothing.
+        usual: the kind for the tests that need only one.
+    """
+
+    reader: ClassVar[str]
+    kinds: ClassVar[dict[str, PyramidKind]] = KINDS
+    whole_px: ClassVar[bool] = True
+    reports_damage: ClassVar[bool] = True
+    usual: ClassVar[PyramidKind] = KINDS["jpeg-420"]
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """Every test that takes a kind runs once per kind of the subclass."""
+        if "kind" in metafunc.fixturenames:
+            kinds = metafunc.cls.kinds
+            metafunc.parametrize("kind", kinds.values(), ids=kinds.keys())
+
+    def open(self, path: Path) -> Slide:
+        """The slide, by this reader."""
+        return open_slide(path, reader=self.reader)
+
+    def test_is_a_slide_with_the_levels_and_the_resolution_that_were_written(
+        self, tmp_path: Path, kind: PyramidKind
+    ) -> None:
+        levels = write_pyramid(tmp_path / "a.tif", SIZE, kind)
+        with self.open(tmp_path / "a.tif") as slide:
+            assert isinstance(slide, Slide)
+            assert slide.reader == self.reader
+            assert slide.size == SIZE
+            assert [lv.size for lv in slide.levels] == [(a.shape[1], a.shape[0]) for a in levels]
+            assert [lv.downsample for lv in slide.levels] == list(map(float, kind.downsamples))
+            assert [lv.index for lv in slide.levels] == list(range(len(levels)))
+            if kind.mpp is None:
+                assert slide.slide_mpp is None
+            else:
+                expected = (kind.mpp[0], kind.mpp[0]) if kind.aperio else kind.mpp
+                assert slide.slide_mpp == pytest.approx(expected, rel=1e-6)
+            assert slide.objective_power == (20.0 if kind.aperio else None)
+
+    def test_every_px_of_every_level_is_the_written_one(
+        self, tmp_path: Path, kind: PyramidKind
+    ) -> None:
+        levels = write_pyramid(tmp_path / "a.tif", SIZE, kind)
+        with self.open(tmp_path / "a.tif") as slide:
+            for level, truth in zip(slide.levels, levels):
+                pixels = slide.read_region((0, 0), level.index, level.size)
+                if kind.compression == "jpeg":  # lossy; the readers' equality is tested beside
+                    assert np.abs(pixels.astype(int) - truth).mean() < 9
+                else:
+                    np.testing.assert_array_equal(pixels, truth)
+
+    def test_a_region_is_the_crop_of_its_level_wherever_it_lies(
+        self, tmp_path: Path, kind: PyramidKind
+    ) -> None:
+        write_pyramid(tmp_path / "a.tif", SIZE, kind)
+        with self.open(tmp_path / "a.tif") as slide:
+            for level in slide.levels:
+                whole = slide.read_region((0, 0), level.index, level.size)
+                for origin_l0, size in regions(slide.size):
+                    origin = (
+                        round(lv_from_l0(origin_l0[0], level.downsample) * level.downsample),
+                        round(lv_from_l0(origin_l0[1], level.downsample) * level.downsample),
+                    )
+                    pixels = slide.read_region(origin, level.index, size)
+                    expected = crop_on_white(whole, origin, level.downsample, size)
+                    np.testing.assert_array_equal(pixels, expected, str((level, origin, size)))
+
+    def test_levels_that_are_no_whole_fraction_are_addressed_by_rounding(
+        self, tmp_path: Path
+    ) -> None:
+        if len(self.usual.downsamples) == 1:
+            pytest.skip(f"reader {self.reader!r} reads files of one level")
+        write_pyramid(tmp_path / "a.tif", ODD_SIZE, KINDS["lzw"])
+        with self.open(tmp_path / "a.tif") as slide:
+            level = slide.levels[1]
+            assert level.downsample != round(level.downsample)
+            whole = slide.read_region((0, 0), 1, level.size)
+            for origin_l0, size in regions(slide.size):
+                pixels = slide.read_region(origin_l0, 1, size)
+                expected = crop_on_white(whole, origin_l0, level.downsample, size)
+                if self.whole_px:
+                    np.testing.assert_array_equal(pixels, expected, str((origin_l0, size)))
+                else:
+                    outside = crop_on_white(
+                        np.zeros_like(whole), origin_l0, level.downsample, size
+                    ).all(axis=2)
+                    assert (pixels[outside] == 255).all()
+                    assert np.median(np.abs(pixels.astype(int) - expected)) <= 1
+
+    def test_decodes_into_out_and_refuses_one_that_does_not_fit(self, tmp_path: Path) -> None:
+        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
+        with self.open(tmp_path / "a.tif") as slide:
+            out = np.zeros((100, 130, 3), np.uint8)
+            assert slide.read_region((37, 41), 0, (130, 100), out=out) is out
+            np.testing.assert_array_equal(out, slide.read_region((37, 41), 0, (130, 100)))
+            wrong: Any
+            for wrong in (np.zeros((130, 100, 3), np.uint8), np.zeros((100, 130, 3), np.float32)):
+                with pytest.raises(InvalidInputError, match="out must be"):
+                    slide.read_region((0, 0), 0, (130, 100), out=wrong)
+
+    def test_refuses_an_unknown_level_and_an_empty_size(self, tmp_path: Path) -> None:
+        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
+        with self.open(tmp_path / "a.tif") as slide:
+            with pytest.raises(InvalidInputError, match=r"level must be in \[0, \d\], got 9"):
+                slide.read_region((0, 0), 9, (10, 10))
+            with pytest.raises(InvalidInputError, match=r"size must be >= \(1, 1\), got \(10, 0\)"):
+                slide.read_region((0, 0), 0, (10, 0))
+            with pytest.raises(InvalidInputError, match="nosuch"):
+                slide.associated_image("nosuch")
+
+    def test_threads_read_the_same_px_as_one_thread(self, tmp_path: Path) -> None:
+        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
+        with self.open(tmp_path / "a.tif") as slide:
+            jobs = [
+                (origin, level.index, size)
+                for level in slide.levels
+                for origin, size in regions(slide.size)
+            ]
+            alone = [slide.read_region(*job) for job in jobs]
+            with ThreadPoolExecutor(8) as pool:
+                together = list(pool.map(lambda job: slide.read_region(*job), jobs * 6))
+        for index, pixels in enumerate(together):
+            np.testing.assert_array_equal(pixels, alone[index % len(jobs)])
+
+    def test_a_closed_slide_says_so_and_closes_twice(self, tmp_path: Path) -> None:
+        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
+        with self.open(tmp_path / "a.tif") as slide:
+            slide.read_region((0, 0), 0, (10, 10))
+        slide.close()
+        with pytest.raises(SlideReadError, match=r"slide must be open, got a closed one"):
+            slide.read_region((300, 300), 0, (10, 10))
+
+    def test_closing_while_threads_read_ends_in_px_or_in_an_error(self, tmp_path: Path) -> None:
+        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
+        slide = self.open(tmp_path / "a.tif")
+        truth = slide.read_region((0, 0), 0, SIZE)
+
+        def read(_: int) -> bool:
+            try:
+                return np.array_equal(slide.read_region((0, 0), 0, SIZE), truth)
+            except SlideReadError as error:
+                return "closed" in str(error)
+
+        with ThreadPoolExecutor(4) as pool:
+            answers = pool.map(read, range(40))
+            slide.close()
+            assert all(answers)
+
+    def test_a_cut_file_gives_an_error_that_names_the_slide(self, tmp_path: Path) -> None:
+        path = tmp_path / "cut.tif"
+        write_pyramid(path, SIZE, replace(self.usual, downsamples=(1,)))
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) * 3 // 4])
+        with (
+            pytest.raises((SlideOpenError, SlideReadError), match=r"cut\.tif"),
+            self.open(path) as slide,
+        ):
+            slide.read_region((400, 300), 0, (200, 136))
+
+    def test_a_damaged_tile_fails_alone_and_names_slide_and_place(self, tmp_path: Path) -> None:
+        if not self.reports_damage:
+            pytest.skip(f"reader {self.reader!r} does not see damage")
+        path = write_damaged(tmp_path / "bad.tif", self.usual)
+        with self.open(path) as slide:
+            good = slide.read_region((0, 0), 0, (200, 200))
+            assert good.std() > 10
+            for _ in range(2):  # an error does not spoil what can be read
+                with pytest.raises(SlideReadError, match=r"bad\.tif"):
+                    slide.read_region((520, 400), 0, (80, 36))
+                np.testing.assert_array_equal(slide.read_region((0, 0), 0, (200, 200)), good)
+
+    def test_an_error_in_one_thread_does_not_spoil_the_others(self, tmp_path: Path) -> None:
+        if not self.reports_damage:
+            pytest.skip(f"reader {self.reader!r} does not see damage")
+        with self.open(write_damaged(tmp_path / "bad.tif", self.usual)) as slide:
+            good = slide.read_region((0, 0), 0, (200, 200))
+
+            def read(index: int) -> bool:
+                if index % 4:
+                    return np.array_equal(slide.read_region((0, 0), 0, (200, 200)), good)
+                with pytest.raises(SlideReadError):
+                    slide.read_region((520, 400), 0, (80, 36))
+                return True
+
+            with ThreadPoolExecutor(8) as pool:
+                assert all(pool.map(read, range(64)))
+
+    @pytest.mark.parametrize("size_th", [(150, 109), (97, 70), (600, 436), (33, 17), (1, 1)])
+    def test_read_resized_is_pillows_lanczos_of_the_whole_level(
+        self, tmp_path: Path, size_th: Size
+    ) -> None:
+        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
+        with self.open(tmp_path / "a.tif") as slide:
+            wanted = min(SIZE[0] / size_th[0], SIZE[1] / size_th[1])
+            level = best_level(slide.levels, wanted)
+            whole = slide.read_region((0, 0), level.index, level.size)
+            expected = Image.fromarray(whole).resize(size_th, Image.Resampling.LANCZOS)
+            np.testing.assert_array_equal(read_resized(slide, size_th), np.asarray(expected))
+
+    def test_a_thumbnail_fits_and_keeps_the_aspect(self, tmp_path: Path) -> None:
+        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
+        with self.open(tmp_path / "a.tif") as slide:
+            assert slide.thumbnail((100, 100)).shape == (73, 100, 3)
+            assert slide.thumbnail((5000, 5000)).shape == (436, 600, 3)
+
+
+def write_damaged(path: Path, kind: PyramidKind) -> Path:
+    """A pyramid whose last level-0 tile or strip holds zeros."""
+    write_pyramid(path, SIZE, kind)
+    with tifffile.TiffFile(path) as tiff:
+        offset, count = tiff.pages[0].dataoffsets[-1], tiff.pages[0].databytecounts[-1]
+    data = bytearray(path.read_bytes())
+    data[offset : offset + count] = bytes(count)
+    path.write_bytes(data)
+    return path
+
+
+def regions(size: Size) -> list[tuple[PointL0, Size]]:
+    """(origin_l0, size) inside, across each border, at a corner and wholly outside."""
+    width, height = size
+    return [
+        ((0, 0), (256, 256)),
+        ((256, 0), (256, 256)),
+        ((101, 57), (77, 130)),
+        ((240, 240), (33, 1)),
+        ((-20, -36), (64, 48)),
+        ((width - 40, 12), (90, 70)),
+        ((12, height - 40), (70, 90)),
+        ((width - 8, height - 8), (300, 200)),
+        ((width + 40, 0), (20, 30)),
+        ((0, -400), (20, 30)),
+        ((-10, -10), (width + 20, height + 20)),
+    ]
+
+
+def crop_on_white(whole: RgbArray, origin_l0: PointL0, downsample: float, size: Size) -> RgbArray:
+    """What `read_region` must give, from the px of the whole level."""
+    out = np.full((size[1], size[0], 3), 255, np.uint8)
+    x, y = lv_from_l0(origin_l0[0], downsample), lv_from_l0(origin_l0[1], downsample)
+    top, left = max(0, -y), max(0, -x)
+    cut = whole[max(0, y) : max(0, y + size[1]), max(0, x) : max(0, x + size[0])]
+    out[top : top + cut.shape[0], left : left + cut.shape[1]] = cut
+    return out

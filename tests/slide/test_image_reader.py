@@ -1,0 +1,98 @@
+"""Plain images: PNG and JPEG in one piece within a bound, flat TIFFs in bounded memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+from tests.slide.measured_reading import write_flat
+
+from thinsection.errors import SlideOpenError, SlideReadError
+from thinsection.slide import image_reader, open_slide
+from thinsection.testing import run_and_measure
+from thinsection.testing.array_slide import position_pixels
+from thinsection.testing.slide_contract import SIZE, crop_on_white, regions
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_an_image_is_a_slide_of_one_level_without_mpp(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    Image.fromarray(position_pixels(SIZE)).save(path)
+    truth = np.asarray(Image.open(path))
+    with open_slide(path) as slide:
+        assert (slide.reader, slide.size, slide.slide_mpp) == ("image", SIZE, None)
+        assert slide.choice == "image: OpenSlide does not know the format"
+        for origin, size in regions(slide.size):
+            expected = crop_on_white(truth, origin, 1.0, size)
+            np.testing.assert_array_equal(slide.read_region(origin, 0, size), expected)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "I;16", "P", "1"])
+def test_other_pngs_become_rgb_on_white(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "a.png"
+    gray = position_pixels((60, 40))[..., 0]
+    if mode == "I;16":
+        image = Image.fromarray(gray.astype(np.uint16) * 257)
+        expected = np.stack([gray] * 3, axis=2)
+    else:
+        image = Image.fromarray(position_pixels((60, 40))).convert("RGBA" if "A" in mode else "RGB")
+        image = image.convert(mode)
+        if "A" in mode:
+            image.putalpha(Image.fromarray(gray))
+        rgba = np.asarray(image.convert("RGBA")).astype(float)
+        alpha = rgba[..., 3:] / 255
+        expected = np.rint(rgba[..., :3] * alpha + 255 * (1 - alpha)).astype(np.uint8)
+    image.save(path)
+    with open_slide(path) as slide:
+        np.testing.assert_array_equal(slide.read_region((0, 0), 0, (60, 40)), expected)
+
+
+def test_a_gray_tiff_becomes_rgb(tmp_path: Path) -> None:
+    gray = position_pixels((60, 40))[..., 0]
+    tifffile.imwrite(tmp_path / "a.tif", gray, photometric="minisblack", metadata=None)
+    with open_slide(tmp_path / "a.tif", reader="image") as slide:
+        pixels = slide.read_region((0, 0), 0, (60, 40))
+    np.testing.assert_array_equal(pixels, np.stack([gray] * 3, axis=2))
+
+
+def test_an_image_beyond_the_bound_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.fromarray(position_pixels(SIZE)).save(tmp_path / "a.png")
+    monkeypatch.setattr(image_reader, "MAX_DECODED_BYTES", SIZE[0] * SIZE[1] * 3 - 1)
+    with pytest.raises(
+        SlideOpenError, match="600 x 436 px of PNG cannot be read in parts; convert"
+    ):
+        open_slide(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_a_truncated_image_fails_when_it_is_read(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"cut.{suffix}"
+    noise = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    path.write_bytes(path.read_bytes()[:-3000])
+    with open_slide(path) as slide, pytest.raises(SlideReadError, match=rf"cut\.{suffix}"):
+        slide.read_region((0, 0), 0, (10, 10))
+
+
+def test_a_closed_image_is_not_decoded_again(tmp_path: Path) -> None:
+    Image.fromarray(position_pixels(SIZE)).save(tmp_path / "a.png")
+    slide = open_slide(tmp_path / "a.png")
+    slide.close()
+    with pytest.raises(SlideReadError, match="slide must be open"):
+        slide.read_region((0, 0), 0, (10, 10))
+
+
+@pytest.mark.parametrize("compression", [None, "lzw"])
+def test_a_flat_tiff_takes_memory_that_does_not_grow_with_its_height(
+    tmp_path: Path, compression: str | None
+) -> None:
+    growth = []
+    for height in (3000, 12_000):
+        path = tmp_path / f"{height}.tif"
+        write_flat(path, 4000, height, compression)
+        measured = run_and_measure("tests.slide.measured_reading", "read_flat", path=str(path))
+        growth.append(measured.growth_bytes)
+    assert growth[1] < growth[0] + 24e6  # 108 MB more px were read

@@ -1,0 +1,123 @@
+"""Opening: the choice of a reader, what it says, and files that are no slides."""
+
+from pathlib import Path
+
+import numpy as np
+import openslide
+import pytest
+
+from thinsection.errors import ConfigError, InvalidInputError, SlideOpenError
+from thinsection.slide import available_readers, open_slide
+from thinsection.slide.open import compare
+from thinsection.slide.tiff_reader import TiffSlide
+from thinsection.testing.slide_contract import KINDS, SIZE, STRIPED
+from thinsection.testing.synthetic import PyramidKind, write_pyramid
+from thinsection.types import RgbArray
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_auto_takes_the_tiff_reader_where_its_px_are_openslides(
+    tmp_path: Path, kind: PyramidKind
+) -> None:
+    write_pyramid(tmp_path / "a.tif", SIZE, kind)
+    with (
+        open_slide(tmp_path / "a.tif") as slide,
+        open_slide(tmp_path / "a.tif", reader="openslide") as reference,
+    ):
+        assert slide.reader == "tiff"
+        assert slide.choice == "tiff: fastest that agrees with OpenSlide"
+        for level in slide.levels:
+            pixels = slide.read_region((0, 0), level.index, level.size)
+            expected = reference.read_region((0, 0), level.index, level.size)
+            np.testing.assert_array_equal(pixels, expected)
+
+
+@pytest.mark.parametrize("kind", STRIPED.values(), ids=STRIPED.keys())
+def test_auto_says_that_openslide_was_no_judge(tmp_path: Path, kind: PyramidKind) -> None:
+    write_pyramid(tmp_path / "a.tif", SIZE, kind)
+    with open_slide(tmp_path / "a.tif") as slide:
+        assert slide.choice == "tiff: OpenSlide does not know the format"
+
+
+class OffByOne(TiffSlide):
+    """A reader that is wrong by one level of grey in one probe region."""
+
+    def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
+        super()._fill(origin_lv, level, out)
+        if origin_lv[0] > 300:
+            out[0, 0, 0] ^= 1
+
+
+def test_a_reader_that_differs_in_one_value_of_level_0_does_not_agree(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    write_pyramid(path, SIZE)
+    with open_slide(path, reader="openslide") as reference:
+        with OffByOne(str(path)) as slide:
+            assert "differ by up to 1" in compare(slide, reference)
+        with TiffSlide(str(path)) as slide:
+            assert compare(slide, reference) == ""
+        with TiffSlide(str(path), slide_mpp=(0.5, 0.4)) as slide:
+            assert "mpp (0.5, 0.4) is not OpenSlide's" in compare(slide, reference)
+
+
+def test_a_file_that_only_openslide_reads_says_why_the_others_were_not_taken(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.tif"
+    write_pyramid(path, SIZE, PyramidKind(compression="packbits", downsamples=(1,)))
+    with open_slide(path) as slide:
+        assert slide.reader == "openslide"
+        assert slide.choice == "openslide: tiff: compression 32773 is not supported"
+
+
+def test_slide_mpp_replaces_what_the_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    write_pyramid(path, SIZE, PyramidKind(mpp=(0.5, 0.5)))
+    for reader in ("auto", "tiff", "openslide"):
+        with open_slide(path, reader=reader, slide_mpp=(0.25, 0.26)) as slide:
+            assert slide.slide_mpp == (0.25, 0.26)
+    with pytest.raises(InvalidInputError, match=r"slide_mpp must be > 0 and finite, got \(0.5, 0"):
+        open_slide(path, slide_mpp=(0.5, 0.0))
+
+
+def test_no_reader_opens_text_called_svs_and_each_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "notes.svs"
+    path.write_text("this is not a slide\n" * 50)
+    with pytest.raises(
+        SlideOpenError,
+        match=r"no reader opens 'notes.svs': openslide: .*; tiff: not a readable TIFF: .*; "
+        r"image: not a PNG, JPEG or TIFF",
+    ):
+        open_slide(path)
+
+
+def test_an_empty_and_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.svs").touch()
+    with pytest.raises(SlideOpenError, match=r"slide must not be empty, got 0 bytes in .*empty"):
+        open_slide(tmp_path / "empty.svs")
+    with pytest.raises(SlideOpenError, match=r"slide must be an existing file, got .*none\.svs"):
+        open_slide(tmp_path / "none.svs")
+    with pytest.raises(SlideOpenError, match="slide must be an existing file"):
+        open_slide(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [4, 9, 100, 300])
+def test_a_file_cut_within_its_structure_does_not_open(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "cut.svs"
+    write_pyramid(path, SIZE)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(SlideOpenError, match=r"no reader opens 'cut\.svs'"):
+        open_slide(path)
+
+
+def test_an_unknown_reader_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    write_pyramid(tmp_path / "a.tif", SIZE)
+    with pytest.raises(ConfigError, match="did you mean 'openslide'"):
+        open_slide(tmp_path / "a.tif", reader="open-slide")
+
+
+def test_available_readers_name_their_versions() -> None:
+    found = {status.name: status for status in available_readers()}
+    assert set(found) == {"tiff", "cucim", "openslide", "image"}
+    assert found["openslide"].available
+    assert openslide.__version__ in found["openslide"].detail
