@@ -62,12 +62,10 @@ class _Attention(nn.Module):
         super().__init__()
         self.qkv, self.proj = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
 
-    def project(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
-        """q, k and v [m, 3, h, D] of some heads."""
+    def weights_of(self, heads: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weight [C, 3 h D] and bias [3 h D] that give q, k and v of some heads."""
         weight = self.qkv.weight.view(3, NUM_HEADS, -1, DIM)[:, heads].reshape(-1, DIM)
-        bias = self.qkv.bias.view(3, NUM_HEADS, -1)[:, heads].reshape(-1)
-        out: torch.Tensor = F.linear(x.to(weight.dtype), weight, bias)
-        return out.view(-1, 3, bias.numel() // (3 * (DIM // NUM_HEADS)), DIM // NUM_HEADS)
+        return weight.T, self.qkv.bias.view(3, NUM_HEADS, -1)[:, heads].reshape(-1)
 
 
 class _Mlp(nn.Module):
@@ -91,7 +89,8 @@ class TitanBlock(nn.Module):
 
     def forward(self, x: torch.Tensor, cells: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
         """States [T, C] after this block; differentiable."""
-        q, k, v = self.attn.project(self.norm1(x), slice(None)).permute(1, 2, 0, 3)[:, None]
+        qkv = self.attn.qkv(self.norm1(x)).view(-1, 3, NUM_HEADS, DIM // NUM_HEADS)
+        q, k, v = qkv.permute(1, 2, 0, 3)[:, None]
         out = alibi2d_attention(q, k, v, cells, slopes, budget_bytes=ATTENTION_BYTES)[0]
         x = x + self.attn.proj(out.transpose(0, 1).flatten(1)).to(x.dtype)
         states: torch.Tensor = x + self.mlp(self.norm2(x)).to(x.dtype)
@@ -117,8 +116,10 @@ class TitanBlock(nn.Module):
         out = qkv[:, 0] if all_at_once else x.new_empty(tokens, NUM_HEADS, width, dtype=dtype)
         for first in range(0, NUM_HEADS, step):
             heads = slice(first, first + step)
+            weight, bias = self.attn.weights_of(heads)
             for rows in row_blocks(tokens, TOKEN_BLOCK):
-                qkv[rows] = self.attn.project(self.norm1(x[rows]), heads)
+                normed = self.norm1(x[rows]).to(dtype)
+                torch.addmm(bias, normed, weight, out=qkv[rows].flatten(1))
             q, k, v = qkv.permute(1, 2, 0, 3)[:, None]
             alibi2d_attention(q, k, v, cells, slopes[heads], budget_bytes=ATTENTION_BYTES, out=q)
             if not all_at_once:
