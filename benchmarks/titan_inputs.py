@@ -1,0 +1,116 @@
+"""Inputs and measured calls of bench_titan; every call runs in a fresh process of one thread."""
+
+import os
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from thinsection.aggregate.registry import LoadOptions
+from thinsection.aggregate.titan import TitanSlideEncoder, random_titan_weights
+from thinsection.attention import alibi2d_attention, alibi_slopes
+from thinsection.testing.plain_titan import plain_bias, plain_titan
+
+TILE_PX_L0 = 512
+HEADS, DIM = 12, 64
+
+
+def tissue_cells(num_tiles: int, *, seed: int = 0) -> np.ndarray:
+    """Cells (num_tiles, 2) of three elongated fragments that fill about 40 % of their frame."""
+    rng = np.random.default_rng(seed)
+    side = int((num_tiles / 0.35) ** 0.5) + 8
+    rows, columns = np.mgrid[0:side, 0:side] / side
+    inside = np.full((side, side), -np.inf)
+    for y, x, tall, wide, turn in (
+        (0.25, 0.3, 0.22, 0.3, 0.4),
+        (0.55, 0.7, 0.4, 0.2, -0.3),
+        (0.8, 0.25, 0.15, 0.22, 0.1),
+    ):
+        a = (rows - y) * np.cos(turn) - (columns - x) * np.sin(turn)
+        b = (rows - y) * np.sin(turn) + (columns - x) * np.cos(turn)
+        inside = np.maximum(inside, 1 - (a / tall) ** 2 - (b / wide) ** 2)
+    inside += rng.normal(0, 0.05, inside.shape)  # ragged edges, single missing tiles
+    chosen = np.sort(np.argpartition(-inside.ravel(), num_tiles - 1)[:num_tiles])
+    return np.stack([chosen // side, chosen % side], 1).astype(np.int64)
+
+
+def slide(num_tiles: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tile embeddings (N, 768) float32 and coords_l0 (N, 2)."""
+    tiles = np.random.default_rng(1).standard_normal((num_tiles, 768), dtype=np.float32)
+    return tiles, tissue_cells(num_tiles) * TILE_PX_L0 + 301
+
+
+def titan_of(
+    precision: str = "auto", *, budget_bytes: int = 1 << 30, device: str = "cpu"
+) -> TitanSlideEncoder:
+    """Seeded random weights."""
+    options = LoadOptions(device=device, precision=precision, budget_bytes=budget_bytes)  # type: ignore[arg-type]
+    return TitanSlideEncoder.from_state_dict(random_titan_weights(seed=0), options=options)
+
+
+def set_up(*, num_tiles: int, way: str, blocks: int) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Weights and inputs, outside the measured time and memory; ours with the first `blocks`."""
+    torch.set_num_threads(1)
+    if way == "published":
+        return random_titan_weights(seed=0), *slide(num_tiles)
+    titan = titan_of(way)
+    del titan.net.blocks.modules_list[blocks:]  # type: ignore[union-attr]
+    return titan, *slide(num_tiles)
+
+
+def embed(
+    state: tuple[Any, np.ndarray, np.ndarray], *, num_tiles: int, way: str, blocks: int
+) -> list[float]:
+    """Slide embedding: `way` is 'published', or the precision of ours."""
+    model, tiles, coords = state
+    if way == "published":
+        with torch.inference_mode():
+            tensors = torch.from_numpy(tiles), torch.from_numpy(coords)
+            plain = plain_titan(
+                model, *tensors, TILE_PX_L0, dtype=torch.float32, bias_way="float32"
+            )
+        return plain.tolist()
+    return model.encode(tiles, coords, tile_px_l0=TILE_PX_L0).tolist()
+
+
+def set_up_layer(*, num_tiles: int, heads: int, way: str) -> tuple[torch.Tensor, ...]:
+    """q, k, v [1, heads, T, 64] and cells of one attention layer; unit normal, as after a norm."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(2)
+    shape = (1, heads, num_tiles + 1, DIM)
+    q, k, v = (torch.randn(shape, generator=generator) for _ in range(3))
+    return q, k, v, torch.from_numpy(tissue_cells(num_tiles))
+
+
+def layer(
+    state: tuple[torch.Tensor, ...], *, num_tiles: int, heads: int, way: str
+) -> dict[str, float]:
+    """One layer: 'ours', or SDPA with its bias built in float32 and timed apart."""
+    q, k, v, cells = state
+    if way == "ours":
+        out = alibi2d_attention(q, k, v, cells, alibi_slopes(HEADS)[:heads])
+        return {"checksum": float(out.double().sum())}
+    start = os.times()
+    bias = plain_bias(cells, heads, dtype=torch.float32, way="float32")
+    built = os.times()
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    end = os.times()
+    return {
+        "checksum": float(out.double().sum()),
+        "build_cpu_s": built.user + built.system - start.user - start.system,
+        "sdpa_cpu_s": end.user + end.system - built.user - built.system,
+    }
+
+
+def matmul_rate() -> float:
+    """Float32 GFLOP/s of this machine on one thread: the median of 2048 x 2048 products."""
+    torch.set_num_threads(1)
+    a = torch.randn(2048, 2048)
+    rates = []
+    for _ in range(9):
+        start = time.process_time()
+        a @ a
+        rates.append(2 * 2048**3 / (time.process_time() - start) / 1e9)
+    return statistics.median(rates)
