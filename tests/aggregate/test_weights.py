@@ -73,11 +73,24 @@ def test_the_hub_is_asked_for_the_safe_file_first_at_the_pinned_revision(tmp_pat
         return tmp_path / name if name.endswith(".bin") else None
 
     files = ("model.safetensors", "pytorch_model.bin")
-    found = find_weights("owner/model", files=files, revision="abc", download=download)
+    pinned, other = "abc1" * 10, "def2" * 10
+    found = find_weights("owner/model", files=files, revision=pinned, download=download)
     assert found == tmp_path / "pytorch_model.bin"
-    assert asked == [("owner/model", name, "abc") for name in files]
-    with pytest.raises(WeightsError, match=r"'owner/model' at abc must hold model.safetensors"):
-        find_weights("owner/model", files=files[:1], revision="abc", download=download)
+    assert asked == [("owner/model", name, pinned) for name in files]
+    asked.clear()
+    find_weights(f"owner/model@{other}", files=files, revision=pinned, download=download)
+    assert asked == [("owner/model", name, other) for name in files]
+    with pytest.raises(WeightsError, match=r"'owner/model' at abc1abc1abc1 must hold model\.safe"):
+        find_weights("owner/model", files=files[:1], revision=pinned, download=download)
+
+
+@pytest.mark.parametrize("source", ["owner/model", "owner/model@main", "owner/model@abc"])
+def test_a_moving_branch_is_refused(source: str) -> None:
+    def download(repository: str, name: str, revision: str) -> Path | None:
+        raise AssertionError((repository, name, revision))
+
+    with pytest.raises(WeightsError, match="must name a full commit, owner/model@COMMIT"):
+        find_weights(source, files=("w.safetensors",), revision=None, download=download)
 
 
 def test_a_folder_without_weights_and_a_path_that_is_not_there_are_named(tmp_path: Path) -> None:

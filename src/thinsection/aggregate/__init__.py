@@ -2,6 +2,7 @@
 
 from thinsection.aggregate.api import aggregate, patient_embedding
 from thinsection.aggregate.fit import check_fit
+from thinsection.aggregate.gigapath import GigaPathSlideEncoder
 from thinsection.aggregate.pooling import AbmilSlideEncoder, MaxSlideEncoder, MeanSlideEncoder
 from thinsection.aggregate.protocol import Expects, SlideEmbedding, SlideEncoder
 from thinsection.aggregate.registry import load_slide_encoder, slide_encoder_names
@@ -10,6 +11,7 @@ from thinsection.aggregate.titan import TitanSlideEncoder
 __all__ = [
     "AbmilSlideEncoder",
     "Expects",
+    "GigaPathSlideEncoder",
     "MaxSlideEncoder",
     "MeanSlideEncoder",
     "SlideEmbedding",

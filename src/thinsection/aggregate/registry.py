@@ -47,7 +47,8 @@ def load_slide_encoder(
 
     Args:
         name: one of `slide_encoder_names()`.
-        weights: file, folder or hub repository; None takes the published repository.
+        weights: file, folder, or hub repository `owner/name@COMMIT`; None takes the published
+            repository at the pinned commit, where one is known (titan).
         device: 'auto' (CUDA where there is one, else the CPU) or a torch device.
         precision: of matrix products; 'auto' is fp32. Softmax and sums stay in fp32.
         budget_bytes: working memory of one `encode` beyond weights and inputs.
@@ -109,7 +110,7 @@ def _abmil(options: LoadOptions) -> SlideEncoder:
     if options.weights is None:
         remedy = "pass weights=FILE (trained by you; names in AbmilSlideEncoder)"
         raise WeightsError(f"slide encoder 'abmil' has no published weights; {remedy}")
-    path = find_weights(options.weights, files=("abmil.safetensors",), revision="")
+    path = find_weights(options.weights, files=("abmil.safetensors",), revision=None)
     return AbmilSlideEncoder(read_state_dict(path), device=options.device)
 
 
@@ -119,9 +120,16 @@ def _titan(options: LoadOptions) -> SlideEncoder:
     return load_titan(options)
 
 
+def _gigapath(options: LoadOptions) -> SlideEncoder:
+    from thinsection.aggregate.gigapath import load_gigapath
+
+    return load_gigapath(options)
+
+
 _BUILDERS: dict[str, Callable[[LoadOptions], SlideEncoder]] = {
     "mean": _without_weights(MeanSlideEncoder),
     "max": _without_weights(MaxSlideEncoder),
     "abmil": _abmil,
     "titan": _titan,
+    "gigapath": _gigapath,
 }

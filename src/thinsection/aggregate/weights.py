@@ -1,6 +1,7 @@
 """State dicts: read without pickle's powers, checked by name and shape, identified by a hash."""
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from thinsection.errors import MissingDependencyError, WeightsError
 
 SAFETENSORS = ".safetensors"
+COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
@@ -86,15 +88,15 @@ def find_weights(
     source: str | Path,
     *,
     files: tuple[str, ...],
-    revision: str,
+    revision: str | None,
     download: Download = hub_download,
 ) -> Path:
     """A local weights file: `source` itself, one of `files` in that folder, or from the hub.
 
     Args:
-        source: a file, a folder, or a hub repository `owner/name`.
+        source: a file, a folder, or a hub repository `owner/name` or `owner/name@COMMIT`.
         files: file names to look for, the preferred one first.
-        revision: full commit hash on the hub; nothing is fetched from a moving branch.
+        revision: commit on the hub where `source` names none; nothing comes from a moving branch.
         download: how the hub is asked.
 
     Raises:
@@ -112,11 +114,16 @@ def find_weights(
     if path.is_absolute() or str(source).count("/") != 1 or str(source).startswith("."):
         rule = "be an existing file or folder, or a hub repository 'owner/name'"
         raise WeightsError(f"weights must {rule}, got {str(source)!r}")
+    repository, _, commit = str(source).partition("@")
+    commit = commit or revision or ""
+    if not COMMIT.fullmatch(commit):
+        rule = f"name a full commit, {repository}@COMMIT (40 hex digits)"
+        raise WeightsError(f"weights from the hub must {rule}, got {commit!r}")
     for name in files:
-        found = download(str(source), name, revision)
+        found = download(repository, name, commit)
         if found is not None:
             return found
-    message = f"weights of {str(source)!r} at {revision[:12]} must hold {' or '.join(files)}"
+    message = f"weights of {repository!r} at {commit[:12]} must hold {' or '.join(files)}"
     raise WeightsError(f"{message}, got none of them")
 
 

@@ -1,0 +1,65 @@
+"""Dilated attention against its plain form in float64, around every segment edge."""
+
+import pytest
+import torch
+
+from thinsection.attention.dilated import Branch, HeadPart, dilated_attention
+from thinsection.errors import InvalidInputError
+from thinsection.testing.plain_gigapath import plain_dilated
+from thinsection.types import MIB
+
+BRANCHES = ((8, 1), (22, 2), (45, 4), (64, 8), (256, 16))
+
+
+def qkv(tokens: int, *, heads: int = 16, dim: int = 6) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(tokens)
+    return torch.randn(3, heads, tokens, dim, generator=generator, dtype=torch.float64).unbind()
+
+
+def ours(x: tuple[torch.Tensor, ...], part: HeadPart | None = None) -> torch.Tensor:
+    branches = tuple(Branch(length=s, dilation=r) for s, r in BRANCHES)
+    part = part or HeadPart(first=0, total=16)
+    return dilated_attention((x[0], x[1], x[2]), branches, part, budget_bytes=16 * MIB)
+
+
+@pytest.mark.parametrize(
+    "tokens", [1, 2, 7, 8, 9, 21, 22, 23, 44, 45, 46, 63, 64, 65, 130, 256, 300]
+)
+def test_agrees_with_padding_in_memory_around_every_segment_length(tokens: int) -> None:
+    x = qkv(tokens)
+    wanted = plain_dilated(*(t.transpose(0, 1) for t in x), branches=BRANCHES)
+    torch.testing.assert_close(ours(x).transpose(0, 1), wanted, rtol=0, atol=1e-12)
+
+
+def test_float32_stays_near_float64() -> None:
+    x = qkv(150)
+    got = ours(tuple(t.float() for t in x))
+    assert got.dtype == torch.float32
+    assert float((got - ours(x)).abs().max()) <= 2e-6
+
+
+def test_a_part_of_the_heads_sees_its_own_offsets() -> None:
+    x = qkv(100)
+    whole = ours(x)
+    part = ours(tuple(t[4:8] for t in x), HeadPart(first=4, total=16))
+    torch.testing.assert_close(part, whole[4:8], rtol=0, atol=1e-14)
+
+
+def test_zero_padding_takes_part() -> None:
+    """The third token is alone in a segment of two: a key of logit 0 and value 0 joins it."""
+    q, k, v = qkv(3)
+    part, branches = HeadPart(first=0, total=16), (Branch(length=2, dilation=1),)
+    out = dilated_attention((q, k, v), branches, part, budget_bytes=MIB)
+    logit = (q[:, 2] * k[:, 2]).sum(-1) * 6**-0.5
+    torch.testing.assert_close(out[:, 2], v[:, 2] * logit.sigmoid()[:, None])
+
+
+def test_dilations_that_do_not_divide_the_heads_are_refused() -> None:
+    x = qkv(5)
+    with pytest.raises(InvalidInputError, match="dilations that divide 16 heads"):
+        dilated_attention(
+            (x[0], x[1], x[2]),
+            (Branch(length=8, dilation=3),),
+            HeadPart(first=0, total=16),
+            budget_bytes=MIB,
+        )
