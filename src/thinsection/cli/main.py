@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "embed": ("run", "Embed the tiles of each slide."),
     "aggregate": ("aggregate", "Pool tile embeddings into slide embeddings."),
     "probe": ("probe", "Evaluate frozen encoders: linear, kNN, few-shot, slide level, ..."),
+    "cache": ("cache", "Feature caches: list, verify, remove."),
     "models": ("models", "List tile encoders; check whether one would load here."),
     "config": ("config", "Show every setting of a run as TOML."),
     "export": ("export", "Write results in other tools' formats."),
