@@ -230,7 +230,7 @@ def test_a_disk_that_fills_up_keeps_what_was_written(small_disk: Path) -> None:
 
 
 def cli(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(build_app(), ["cache", *map(str, arguments)])
+    result = CliRunner().invoke(build_app(["cache"]), ["cache", *map(str, arguments)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output
