@@ -1,6 +1,7 @@
 """Datasets in the layouts of their owners, with small images; what is missing is said."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -23,7 +24,14 @@ from thinsection.probe.datasets_images import (
 from thinsection.probe.datasets_manifest import load_manifest
 from thinsection.probe.embedding_files import find_tile_files, read_embeddings, slide_files
 from thinsection.probe.examples import TileSet
-from thinsection.probe.image_sets import ImageRef, ImageSet, embed_image_set, image_batches
+from thinsection.probe.image_sets import (
+    ImageRef,
+    ImageSet,
+    class_and_mean,
+    embed_image_set,
+    embed_images,
+    image_batches,
+)
 
 
 def image(path: Path, value: int = 100, size: tuple[int, int] = (7, 5)) -> Path:
@@ -35,13 +43,14 @@ def image(path: Path, value: int = 100, size: tuple[int, int] = (7, 5)) -> Path:
 class ColourEncoder:
     """Mean colour as the embedding: knows which image it saw."""
 
-    class spec:
-        name = "colour"
-
+    spec = SimpleNamespace(name="colour", pooling="cls", supports_tokens=True)
     dim, precision, weights_hash = 3, "fp32", "0"
 
     def encode(self, tiles: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(tiles.reshape(len(tiles), -1, 3).mean(axis=1).astype(np.float32))
+
+    def encode_tokens(self, tiles: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(tiles.reshape(len(tiles), -1, 3).astype(np.float32) * 2)
 
 
 def test_folders_with_splits_are_read_and_test_is_never_opened(tmp_path: Path) -> None:
@@ -83,6 +92,18 @@ def test_images_of_other_sizes_end_a_batch_and_keep_their_order(tmp_path: Path) 
     batches = list(image_batches(refs, 64))
     assert [b.shape for b in batches] == [(2, 4, 4, 3), (1, 3, 6, 3), (1, 4, 4, 3)]
     assert [int(v) for b in batches for v in b[:, 0, 0, 0]] == [0, 1, 2, 3]
+
+
+def test_pathorobs_embedding_joins_the_class_token_and_the_mean_of_the_patches(
+    tmp_path: Path,
+) -> None:
+    encode, words = class_and_mean(ColourEncoder())
+    vectors = embed_images([ImageRef(image(tmp_path / "1.png", 9))], encode)
+    np.testing.assert_allclose(vectors, [[9, 0, 246, 18, 0, 492]])
+    assert words == "class token and mean of the patch tokens"
+    pooled = ColourEncoder()
+    pooled.spec = SimpleNamespace(name="colour", pooling="mean", supports_tokens=True)
+    assert class_and_mean(pooled)[1] == "the encoder's own (mean)"
 
 
 def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 from tests.probe.make import rectangle, two_regions, write_tiles_h5
 
 from thinsection.errors import DatasetError
-from thinsection.probe.regions import Region, load_regions, read_regions
+from thinsection.probe.polygons import Region, read_regions
+from thinsection.probe.regions import load_regions
 
 
 def collection(path: Path, *features: dict[str, Any]) -> Path:

@@ -106,7 +106,9 @@ def survival(table: CaseData, out: Out, config: ProbeConfig) -> None:
 def robustness(
     table: Annotated[
         Path,
-        typer.Argument(help="CSV of tiles: slide_id, biological_class, medical_center[, row]."),
+        typer.Argument(
+            help="CSV of tiles: slide_id, biological_class, medical_center[, path or row]."
+        ),
     ],
     out: Out,
     config: ProbeConfig,

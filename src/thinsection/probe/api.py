@@ -1,9 +1,8 @@
 """One call per probe, from paths to a result: what `thinsection probe` runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal
 
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.probe.abmil import abmil_probe
@@ -12,9 +11,16 @@ from thinsection.probe.datasets_cases import labelled_cases, load_case_table, su
 from thinsection.probe.datasets_images import LAYOUTS
 from thinsection.probe.datasets_manifest import gather_rows, load_manifest
 from thinsection.probe.embedding_files import find_tile_files, read_embeddings
-from thinsection.probe.examples import TileSet
+from thinsection.probe.examples import Embeddings, TileSet
 from thinsection.probe.fewshot import fewshot_probe
-from thinsection.probe.image_sets import ImageSet, embed_image_set
+from thinsection.probe.image_sets import (
+    ImageRef,
+    ImageSet,
+    class_and_mean,
+    embed_image_set,
+    embed_images,
+    encoder_facts,
+)
 from thinsection.probe.knn import knn_probe
 from thinsection.probe.linear import linear_probe
 from thinsection.probe.protocol import Protocol, get_protocol
@@ -24,9 +30,12 @@ from thinsection.probe.robustness import RobustnessSet, robustness_probe
 from thinsection.probe.slide import slide_probe
 from thinsection.probe.subset import at_most_per_class
 from thinsection.probe.survival import survival_probe
-from thinsection.probe.tables import read_table
+from thinsection.probe.tables import Row, read_table
 from thinsection.probe.tileset import tileset_result
 from thinsection.units import parse_bytes
+
+if TYPE_CHECKING:
+    from thinsection.encode import TileEncoder
 
 TileProbe = Literal["linear", "knn", "fewshot"]
 TILE_PROBES: tuple[TileProbe, ...] = ("linear", "knn", "fewshot")
@@ -140,29 +149,27 @@ def run_robustness_probe(table_path: Path, config: ProbeConfig, *, k: int | None
     """PathoROB's index of the tiles that a CSV lists (slide_id, biological_class, medical_center).
 
     Args:
-        table_path: rows go with the rows of the embeddings, or name them in a column `row`.
-        config: names the file of embeddings.
+        table_path: with a column `path` of images, which the encoder embeds; or beside a file of
+            embeddings, whose rows go with the table's or are named in a column `row`.
+        config: names the encoder or the file of embeddings.
         k: instead of the published one of the subset (the table's name).
 
     Memory: 8 N D + the blocks' budget.
 
     Raises:
-        ConfigError: no embeddings file.
+        ConfigError: neither images nor an embeddings file.
         DatasetError: columns or rows are missing.
     """
-    embeddings = config.data.embeddings
-    if embeddings is None or not embeddings.is_file():
-        raise ConfigError(f"embeddings must be a file, got {embeddings}; pass --embeddings FILE")
     rows = read_table(table_path, ROBUSTNESS_COLUMNS)
-    index = [r.get("row") or str(i) for i, r in enumerate(rows)]
     columns = [tuple(r[c] for r in rows) for c in ROBUSTNESS_COLUMNS]
+    vectors, facts = _robustness_embeddings(table_path, rows, config)
     data = RobustnessSet(
         name=table_path.stem,
-        embeddings=np.ascontiguousarray(gather_rows([embeddings] * len(rows), index, table_path)),
+        embeddings=vectors,
         slide_id=columns[0],
         biological_class=columns[1],
         medical_center=columns[2],
-        facts={"table": table_path.name},
+        facts={"table": table_path.name, **facts},
     )
     return robustness_probe(
         data,
@@ -173,6 +180,25 @@ def run_robustness_probe(table_path: Path, config: ProbeConfig, *, k: int | None
     )
 
 
+def _robustness_embeddings(
+    table: Path, rows: Sequence[Row], config: ProbeConfig
+) -> tuple[Embeddings, dict[str, Any]]:
+    file = config.data.embeddings
+    if file is None and "path" in rows[0]:
+        encoder = _encoder(config)
+        encode, words = class_and_mean(encoder)
+        images = [ImageRef(table.parent / r["path"]) for r in rows]
+        vectors = embed_images(images, encode, batch_size=config.compute.batch_size)
+        return vectors, {"embedding": words, **encoder_facts(encoder)}
+    if file is None or not file.is_file():
+        raise ConfigError(
+            f"embeddings must be a file, got {file}; pass --embeddings FILE, or give the table a "
+            "column 'path' of images"
+        )
+    index = [r.get("row") or str(i) for i, r in enumerate(rows)]
+    return gather_rows([file] * len(rows), index, table), {"embedding": file.name}
+
+
 def _thinned(tiles: TileSet, config: ProbeConfig) -> TileSet:
     most = config.data.max_per_class
     if most is None:
@@ -181,14 +207,17 @@ def _thinned(tiles: TileSet, config: ProbeConfig) -> TileSet:
 
 
 def _embedded(images: ImageSet, config: ProbeConfig) -> TileSet:
+    return embed_image_set(images, _encoder(config), batch_size=config.compute.batch_size)
+
+
+def _encoder(config: ProbeConfig) -> "TileEncoder":
     from thinsection.encode import DEFAULT_ENCODER, load_encoder
 
-    encoder = load_encoder(
+    return load_encoder(
         config.data.encoder or DEFAULT_ENCODER,
         device=config.compute.device,
         precision=config.compute.precision,
     )
-    return embed_image_set(images, encoder, batch_size=config.compute.batch_size)
 
 
 def _embedding_folder(config: ProbeConfig) -> Path:

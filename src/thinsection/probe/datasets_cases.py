@@ -1,70 +1,21 @@
-"""Labels of slides and patients: Patho-Bench tasks, and CSVs of one's own.
+"""Labelled and survival cases with the mean vectors of their slides.
 
-Patho-Bench: a folder with `k=all.tsv` (case_id, slide_id, fold_0 ..., the label columns) and
-`config.yaml` (task_col, sample_col, label_dict, task_type; `<task>_event` and `<task>_days` for
-survival). A sample whose rows are 'test' in every fold is a sealed official test: it is dropped.
-
-CSV: slide_id, optional case_id, and `label`, or `event` and `time`; optional `split`, whose test
-rows are dropped.
+From a Patho-Bench task folder, or a CSV: slide_id, optional case_id, and `label`, or `event` and
+`time`; optional `split`, whose test rows are dropped (train and val are pooled, then folded).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from thinsection.errors import DatasetError, MissingDependencyError
+from thinsection.errors import DatasetError
+from thinsection.probe.case_tables import CaseTable, group_cases
 from thinsection.probe.cases import CaseSet, SurvivalSet, mean_vectors
-from thinsection.probe.embedding_files import read_embeddings, slide_files
+from thinsection.probe.datasets_pathobench import load_pathobench
+from thinsection.probe.embedding_files import read_embeddings
 from thinsection.probe.protocol import Protocol
-from thinsection.probe.splits import Fold
-from thinsection.probe.tables import (
-    TEST,
-    TRAIN,
-    Row,
-    encode_labels,
-    read_table,
-    split_name,
-    unexpected,
-)
-
-PATHOBENCH_TABLE, PATHOBENCH_CONFIG = "k=all.tsv", "config.yaml"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseTable:
-    """Cases before their embeddings are read.
-
-    Attributes:
-        name: of the task.
-        ids: case ids in order of appearance.
-        slides: slide ids of each case.
-        rows: the first table row of each case.
-        folds: of the file, or None.
-        columns: names of the label column, or of the event and time columns.
-        label_names: what the table's label values stand for, where the task says.
-        facts: of the split.
-    """
-
-    name: str
-    ids: tuple[str, ...]
-    slides: tuple[tuple[str, ...], ...]
-    rows: tuple[Row, ...]
-    folds: tuple[Fold, ...] | None
-    columns: tuple[str, ...]
-    label_names: Mapping[str, str] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    def files(self, folder: Path) -> list[list[Path]]:
-        """Embedding files per case.
-
-        Raises:
-            DatasetError: a slide has none.
-        """
-        by_slide = slide_files(folder, [s for slides in self.slides for s in slides])
-        return [[by_slide[s] for s in slides] for slides in self.slides]
+from thinsection.probe.tables import TEST, encode_labels, read_table, split_name
 
 
 def load_case_table(path: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
@@ -74,14 +25,14 @@ def load_case_table(path: Path, protocol: Protocol, *, survival: bool) -> CaseTa
         DatasetError: neither, or a column is missing.
     """
     if path.is_dir():
-        return _pathobench(path, protocol, survival=survival)
+        return load_pathobench(path, protocol, survival=survival)
     wanted = ("event", "time") if survival else ("label",)
     rows = read_table(path, ("slide_id", *wanted))
     if "split" in rows[0]:
         rows = [r for r in rows if split_name(r["split"], str(path)) != TEST]
     key = "case_id" if "case_id" in rows[0] else "slide_id"
     facts = {"table": path.name, "split_rule": "the protocol's folds"}
-    return _grouped(path.stem, rows, key, wanted, facts=facts)
+    return group_cases(path.stem, rows, key, wanted, facts=facts)
 
 
 def labelled_cases(table: CaseTable, folder: Path) -> CaseSet:
@@ -136,113 +87,6 @@ def survival_cases(table: CaseTable, folder: Path) -> SurvivalSet:
     )
 
 
-def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
-    table, config_path = root / PATHOBENCH_TABLE, root / PATHOBENCH_CONFIG
-    if not (table.is_file() and config_path.is_file()):
-        raise unexpected(root, "a Patho-Bench task", [PATHOBENCH_TABLE, PATHOBENCH_CONFIG])
-    config = _read_yaml(config_path)
-    task = config.get("task_col")
-    if not isinstance(task, str):
-        raise DatasetError(
-            f"config must have a text task_col, got {task!r} in {str(config_path)!r}"
-        )
-    columns = (f"{task}_event", f"{task}_days") if survival else (task,)
-    key = str(config.get("sample_col") or "case_id")
-    rows = read_table(table, (key, "slide_id", *columns))
-    fold_columns = [c for c in rows[0] if c.startswith("fold_")]
-    if not fold_columns:
-        raise DatasetError(f"table must have fold_* columns, got {list(rows[0])} in {str(table)!r}")
-    used = fold_columns if protocol.file_folds else fold_columns[:1]
-    # a sample that trains in no fold is a sealed test: it is never looked at
-    kept = [r for r in rows if any(split_name(r[c], str(table)) == TRAIN for c in used if r[c])]
-    label_dict = config.get("label_dict") or {}
-    rotating = protocol.file_folds and len(fold_columns) > 1
-    facts = {
-        "task": task,
-        "split_rule": (
-            f"the file's {len(fold_columns)} folds"
-            if rotating
-            else f"training rows of {fold_columns[0]}, then the protocol's folds"
-        ),
-        "sealed_rows_dropped": len(rows) - len(kept),
-    }
-    grouped = _grouped(
-        f"{root.parent.name}/{root.name}",
-        kept,
-        key,
-        columns,
-        facts=facts,
-        label_names={} if survival else {str(k): str(v) for k, v in label_dict.items()},
-    )
-    if not rotating:
-        return grouped
-    folds = tuple(_file_fold(grouped.rows, column, table) for column in fold_columns)
-    return CaseTable(
-        name=grouped.name,
-        ids=grouped.ids,
-        slides=grouped.slides,
-        rows=grouped.rows,
-        folds=folds,
-        columns=columns,
-        label_names=grouped.label_names,
-        facts=facts,
-    )
-
-
-def _file_fold(rows: Sequence[Row], column: str, table: Path) -> Fold:
-    """The fold's training rows, and its held-out rows (which train in other folds)."""
-    training = np.array([split_name(r[column], str(table)) == TRAIN for r in rows])
-    if training.all() or not training.any():
-        raise DatasetError(
-            f"{column} must hold train and held-out rows, got {training.sum()} train of "
-            f"{len(rows)} in {str(table)!r}"
-        )
-    return np.flatnonzero(training), np.flatnonzero(~training)
-
-
-def _grouped(
-    name: str,
-    rows: Sequence[Row],
-    key: str,
-    columns: tuple[str, ...],
-    *,
-    facts: dict[str, Any],
-    label_names: Mapping[str, str] | None = None,
-) -> CaseTable:
-    """One entry per case; all rows of a case must agree on its label and folds."""
-    first: dict[str, Row] = {}
-    slides: dict[str, list[str]] = {}
-    agree = (*columns, *(c for c in (rows[0] if rows else {}) if c.startswith("fold_")))
-    for row in rows:
-        case = row[key]
-        known = first.setdefault(case, row)
-        slides.setdefault(case, []).extend(_slide_ids(row["slide_id"]))
-        for column in agree:
-            if row[column] != known[column]:
-                raise DatasetError(
-                    f"{column} must be the same in all rows of a case, got {known[column]!r} and "
-                    f"{row[column]!r} for {case!r} in {name!r}"
-                )
-    if not first:
-        raise DatasetError(f"table must leave cases to train on, got none in {name!r}")
-    return CaseTable(
-        name=name,
-        ids=tuple(first),
-        slides=tuple(tuple(s) for s in slides.values()),
-        rows=tuple(first.values()),
-        folds=None,
-        columns=columns,
-        label_names=label_names or {},
-        facts=facts,
-    )
-
-
-def _slide_ids(text: str) -> list[str]:
-    """One id, or a list written as "['a', 'b']" (Patho-Bench writes both)."""
-    inner = text.strip().removeprefix("[").removesuffix("]")
-    return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
-
-
 def _label_text(value: str, names: Mapping[str, str]) -> str:
     """What a label value stands for; pandas writes whole numbers of a column with gaps as '1.0'."""
     return names.get(value) or names.get(value.removesuffix(".0"), value)
@@ -253,19 +97,3 @@ def _flag(text: str) -> bool:
     if text.lower() not in words:
         raise ValueError(repr(text))
     return words[text.lower()]
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"Patho-Bench tasks need PyYAML, got {error}; install thinsection[probe]"
-        ) from error
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise DatasetError(f"config must be YAML, got {str(path)!r}: {error}") from error
-    if not isinstance(document, dict):
-        raise DatasetError(f"config must be a mapping, got {document!r} in {str(path)!r}")
-    return document

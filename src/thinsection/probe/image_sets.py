@@ -1,6 +1,6 @@
 """Labelled images on disk, and their embeddings by an encoder."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -14,11 +14,15 @@ from thinsection.types import MIB, RgbArray
 
 if TYPE_CHECKING:
     import h5py
+    import torch
 
     from thinsection.encode import TileEncoder
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 BATCH_BYTES = 64 * MIB  # of decoded images at a time (one image may be larger)
+
+
+Encode = Callable[[RgbArray], "torch.Tensor"]  # uint8 (B, H, W, 3) to (B, D)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +68,9 @@ def embed_image_set(data: ImageSet, encoder: "TileEncoder", *, batch_size: int =
     """
     parts = {}
     for name, part in (("train", data.train), ("val", data.val)):
-        vectors = _embed(part.images, encoder, batch_size)
+        vectors = embed_images(part.images, encoder.encode, batch_size=batch_size)
         parts[name] = make_split(vectors, part.labels, [ref.name for ref in part.images])
-    facts = {
-        **data.facts,
-        "encoder": encoder.spec.name,
-        "precision": encoder.precision,
-        "weights_sha256": encoder.weights_hash,
-    }
+    facts = {**data.facts, **encoder_facts(encoder)}
     return TileSet(
         name=data.name,
         class_names=data.class_names,
@@ -81,13 +80,50 @@ def embed_image_set(data: ImageSet, encoder: "TileEncoder", *, batch_size: int =
     )
 
 
-def _embed(images: Sequence[ImageRef], encoder: "TileEncoder", batch_size: int) -> Embeddings:
-    out = np.empty((len(images), encoder.dim), dtype=np.float32)
+def encoder_facts(encoder: "TileEncoder") -> dict[str, Any]:
+    """What a result file says of the encoder."""
+    return {
+        "encoder": encoder.spec.name,
+        "precision": encoder.precision,
+        "weights_sha256": encoder.weights_hash,
+    }
+
+
+def embed_images(images: Sequence[ImageRef], encode: Encode, *, batch_size: int = 64) -> Embeddings:
+    """Embeddings (N, D) of images, in their order.
+
+    Memory: 4 N D + BATCH_BYTES (or one image) + the encoder.
+
+    Raises:
+        DatasetError: there is no image, or one cannot be read.
+    """
+    out: Embeddings | None = None
     done = 0
     for batch in image_batches(images, batch_size):
-        out[done : done + len(batch)] = encoder.encode(batch).float().cpu().numpy()
+        vectors = encode(batch).float().cpu().numpy()
+        if out is None:
+            out = np.empty((len(images), vectors.shape[1]), dtype=np.float32)
+        out[done : done + len(batch)] = vectors
         done += len(batch)
+    if out is None:
+        raise DatasetError("images must be given to embed, got none")
     return out
+
+
+def class_and_mean(encoder: "TileEncoder") -> tuple[Encode, str]:
+    """PathoROB's embedding, [CLS | mean of the patch tokens], and what it is made of.
+
+    An encoder that joins both already, or has no class token, gives its own embedding.
+    """
+    import torch
+
+    if encoder.spec.pooling != "cls" or not encoder.spec.supports_tokens:
+        return encoder.encode, f"the encoder's own ({encoder.spec.pooling})"
+
+    def encode(batch: RgbArray) -> torch.Tensor:
+        return torch.cat([encoder.encode(batch), encoder.encode_tokens(batch).mean(dim=1)], dim=1)
+
+    return encode, "class token and mean of the patch tokens"
 
 
 def image_batches(images: Sequence[ImageRef], batch_size: int) -> Iterator[RgbArray]:
