@@ -1,0 +1,167 @@
+"""Bounded-memory attention inside an already loaded Hugging Face TITAN (its remote code).
+
+Other pipelines call the model's own `encode_slide_from_patch_features`; this puts two things on
+the model's instances for the time of a `with` block: a `get_alibi` that returns the cells instead
+of the N x N bias, and an attention forward that computes the bias block by block.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thinsection.attention import alibi2d_attention, alibi_slopes
+from thinsection.errors import RescueError
+from thinsection.types import MIB
+
+DEFAULT_BUDGET_BYTES = 256 * MIB  # block buffers of the attention
+ENCODER_NAMES = ("blocks", "forward_features", "get_alibi", "norm", "num_heads", "pos_encode_type")
+ATTENTION_NAMES = (
+    *("attn_drop_prob", "head_dim", "k_norm", "num_heads", "pos_encode", "proj", "proj_drop"),
+    *("q_norm", "qkv"),
+)
+PROBE_TOLERANCE = 1e-4  # float32 attention on 16 tokens differs by 1e-6; a wrong bias by 1e-1
+
+
+@contextmanager
+def titan(model: Any, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[Any]:
+    """The same model, its attention in O(N) memory until the block ends; for inference.
+
+    Only single slides (batch of one) take the new way; other calls go to the model's own code.
+
+    Args:
+        model: what `AutoModel.from_pretrained("MahmoodLab/TITAN", trust_remote_code=True)` gave.
+        budget_bytes: buffers of the attention.
+
+    Memory: states, q, k and v of one block as the model's own code holds them (O(N)), its dense
+    rows x columns x 768 grid of features, and budget_bytes; no N x N bias.
+
+    Raises:
+        RescueError: the model's code is not of the form that this recognises, or its attention
+            gives other numbers than ours on a small probe. Nothing is changed then.
+    """
+    encoder = _recognise(model)
+    attentions = [block.attn for block in encoder.blocks.modules_list]
+    _probe(encoder, attentions[0], budget_bytes)
+    replaced: list[tuple[Any, str]] = []
+    try:
+        _put(encoder, "get_alibi", _cells_instead(encoder.get_alibi), replaced)
+        for attention in attentions:
+            new = _forward_of(attention, attention.forward, budget_bytes)
+            _put(attention, "forward", new, replaced)
+        yield model
+    finally:
+        for owner, name in replaced:
+            del owner.__dict__[name]  # the class's own method shows through again
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Stands where the bias was; takes what the model's code does to it on the way."""
+
+    cells: torch.Tensor
+
+    def repeat(self, *sizes: int) -> "Cells":
+        """Itself; the batch is one."""
+        if sizes != (1, 1, 1, 1):
+            raise RescueError(f"repeat of the bias must be (1, 1, 1, 1), got {sizes}")
+        return self
+
+    def type(self, dtype: torch.dtype) -> "Cells":
+        """Itself: distances stay exact whatever the dtype of the features."""
+        return self
+
+    def to(self, device: torch.device) -> "Cells":
+        """The cells on that device."""
+        return Cells(self.cells.to(device))
+
+
+def _recognise(model: Any) -> Any:
+    """The vision encoder of a model whose code has the expected form."""
+    encoder = getattr(model, "vision_encoder", None)
+    missing = [n for n in ENCODER_NAMES if not hasattr(encoder, n)]
+    if encoder is None or missing:
+        got = f"a {type(model).__name__} without {', '.join(missing) or 'vision_encoder'}"
+        raise RescueError(f"model must be a loaded TITAN, got {got}")
+    if encoder.pos_encode_type != "alibi":
+        raise RescueError(f"pos_encode_type must be 'alibi', got {encoder.pos_encode_type!r}")
+    _check_signature(encoder.get_alibi, ["w", "h", "bg_mask"], "get_alibi")
+    blocks = getattr(encoder.blocks, "modules_list", ())
+    if not len(blocks):
+        raise RescueError("vision_encoder.blocks must hold modules_list, got none")
+    for block in blocks:
+        absent = [n for n in ATTENTION_NAMES if not hasattr(block.attn, n)]
+        if absent:
+            raise RescueError(f"attention must have {', '.join(absent)}, got {type(block.attn)}")
+        if block.attn.attn_drop_prob:
+            got = block.attn.attn_drop_prob
+            raise RescueError(f"attn_drop_prob must be 0, got {got}; ours has no dropout")
+        _check_signature(block.attn.forward, ["x", "attn_bias", "bg_mask"], "attention forward")
+    for owner in (encoder, *(block.attn for block in blocks)):
+        if "forward" in owner.__dict__ or "get_alibi" in owner.__dict__:
+            raise RescueError("model must not be changed by another rescue, got one in place")
+    return encoder
+
+
+def _check_signature(function: Callable[..., Any], wanted: list[str], name: str) -> None:
+    got = list(inspect.signature(function).parameters)
+    if got != wanted:
+        raise RescueError(f"{name} must take ({', '.join(wanted)}), got ({', '.join(got)})")
+
+
+@torch.no_grad()
+def _probe(encoder: Any, attention: Any, budget_bytes: int) -> None:
+    """The model's own attention against ours on 3 x 5 cells, one of them background."""
+    weight = attention.qkv.weight
+    mask = torch.ones(1, 3, 5, dtype=torch.bool)
+    mask[0, 1, 2] = False
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 15, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
+    bias = encoder.get_alibi(3, 5, mask).to(weight.device, weight.dtype)
+    own = attention.forward(x, bias, None)
+    cells = Cells(mask[0].nonzero().to(weight.device))
+    ours = _forward_of(attention, attention.forward, budget_bytes)(x, cells, None)
+    scale = float(own.abs().max())
+    tolerance = PROBE_TOLERANCE if weight.dtype == torch.float32 else 0.03
+    worst = float((own - ours).abs().max())
+    if not worst <= tolerance * max(scale, 1e-6):
+        raise RescueError(
+            f"the model's attention must equal 2-D ALiBi attention, got a difference of {worst:.2g}"
+            f" at values of {scale:.2g}; it may be another revision"
+        )
+
+
+def _cells_instead(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_alibi(w: int, h: int, bg_mask: torch.Tensor | None = None) -> Any:
+        if bg_mask is None or bg_mask.shape[0] != 1:
+            return original(w, h, bg_mask)
+        return Cells(bg_mask[0].nonzero())
+
+    return get_alibi
+
+
+def _forward_of(
+    attention: Any, original: Callable[..., Any], budget_bytes: int
+) -> Callable[..., Any]:
+    slopes = alibi_slopes(attention.num_heads)
+
+    def forward(x: torch.Tensor, attn_bias: Any, bg_mask: torch.Tensor | None = None) -> Any:
+        if not isinstance(attn_bias, Cells):
+            return original(x, attn_bias, bg_mask)
+        batch, tokens, channels = x.shape
+        qkv = attention.qkv(x).view(batch, tokens, 3, attention.num_heads, attention.head_dim)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        q, k = attention.q_norm(q), attention.k_norm(k)
+        out = alibi2d_attention(q, k, v, attn_bias.cells, slopes, budget_bytes=budget_bytes)
+        merged = out.transpose(1, 2).reshape(batch, tokens, channels)
+        return attention.proj_drop(attention.proj(merged))
+
+    return forward
+
+
+def _put(owner: Any, name: str, value: Any, replaced: list[tuple[Any, str]]) -> None:
+    owner.__dict__[name] = value
+    replaced.append((owner, name))

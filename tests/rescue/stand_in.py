@@ -1,0 +1,80 @@
+"""A small stand-in for the hub's TITAN: the interface that its remote code shows, built plainly."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from thinsection.testing.plain_titan import plain_bias, plain_grid
+
+DIM, HEADS = 48, 12
+
+
+class Attention(nn.Module):
+    """Names and call of the published attention; dense SDPA."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.pos_encode = HEADS, DIM // HEADS, "alibi"
+        self.attn_drop_prob = 0.0
+        self.qkv, self.proj = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+        self.q_norm, self.k_norm, self.proj_drop = nn.Identity(), nn.Identity(), nn.Identity()
+
+    def forward(self, x, attn_bias, bg_mask=None):  # type: ignore[no-untyped-def]
+        b, n, _ = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_bias)
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(DIM, eps=1e-6), Attention()
+
+    def forward(self, x, attn_bias, bg_mask=None):  # type: ignore[no-untyped-def]
+        return x + self.attn(self.norm1(x), attn_bias=attn_bias, bg_mask=bg_mask)
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.modules_list = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x, attn_mask, bg_mask=None):  # type: ignore[no-untyped-def]
+        for block in self.modules_list:
+            x = block(x, attn_mask, bg_mask)
+        return x
+
+
+class VisionEncoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pos_encode_type, self.num_heads, self.built = "alibi", HEADS, 0
+        self.cls_token = nn.Parameter(torch.ones(1, 1, DIM))
+        self.blocks, self.norm = Blocks(), nn.LayerNorm(DIM, eps=1e-6)
+
+    def get_alibi(self, w, h, bg_mask=None):  # type: ignore[no-untyped-def]
+        self.built += 1
+        shown = torch.ones(w, h, dtype=torch.bool) if bg_mask is None else bg_mask[0].cpu()
+        return plain_bias(shown.nonzero(), HEADS, dtype=torch.float32, way="float32")
+
+    def forward_features(self, x, coords=None, mask=None, bg_mask=None):  # type: ignore[no-untyped-def]
+        batch, _, w, h = x.shape
+        bias = self.get_alibi(w, h, bg_mask) if batch == 1 else self.get_alibi(w, h)
+        bias = bias.repeat(batch, 1, 1, 1).type(x.dtype).to(x.device)
+        tokens = x.flatten(2).transpose(1, 2)
+        if batch == 1:
+            tokens = tokens[bg_mask.flatten(1)][None]
+        tokens = torch.cat([self.cls_token.expand(batch, -1, -1), tokens], 1)
+        return self.norm(self.blocks(tokens, bias, bg_mask))
+
+
+class Titan(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision_encoder = VisionEncoder()
+
+    def encode_slide_from_patch_features(self, patch_features, patch_coords, patch_size_lv0):  # type: ignore[no-untyped-def]
+        grid, _ = plain_grid(patch_features[0], patch_coords[0], patch_size_lv0)
+        shown = (grid != 0).any(-1)[None]
+        return self.vision_encoder.forward_features(grid.permute(2, 0, 1)[None], bg_mask=shown)
