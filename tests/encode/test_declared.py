@@ -48,5 +48,7 @@ def test_every_pathology_encoder_states_licence_source_and_resolution() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownEncoderError, match="did you mean 'virchow2'"):
         encoder_spec("Virchow-2")
+    with pytest.raises(UnknownEncoderError, match="did you mean 'uni2_h'"):
+        encoder_spec("UNI2")
     with pytest.raises(UnknownEncoderError, match="'thinsection models' lists all"):
         encoder_spec("zzzzzz")

@@ -52,7 +52,9 @@ def encoder_spec(name: str) -> EncoderSpec:
 def unknown_encoder(name: str) -> UnknownEncoderError:
     """The error for a name that nobody declares."""
     known = [*declared_encoders(), *plugin_encoders()]
-    near = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.4)
+    key = name.lower().replace("-", "_")
+    longer = sorted(k for k in known if key and k.startswith(key))  # uni2 means uni2_h, not uni
+    near = longer or difflib.get_close_matches(key, known, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UnknownEncoderError(
         f"encoder must be a declared one, 'timm:<name>', 'hf:<repo>' or a checkpoint's path, "
