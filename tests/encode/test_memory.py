@@ -40,7 +40,7 @@ def test_the_estimate_of_a_transformer_is_not_under_the_measured_peak() -> None:
     kwargs = {"name": "lunit_vits16", "tile_px": 256, "batch_size": 16}
     measured = run_and_measure("tests.encode.measured_encoding", "encode", setup="load", **kwargs)
     estimate = batch_bytes(encoder, batch_size=16, tile_px=256)
-    assert measured.growth_bytes <= estimate <= 1.5 * measured.growth_bytes
+    assert measured.growth_bytes <= estimate <= 1.8 * measured.growth_bytes
 
 
 def test_the_estimate_grows_with_the_batch_and_allocates_nothing(lite0) -> None:
