@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "aggregate": ("aggregate", "Pool tile embeddings into slide embeddings."),
     "probe": ("probe", "Evaluate frozen encoders: linear, kNN, few-shot, slide level, ..."),
     "cache": ("cache", "Feature caches: list, verify, remove."),
+    "frames": ("frames", "Token frames of structure files (mmCIF), as AlphaFold 3 defines them."),
     "models": ("models", "List tile encoders; check whether one would load here."),
     "config": ("config", "Show every setting of a run as TOML."),
     "export": ("export", "Write results in other tools' formats."),

@@ -1,0 +1,61 @@
+"""`thinsection frames`: the token frames of structure files, as a table."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+STRUCTURES = typer.Argument(metavar="STRUCTURE...", help="mmCIF files (.cif, .cif.gz).")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("frames", no_args_is_help=True)(frames)
+
+
+def frames(
+    structures: Annotated[list[Path], STRUCTURES],
+    out: Annotated[
+        Path, typer.Option("--out", help="Table to write: .parquet or .csv; summary beside it.")
+    ] = Path("frames.parquet"),
+    assembly: Annotated[
+        str | None, typer.Option(help="Build this biological assembly of each file, e.g. 1.")
+    ] = None,
+    angle_threshold: Annotated[
+        float | None, typer.Option(help="Degrees from a line; AlphaFold 3's 25 unless given.")
+    ] = None,
+    whole_rows: Annotated[
+        bool, typer.Option(help="Search whole rows: the original's choice of equal distances.")
+    ] = False,
+) -> None:
+    """Frames of residues, nucleotides and ligand atoms, as AlphaFold 3 defines them.
+
+    Examples:
+
+      thinsection frames 2q2k.cif --out 2q2k.csv
+
+      thinsection frames *.cif.gz --assembly 1 --out frames.parquet
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from thinsection.neighbors.frame_files import write_frames
+    from thinsection.neighbors.frame_table import ANGLE_THRESHOLD
+    from thinsection.neighbors.frames import FrameOptions
+    from thinsection.store.atomic import atomic_path, write_json
+
+    threshold = ANGLE_THRESHOLD if angle_threshold is None else angle_threshold
+    options = FrameOptions(impl="rows" if whole_rows else "chain")
+    with atomic_path(out) as unfinished:
+        summaries = write_frames(
+            structures, unfinished, assembly=assembly, angle_threshold=threshold, options=options
+        )
+    summary_path = out.with_suffix(".summary.json")
+    write_json(summary_path, [summary.as_mapping() for summary in summaries])
+    rows = [summary.as_mapping() for summary in summaries]
+    table = Table(*(name.replace("_", " ") for name in rows[0]))
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    console = Console()
+    console.print(table)
+    console.print(f"{out}\n{summary_path}", markup=False, highlight=False, soft_wrap=True)

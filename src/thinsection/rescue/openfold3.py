@@ -1,0 +1,93 @@
+"""OpenFold3's all-pairs search for frame atoms replaced by ours while a block runs."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from torch import Tensor
+
+from thinsection.errors import MissingDependencyError, RescueError
+from thinsection.neighbors.frames import Coordinates, FrameOptions, token_frame_atoms
+
+VERSIONS = ("0.4.5", "0.5.0")  # whose function was compared with ours
+MODULE = "openfold3.core.utils.atomize_utils"
+NAME = "get_token_frame_atoms"
+_PARAMETERS = {
+    "batch": inspect.Parameter.empty,
+    "x": inspect.Parameter.empty,
+    "atom_mask": inspect.Parameter.empty,
+    "angle_threshold": 25.0,
+    "eps": 1e-8,
+    "inf": 1e9,
+}
+
+
+@contextmanager
+def openfold3(options: FrameOptions | None = None) -> Iterator[None]:
+    """Frame atoms in O(N_atom) memory inside the installed OpenFold3, until the block ends.
+
+    Every module of openfold3 that holds the original function gets ours, also one that is imported
+    within the block; all get the original back. Process-wide, not for concurrent use by threads.
+
+    Args:
+        options: FrameOptions(impl='rows') keeps the original's choice among equal distances.
+
+    Raises:
+        MissingDependencyError: openfold3 is not installed.
+        RescueError: another version or signature than was compared, or already replaced.
+    """
+    original = _recognised()
+    chosen = options or FrameOptions()
+
+    def get_token_frame_atoms(  # noqa: PLR0917 - the signature of the original
+        batch: Mapping[str, Tensor],
+        x: Tensor,
+        atom_mask: Tensor,
+        angle_threshold: float = 25.0,
+        eps: float = 1e-8,
+        inf: float = 1e9,
+    ) -> tuple[Coordinates, Tensor]:
+        return token_frame_atoms(batch, x, atom_mask, angle_threshold, eps, inf, options=chosen)
+
+    try:
+        _swap(original, get_token_frame_atoms)
+        yield
+    finally:
+        _swap(get_token_frame_atoms, original)
+
+
+def _recognised() -> Callable[..., Any]:
+    """The original function of a version that we know.
+
+    Raises:
+        MissingDependencyError, RescueError: as `openfold3`.
+    """
+    try:
+        installed = version("openfold3")
+    except PackageNotFoundError:
+        raise MissingDependencyError("rescue.openfold3 needs openfold3, which is absent") from None
+    if installed not in VERSIONS:
+        raise RescueError(
+            f"openfold3 must be of version {' or '.join(VERSIONS)}, got {installed}; "
+            "nothing was replaced"
+        )
+    function = getattr(importlib.import_module(MODULE), NAME, None)
+    if function is None or function.__module__ != MODULE:
+        raise RescueError(f"{MODULE}.{NAME} must be the original function, got {function!r}")
+    found = {p.name: p.default for p in inspect.signature(function).parameters.values()}
+    if found != _PARAMETERS:
+        raise RescueError(
+            f"{NAME} must take ({', '.join(_PARAMETERS)}) with the known defaults, "
+            f"got {inspect.signature(function)}; nothing was replaced"
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _swap(old: Callable[..., Any], new: Callable[..., Any]) -> None:
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "openfold3" and getattr(module, NAME, None) is old:
+            setattr(module, NAME, new)

@@ -1,0 +1,141 @@
+"""The replacement goes into every module that holds the original, and out again."""
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+import torch
+from tests.neighbors.batches import random_case
+
+from thinsection.errors import MissingDependencyError, RescueError
+from thinsection.neighbors import FrameOptions
+from thinsection.neighbors.frames_reference import token_frame_atoms_all_pairs
+from thinsection.rescue import openfold3
+
+_ORIGINAL = """
+from thinsection.neighbors.frames_reference import token_frame_atoms_all_pairs as plain
+
+def get_token_frame_atoms(batch, x, atom_mask, angle_threshold=25.0, eps=1e-8, inf={inf}):
+    CALLS.append(1)
+    return plain(batch, x, atom_mask, angle_threshold, eps, inf)
+
+CALLS = []
+"""
+_USER = "from openfold3.core.utils.atomize_utils import get_token_frame_atoms\n"
+
+
+def _installed() -> str | None:
+    try:
+        return version("openfold3")
+    except PackageNotFoundError:
+        return None
+
+
+def write_package(root: Path, *, number: str = "0.5.0", inf: str = "1e9") -> None:
+    """A package with the real one's paths, signature and imports, but another body."""
+    utils = root / "openfold3" / "core" / "utils"
+    utils.mkdir(parents=True)
+    for folder in (utils, utils.parent, utils.parent.parent):
+        (folder / "__init__.py").write_text("")
+    (utils / "atomize_utils.py").write_text(_ORIGINAL.format(inf=inf))
+    (utils.parent / "early.py").write_text(_USER)
+    (utils.parent / "late.py").write_text(_USER)
+    facts = root / f"openfold3-{number}.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: openfold3\nVersion: {number}\n")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that is searched before any installed openfold3, whose modules are set aside."""
+    aside = {n: m for n, m in sys.modules.items() if n.partition(".")[0] == "openfold3"}
+    for name in aside:
+        del sys.modules[name]
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in [n for n in sys.modules if n.partition(".")[0] == "openfold3"]:
+        del sys.modules[name]
+    sys.modules.update(aside)
+
+
+def test_modules_imported_before_and_within_the_block_use_ours_and_get_the_original_back(
+    root: Path,
+) -> None:
+    write_package(root)
+    import openfold3.core.utils.atomize_utils as home
+    from openfold3.core import early
+
+    original, case = home.get_token_frame_atoms, random_case(3)
+    with openfold3(FrameOptions(impl="rows")):
+        from openfold3.core import late
+
+        replaced = {m.get_token_frame_atoms for m in (home, early, late)}
+        assert len(replaced) == 1 and original not in replaced
+        phi, valid = early.get_token_frame_atoms(
+            batch=case.batch, x=case.x, atom_mask=case.atom_mask
+        )
+        assert home.CALLS == []
+    assert {m.get_token_frame_atoms for m in (home, early, late)} == {original}
+    expected, expected_valid = token_frame_atoms_all_pairs(*case)
+    assert torch.equal(valid, expected_valid)
+    for ours, theirs in zip(phi, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_original_comes_back_after_an_exception(root: Path) -> None:
+    write_package(root)
+    import openfold3.core.utils.atomize_utils as home
+
+    original = home.get_token_frame_atoms
+    with pytest.raises(KeyError, match="boom"), openfold3():
+        raise KeyError("boom")
+    assert home.get_token_frame_atoms is original
+
+
+def test_a_second_rescue_within_the_first_is_refused(root: Path) -> None:
+    write_package(root)
+    with (
+        openfold3(),
+        pytest.raises(RescueError, match="must be the original function"),
+        openfold3(),
+    ):
+        pass
+
+
+def test_another_version_is_refused(root: Path) -> None:
+    write_package(root, number="0.9.1")
+    with pytest.raises(RescueError, match=r"version 0\.4\.5 or 0\.5\.0, got 0\.9\.1"), openfold3():
+        pass
+
+
+def test_another_signature_is_refused(root: Path) -> None:
+    write_package(root, inf="1e6")
+    with pytest.raises(RescueError, match=r"got \(batch, .*inf=1000000.0\)"), openfold3():
+        pass
+
+
+@pytest.mark.skipif(_installed() is not None, reason="openfold3 is installed here")
+def test_without_openfold3_the_error_says_so() -> None:
+    with pytest.raises(MissingDependencyError, match="needs openfold3"), openfold3():
+        pass
+
+
+@pytest.mark.skipif(
+    _installed() is None, reason="needs openfold3 (pip install --no-deps openfold3==0.5.0)"
+)
+def test_the_installed_package_is_rescued_and_gives_the_same() -> None:
+    import openfold3.core.utils.atomize_utils as home
+
+    case = random_case(8, num_tokens=60)
+    expected, expected_valid = home.get_token_frame_atoms(*case)
+    original = home.get_token_frame_atoms
+    with openfold3():
+        assert home.get_token_frame_atoms is not original
+        phi, valid = home.get_token_frame_atoms(*case)
+    assert home.get_token_frame_atoms is original
+    assert torch.equal(valid, expected_valid)
+    keep = valid.bool()
+    for ours, theirs in zip(phi, expected, strict=True):
+        assert torch.equal(ours[keep], theirs[keep])
