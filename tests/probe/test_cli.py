@@ -105,15 +105,15 @@ def slides(root: Path, n: int = 18) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "name", "metric"),
+    ("arguments", "name", "metric", "picture"),
     [
-        (("slide",), "slide", "auroc"),
-        (("slide", "--method", "abmil"), "abmil", "auroc"),
-        (("survival",), "survival", "c_index"),
+        (("slide",), "slide", "auroc", "roc"),
+        (("slide", "--method", "abmil"), "abmil", "auroc", "confusion"),
+        (("survival",), "survival", "c_index", "survival"),
     ],
 )
 def test_cases_are_probed_from_the_shell(
-    arguments: tuple[str, ...], name: str, metric: str, tmp_path: Path
+    arguments: tuple[str, ...], name: str, metric: str, picture: str, tmp_path: Path
 ) -> None:
     root = slides(tmp_path)
     probe, *flags = arguments
@@ -124,6 +124,7 @@ def test_cases_are_probed_from_the_shell(
     assert result["score"] > 0.65
     assert len((root / "out" / f"{name}.csv").read_text().splitlines()) == 1 + 18
     assert (root / "out" / f"{name}.html").is_file()
+    assert (root / "out" / f"{name}_{picture}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_robustness_is_probed_from_the_shell(tmp_path: Path) -> None:

@@ -39,6 +39,24 @@ class Predictions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Risks:
+    """Risks of cases, each from the model of the fold that left it out.
+
+    Attributes:
+        ids: (n,) names of the cases.
+        risk: float64 (n,), comparable within a fold only.
+        high: bool (n,), True where the risk is above its fold's median.
+        event, time: the follow-up, (n,) each.
+    """
+
+    ids: tuple[str, ...]
+    risk: npt.NDArray[np.float64]
+    high: npt.NDArray[np.bool_]
+    event: npt.NDArray[np.bool_]
+    time: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
     """One probe's score and everything that a person or another suite needs beside it.
 
@@ -51,6 +69,7 @@ class ProbeResult:
         details: what the sweep saw (per learning rate, per k, per fold, ...), plain values.
         facts: of the data (sizes, source, split rule, encoder), plain values.
         predictions: row by row, where the probe classifies.
+        risks: case by case, where it predicts survival.
     """
 
     probe: str
@@ -62,6 +81,7 @@ class ProbeResult:
     details: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     predictions: Predictions | None = None
+    risks: Risks | None = None
 
     def as_mapping(self) -> dict[str, Any]:
         """Plain nested values without the rows (these go to CSV); NaN becomes None."""

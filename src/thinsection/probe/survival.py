@@ -9,7 +9,7 @@ from thinsection.errors import InvalidInputError, MissingDependencyError
 from thinsection.probe.bootstrap import Interval, bootstrap_rows
 from thinsection.probe.cases import SurvivalSet
 from thinsection.probe.protocol import NANOPATH, Protocol, SurvivalSettings
-from thinsection.probe.result import ProbeResult
+from thinsection.probe.result import ProbeResult, Risks
 from thinsection.probe.splits import Fold, shuffled_folds
 
 FloatVector = npt.NDArray[np.float64]
@@ -37,11 +37,7 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
     ]
     scores = [concordance(*p) for p in pairs]
     details: dict[str, Any] = {"fold_scores": scores, "model": settings.model}
-    details["risk"] = {
-        cases.ids[i]: float(r)
-        for (_, val), risk in zip(folds, risks, strict=True)
-        for i, r in zip(val, risk, strict=True)
-    }
+    rows = np.concatenate([val for _, val in folds])
     return ProbeResult(
         probe="survival",
         dataset=cases.name,
@@ -57,6 +53,13 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
             "fold_sizes": [[len(train), len(val)] for train, val in folds],
             **cases.facts,
         },
+        risks=Risks(
+            ids=tuple(cases.ids[i] for i in rows),
+            risk=np.concatenate(risks),
+            high=np.concatenate([risk > np.median(risk) for risk in risks]),
+            event=cases.event[rows],
+            time=cases.time[rows],
+        ),
     )
 
 

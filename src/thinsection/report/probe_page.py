@@ -32,7 +32,7 @@ METRIC_WORDS = {
     "robustness_index": "robustness index",
 }
 # shown as pictures or row by row, too long for a table of details
-LONG_DETAILS = ("curve", "risk")
+LONG_DETAILS = ("curve",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,11 @@ def rows_csv(result: ProbeResult) -> str:
             ]
             for i, (t, g) in enumerate(zip(p.truth.tolist(), p.prediction.tolist(), strict=True))
         )
-    elif "risk" in result.details:
-        header, rows = ["id", "risk"], list(result.details["risk"].items())
+    elif result.risks is not None:
+        r = result.risks
+        header = ["id", "risk", "above_fold_median", "event", "time"]
+        columns = (r.risk.tolist(), r.high.astype(int), r.event.astype(int), r.time.tolist())
+        rows = list(zip(r.ids, *columns, strict=True))
     else:
         header, rows = ["name", "value"], [*result.details.items()]
     buffer = io.StringIO()

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from thinsection.errors import MissingDependencyError
 from thinsection.probe import Predictions, ProbeResult, TileSet
+from thinsection.probe.result import Risks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,6 +52,8 @@ def probe_pictures(result: ProbeResult, tiles: TileSet | None = None) -> list[Pi
         pictures.append(sweep_picture(result, "score_by_k", "k neighbours"))
     if "score_by_c" in result.details:
         pictures.append(sweep_picture(result, "score_by_c", "C (inverse regularisation)"))
+    if result.risks is not None:
+        pictures.append(survival_picture(result.risks))
     if {"so", "os", "ss", "oo"} <= set(result.details):
         pictures.append(neighbours_picture(result))
     if tiles is not None and len(tiles.val) >= MIN_ROWS_FOR_MAP:
@@ -128,6 +131,35 @@ def sweep_picture(result: ProbeResult, key: str, label: str) -> Picture:
     axes.set(xlabel=label, ylabel=_words(result.metric))
     caption = f"The circle is what counts: {names[best]}."
     return Picture("sweep", "Sweep", caption, _png(figure))
+
+
+def survival_picture(risks: Risks) -> Picture:
+    """Kaplan-Meier curves of the cases above and below the median risk of their fold."""
+    figure, axes = _figure((5.4, 3.6))
+    groups = (("higher risk", risks.high, 5), ("lower risk", ~risks.high, 0))
+    for name, group, color in groups:
+        time, share = kaplan_meier(risks.event[group], risks.time[group])
+        label = f"{name}: {int(group.sum())} cases, {int(risks.event[group].sum())} events"
+        axes.step(time, share, where="post", color=_color(color), label=label, linewidth=1.8)
+        censored = risks.time[group][~risks.event[group]]
+        at = share[np.searchsorted(time, censored, side="right") - 1]
+        axes.plot(censored, at, "|", color=_color(color), markersize=7)
+    axes.set(xlabel="time (the dataset's unit)", ylabel="share without event", ylim=(0, 1.03))
+    axes.legend(fontsize=8)
+    caption = "Split at the median risk of each fold; ticks: cases censored there."
+    return Picture("survival", "Survival by predicted risk", caption, _png(figure))
+
+
+def kaplan_meier(
+    event: npt.NDArray[np.bool_], time: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """(times, share without event from then on), starting at (0, 1)."""
+    times = np.unique(time[event])
+    at_risk = (time[None, :] >= times[:, None]).sum(axis=1)
+    events = ((time[None, :] == times[:, None]) & event[None, :]).sum(axis=1)
+    share = np.cumprod(1 - events / at_risk)
+    end = time.max(initial=0.0)
+    return np.r_[0.0, times, end], np.r_[1.0, share, share[-1] if len(share) else 1.0]
 
 
 def neighbours_picture(result: ProbeResult) -> Picture:
