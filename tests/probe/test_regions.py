@@ -108,6 +108,18 @@ def test_regions_of_one_class_are_refused(tmp_path: Path) -> None:
         load_regions([run / "slide-1" / "tiles.h5"], labels)
 
 
+def test_slides_of_two_encoders_are_refused(tmp_path: Path) -> None:
+    coords = np.stack([np.arange(8) * 512, np.zeros(8)], axis=1)
+    files = [
+        write_tiles_h5(tmp_path / f"s{i}.h5", coords, np.ones((8, 3 + i), "f4"), encoder="uni")
+        for i in range(2)
+    ]
+    labels = tmp_path / "l.csv"
+    labels.write_text("slide_id,x,y,label\ns0,0,0,a\ns1,0,0,b\n")
+    with pytest.raises(DatasetError, match=r"from one encoder, got uni \(3-d\), uni \(4-d\)"):
+        load_regions(files, labels)
+
+
 def test_a_csv_row_without_its_tile_is_refused(tmp_path: Path) -> None:
     run, _ = two_regions(tmp_path)
     labels = tmp_path / "l.csv"

@@ -54,7 +54,7 @@ def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
         path: a manifest, a dataset folder, a tiles.h5, or a folder of those.
         config: layout, labels, encoder.
 
-    Memory: 4 N D + the largest file.
+    Memory: 12 N D at most while rows are split, 4 N D after; the largest file.
 
     Raises:
         DatasetError: the data do not look as expected; says what was looked for.

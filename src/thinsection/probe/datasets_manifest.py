@@ -33,7 +33,7 @@ def load_manifest(
         embeddings: one file of embeddings, for a `row` column.
         seed: of the fold that validates where there is no `split` column.
 
-    Memory: 4 N D + the largest embedding file.
+    Memory: 8 N D while the rows are split, 4 N D after; the largest embedding file.
 
     Raises:
         DatasetError: a column, file or row is missing, or kinds are mixed.

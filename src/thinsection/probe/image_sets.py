@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 BATCH_BYTES = 64 * MIB  # of decoded images at a time (one image may be larger)
 
-
 Encode = Callable[[RgbArray], "torch.Tensor"]  # uint8 (B, H, W, 3) to (B, D)
 
 
@@ -34,8 +33,10 @@ class ImageRef:
 
     @property
     def name(self) -> str:
-        """For tables: the file's name, or the file's and the row."""
-        return self.path.name if self.row is None else f"{self.path.stem}:{self.row}"
+        """For tables: folder/file, or file:row."""
+        if self.row is not None:
+            return f"{self.path.stem}:{self.row}"
+        return f"{self.path.parent.name}/{self.path.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class ImageSet:
 def embed_image_set(data: ImageSet, encoder: "TileEncoder", *, batch_size: int = 64) -> TileSet:
     """The set with embeddings in place of images; the encoder does its own preprocessing.
 
-    Memory: 4 N D + BATCH_BYTES (or one image) + the encoder.
+    Memory: 4 N D + 2 BATCH_BYTES (or two images) + the encoder.
 
     Raises:
         DatasetError: an image cannot be read; names it.
@@ -92,7 +93,7 @@ def encoder_facts(encoder: "TileEncoder") -> dict[str, Any]:
 def embed_images(images: Sequence[ImageRef], encode: Encode, *, batch_size: int = 64) -> Embeddings:
     """Embeddings (N, D) of images, in their order.
 
-    Memory: 4 N D + BATCH_BYTES (or one image) + the encoder.
+    Memory: 4 N D + 2 BATCH_BYTES (or two images) + the encoder.
 
     Raises:
         DatasetError: there is no image, or one cannot be read.
@@ -129,7 +130,7 @@ def class_and_mean(encoder: "TileEncoder") -> tuple[Encode, str]:
 def image_batches(images: Sequence[ImageRef], batch_size: int) -> Iterator[RgbArray]:
     """Batches uint8 (B, H, W, 3) in order; a batch ends where the image size changes.
 
-    Memory: BATCH_BYTES, or one image.
+    Memory: 2 BATCH_BYTES, or two images: those read, and the batch made of them.
     """
     pending: list[RgbArray] = []
     with ImageReader() as reader:

@@ -45,7 +45,7 @@ def probe_pictures(result: ProbeResult, tiles: TileSet | None = None) -> list[Pi
     if result.predictions is not None:
         pictures.append(confusion_picture(result.predictions))
         if result.predictions.probability is not None:
-            pictures.append(roc_picture(result.predictions))
+            pictures.append(roc_picture(result.predictions, folds=result.metric == "auroc"))
     if "curve" in result.details:
         pictures.append(curve_picture(result))
     if "score_by_k" in result.details:
@@ -81,8 +81,13 @@ def confusion_picture(rows: Predictions) -> Picture:
     return Picture("confusion", "Confusion matrix", caption, _png(figure))
 
 
-def roc_picture(rows: Predictions) -> Picture:
-    """One curve per class against the rest (one curve for two classes), with its area."""
+def roc_picture(rows: Predictions, *, folds: bool = False) -> Picture:
+    """One curve per class against the rest (one curve for two classes), with its area.
+
+    Args:
+        rows: the predictions.
+        folds: True says that they come from several models, whose folds' mean is the score.
+    """
     from sklearn.metrics import roc_auc_score, roc_curve
 
     assert rows.probability is not None
@@ -101,6 +106,8 @@ def roc_picture(rows: Predictions) -> Picture:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(title="area under the curve", loc="lower right", fontsize=8, title_fontsize=8)
     caption = "Each class against the rest, over all validation rows; dotted: chance."
+    if folds:
+        caption += " Folds are pooled here; the score is the mean of their own areas."
     return Picture("roc", "ROC", caption, _png(figure))
 
 
