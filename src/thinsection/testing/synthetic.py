@@ -127,6 +127,7 @@ def write_he_slide(
     mpp: float = 0.5,
     downsamples: Sequence[int] = (1, 4, 16),
     quality: int = 80,
+    white: int | None = None,
 ) -> None:
     """Writes an H&E-like slide: pink and purple tissue with nuclei in several fragments, on white.
 
@@ -139,12 +140,14 @@ def write_he_slide(
         mpp: µm per level-0 px.
         downsamples: of the levels, powers of two up to 16.
         quality: of JPEG.
+        white: value of the background; None takes a scanner's usual light gray.
 
     Memory: about 150 MiB, whatever the size; tiles are generated while they are written.
     """
     rng = np.random.default_rng(seed)
     texture = he_texture(rng)
     mask = tissue_fragments(size, rng)
+    background = _WHITE if white is None else (white, white, white)
     description = (
         f"Aperio Image Library v12.0.0\r\n{size[0]}x{size[1]} [0,0 {size[0]}x{size[1]}] (256x256) "
         f"JPEG/YCC Q={quality}|AppMag = {10 / mpp:g}|MPP = {mpp:g}"
@@ -153,7 +156,7 @@ def write_he_slide(
         for index, down in enumerate(downsamples):
             level_size = (size[0] // down, size[1] // down)
             writer.write(
-                _he_tiles(texture, mask, down, level_size),
+                _he_tiles(texture, mask, down, level_size, background),
                 shape=(level_size[1], level_size[0], 3),
                 dtype=np.uint8,
                 tile=(256, 256),
@@ -212,14 +215,18 @@ def tissue_fragments(size: Size, rng: np.random.Generator) -> np.ndarray:
 
 
 def _he_tiles(
-    texture: RgbArray, mask: np.ndarray, down: int, level_size: Size
+    texture: RgbArray,
+    mask: np.ndarray,
+    down: int,
+    level_size: Size,
+    background: tuple[int, int, int],
 ) -> Iterator[RgbArray]:
     """Tiles of one level, row by row, padded to 256 px."""
     edge = _TEXTURE_PX // down
     small = texture.reshape(edge, down, edge, down, 3).mean(axis=(1, 3)).astype(np.uint8)
     period = np.tile(small, (256 // edge + 2, 256 // edge + 2, 1))
     cell = _MASK_PX // down
-    white = np.array(_WHITE, dtype=np.uint8)
+    white = np.array(background, dtype=np.uint8)
     for y in range(0, level_size[1], 256):
         for x in range(0, level_size[0], 256):
             oy, ox = y % edge, x % edge
