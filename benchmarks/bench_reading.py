@@ -45,12 +45,28 @@ def checksum(path: str, every: int) -> bool:
     return True
 
 
-def openslide_loop(path: str, limit: int, threads: int) -> int:
-    """Tiles one after the other through openslide-python, as most pipelines do."""
+def opened(path: str, limit: int, threads: int) -> dict[str, Any]:
+    """Opened readers, the tile table and the file's bytes: outside the measured part of each way."""
     import openslide
+    import tifffile
 
-    coords = table_of(path).coords_l0[:limit].tolist()
-    slide = openslide.OpenSlide(path)
+    table = table_of(path)
+    with tifffile.TiffFile(path) as file:
+        page = file.pages[0]
+        head = b"\xff\xd8" + (page.jpegtables or b"")[2:-2]
+        spans = list(zip(page.dataoffsets, page.databytecounts))[:limit]
+    return {
+        "table": table.select(np.arange(min(limit, len(table)))),
+        "openslide": openslide.OpenSlide(path),
+        "ours": open_slide(path),
+        "head": head,
+        "spans": spans,
+    }
+
+
+def openslide_loop(state: dict[str, Any], path: str, limit: int, threads: int) -> int:
+    """Tiles one after the other through openslide-python, as most pipelines do."""
+    coords, slide = state["table"].coords_l0.tolist(), state["openslide"]
 
     def work(part: list[list[int]]) -> None:
         for x, y in part:
@@ -60,61 +76,56 @@ def openslide_loop(path: str, limit: int, threads: int) -> int:
     return len(coords)
 
 
-def bare_decoding(path: str, limit: int, threads: int) -> int:
-    """The file's JPEG tiles through simplejpeg, nothing else: the limit of this file."""
+def bare_decoding(state: dict[str, Any], path: str, limit: int, threads: int) -> int:
+    """The file's JPEG tiles, read and decoded by simplejpeg into batches: the limit of this file."""
     import simplejpeg
-    import tifffile
 
-    data = Path(path).read_bytes()
-    with tifffile.TiffFile(path) as file:
-        page = file.pages[0]
-        head = b"\xff\xd8" + (page.jpegtables or b"")[2:-2]
-        spans = list(zip(page.dataoffsets, page.databytecounts))[:limit]
+    head, spans = state["head"], state["spans"]
 
     def work(part: list[tuple[int, int]]) -> None:
-        out = np.empty((256, 256, 3), np.uint8)
-        for offset, count in part:
-            simplejpeg.decode_jpeg(head + data[offset + 2 : offset + count], "RGB", buffer=out)
+        out = np.empty((BATCH, 256, 256, 3), np.uint8)
+        with Path(path).open("rb") as file:
+            for index, (offset, count) in enumerate(part):
+                file.seek(offset + 2)
+                data = head + file.read(count - 2)
+                simplejpeg.decode_jpeg(data, "RGB", buffer=out[index % BATCH])
 
     _spread(work, spans, threads)
     return len(spans)
 
 
-def stream(path: str, limit: int, threads: int) -> int:
+def stream(state: dict[str, Any], path: str, limit: int, threads: int) -> int:
     """Our stream, each batch dropped as it comes."""
-    table = table_of(path)
-    table = table.select(np.arange(min(limit, len(table))))
     config = StreamConfig(decode_workers=threads)
-    with open_slide(path) as slide:
-        return sum(len(b) for b in iter_tiles(slide, table, batch_size=BATCH, config=config))
+    batches = iter_tiles(state["ours"], state["table"], batch_size=BATCH, config=config)
+    return sum(len(batch) for batch in batches)
 
 
-def encode_stream(path: str, limit: int) -> int:
-    """The stream into the default encoder."""
-    from thinsection.encode import load_encoder
-    from thinsection.encode.embed import embed_tiles
-
-    table = table_of(path)
-    table = table.select(np.arange(min(limit, len(table))))
-    encoder = load_encoder("efficientnet_lite0", device="cpu")
-    with open_slide(path) as slide:
-        return len(embed_tiles(slide, table, encoder, batch_size=32)[0])
-
-
-def encode_memory(path: str, limit: int) -> int:
-    """The default encoder on one batch in memory, again and again."""
+def loaded(path: str, limit: int) -> dict[str, Any]:
+    """The default encoder, warm, and a batch in memory."""
     from thinsection.encode import load_encoder
 
     encoder = load_encoder("efficientnet_lite0", device="cpu")
     tiles = np.random.default_rng(0).integers(0, 256, (32, 256, 256, 3)).astype(np.uint8)
+    encoder.encode(tiles)
+    table = table_of(path)
+    table = table.select(np.arange(min(limit, len(table))))
+    return {"encoder": encoder, "tiles": tiles, "table": table, "slide": open_slide(path)}
+
+
+def encode_stream(state: dict[str, Any], path: str, limit: int) -> int:
+    """The stream into the default encoder."""
+    from thinsection.encode.embed import embed_tiles
+
+    found, _ = embed_tiles(state["slide"], state["table"], state["encoder"], batch_size=32)
+    return len(found)
+
+
+def encode_memory(state: dict[str, Any], path: str, limit: int) -> int:
+    """The default encoder on one batch in memory, again and again."""
     for _ in range(limit // 32):
-        encoder.encode(tiles).cpu().numpy()
+        state["encoder"].encode(state["tiles"]).cpu().numpy()
     return limit // 32 * 32
-
-
-def warm(path: str, limit: int, **_: Any) -> None:
-    """Imports and first calls, outside the measured part."""
-    encode_memory(path, 32)
 
 
 def _spread(work: Callable[[list[Any]], None], items: list[Any], threads: int) -> None:
@@ -126,16 +137,11 @@ def _spread(work: Callable[[list[Any]], None], items: list[Any], threads: int) -
         thread.join()
 
 
-def measure(
-    function: str, *, times: int, setup: str | None = None, **kwargs: Any
-) -> dict[str, Any]:
+def measure(function: str, *, times: int, setup: str, **kwargs: Any) -> dict[str, Any]:
     """Median over fresh processes: tiles/s by wall clock and by CPU time, and peak RSS."""
     runs = []
     for _ in range(times):
-        if setup:
-            runs.append(run_and_measure(MODULE, f"_{function}", setup=setup, **kwargs))
-        else:
-            runs.append(run_and_measure(MODULE, function, **kwargs))
+        runs.append(run_and_measure(MODULE, function, setup=setup, **kwargs))
     runs.sort(key=lambda r: r.result / r.seconds)
     middle = runs[len(runs) // 2]
     return {
@@ -147,14 +153,6 @@ def measure(
     }
 
 
-def _encode_stream(state: None, path: str, limit: int) -> int:
-    return encode_stream(path, limit)
-
-
-def _encode_memory(state: None, path: str, limit: int) -> int:
-    return encode_memory(path, limit)
-
-
 def compare(path: str, big: str, args: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
     limit, times = (400, 1) if args.smoke else (10**9, 5)
@@ -162,7 +160,9 @@ def compare(path: str, big: str, args: argparse.Namespace) -> dict[str, Any]:
     assert results["pixels_equal_openslide"]
     for threads in (1, 2):
         found = {
-            name: measure(name, times=times, path=path, limit=limit, threads=threads)
+            name: measure(
+                name, times=times, setup="opened", path=path, limit=limit, threads=threads
+            )
             for name in ("openslide_loop", "bare_decoding", "stream")
         }
         rate = found["stream"]["tiles_per_s"]
@@ -174,12 +174,12 @@ def compare(path: str, big: str, args: argparse.Namespace) -> dict[str, Any]:
         )
         found["stream_over_bare_cpu"] = round(cpu / found["bare_decoding"]["tiles_per_cpu_s"], 3)
         results[f"threads_{threads}"] = found
-    large = measure("stream", times=1, path=big, limit=limit, threads=2)
+    large = measure("stream", times=1, setup="opened", path=big, limit=limit, threads=2)
     results["four_times_the_area"] = large
     small_peak = results["threads_2"]["stream"]["peak_rss_mb"]
     results["peak_ratio_four_times_the_area"] = round(large["peak_rss_mb"] / small_peak, 3)
     count = 64 if args.smoke else 1280
-    options: dict[str, Any] = {"times": 1 if args.smoke else 3, "setup": "warm"}
+    options: dict[str, Any] = {"times": 1 if args.smoke else 3, "setup": "loaded"}
     memory = measure("encode_memory", path=path, limit=count, **options)
     streamed = measure("encode_stream", path=path, limit=count, **options)
     results["default_encoder"] = {

@@ -52,13 +52,16 @@ def plan_regions(
     """
     plan = table.plan
     corners = origins_lv(table.select(np.arange(start, stop)))
-    single = segment is not None and _is_segment(plan, corners, segment)
+    if segment is not None and _is_segment(plan, corners, segment):
+        for index, (x, y) in enumerate(corners.tolist(), start):
+            yield Region(index, index + 1, (x, y), plan.size_lv)
+        return
     block = np.array(plan.stride_l0, dtype=np.int64) * BLOCK_TILES
     keys = table.coords_l0[start:stop] // block
     cuts = np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1
     bounds = [0, *cuts.tolist(), stop - start]
     for first, last in pairwise(bounds):
-        for a, b in _split(corners, plan, first, last, single=single):
+        for a, b in _split(corners, plan, first, last):
             low = corners[a:b].min(axis=0)
             high = corners[a:b].max(axis=0) + plan.size_lv
             origin, extent = low.tolist(), (high - low).tolist()
@@ -69,9 +72,7 @@ def _is_segment(plan: ReadPlan, corners: np.ndarray, segment: Size) -> bool:
     return segment == plan.size_lv and not (corners % np.array(segment)).any()
 
 
-def _split(
-    corners: np.ndarray, plan: ReadPlan, start: int, stop: int, *, single: bool
-) -> Iterator[tuple[int, int]]:
+def _split(corners: np.ndarray, plan: ReadPlan, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Halves a run until its bounding box is small and full enough."""
     count = stop - start
     if count <= 1:
@@ -81,9 +82,9 @@ def _split(
     extent = corners[start:stop].max(axis=0) + plan.size_lv - corners[start:stop].min(axis=0)
     area = int(extent[0]) * int(extent[1])
     wasteful = area > _MAX_WASTE * count * plan.size_lv[0] * plan.size_lv[1]
-    if single or wasteful or area * CHANNELS > REGION_BYTES:
+    if wasteful or area * CHANNELS > REGION_BYTES:
         middle = start + count // 2
-        yield from _split(corners, plan, start, middle, single=single)
-        yield from _split(corners, plan, middle, stop, single=single)
+        yield from _split(corners, plan, start, middle)
+        yield from _split(corners, plan, middle, stop)
     else:
         yield start, stop
