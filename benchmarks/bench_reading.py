@@ -46,7 +46,7 @@ def checksum(path: str, every: int) -> bool:
 
 
 def opened(path: str, limit: int, threads: int) -> dict[str, Any]:
-    """Opened readers, the tile table and the file's bytes: outside the measured part of each way."""
+    """Opened readers, the tile table and the segments: outside the measured part."""
     import openslide
     import tifffile
 
@@ -77,7 +77,7 @@ def openslide_loop(state: dict[str, Any], path: str, limit: int, threads: int) -
 
 
 def bare_decoding(state: dict[str, Any], path: str, limit: int, threads: int) -> int:
-    """The file's JPEG tiles, read and decoded by simplejpeg into batches: the limit of this file."""
+    """The file's JPEG tiles, read and decoded by simplejpeg into batches: the limit."""
     import simplejpeg
 
     head, spans = state["head"], state["spans"]
