@@ -78,12 +78,14 @@ class ChunkReport(Generic[Result]):
         stage_seconds: busy and waiting seconds by stage, as `StageClock.seconds()`.
         worker: 'host:pid' of the process that did it.
         seconds: wall-clock time of the task.
+        facts: which models did it (`Models.identities`).
     """
 
     results: tuple[Result, ...]
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     worker: str = ""
     seconds: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ChunkTask(Protocol[Entry, Result]):

@@ -1,0 +1,183 @@
+"""Chunks of slides on Dask workers, with what a cluster does to them: deaths, retries, losses."""
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from thinsection.errors import ClusterError, ThinsectionError
+from thinsection.run.cohort import SlideEntry
+from thinsection.run.dask_cluster import DaskSession, open_session
+from thinsection.run.executor import ChunkReport, ExecutorConfig
+from thinsection.run.executor_task import RunTask
+from thinsection.run.results import SlideResult
+from thinsection.run.slides import RunEvent
+from thinsection.store.atomic import write_text
+
+LOG_NAME = "dask-workers.log"
+_POLL_S = 5.0
+_NO_WORKERS_S = 300.0  # a cluster without a worker for so long is lost
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """A chunk on its way. `alone`: one slide whose worker died before, in less memory."""
+
+    entries: tuple[SlideEntry, ...]
+    task: RunTask
+    attempt: int = 0
+    alone: bool = False
+
+
+class DaskExecutor:
+    """See `Executor`. One task runs on a worker at a time.
+
+    A chunk whose worker dies is taken apart: each of its slides is tried alone, in less memory
+    (slides that were done are not done again). A slide whose worker dies then too is recorded as
+    failed in stage 'worker'. Any other error of the cluster sends the chunk again, `retries` times.
+
+    Args:
+        config: of the executor.
+        log_folder: where the workers' logs are written.
+        on_message: lines for the person who waits: the dashboard's address, deaths.
+    """
+
+    def __init__(
+        self, config: ExecutorConfig, *, log_folder: Path, on_message: Callable[[str], None]
+    ) -> None:
+        self._config, self._log_folder, self._say = config, log_folder, on_message
+
+    def execute(
+        self,
+        chunks: Sequence[Sequence[SlideEntry]],
+        task: RunTask,
+        *,
+        on_report: Callable[[ChunkReport[SlideResult]], None],
+        on_event: Callable[[RunEvent], None],
+    ) -> None:
+        """See `Executor.execute`."""
+        with open_session(self._config, log_folder=self._log_folder) as session:
+            if session.client.dashboard_link:
+                self._say(f"dask dashboard: {session.client.dashboard_link}")
+            topic = f"thinsection-{secrets.token_hex(4)}"
+            session.client.subscribe_topic(topic, lambda e: on_event(event_from_plain(e[1])))
+            task = replace(task, threads=session.threads, monitored=not session.local)
+            jobs = deque(_Job(entries=tuple(chunk), task=task) for chunk in chunks)
+            try:
+                self._work(session, jobs, topic, on_report)
+            finally:
+                session.client.unsubscribe_topic(topic)
+                self._save_logs(session)
+
+    def _work(
+        self,
+        session: DaskSession,
+        jobs: deque[_Job],
+        topic: str,
+        on_report: Callable[[ChunkReport[SlideResult]], None],
+    ) -> None:
+        running: dict[Any, _Job] = {}
+        idle_s = 0.0
+        while jobs or running:
+            while jobs and self._has_room(session, jobs[0], running):
+                job = jobs.popleft()
+                future = session.client.submit(
+                    run_chunk, job.task, job.entries, topic, pure=False, retries=0
+                )
+                running[future] = job
+            ended = _wait(list(running))
+            idle_s = 0.0 if ended or _has_workers(session) else idle_s + _POLL_S
+            if idle_s > _NO_WORKERS_S:
+                raise ClusterError(
+                    f"the cluster must have a worker, got none for {idle_s:.0f} s; what is done "
+                    "stays: run the same command again"
+                )
+            for future in ended:
+                job = running.pop(future)
+                jobs.extend(self._settle(future, job, on_report))
+                future.release()
+
+    @staticmethod
+    def _has_room(session: DaskSession, job: _Job, running: Mapping[Any, _Job]) -> bool:
+        if job.alone and not session.isolated:  # a foreign scheduler may queue two on one worker
+            return not running
+        return len(running) < session.workers
+
+    def _settle(
+        self, future: Any, job: _Job, on_report: Callable[[ChunkReport[SlideResult]], None]
+    ) -> list[_Job]:
+        """Reports what ended; returns what must be tried again."""
+        from distributed.scheduler import KilledWorker
+
+        if future.status == "finished":
+            on_report(future.result())
+            return []
+        error = future.exception() if future.status == "error" else ClusterError("task was lost")
+        if isinstance(error, ThinsectionError) and not isinstance(error, ClusterError):
+            raise error  # settings, weights, disk: it would be the same for every chunk
+        if isinstance(error, KilledWorker):
+            reason = "its worker died; see " + str(self._log_folder / LOG_NAME)
+            if job.alone:
+                on_report(self._lost(job, f"{reason}, twice, the second time alone"))
+                return []
+            self._say(f"a worker died with {len(job.entries)} slides: each is tried alone")
+            task = job.task.smaller()
+            return [_Job(entries=(entry,), task=task, alone=True) for entry in job.entries]
+        if job.attempt < self._config.retries:
+            self._say(f"a task failed ({type(error).__name__}: {error}): sent again")
+            return [replace(job, attempt=job.attempt + 1)]
+        reason = f"the cluster failed {job.attempt + 1} times: {type(error).__name__}: {error}"
+        on_report(self._lost(job, reason))
+        return []
+
+    @staticmethod
+    def _lost(job: _Job, reason: str) -> ChunkReport[SlideResult]:
+        return ChunkReport(results=tuple(job.task.lost(entry, reason) for entry in job.entries))
+
+    def _save_logs(self, session: DaskSession) -> None:
+        """Brings the workers' and their nannies' logs home."""
+        lines = []
+        for nanny in (True, False):
+            try:
+                logs = session.client.get_worker_logs(nanny=nanny)
+            except (OSError, ValueError, TimeoutError) as error:  # workers that are gone
+                _log.warning("worker logs could not be fetched: %s", error)
+                continue
+            for worker, records in logs.items():
+                lines += [f"{worker} {level} {text}" for level, text in reversed(records)]
+        write_text(self._log_folder / LOG_NAME, "\n".join(lines) + "\n")
+
+
+def run_chunk(
+    task: RunTask, entries: tuple[SlideEntry, ...], topic: str
+) -> ChunkReport[SlideResult]:
+    """Runs on the worker: the task, with its events sent to the client."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    return task(entries, on_event=lambda event: worker.log_event(topic, asdict(event)))
+
+
+def event_from_plain(message: Mapping[str, Any]) -> RunEvent:
+    """The event that `asdict` made plain."""
+    result = message["result"]
+    return RunEvent(**{**message, "result": SlideResult(**result) if result else None})
+
+
+def _wait(futures: Sequence[Any]) -> list[Any]:
+    """The futures that ended, after waiting for one for a while."""
+    from distributed import wait
+
+    try:
+        return list(wait(futures, timeout=_POLL_S, return_when="FIRST_COMPLETED").done)
+    except TimeoutError:
+        return []
+
+
+def _has_workers(session: DaskSession) -> bool:
+    return bool(session.client.scheduler_info(n_workers=-1)["workers"])
