@@ -26,6 +26,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("models", "List tile encoders; check whether one would load here."),
     "config": ("config", "Show every setting of a run as TOML."),
     "export": ("export", "Write results in other tools' formats."),
+    "slurm": ("slurm", "A run as a Slurm job array: script, submit, status, collect."),
+    "efficiency": ("efficiency", "What a run used of what it held, and what to ask for next."),
     "doctor": ("doctor", "Show what was found here, and what is missing."),
     "demo": ("demo", "Run the main job on one slide and show the results."),
 }

@@ -58,7 +58,9 @@ def run_and_report(slides: list[str], out: Path, config: Any, stage: str) -> Non
     console = Console()
     progress = RunProgress(console, num_slides=len(load_cohort(slides)))
     with progress.live():
-        summary = run(slides, out=out, config=config, stage=stage, on_event=progress)
+        summary = run(
+            slides, out=out, config=config, stage=stage, on_event=progress, on_message=console.print
+        )
     counts = summary.counts
     line = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     console.print(f"{line} in {summary.seconds:.1f} s -> {out}/summary.csv", highlight=False)

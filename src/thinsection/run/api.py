@@ -4,7 +4,7 @@ import datetime
 import platform
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from thinsection.errors import ConfigError, DiskSpaceError, StoreError
 from thinsection.neighbors import parse_graph_spec
 from thinsection.run.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.run.config import RunConfig
+from thinsection.run.efficiency import write_efficiency
+from thinsection.run.executor_choice import execute, make_task
 from thinsection.run.exports import check_formats
 from thinsection.run.keys import STAGES
 from thinsection.run.results import SlideResult, write_tables
-from thinsection.run.slides import OnEvent, budget_of, load_models, process_slides
+from thinsection.run.slides import OnEvent, budget_of
 from thinsection.store.atomic import atomic_path, write_json
-from thinsection.stream import StageClock
 from thinsection.tiles import load_filters
 from thinsection.types import MIB
 from thinsection.units import format_bytes
@@ -64,11 +65,13 @@ def run(
     config: RunConfig | None = None,
     stage: str = "aggregate",
     on_event: OnEvent = lambda event: None,
+    on_message: Callable[[str], None] = lambda text: None,
 ) -> RunSummary:
     """Takes slides from files to embeddings, resuming what an earlier run left.
 
     Under `out`: `<slide_id>/` with tiles.h5, slide_embedding.h5, tissue.png, tissue.geojson,
-    thumbnail.jpg, overview.png and slide.json; `summary.csv`, `failed.csv` and `run.json`.
+    thumbnail.jpg, overview.png and slide.json; `summary.csv`, `failed.csv`, `run.json` and
+    `efficiency.html`.
 
     Args:
         slides: files, folders, URLs or cohort CSVs.
@@ -76,6 +79,7 @@ def run(
         config: all settings.
         stage: the last stage: 'tissue', 'tile', 'embed' or 'aggregate'.
         on_event: progress, from any thread.
+        on_message: lines of the executor: the dashboard's address, a worker's death.
 
     Memory: `config.stream.memory` for tiles, whatever the slides' size, beside the encoders.
 
@@ -92,22 +96,15 @@ def run(
     check_settings(config)
     folder = check_folder(Path(out))
     started = datetime.datetime.now(datetime.UTC)
-    clock = StageClock()
-    models = load_models(config, stage)
-    results = process_slides(
-        entries,
-        out=folder,
-        config=config,
-        stage=stage,
-        models=models,
-        clock=clock,
-        on_event=on_event,
-    )
+    task = make_task(folder, config, stage)
+    work = execute(entries, task, on_event=on_event, on_message=on_message)
+    results = [work.results[entry.slide_id] for entry in entries]
     seconds = (datetime.datetime.now(datetime.UTC) - started).total_seconds()
     summary = RunSummary(
-        out=folder, results=tuple(results), stage_seconds=clock.seconds(), seconds=seconds
+        out=folder, results=tuple(results), stage_seconds=work.clock.seconds(), seconds=seconds
     )
-    write_run(summary, entries, config, stage=stage, identities=models.identities, started=started)
+    write_run(summary, entries, config, stage=stage, identities=work.identities, started=started)
+    write_efficiency(folder)
     return summary
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 from thinsection.config import option, section
 from thinsection.errors import ConfigError
 from thinsection.qc.tissue import TissueConfig
+from thinsection.run.executor import ExecutorConfig
 from thinsection.stream.budget import StreamConfig
 from thinsection.tiles.grid import TilesConfig
 
@@ -87,3 +88,4 @@ class RunConfig:
     aggregate: AggregateConfig = section(AggregateConfig)
     stream: StreamConfig = section(StreamConfig)
     output: OutputConfig = section(OutputConfig)
+    executor: ExecutorConfig = section(ExecutorConfig)

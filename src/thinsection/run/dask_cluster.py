@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from thinsection.errors import ClusterError, MissingDependencyError
 from thinsection.run.executor import ExecutorConfig
 from thinsection.run.monitor_limits import read_limits
@@ -123,7 +121,7 @@ def worker_memory(config: ExecutorConfig, workers: int) -> int:
     """Bytes at which a local worker is restarted: what was asked for, or an equal share."""
     if config.worker_memory is not None:
         return parse_bytes(config.worker_memory)
-    return min(read_limits().memory_bytes, psutil.virtual_memory().total) // workers
+    return read_limits().memory_bytes // workers
 
 
 def _connect(distributed: Any, address: str) -> Any:
@@ -177,8 +175,7 @@ def _slurm_cluster(config: ExecutorConfig, *, workers: int, threads: int, logs: 
         from dask_jobqueue import SLURMCluster
     except ImportError as error:
         raise MissingDependencyError(
-            f"--jobqueue slurm needs dask-jobqueue, got {error}; "
-            "pip install 'thinsection[cluster]'"
+            f"--jobqueue slurm needs dask-jobqueue, got {error}; pip install 'thinsection[cluster]'"
         ) from None
     logs.mkdir(parents=True, exist_ok=True)
     memory = parse_bytes(config.job_memory or config.worker_memory or "8GiB")

@@ -65,8 +65,10 @@ class DaskExecutor:
             if session.client.dashboard_link:
                 self._say(f"dask dashboard: {session.client.dashboard_link}")
             topic = f"thinsection-{secrets.token_hex(4)}"
-            session.client.subscribe_topic(topic, lambda e: on_event(event_from_plain(e[1])))
-            task = replace(task, threads=session.threads, monitored=not session.local)
+            session.client.subscribe_topic(
+                topic, lambda e: on_event(event_from_plain(e[1]["event"]))
+            )
+            task = replace(task.with_threads(session.threads), monitored=not session.local)
             jobs = deque(_Job(entries=tuple(chunk), task=task) for chunk in chunks)
             try:
                 self._work(session, jobs, topic, on_report)
@@ -160,7 +162,7 @@ def run_chunk(
     from distributed import get_worker
 
     worker = get_worker()
-    return task(entries, on_event=lambda event: worker.log_event(topic, asdict(event)))
+    return task(entries, on_event=lambda event: worker.log_event(topic, {"event": asdict(event)}))
 
 
 def event_from_plain(message: Mapping[str, Any]) -> RunEvent:

@@ -16,6 +16,7 @@ from thinsection.units import parse_bytes
 
 Entry = TypeVar("Entry")
 Result = TypeVar("Result")
+Task_contra = TypeVar("Task_contra", contravariant=True)  # a `ChunkTask`
 
 MAX_CHUNK_SLIDES = 16
 # chunks per worker: enough that a slow one at the end does not leave the others idle
@@ -106,15 +107,15 @@ class ChunkTask(Protocol[Entry, Result]):
         ...
 
 
-class Executor(Protocol):
-    """Runs a task over chunks of slides."""
+class Executor(Protocol[Task_contra]):
+    """Runs tasks of one kind over chunks of slides."""
 
     def execute(
         self,
-        chunks: Sequence[Sequence[Entry]],
-        task: ChunkTask[Entry, Result],
+        chunks: Sequence[Sequence[Any]],
+        task: Task_contra,
         *,
-        on_report: Callable[[ChunkReport[Result]], None],
+        on_report: Callable[[ChunkReport[Any]], None],
         on_event: Callable[[Any], None],
     ) -> None:
         """Returns when every slide of every chunk was reported exactly once.

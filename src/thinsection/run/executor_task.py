@@ -93,6 +93,12 @@ class RunTask:
             "decode_workers": self.config.stream.decode_workers or cpu_count(),
         }
 
+    def with_threads(self, threads: int) -> "RunTask":
+        """The task in a worker that has so many CPUs; 0 leaves everything as it is."""
+        stream = self.config.stream
+        stream = replace(stream, decode_workers=stream.decode_workers or threads)
+        return replace(self, threads=threads, config=replace(self.config, stream=stream))
+
     def smaller(self) -> "RunTask":
         """Half the stream's memory, or what three batches need; one decoding thread.
 

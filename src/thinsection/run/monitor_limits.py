@@ -141,6 +141,9 @@ def _visible(text: str | None) -> int:
 
 
 def _slurm_walltime(env: Mapping[str, str], now: float) -> float | None:
+    told = _number(env.get("THINSECTION_TIME_LIMIT_S"))  # by our own batch script
+    if told is not None:
+        return told
     end, start = _number(env.get("SLURM_JOB_END_TIME")), _number(env.get("SLURM_JOB_START_TIME"))
     if end is None:
         return None

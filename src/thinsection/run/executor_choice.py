@@ -1,0 +1,133 @@
+"""From the settings to an executor, and a run's work through it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from thinsection.errors import InvalidInputError
+from thinsection.report.efficiency_analysis import Request
+from thinsection.run.cohort import SlideEntry
+from thinsection.run.config import RunConfig
+from thinsection.run.executor import (
+    ChunkReport,
+    Executor,
+    ExecutorConfig,
+    InlineExecutor,
+    chunk_size,
+    chunked,
+)
+from thinsection.run.executor_task import RunTask, filesystem_now
+from thinsection.run.monitor import ResourceMonitor
+from thinsection.run.results import SlideResult
+from thinsection.run.slides import RunEvent
+from thinsection.run.slurm_script import MAX_ARRAY, with_settings
+from thinsection.stream import StageClock
+from thinsection.types import GIB
+
+LOGS = "logs"
+# what an array task asks for where neither the settings nor a plan say it
+DEFAULT_REQUEST = Request(cpus=4, memory_bytes=8 * GIB, gpus=0, walltime_s=4 * 3600)
+SLURM_TASKS = 8  # array tasks for a small cohort, where --workers does not say it
+
+
+@dataclass(kw_only=True)
+class Work:
+    """What came of a run's slides.
+
+    Attributes:
+        results: by slide id.
+        clock: busy and waiting seconds, over all workers.
+        identities: of the models that did it.
+    """
+
+    results: dict[str, SlideResult] = field(default_factory=dict)
+    clock: StageClock = field(default_factory=StageClock)
+    identities: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, report: ChunkReport[SlideResult]) -> None:
+        """Adds the report of a chunk."""
+        self.results |= {result.slide_id: result for result in report.results}
+        for name, seconds in report.stage_seconds.items():
+            self.clock.add(name, seconds)
+        self.identities |= report.facts
+
+
+def make_task(out: Path, config: RunConfig, stage: str) -> RunTask:
+    """The task of a run that begins now."""
+    folder = out.resolve()
+    return RunTask(
+        out=folder,
+        config=config,
+        stage=stage,
+        threads=config.executor.threads,
+        started=filesystem_now(folder),
+    )
+
+
+def make_chunks(
+    entries: Sequence[SlideEntry], config: ExecutorConfig, *, workers: int
+) -> list[tuple[SlideEntry, ...]]:
+    """The slides in the runs that tasks take, at most as many as an array may have tasks."""
+    size = config.chunk_slides or chunk_size(len(entries), workers)
+    return chunked(entries, max(size, -(-len(entries) // MAX_ARRAY)))
+
+
+def execute(
+    entries: Sequence[SlideEntry],
+    task: RunTask,
+    *,
+    on_event: Callable[[RunEvent], None],
+    on_message: Callable[[str], None],
+) -> Work:
+    """Runs the slides through the executor of the task's settings, monitored.
+
+    Raises:
+        ThinsectionError: settings, weights or the cluster; a bad slide does not raise.
+    """
+    config = task.config.executor
+    work = Work()
+    if config.executor == "inline":
+        facts = task.facts(task.models())  # errors of settings and weights come before any work
+    else:
+        check_encoder_name(task.config.encode.encoder)
+        facts = {}
+    executor, workers = _make(config, task.out, on_message)
+    inline = config.executor == "inline"  # the stream goes through all slides without a pause
+    chunks = [tuple(entries)] if inline else make_chunks(entries, config, workers=workers)
+    with ResourceMonitor(task.out, facts=facts, stage_seconds=work.clock.seconds):
+        executor.execute(chunks, task, on_report=work.take, on_event=on_event)
+    return work
+
+
+def check_encoder_name(name: str) -> None:
+    """Refuses an unknown encoder where the driver does not load it.
+
+    Raises:
+        UnknownEncoderError: no such name.
+    """
+    from thinsection.encode.load import find_spec
+    from thinsection.encode.registry import plugin_encoders
+
+    if name not in plugin_encoders():
+        find_spec(name)
+
+
+def _make(
+    config: ExecutorConfig, out: Path, on_message: Callable[[str], None]
+) -> tuple[Executor[RunTask], int]:
+    if config.executor == "inline":
+        return InlineExecutor(), 1
+    if config.executor == "dask":
+        from thinsection.run.dask_cluster import worker_shape
+        from thinsection.run.dask_executor import DaskExecutor
+
+        dask = DaskExecutor(config, log_folder=out / LOGS, on_message=on_message)
+        return dask, worker_shape(config)[0]
+    if config.executor == "slurm":
+        from thinsection.run.slurm_executor import SlurmExecutor
+
+        request = with_settings(DEFAULT_REQUEST, config)
+        slurm = SlurmExecutor(config, request=request, on_message=on_message)
+        return slurm, config.workers or SLURM_TASKS
+    raise InvalidInputError(f"executor must be inline, dask or slurm, got {config.executor!r}")

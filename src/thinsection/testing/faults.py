@@ -1,0 +1,61 @@
+"""What clusters do to workers, on purpose: a task that kills or bloats its own process."""
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from thinsection.run.cohort import SlideEntry
+from thinsection.run.executor import ChunkReport
+from thinsection.run.executor_task import RunTask
+from thinsection.run.results import SlideResult
+from thinsection.run.slides import RunEvent
+from thinsection.types import MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultyTask(RunTask):
+    """A run's task that misbehaves in the middle of chosen slides.
+
+    Attributes:
+        killed_once: slides at whose start the process gets SIGKILL, the first time only.
+        killed_always: the same, every time.
+        bloated: slides at whose start the process takes memory until it is stopped.
+        failing: raised before any slide.
+    """
+
+    killed_once: frozenset[str] = field(default_factory=frozenset)
+    killed_always: frozenset[str] = field(default_factory=frozenset)
+    bloated: frozenset[str] = field(default_factory=frozenset)
+    failing: Exception | None = None
+
+    def __call__(
+        self, entries: Sequence[SlideEntry], *, on_event: Callable[[RunEvent], None]
+    ) -> ChunkReport[SlideResult]:
+        """See `RunTask.__call__`."""
+        if self.failing is not None:
+            raise self.failing
+
+        def faulty(event: RunEvent) -> None:
+            on_event(event)
+            if event.kind == "started":
+                self._misbehave(event.slide_id)
+
+        return super().__call__(entries, on_event=faulty)
+
+    def _misbehave(self, slide_id: str) -> None:
+        if slide_id in self.killed_always or (
+            slide_id in self.killed_once and self._first(slide_id)
+        ):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if slide_id in self.bloated:
+            hoard = []
+            while True:
+                hoard.append(bytearray(os.urandom(MIB)) * 16)
+
+    def _first(self, slide_id: str) -> bool:
+        try:
+            (self.out / f".killed-{slide_id}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
