@@ -20,6 +20,7 @@ from thinsection.units import parse_bytes
 
 CPUS_PER_WORKER = 4
 _WAIT_S = 300.0  # for the first worker: a job may have to start
+_CONNECT_S = 10.0  # to a scheduler that must be there already
 _TERMINATE_FRACTION = 0.95
 
 _SETTINGS: dict[str, Any] = {
@@ -126,7 +127,7 @@ def worker_memory(config: ExecutorConfig, workers: int) -> int:
 
 def _connect(distributed: Any, address: str) -> Any:
     try:
-        return distributed.Client(address, timeout=30)
+        return distributed.Client(address, timeout=_CONNECT_S)
     except (OSError, ValueError) as error:
         raise ClusterError(
             f"scheduler must be the address of a running one, got {address!r}: {error}"

@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Sequence
 from pathlib import Path
 
-from thinsection.run.api import RunSummary, check_folder, write_run
+from thinsection.run.api import RunSummary, check_folder, check_settings, write_run
 from thinsection.run.cohort import load_cohort, parse_mpp
 from thinsection.run.config import RunConfig
 from thinsection.run.efficiency import write_efficiency
@@ -32,6 +32,7 @@ def write_missing(
     given = config.slides.slide_mpp
     mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
     entries = load_cohort(slides, slide_mpp=mpp)
+    check_settings(config)
     check_encoder_name(config.encode.encoder)
     task = make_task(check_folder(Path(out)), config, stage)
     missing = missing_entries(entries, task)
