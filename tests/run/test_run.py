@@ -40,7 +40,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, he_slide: Path) -> Path:
 def test_a_slide_leaves_the_files_that_the_documentation_names(finished: Path) -> None:
     assert {path.name for path in (finished / "he").iterdir()} == FILES
     assert {path.name for path in finished.iterdir()} == {
-        *("failed.csv", "he", "run.json", "summary.csv")
+        *("efficiency.html", "failed.csv", "he", "run.json", "summary.csv", "usage")
     }
     with Image.open(finished / "he" / "overview.png") as picture:
         assert picture.size[0] == 1600
