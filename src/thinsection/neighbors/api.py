@@ -45,11 +45,9 @@ def nearest_neighbors(
         InvalidInputError: shapes, dtypes, k or non-finite coordinates of present points.
         BudgetError: the implementation asked for does not fit into the budget.
     """
-    arguments = Arguments(points, queries, k=k, mask=mask, group=group)
-    problem = arguments.problem()
+    problem, placement = Arguments(points, queries, k=k, mask=mask, group=group).flatten()
     choice = choose(problem, k, impl=impl, budget_bytes=budget_bytes)
-    found = choice.search(problem, k, budget_bytes=budget_bytes)
-    return arguments.in_place(problem, found, k)
+    return placement.put(choice.search(problem, k, budget_bytes=budget_bytes), k)
 
 
 def explain(
@@ -63,5 +61,5 @@ def explain(
     impl: Impl = "auto",
 ) -> Choice:
     """What `nearest_neighbors` of the same arguments takes, and why; it does not search."""
-    problem = Arguments(points, queries, k=k, mask=mask, group=group).problem()
+    problem, _ = Arguments(points, queries, k=k, mask=mask, group=group).flatten()
     return choose(problem, k, impl=impl, budget_bytes=budget_bytes)

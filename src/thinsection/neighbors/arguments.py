@@ -1,5 +1,7 @@
 """Arguments of a search, checked, as torch tensors in one flat problem, and the result put back."""
 
+import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +43,7 @@ class Arguments:
     ) -> None:
         self.is_numpy = isinstance(points, np.ndarray)
         self.points = _coordinates(points, "points")
-        self.lead = self.points.shape[:-2]
+        lead = self.points.shape[:-2]
         num_points, num_dims = self.points.shape[-2:]
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= num_points:
             raise InvalidInputError(
@@ -49,7 +51,7 @@ class Arguments:
             )
         self.queries = None if queries is None else _coordinates(queries, "queries")
         if self.queries is not None and (
-            self.queries.shape[:-2] != self.lead
+            self.queries.shape[:-2] != lead
             or self.queries.shape[-1] != num_dims
             or self.queries.dtype != self.points.dtype
             or self.queries.device != self.points.device
@@ -64,7 +66,7 @@ class Arguments:
                 "group must be a pair (of the points, of the queries) exactly when queries are "
                 f"given, got {type(group).__name__}"
             )
-        like, device = (*self.lead, num_points), self.points.device
+        like, device = (*lead, num_points), self.points.device
         self.mask = None if mask is None else _per_point(mask, like, "mask", device).bool()
         self.group = None if pair[0] is None else _ids(pair[0], like, device)
         query_like = like if self.queries is None else tuple(self.queries.shape[:-1])
@@ -74,61 +76,45 @@ class Arguments:
         if self.queries is not None:
             _check_finite(self.queries, None, "queries")
 
-    def problem(self) -> Problem:
-        """The flat search, in the order of the groups."""
-        num_points = self.points.shape[-2]
-        num_queries = self.query_shape[-1]
-        batches = self.lead.numel()
-        ids, query_ids = self._group_ids(batches, num_points, num_queries)
+    def flatten(self) -> tuple[Problem, "Placement"]:
+        """The flat search, in the order of the groups, and where its results belong."""
+        num_points, num_dims = self.points.shape[-2:]
+        ids, query_ids = self._group_ids()
         order = order_by_group(ids)
         if self.mask is not None:
             order = order[self.mask.reshape(-1)[order]]
-        points = self.points.reshape(-1, self.points.shape[-1])[order]
-        self._order, self._num_points = order, num_points
+        points, point_group = self.points.reshape(-1, num_dims)[order], ids[order]
         if self.queries is None:
-            self._query_order = order
-            own = torch.arange(order.numel(), device=order.device)
-            return Problem(
-                points=points,
-                point_group=ids[order],
-                queries=points,
-                query_group=ids[order],
-                query_self=own,
-            )
-        self._query_order = order_by_group(query_ids)
-        queries = self.queries.reshape(-1, self.queries.shape[-1])[self._query_order]
-        return Problem(
+            query_order, queries, query_group = order, points, point_group
+            query_self = torch.arange(order.numel(), device=order.device)
+        else:
+            query_order = order_by_group(query_ids)
+            queries = self.queries.reshape(-1, num_dims)[query_order]
+            query_group = query_ids[query_order]
+            query_self = torch.full_like(query_order, NO_SELF)
+        problem = Problem(
             points=points,
-            point_group=ids[order],
+            point_group=point_group,
             queries=queries,
-            query_group=query_ids[self._query_order],
-            query_self=torch.full_like(self._query_order, NO_SELF),
+            query_group=query_group,
+            query_self=query_self,
         )
+        placement = Placement(
+            point_order=order,
+            query_order=query_order,
+            num_points=num_points,
+            query_shape=self.query_shape,
+            is_numpy=self.is_numpy,
+        )
+        return problem, placement
 
-    def in_place(self, problem: Problem, found: Found, k: int) -> Neighbors:
-        """The result in the order of the arguments; absent queries have no neighbour."""
-        shape = (*self.query_shape, k)
-        num_rows = int(np.prod(self.query_shape))
-        device = self.points.device
-        distances = found.distances.new_full((num_rows, k), torch.inf)
-        indices = torch.full((num_rows, k), -1, dtype=torch.int64, device=device)
-        for start in range(0, found.positions.shape[0], _ROWS):
-            rows = self._query_order[start : start + _ROWS]
-            distances[rows] = found.distances[start : start + _ROWS]
-            position = found.positions[start : start + _ROWS]
-            index = self._order[position.clamp(min=0)] % self._num_points
-            indices[rows] = index.masked_fill_(position < 0, -1)
-        distances, indices = distances.reshape(shape), indices.reshape(shape)
-        if self.is_numpy:
-            return Neighbors(distances.numpy(), indices.numpy())
-        return Neighbors(distances, indices)
-
-    def _group_ids(self, batches: int, num_points: int, num_queries: int) -> tuple[Tensor, Tensor]:
+    def _group_ids(self) -> tuple[Tensor, Tensor]:
         """One id per pair (batch element, group), for points (B*N,) and queries (B*Q,)."""
-        device = self.points.device
-        batch = torch.arange(batches, device=device)
-        of_points = batch.repeat_interleave(num_points)
-        of_queries = of_points if self.queries is None else batch.repeat_interleave(num_queries)
+        batch = torch.arange(self.points.shape[:-2].numel(), device=self.points.device)
+        of_points = batch.repeat_interleave(self.points.shape[-2])
+        of_queries = of_points
+        if self.queries is not None:
+            of_queries = batch.repeat_interleave(self.queries.shape[-2])
         if self.group is None:
             return of_points, of_queries
         parts = [self.group.reshape(-1)]
@@ -140,6 +126,43 @@ class Arguments:
         if self.query_group is None:
             return of_points, of_points
         return of_points, of_queries * count + dense[parts[0].numel() :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """From the flat, sorted search back to the arguments' order.
+
+    Attributes:
+        point_order: (P,) flat index of each point of the problem, over batches of num_points.
+        query_order: (Q,) row of the result of each query of the problem.
+        num_points: points of one batch element.
+        query_shape: batch dimensions and queries of the result.
+        is_numpy: whether NumPy arrays go back.
+    """
+
+    point_order: Tensor
+    query_order: Tensor
+    num_points: int
+    query_shape: tuple[int, ...]
+    is_numpy: bool
+
+    def put(self, found: Found, k: int) -> Neighbors:
+        """The result in the order of the arguments; absent queries have no neighbour."""
+        num_rows = math.prod(self.query_shape)
+        distances = found.distances.new_full((num_rows, k), torch.inf)
+        indices = found.positions.new_full((num_rows, k), -1)
+        for start in range(0, found.positions.shape[0], _ROWS):
+            rows = self.query_order[start : start + _ROWS]
+            distances[rows] = found.distances[start : start + _ROWS]
+            position = found.positions[start : start + _ROWS]
+            if self.point_order.numel():
+                index = self.point_order[position.clamp(min=0)] % self.num_points
+                indices[rows] = index.masked_fill_(position < 0, -1)
+        distances = distances.reshape(*self.query_shape, k)
+        indices = indices.reshape(*self.query_shape, k)
+        if self.is_numpy:
+            return Neighbors(distances.numpy(), indices.numpy())
+        return Neighbors(distances, indices)
 
 
 def _coordinates(values: Array, name: str) -> Tensor:

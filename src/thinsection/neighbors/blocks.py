@@ -18,6 +18,12 @@ def bytes_per_pair(points: Tensor) -> int:
     return 3 * max(4, points.element_size()) + 16 + 2
 
 
+def least_bytes(points: Tensor) -> int:
+    """The smallest budget that a search can work with: one row of a block."""
+    columns = max(min(_COLUMNS, points.shape[0]), 1)
+    return columns * bytes_per_pair(points)
+
+
 def search(problem: Problem, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
     """The k nearest points of each query's own group.
 
@@ -26,17 +32,17 @@ def search(problem: Problem, k: int, *, eps: float = 0.0, budget_bytes: int) -> 
     Raises:
         BudgetError: the budget does not hold one row of a block.
     """
+    need = least_bytes(problem.points)
+    if budget_bytes < need:
+        raise BudgetError(
+            f"budget_bytes must be >= {need} ({format_bytes(need)}), got {budget_bytes}; "
+            "it holds not even one row of distances"
+        )
     columns = max(min(_COLUMNS, problem.num_points), 1)
     pairs = min(
         budget_bytes // bytes_per_pair(problem.points),
         _MAX_PAIRS.get(problem.points.device.type, _MAX_PAIRS["cpu"]),
     )
-    if pairs < columns:
-        need = columns * bytes_per_pair(problem.points)
-        raise BudgetError(
-            f"budget_bytes must be >= {need} ({format_bytes(need)}), got {budget_bytes}; "
-            "it holds not even one row of distances"
-        )
     rows = pairs // columns
     num_queries, device = problem.num_queries, problem.points.device
     dtype = torch.promote_types(problem.points.dtype, torch.float32)

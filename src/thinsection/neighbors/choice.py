@@ -59,7 +59,7 @@ def choose(problem: Problem, k: int, *, impl: str, budget_bytes: int) -> Choice:
     estimate = f"{pairs} pairs, estimated {by_pairs:.2g} s in blocks and {by_tree:.2g} s by a tree"
     if by_pairs <= by_tree:
         return Choice(impl="blocks", reason=estimate)
-    tree = kdtree.least_bytes(problem.num_points, problem.points.shape[1], k)
+    tree = kdtree.least_bytes(problem.points, k)
     if tree > budget_bytes:
         too_small = (
             f"the tree needs {format_bytes(tree)} of a budget of {format_bytes(budget_bytes)}"

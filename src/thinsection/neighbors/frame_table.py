@@ -66,13 +66,15 @@ def frame_table(
     indices, valid = frames.indices.numpy(), frames.valid.numpy() > 0
     angle = np.degrees(np.arccos(np.clip(frames.cos_angle.numpy(), -1, 1)))
     is_atom = structure.token_kind == ATOM
+    tokens = structure.num_tokens
+    token_of_atom = np.repeat(np.arange(tokens, dtype=np.int32), structure.token_num_atoms)
     present = mask.numpy()[indices].all(axis=0)
-    alone = is_atom & (indices[0] == indices[2])  # no two neighbours: both are the token's own atom
+    in_chain = np.bincount(structure.token_chain[token_of_atom], weights=mask.numpy())
+    alone = is_atom & (in_chain[structure.token_chain] < 3)
 
     def named(codes: Any, names: tuple[str, ...]) -> Any:
         return pa.DictionaryArray.from_arrays(pa.array(np.ascontiguousarray(codes)), list(names))
 
-    tokens = structure.num_tokens
     columns = {
         "structure": named(np.zeros(tokens, np.int32), (name,)),
         "token": pa.array(np.arange(tokens, dtype=np.int64)),
@@ -81,7 +83,6 @@ def frame_table(
         "residue_name": named(structure.token_residue_name, structure.names),
         "kind": named(structure.token_kind, KINDS),
     }
-    token_of_atom = np.repeat(np.arange(tokens, dtype=np.int32), structure.token_num_atoms)
     for letter, index in zip("abc", indices, strict=True):
         columns[f"atom_{letter}"] = named(structure.atom_name[index], structure.names)
         columns[f"residue_{letter}"] = pa.array(structure.token_residue[token_of_atom[index]])

@@ -27,9 +27,11 @@ def tree_bytes(num_points: int, num_dims: int) -> int:
     return num_points * (8 * (num_dims + 1) + 8 + 32)
 
 
-def least_bytes(num_points: int, num_dims: int, k: int) -> int:
-    """The smallest budget that a search can work with."""
-    return tree_bytes(num_points, num_dims) + _MIN_ROWS * _row_bytes(k + _SPARE, num_dims)
+def least_bytes(points: Tensor, k: int) -> int:
+    """The smallest budget that a search can work with, rows with very many ties included."""
+    num_points, num_dims = points.shape
+    rows = _MIN_ROWS * _row_bytes(k + _SPARE, num_dims)
+    return tree_bytes(num_points, num_dims) + max(rows, blocks.least_bytes(points))
 
 
 def search(problem: Problem, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
@@ -53,7 +55,7 @@ def search(problem: Problem, k: int, *, eps: float = 0.0, budget_bytes: int) -> 
     if not (problem.num_points and num_queries):
         return Found(distances=distances, positions=positions)
     candidates = k + _SPARE
-    need = least_bytes(problem.num_points, num_dims, k)
+    need = least_bytes(problem.points, k)
     if need > budget_bytes:
         raise BudgetError(
             f"budget_bytes must be >= {need} ({format_bytes(need)}) for impl 'kdtree' and "

@@ -152,10 +152,13 @@ def _assembled(
             f"got {assembly!r}"
         )
     parts = []
+    copies: dict[str, int] = {}
     for generator in known[assembly].generators:
-        asymmetric = structure.of_chains(set(generator.subchains))
-        for i, operator in enumerate(generator.operators):
-            suffix = "" if i == 0 else f"-{i + 1}"
+        wanted = set(generator.subchains)
+        asymmetric = structure.of_chains(wanted)
+        for operator in generator.operators:
+            number = max(copies.get(chain, 0) for chain in wanted)
+            copies |= dict.fromkeys(wanted, number + 1)
             rotation, shift = operator.transform.mat.tolist(), operator.transform.vec.tolist()
-            parts.append(asymmetric.placed(rotation, shift, suffix))
+            parts.append(asymmetric.placed(rotation, shift, f"-{number + 1}" if number else ""))
     return joined(parts)
