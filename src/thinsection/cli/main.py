@@ -16,6 +16,7 @@ from thinsection.errors import ThinsectionError
 # command -> (module of this package that defines `register(app)`, its line in `thinsection --help`)
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Everything: tissue, tiles, tile embeddings, slide embedding."),
+    "qc": ("qc", "Quality control: masks, scores, a contact sheet; HistoQC's checks and more."),
     "tissue": ("run", "Find the tissue of each slide."),
     "tile": ("run", "Lay the tile grid of each slide."),
     "embed": ("run", "Embed the tiles of each slide."),

@@ -15,6 +15,7 @@ from thinsection.arrays import get_namespace
 from thinsection.arrays.morphology import dilated_by_square, drop_small
 from thinsection.errors import ConfigError
 from thinsection.qc.examples import EXAMPLES_VERSION, Example, coverslip_examples, pen_examples
+from thinsection.qc.folds import keep_elongated
 from thinsection.qc.light import remove
 from thinsection.qc.measures import read_rgb
 from thinsection.qc.pixel_features import pixel_features
@@ -47,6 +48,7 @@ class ByExample:
         features: of `pixel_features.FEATURES`.
         threshold: on P.
         min_area: smaller finds are dropped.
+        min_elongation: so are finds whose squared length over area is less; 0 keeps all.
         dilate: edge of the square by which finds grow; '0 px' leaves them.
         seed: of the training.
         num_samples: px drawn from the examples for it.
@@ -59,6 +61,7 @@ class ByExample:
     features: tuple[str, ...] = ("rgb", "smooth", "laplace", "texture")
     threshold: float = 0.5
     min_area: str = "100 px"
+    min_elongation: float = 0.0
     dilate: str = "0 px"
     seed: int = 0
     num_samples: int = 120_000
@@ -72,6 +75,8 @@ def by_example(view: QcView, params: ByExample) -> Outcome:
     ).reshape(shape)
     least = area_px(params.min_area, view.mpp_th, key="min_area")
     found = drop_small(ns, probability > params.threshold, least)
+    if params.min_elongation > 0:
+        found = keep_elongated(ns, found, params.min_elongation, least)
     edge = round(length_px(params.dilate, view.mpp_th, key="dilate"))
     if edge > 0:
         found = dilated_by_square(ns, found, edge)

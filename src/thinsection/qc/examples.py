@@ -97,7 +97,8 @@ def tissue_picture(rng: np.random.Generator, edge_px: int, stain: Stain) -> _Flo
         -np.log(np.array(stain.matrix)) * (1 - nuclei[..., None])
         - np.log(np.array(stain.nuclei)) * nuclei[..., None]
     )
-    thickness = density * (1 + 0.5 * epithelium) * (0.75 + 0.2 * _noise(rng, shape, 12)).clip(0.1) * (1 + 1.2 * fold)
+    uneven = (0.75 + 0.2 * _noise(rng, shape, 12)).clip(0.1)
+    thickness = density * (1 + 0.5 * epithelium) * uneven * (1 + 1.2 * fold)
     light = np.exp(-optical * thickness[..., None])
     blood = (_noise(rng, shape, 14) > 1.7) & (density > 0.5)
     red = np.array([0.80, 0.28, 0.34]) * (1 + 0.12 * _noise(rng, shape, 1.0))[..., None]

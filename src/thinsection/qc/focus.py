@@ -1,11 +1,11 @@
-"""Finds blurred tissue: how much fine detail is left of the coarse detail, block by block.
+"""Finds blurred tissue: how much of the finest detail is left, block by block.
 
-Tissue at about 1 µm/px has contrast at every scale. Defocus takes the finest band first, so that
-the ratio of energy in a fine band to energy in a coarse one falls, whatever the stain's strength.
-HistoQC's measure is the plain edge strength over a wide area: it falls wherever tissue is pale or
-ends.
+Tissue has contrast at every scale. Defocus takes the finest band first, so that the ratio of its
+amplitude to that of the next band falls, whatever the strength of the stain. HistoQC's measure is
+the plain edge strength over a wide area: it falls wherever tissue is pale or ends.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from thinsection.arrays.morphology import drop_small, fill_small
 from thinsection.qc.light import remove_regions
 from thinsection.qc.sizes import area_px
 from thinsection.qc.view import Outcome, QcView, Strips
+from thinsection.types import MaskArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,39 +25,38 @@ class Focus:
 
     Attributes:
         name: of the check, prefix of its columns.
-        image_mpp: resolution at which detail is measured, µm/px.
+        image_mpp: resolution at which detail is measured, µm/px; a slide of less is taken as it is.
         block_px: edge of the blocks in which it is averaged, px of that image.
-        min_ratio: blurred where fine energy / coarse energy is below this.
-        relative: ... or below this share of the slide's own sharp tissue (its 75th percentile).
-        min_contrast: blocks whose coarse band has a lower standard deviation (gray, [0, 1]) have
-            nothing to be sharp or blurred.
+        floor: amplitude (gray, [0, 1]) added to the coarse band, so that smooth, sharp tissue and
+            noise do not decide.
+        relative: blurred where the ratio is below this share of the slide's own sharp tissue (the
+            75th percentile) ...
+        min_ratio: ... or below this, for a slide that is blurred as a whole.
         min_area: smaller blurred areas, and sharp holes in them, do not count.
     """
 
     name: str = "focus"
-    image_mpp: float = 1.0
+    image_mpp: float = 0.5
     block_px: int = 32
-    min_ratio: float = 0.05
-    relative: float = 0.4
-    min_contrast: float = 0.01
-    min_area: str = "0.01 mm2"
+    floor: float = 0.006
+    relative: float = 0.55
+    min_ratio: float = 0.3
+    min_area: str = "0.004 mm2"
 
 
 def focus(view: QcView, params: Focus) -> Outcome:
     """Removes blurred tissue; `<name>_median_ratio` says how sharp the slide is as a whole."""
     ns = view.ns
-    fine, coarse = band_energies(ns, view.strips_at(params.image_mpp, params.block_px), params)
-    shape = (view.gray.shape[0], view.gray.shape[1])
-    fine, coarse = _local_sum(ns, fine), _local_sum(ns, coarse)
-    ratio = filters.resized_nearest(ns, fine / ns.xp.maximum(coarse, 1e-12), shape)
-    textured = filters.resized_nearest(ns, coarse >= params.min_contrast**2, shape)
-    measured = ratio[view.mask_use & textured]
-    if measured.size == 0:
-        return Outcome(warnings=(f"{params.name}: no textured tissue to judge the focus of",))
+    if not bool(view.mask_use.any()):
+        return Outcome(warnings=(f"{params.name}: no tissue to judge the focus of",))
+    strips = view.strips_at(params.image_mpp, params.block_px)
+    blocks = sharpness(ns, strips, ns.download(view.mask_use), params)
+    smooth = ns.ndimage.median_filter(blocks, size=3, mode="nearest")  # keeps borders, not specks
+    ratio = filters.resized_nearest(ns, smooth, (view.gray.shape[0], view.gray.shape[1]))
+    measured = ratio[view.mask_use]
     limit = max(params.min_ratio, params.relative * float(ns.xp.percentile(measured, 75)))
     least = area_px(params.min_area, view.mpp_th, key="min_area")
-    blurred = (ratio < limit) & textured & view.mask_use
-    blurred = drop_small(ns, fill_small(ns, blurred, least), least)
+    blurred = drop_small(ns, fill_small(ns, (ratio < limit) & view.mask_use, least), least)
     outcome = remove_regions(view, blurred, params.name)
     median = float(ns.xp.median(measured))
     return Outcome(
@@ -66,33 +66,53 @@ def focus(view: QcView, params: Focus) -> Outcome:
     )
 
 
-def band_energies(ns: ArrayNamespace, strips: Strips, params: Focus) -> tuple[Array, Array]:
-    """Mean energy of the fine and of the coarse band in each block, each (rows, columns).
+def sharpness(ns: ArrayNamespace, strips: Strips, tissue: MaskArray, params: Focus) -> Array:
+    """Amplitude of the finest band over that of the next one, per block, float32 (rows, columns).
 
-    The fine band lies between no blur and a Gaussian of 1 px, the coarse one between 2 and 4 px.
+    The finest band lies between no blur and a Gaussian of 1 px, the next between 1 and 2 px. Only
+    the columns of a strip with tissue are looked at; blocks elsewhere are 0.
 
     Memory: O(one strip + blocks).
     """
-    fine: list[Array] = []
-    coarse: list[Array] = []
+    width, height = strips.size
+    num_columns = math.ceil(width / params.block_px)
+    rows: list[Array] = []
+    top = 0
     for rgb in strips.strips:
-        gray = gray_from_rgb(ns, ns.upload(rgb)).astype(ns.xp.float32)
-        blurred = {sigma: filters.gaussian(ns, gray, sigma) for sigma in (1.0, 2.0, 4.0)}
-        fine.append(block_means(ns, (gray - blurred[1.0]) ** 2, params.block_px))
-        coarse.append(block_means(ns, (blurred[2.0] - blurred[4.0]) ** 2, params.block_px))
-    return ns.xp.concatenate(fine), ns.xp.concatenate(coarse)
+        bottom = top + rgb.shape[0]
+        first, last = (round(edge * tissue.shape[0] / height) for edge in (top, bottom))
+        part = tissue[min(first, tissue.shape[0] - 1) : max(last, first + 1)]
+        num_rows = math.ceil(rgb.shape[0] / params.block_px)
+        values = ns.xp.zeros((num_rows, num_columns), dtype=ns.xp.float32)
+        columns = np.flatnonzero(part.any(axis=0)) * width / tissue.shape[1]
+        if len(columns):
+            left = int(columns[0]) // params.block_px
+            right = min(
+                num_columns, int(columns[-1] + width / tissue.shape[1]) // params.block_px + 1
+            )
+            span = slice(left * params.block_px, right * params.block_px)
+            gray = gray_from_rgb(ns, ns.upload(rgb[:, span], reason="strip"))
+            values[:, left:right] = _band_ratio(ns, gray.astype(ns.xp.float32), params)
+        rows.append(values)
+        top = bottom
+    return ns.xp.concatenate(rows)
+
+
+def _band_ratio(ns: ArrayNamespace, gray: Array, params: Focus) -> Array:
+    once, twice = (ns.ndimage.gaussian_filter(gray, s, mode="nearest") for s in (1.0, 2.0))
+    fine = block_means(ns, abs(gray - once), params.block_px)
+    coarse = block_means(ns, abs(once - twice), params.block_px)
+    return fine / (coarse + params.floor)
 
 
 def block_means(ns: ArrayNamespace, values: Array, block_px: int) -> Array:
     """Means of square blocks, (ceil(H / block), ceil(W / block)); the last ones may be partial."""
-    rows, columns = (ns.xp.arange(0, edge, block_px) for edge in values.shape)
-    sums = ns.xp.add.reduceat(ns.xp.add.reduceat(values, rows, axis=0), columns, axis=1)
+    height, width = values.shape
+    rows, columns = math.ceil(height / block_px), math.ceil(width / block_px)
+    padded = ns.xp.zeros((rows * block_px, columns * block_px), dtype=values.dtype)
+    padded[:height, :width] = values
+    sums = padded.reshape(rows, block_px, columns, block_px).sum(axis=(1, 3))
     heights, widths = (
-        np.minimum(block_px, edge - np.arange(0, edge, block_px)) for edge in values.shape
+        np.minimum(block_px, edge - np.arange(0, edge, block_px)) for edge in (height, width)
     )
-    return sums / ns.xp.asarray(np.outer(heights, widths).astype(np.float32))
-
-
-def _local_sum(ns: ArrayNamespace, blocks: Array) -> Array:
-    """Mean over 3 x 3 blocks, so that one block without nuclei does not decide."""
-    return ns.ndimage.uniform_filter(blocks, size=3, mode="nearest")
+    return sums / ns.xp.asarray(np.outer(heights, widths), dtype=values.dtype)

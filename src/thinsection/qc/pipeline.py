@@ -1,5 +1,6 @@
 """A pipeline is a list of checks with their parameters: a preset, or a TOML file."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -9,6 +10,7 @@ from typing import Any, Literal
 from thinsection.config import coerce, field_types, nearest, read_toml
 from thinsection.errors import ConfigError
 from thinsection.qc import by_example, focus, folds, light, measures, shape, texture
+from thinsection.qc.pixel_features import check_features
 from thinsection.qc.sizes import area_px, length_px
 from thinsection.qc.view import Outcome, QcView, Statistics
 
@@ -117,6 +119,24 @@ def load_pipeline(source: str | Path) -> Pipeline:
     return pipeline_from_mapping(read_toml(Path(source)))
 
 
+def dump_pipeline(pipeline: Pipeline) -> str:
+    """The pipeline as TOML that `load_pipeline` reads; settings at their default are left out."""
+    plain = pipeline.as_mapping()
+    lines = [f"{key} = {toml_value(plain[key])}" for key in plain if key != "check"]
+    for check in pipeline.checks:
+        default = type(check.params)()
+        lines += ["", "[[check]]", f"kind = {toml_value(check.kind)}"]
+        for name, value in asdict(check.params).items():
+            if name == "name" or value != getattr(default, name):
+                lines.append(f"{name} = {toml_value(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    """One value in TOML: JSON's strings, numbers, truth values and lists are TOML's as well."""
+    return json.dumps(value)
+
+
 def pipeline_from_mapping(data: Mapping[str, Any]) -> Pipeline:
     """The pipeline of a TOML file's tables.
 
@@ -159,6 +179,8 @@ def check_from_mapping(data: Mapping[str, Any]) -> Check:
         parse = length_px if key in _LENGTHS else area_px if key in _AREAS else None
         if parse is not None:
             parse(getattr(params, key), 1.0, key=f"{kind}.{key}")
+    if isinstance(params, by_example.ByExample):
+        check_features(params.features)
     if not params.name or "/" in params.name:
         raise ConfigError(f"{kind}.name must be a file name, got {params.name!r}")
     return Check(kind=kind, params=params)

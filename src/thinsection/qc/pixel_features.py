@@ -65,6 +65,14 @@ FEATURES: dict[str, Callable[[ArrayNamespace, Array, Array], list[Array]]] = {
 }
 
 
+def check_features(names: tuple[str, ...]) -> None:
+    """Raises ConfigError where a feature is not of `FEATURES`."""
+    unknown = [name for name in names if name not in FEATURES]
+    if unknown:
+        known = ", ".join(FEATURES)
+        raise ConfigError(f"features must be of {known}, got {unknown[0]!r}")
+
+
 def pixel_features(ns: ArrayNamespace, rgb: Array, names: tuple[str, ...]) -> Array:
     """float32 (H * W, F) of uint8 (H, W, 3).
 
@@ -78,10 +86,7 @@ def pixel_features(ns: ArrayNamespace, rgb: Array, names: tuple[str, ...]) -> Ar
     Raises:
         ConfigError: no such feature.
     """
-    unknown = [name for name in names if name not in FEATURES]
-    if unknown:
-        known = ", ".join(FEATURES)
-        raise ConfigError(f"features must be of {known}, got {unknown[0]!r}")
+    check_features(names)
     gray = gray_from_rgb(ns, rgb).astype(ns.xp.float32)
     channels = [channel for name in names for channel in FEATURES[name](ns, rgb, gray)]
     return ns.xp.stack([c.ravel() for c in channels], axis=1).astype(np.float32, copy=False)

@@ -116,7 +116,7 @@ def save_model(path: Path, model: PixelModel) -> None:
 def load_model(path: Path) -> PixelModel | None:
     """The model of a file, or None if it is not there or not whole."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return PixelModel(**{f.name: arrays[f.name] for f in fields(PixelModel)})
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
         return None

@@ -9,12 +9,15 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from thinsection.qc.engine import QcResult
+from thinsection.qc.light import Intensity
+from thinsection.qc.pipeline import Check
 from thinsection.store.atomic import atomic_path, write_json
 from thinsection.store.geojson import TISSUE_COLOR, Color, write_masks_geojson
 from thinsection.types import MaskArray, RgbArray
 
 QC_FORMAT = "thinsection-qc/1"
 QC_JSON = "qc.json"  # written last: where it is, everything is
+GLASS_COLOR: Color = (222, 226, 231)
 _DIMMED = 0.35  # share of its own colour that a px out of use keeps in the overlay
 
 
@@ -64,14 +67,23 @@ def qc_document(result: QcResult, key: str) -> dict[str, Any]:
 
 
 def check_colors(result: QcResult) -> dict[str, Color]:
-    """A colour per check with a mask, spread over the hues."""
-    names = list(result.masks)
+    """A colour per check with a mask: gray for glass, else spread over the hues."""
+    glass = {c.name for c in result.pipeline.checks if removes_glass(c)}
+    names = [name for name in result.masks if name not in glass]
     hues = [(0.02 + n * 0.618) % 1.0 for n in range(len(names))]
     rgb = [colorsys.hsv_to_rgb(hue, 0.85, 0.9) for hue in hues]
-    return {
+    colors = {
         name: (round(r * 255), round(g * 255), round(b * 255))
         for name, (r, g, b) in zip(names, rgb, strict=True)
     }
+    return {name: colors.get(name, GLASS_COLOR) for name in result.masks}
+
+
+def removes_glass(check: Check) -> bool:
+    """Whether what a check removes is plain background."""
+    if isinstance(check.params, Intensity):
+        return not check.params.invert
+    return check.kind in ("local_minimum", "otsu", "brightest_cluster")
 
 
 def overlay(result: QcResult) -> RgbArray:

@@ -76,23 +76,30 @@ def plant_blur(
 
 
 def plant_fold(
-    rgb: RgbArray, *, thickness_px: float, seed: int = 0, shift_px: int = 40
+    rgb: RgbArray, *, width_px: float, length_px: float, where: MaskArray, seed: int = 0
 ) -> tuple[RgbArray, MaskArray]:
     """The picture with a bent band of doubled tissue, and where: light passes two layers.
 
     Args:
         rgb: uint8 (H, W, 3).
-        thickness_px: of the band.
-        seed: of its path.
-        shift_px: the second layer is the picture shifted by this much.
+        width_px: of the band.
+        length_px: of the band, from end to end.
+        where: the band's middle lies in this mask; so does what counts as fold.
+        seed: of its place and direction.
     """
     rng = np.random.default_rng(seed)
-    band = curved_band(rgb.shape[:2], rng, thickness_px=thickness_px)[..., None]
+    row, column = divmod(int(rng.choice(np.flatnonzero(where))), rgb.shape[1])
+    angle = rng.uniform(0, np.pi)
+    t = np.linspace(-0.5, 0.5, 60)
+    bend = 0.08 * np.cos(2 * np.pi * t) * length_px
+    xs = column + t * length_px * np.cos(angle) - bend * np.sin(angle)
+    ys = row + t * length_px * np.sin(angle) + bend * np.cos(angle)
+    band = _band(rgb.shape[:2], xs, ys, width_px)[..., None]
     glass = np.percentile(rgb.reshape(-1, 3), 95, axis=0)
     light = np.clip(rgb / glass, 0, 1)
-    second = np.roll(light, (shift_px, shift_px // 2), axis=(0, 1))
+    second = np.roll(light, (9, 5), axis=(0, 1))  # the layers do not lie cell on cell
     folded = (light * (1 - band) + light * second * band) * glass / 255
-    return _as_uint8(folded), band[..., 0] > 0.5
+    return _as_uint8(folded), (band[..., 0] > 0.5) & where
 
 
 def curved_band(
@@ -107,6 +114,17 @@ def curved_band(
     bend = 0.08 * np.sin(2 * np.pi * t * rng.uniform(0.5, 1.5) + rng.uniform(0, 6))
     ys = (start[0] + (end[0] - start[0]) * t + bend) * height
     xs = (start[1] + (end[1] - start[1]) * t - bend) * width
+    return _band(shape, xs, ys, thickness_px)
+
+
+def _band(
+    shape: tuple[int, int],
+    xs: npt.NDArray[np.float64],
+    ys: npt.NDArray[np.float64],
+    thickness_px: float,
+) -> npt.NDArray[np.float64]:
+    """Coverage in [0, 1] of a line through the points, antialiased."""
+    height, width = shape
     zoom = 2
     canvas = Image.new("L", (width * zoom, height * zoom), 0)
     points = [(float(x) * zoom, float(y) * zoom) for x, y in zip(xs, ys, strict=True)]

@@ -1,0 +1,133 @@
+"""What the checks find of planted artefacts, on the real slide's tissue."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+from tests.qc.slides import ArraySlide, needs_real_slide, real_slide
+
+from thinsection.qc import Pipeline, QcResult, load_pipeline, run_qc
+from thinsection.qc.pipeline import Check, check_from_mapping
+from thinsection.testing.artefacts import (
+    PENS,
+    plant_blur,
+    plant_coverslip,
+    plant_fold,
+    plant_pen,
+    recall_precision,
+)
+
+pytestmark = needs_real_slide
+TISSUE = (
+    {"kind": "intensity", "upper_gray": 0.9, "lower_std": 10.0},
+    {"kind": "fill_holes"},
+    {"kind": "drop_specks", "min_area": "500 px"},
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def base() -> npt.NDArray[np.uint8]:
+    slide = real_slide()
+    return slide.read_region((0, 0), 0, slide.size)
+
+
+@pytest.fixture(scope="module")
+def work(base: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The slide at 8 µm/px, mirrored to a larger piece of tissue."""
+    small = np.asarray(Image.fromarray(base).reduce(16))
+    row = np.concatenate([small, small[:, ::-1]], axis=1)
+    return np.concatenate([row, row[::-1]])
+
+
+def preset_check(preset: str, name: str) -> Check:
+    return next(c for c in load_pipeline(preset).checks if c.name == name)
+
+
+def run_checks(slide: ArraySlide, *checks: Check, cache: Path) -> QcResult:
+    return run_qc(slide, Pipeline(name="test", checks=checks), cache_dir=cache)
+
+
+def at_work_resolution(rgb: npt.NDArray[np.uint8]) -> ArraySlide:
+    return ArraySlide([rgb], slide_mpp=(8.0, 8.0), objective_power=1.25)
+
+
+@pytest.mark.parametrize("color", PENS)
+def test_pen_of_each_colour_is_found(color: str, work: npt.NDArray[np.uint8], cache: Path) -> None:
+    rgb, truth = plant_pen(work, color, seed=4)
+    check = preset_check("default", "pen_markings")
+    found = run_checks(at_work_resolution(rgb), check, cache=cache).masks["pen_markings"]
+    recall, precision = recall_precision(found, truth)
+    assert recall >= 0.9
+    assert precision >= 0.9
+
+
+def test_neither_pen_nor_coverslip_is_found_where_there_is_none(
+    work: npt.NDArray[np.uint8], cache: Path
+) -> None:
+    checks = [preset_check("default", name) for name in ("pen_markings", "coverslip_edge")]
+    scores = run_checks(at_work_resolution(work), *checks, cache=cache).scores
+    assert scores["pen_markings"] < 0.005
+    assert scores["coverslip_edge"] < 0.03
+
+
+def test_the_edge_of_a_coverslip_is_found(work: npt.NDArray[np.uint8], cache: Path) -> None:
+    rgb, truth = plant_coverslip(work, seed=2)
+    check = preset_check("default", "coverslip_edge")
+    found = run_checks(at_work_resolution(rgb), check, cache=cache).masks["coverslip_edge"]
+    assert recall_precision(found, truth)[0] >= 0.9
+
+
+def planted(base: npt.NDArray[np.uint8], kind: str, number: float, seed: int) -> Any:
+    tissue = run_checks(real_slide(edit=base), *map(check_from_mapping, TISSUE), cache=Path())
+    where = np.asarray(
+        Image.fromarray(tissue.mask_use).resize(base.shape[1::-1], Image.Resampling.NEAREST)
+    )
+    if kind == "focus":
+        return *plant_blur(base, number, area_px=120_000, seed=seed, where=where), tissue.mask_use
+    width, length = number, number * 6
+    folded, truth = plant_fold(base, width_px=width, length_px=length, where=where, seed=seed)
+    return folded, truth, tissue.mask_use
+
+
+def mean_recall_precision(base: npt.NDArray[np.uint8], kind: str, number: float) -> Any:
+    scores = []
+    for seed in range(2):
+        rgb, truth_l0, tissue = planted(base, kind, number, seed)
+        checks = [*map(check_from_mapping, TISSUE), preset_check("extended", kind)]
+        result = run_checks(real_slide(edit=rgb), *checks, cache=Path())
+        size = result.frame.size_th
+        truth = np.asarray(
+            Image.fromarray(truth_l0.astype(np.uint8) * 255).resize(size, Image.Resampling.BOX)
+        )
+        scores.append(recall_precision(result.masks[kind] & tissue, (truth > 127) & tissue))
+    return np.mean(scores, axis=0)
+
+
+@pytest.mark.parametrize("sigma_px", [2.0, 4.0, 8.0])
+def test_focus_finds_blur_of_several_sigmas(sigma_px: float, base: npt.NDArray[np.uint8]) -> None:
+    recall, precision = mean_recall_precision(base, "focus", sigma_px)
+    assert recall >= 0.8
+    assert precision >= 0.6
+
+
+def test_a_slide_blurred_as_a_whole_is_found(base: npt.NDArray[np.uint8]) -> None:
+    from scipy import ndimage
+
+    blurred = ndimage.gaussian_filter(base.astype(np.float32), (4, 4, 0)).astype(np.uint8)
+    checks = [*map(check_from_mapping, TISSUE), preset_check("extended", "focus")]
+    result = run_checks(real_slide(edit=blurred), *checks, cache=Path())
+    assert result.scores["focus_removed_percent"] > 0.8
+
+
+@pytest.mark.parametrize("width_px", [130.0, 220.0])
+def test_folds_are_found(width_px: float, base: npt.NDArray[np.uint8]) -> None:
+    recall, _ = mean_recall_precision(base, "folds", width_px)
+    assert recall >= 0.8

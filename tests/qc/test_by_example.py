@@ -1,0 +1,107 @@
+"""Pixel models: seeded, cached without pickle, trained on anyone's examples."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from thinsection.arrays import get_namespace
+from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.qc.by_example import ByExample, trained_model
+from thinsection.qc.pixel_features import pixel_features
+from thinsection.qc.pixel_model import PixelModel, Training, load_model, predict, train
+
+RNG = np.random.default_rng(2)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> ByExample:
+    """Examples in which orange is what to find."""
+    rgb = RNG.integers(150, 255, (40, 60, 3), dtype=np.uint8)
+    mask = np.zeros((40, 60), dtype=np.uint8)
+    rgb[10:30, 20:40], mask[10:30, 20:40] = (250, 140, 20), 255
+    Image.fromarray(rgb).save(tmp_path / "image.png")
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    return ByExample(
+        model="own",
+        example_images=(str(tmp_path / "image.png"),),
+        example_masks=(str(tmp_path / "mask.png"),),
+        features=("rgb", "laplace", "frangi"),
+        num_samples=4096,
+    )
+
+
+def same(a: PixelModel, b: PixelModel) -> bool:
+    return all(np.array_equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(PixelModel))
+
+
+def test_a_model_of_own_examples_finds_what_they_show(own: ByExample, tmp_path: Path) -> None:
+    model = trained_model(own, tmp_path / "cache")
+    picture = np.full((20, 30, 3), 200, np.uint8)
+    picture[5:15, 10:20] = (245, 145, 30)
+    ns = get_namespace("cpu")
+    found = predict(ns, model, pixel_features(ns, picture, own.features)).reshape(20, 30) > 0.5
+    assert found[7:13, 12:18].all()
+    assert not found[:, :8].any()
+
+
+def test_the_same_seed_gives_the_same_model_and_another_seed_another(
+    own: ByExample, tmp_path: Path
+) -> None:
+    first = trained_model(own, tmp_path / "a")
+    assert same(first, trained_model(own, tmp_path / "b"))
+    assert not same(first, trained_model(replace(own, seed=1), tmp_path / "a"))
+
+
+def test_a_cached_model_is_read_and_a_damaged_one_trained_again(
+    own: ByExample, tmp_path: Path
+) -> None:
+    first = trained_model(own, tmp_path)
+    (path,) = (tmp_path / "qc-models").iterdir()
+    with np.load(path, allow_pickle=False) as arrays:
+        assert set(arrays) == {f.name for f in fields(PixelModel)}
+    stamp = path.stat().st_mtime_ns
+    assert same(first, trained_model(own, tmp_path))
+    assert path.stat().st_mtime_ns == stamp
+    path.write_bytes(path.read_bytes()[:500])
+    assert load_model(path) is None
+    assert same(first, trained_model(own, tmp_path))
+
+
+def test_another_mask_is_another_model(own: ByExample, tmp_path: Path) -> None:
+    trained_model(own, tmp_path)
+    mask = np.asarray(Image.open(own.example_masks[0])).copy()
+    mask[10:20] = 0
+    Image.fromarray(mask).save(own.example_masks[0])
+    trained_model(own, tmp_path)
+    assert len(list((tmp_path / "qc-models").iterdir())) == 2
+
+
+def test_examples_that_do_not_pair_up_are_refused(own: ByExample, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"one example mask per image, got 1 images and 0 masks"):
+        trained_model(replace(own, example_masks=()), tmp_path)
+    Image.new("L", (9, 9)).save(own.example_masks[0])
+    with pytest.raises(ConfigError, match=r"must have the size of .*, got \(9, 9\) and \(60, 40\)"):
+        trained_model(own, tmp_path)
+    with pytest.raises(ConfigError, match=r"model must be one of pen, coverslip, own, got 'x'"):
+        trained_model(replace(own, model="x"), tmp_path)
+
+
+def test_examples_without_a_positive_px_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"px of both classes, got none inside the masks"):
+        train([np.zeros((9, 2), np.float32)], [np.zeros(9, bool)], Training())
+
+
+def test_an_unknown_feature_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"features must be of rgb, .*got 'gabor'"):
+        pixel_features(get_namespace("cpu"), np.zeros((4, 5, 3), np.uint8), ("gabor",))
+
+
+def test_frangi_answers_to_dark_lines_only() -> None:
+    picture = np.full((40, 50, 3), 200, np.uint8)
+    picture[:, 20], picture[:, 40] = 40, 255
+    ns = get_namespace("cpu")
+    response = pixel_features(ns, picture, ("frangi",)).reshape(40, 50)
+    assert response[20, 20] > 10 * response[20, 40]

@@ -1,0 +1,96 @@
+"""The contact sheet: outliers, sorting and enlarging, in a real browser where there is one."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from thinsection.report.qc_sheet import is_outlier, write_qc_sheet
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+CLICKS = """
+<script>
+addEventListener("load", () => {
+  document.querySelectorAll("#sheet thead button")[2].click();
+  const ids = [...document.querySelectorAll("#sheet tbody tr")].map(r => r.cells[0].dataset.sort);
+  document.querySelector(".open").click();
+  const image = document.querySelector("#large img");
+  const report = () => document.body.setAttribute("data-seen", [ids.join(","),
+    document.getElementById("large").open, image.naturalWidth].join(" "));
+  image.complete && image.naturalWidth ? report() : image.addEventListener("load", report);
+});
+</script></body>"""
+
+
+def rows() -> list[dict[str, float | str]]:
+    made: list[dict[str, float | str]] = [
+        {
+            "slide_id": f"s{n}",
+            "slide_path": "x",
+            "status": "done",
+            "pixels_to_use": value,
+            "warnings": "",
+        }
+        for n, value in enumerate((5000.0, 5100.0, 4900.0, 5050.0, 700.0, 5020.0))
+    ]
+    made.append({"slide_id": "<bad>", "slide_path": "x", "status": "failed", "warnings": "a & b"})
+    return made
+
+
+@pytest.fixture
+def sheet(tmp_path: Path) -> Path:
+    for row in rows()[:-1]:
+        (tmp_path / str(row["slide_id"])).mkdir()
+        for name in ("overlay", "mask_use"):
+            picture = np.full((300, 420, 3), 90, np.uint8)
+            Image.fromarray(picture).save(tmp_path / str(row["slide_id"]) / f"{name}.png")
+    write_qc_sheet(tmp_path / "qc.html", rows(), title="QC")
+    return tmp_path / "qc.html"
+
+
+def test_only_what_is_far_from_the_median_is_an_outlier() -> None:
+    assert is_outlier(0.9, (0.5, 0.1))
+    assert not is_outlier(0.8, (0.5, 0.1))
+    assert not is_outlier(0.5004, (0.5, 0.0))
+    assert is_outlier(-100.0, None)
+    assert not is_outlier(None, (0.5, 0.1))
+
+
+def test_the_page_marks_outliers_escapes_names_and_needs_nothing_outside(sheet: Path) -> None:
+    page = sheet.read_text()
+    assert page.count('class="outlier"') == 1
+    assert '<td data-sort="700.0" class="outlier">700</td>' in page
+    assert "&lt;bad&gt;" in page
+    assert "a &amp; b" in page
+    assert "http" not in page
+    assert page.count("data:image/jpeg;base64,") == 6
+
+
+def test_a_sheet_without_slides_is_a_page(tmp_path: Path) -> None:
+    write_qc_sheet(tmp_path / "qc.html", [], title="QC")
+    assert "0 slides" in (tmp_path / "qc.html").read_text()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_a_browser_sorts_and_enlarges_from_the_file_system(sheet: Path, tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    clicked = sheet.with_name("clicked.html")
+    clicked.write_text(sheet.read_text().replace("</body>", CLICKS))
+    out = subprocess.run(
+        [
+            *(CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}"),
+            *("--virtual-time-budget=8000", "--dump-dom", clicked.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout
+    assert 'data-seen="s4,s2,s0,s5,s3,s1,&lt;bad&gt; true 420"' in out
