@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from tests.probe.make import blobs
 
 from thinsection.errors import BudgetError, DatasetError
@@ -87,3 +88,13 @@ def test_a_class_with_fewer_than_16_rows_is_refused_by_name() -> None:
 def test_a_budget_below_one_support_set_is_refused() -> None:
     with pytest.raises(BudgetError, match="budget_bytes must hold one support set"):
         fewshot_probe(blobs(n_train=300), budget_bytes=2048)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_gpu_votes_as_the_cpu_does() -> None:
+    data = blobs(n_train=400)
+    cpu, gpu = (fewshot_probe(data, device=d) for d in ("cpu", "cuda"))
+    assert cpu.predictions is not None
+    assert gpu.predictions is not None
+    np.testing.assert_array_equal(cpu.predictions.prediction, gpu.predictions.prediction)

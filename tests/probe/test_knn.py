@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import f1_score
 from sklearn.neighbors import KNeighborsClassifier
 from tests.probe.make import blobs
@@ -139,3 +140,13 @@ def test_peak_memory_stays_within_the_budget_at_n_and_at_4n() -> None:
     all_pairs = 2000 * 60_000 * 4
     assert max(growth) < 1.3 * budget < all_pairs / 6, growth  # allocator and library included
     assert growth[1] < growth[0] + 0.3 * budget, growth
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_gpu_finds_the_neighbours_that_the_cpu_finds() -> None:
+    rng = np.random.default_rng(5)
+    queries = rng.normal(size=(300, 32)).astype(np.float32)
+    bank = rng.normal(size=(9000, 32)).astype(np.float32)
+    cpu, gpu = (cosine_neighbours(queries, bank, 20, device=d) for d in ("cpu", "cuda"))
+    assert (cpu == gpu).mean() > 0.999  # sums are rounded in another order
