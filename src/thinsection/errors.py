@@ -60,6 +60,10 @@ class WeightsError(ThinsectionError, RuntimeError):
     """Weights are missing, not allowed, or do not fit the architecture."""
 
 
+class QcExclusion(ThinsectionError, ValueError):
+    """A slide fails a quality rule that the user gave: left out on purpose, not a failure."""
+
+
 class StoreError(ThinsectionError, OSError):
     """A result file is missing, damaged, or of another kind than expected."""
 

@@ -255,3 +255,36 @@ def test_half_precision_storage_is_asked_for_not_assumed(tmp_path: Path, he_slid
     features = read_tiles(tmp_path / "he" / "tiles.h5").features
     assert features is not None
     assert features.dtype == np.float16
+
+
+def test_quality_control_makes_the_mask_and_says_which_check_touched_each_tile(
+    tmp_path: Path, he_slide: Path
+) -> None:
+    summary = run([he_slide], out=tmp_path, config=settings(qc="light"), stage="tile")
+    assert summary.counts["done"] == 1, summary.results
+    tiles = read_tiles(tmp_path / "he" / "tiles.h5")
+    touched = [name for name in tiles.columns if name.startswith("qc_")]
+    assert touched
+    assert all(((c >= 0) & (c <= 1)).all() for c in tiles.columns.values())
+    assert (tmp_path / "he" / "qc.json").is_file()
+    with (
+        Image.open(tmp_path / "he" / "mask_use.png") as used,
+        Image.open(tmp_path / "he" / "tissue.png") as mask,
+    ):
+        np.testing.assert_array_equal(np.asarray(used) > 0, np.asarray(mask) > 0)
+
+
+def test_a_slide_that_fails_a_quality_rule_is_left_out_and_said_so(
+    tmp_path: Path, he_slide: Path
+) -> None:
+    config = settings(qc="light", qc_fail=["pixels_to_use<100000000"])
+    summary = run([he_slide], out=tmp_path, config=config, stage="tile")
+    assert summary.counts["excluded"] == 1
+    assert summary.exit_code == 0
+    assert "left out by 'pixels_to_use<100000000'" in (tmp_path / "failed.csv").read_text()
+    assert not (tmp_path / "he" / "tiles.h5").exists()
+
+
+def test_a_quality_rule_without_quality_control_is_refused(tmp_path: Path, he_slide: Path) -> None:
+    with pytest.raises(ConfigError, match="qc_fail must go with --qc"):
+        run([he_slide], out=tmp_path, config=settings(qc_fail=["pixels_to_use<1"]), stage="tile")

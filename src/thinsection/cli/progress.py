@@ -69,6 +69,8 @@ def describe(result: SlideResult) -> str:
     """One line on a slide that ended."""
     if result.status == "failed":
         return f"{result.slide_id}: failed ({result.stage}): {result.error}"
+    if result.status == "excluded":
+        return f"{result.slide_id}: {result.error}"
     tiles = result.facts.get("num_tiles")
     count = f", {tiles} tiles" if tiles is not None else ""
     warning = f" (warning: {result.facts['warnings']})" if result.facts.get("warnings") else ""

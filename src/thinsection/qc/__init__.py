@@ -1,11 +1,13 @@
 """Tissue mask and artefact checks: array in, mask or score out."""
 
+from thinsection.qc.coverage import box_fractions
 from thinsection.qc.engine import QcResult, default_cache_dir, prepare_models, run_qc
 from thinsection.qc.pipeline import Check, Pipeline, load_pipeline, preset_names
 from thinsection.qc.polygons import MaskPolygon, mask_polygons
 from thinsection.qc.row import qc_key, qc_row
 from thinsection.qc.rules import QcRule, parse_rule, qc_fail
-from thinsection.qc.tile_columns import mask_share, tile_qc_columns
+from thinsection.qc.tile_columns import tile_qc_columns
+from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
 
 __all__ = [
     "Check",
@@ -13,10 +15,12 @@ __all__ = [
     "Pipeline",
     "QcResult",
     "QcRule",
+    "TissueConfig",
+    "TissueMask",
+    "box_fractions",
     "default_cache_dir",
     "load_pipeline",
     "mask_polygons",
-    "mask_share",
     "parse_rule",
     "prepare_models",
     "preset_names",
@@ -25,4 +29,5 @@ __all__ = [
     "qc_row",
     "run_qc",
     "tile_qc_columns",
+    "tissue_mask",
 ]

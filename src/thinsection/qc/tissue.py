@@ -45,14 +45,14 @@ class TissueMask:
         frame: how its px map to level 0.
         mask_mpp: (x, y) µm per mask px, or None where the slide has no mpp.
         thumbnail: uint8 (H, W, 3), the image that it was made from.
-        threshold: the saturation (0 to 255) that separates tissue.
+        threshold: the saturation (0 to 255) that separates tissue; None where QC made the mask.
     """
 
     mask: MaskArray
     frame: MaskFrame
     mask_mpp: Mpp | None
     thumbnail: RgbArray
-    threshold: float
+    threshold: float | None
 
     @property
     def tissue_fraction(self) -> float:

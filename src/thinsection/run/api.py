@@ -13,6 +13,7 @@ import thinsection
 from thinsection.config import as_mapping
 from thinsection.errors import ConfigError, DiskSpaceError, StoreError
 from thinsection.neighbors import parse_graph_spec
+from thinsection.qc import load_pipeline, parse_rule, prepare_models
 from thinsection.run.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.run.config import RunConfig
 from thinsection.run.efficiency import write_efficiency
@@ -48,9 +49,9 @@ class RunSummary:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of slides that are done, skipped and failed."""
+        """Number of slides by status: done, skipped, excluded, failed."""
         counted = Counter(result.status for result in self.results)
-        return {status: counted[status] for status in ("done", "skipped", "failed")}
+        return {status: counted[status] for status in ("done", "skipped", "excluded", "failed")}
 
     @property
     def exit_code(self) -> int:
@@ -142,6 +143,12 @@ def check_settings(config: RunConfig) -> None:
         BudgetError: the memory does not hold the stream's least.
     """
     load_filters(config.tiles.tile_filter)
+    for rule in config.qc.qc_fail:
+        parse_rule(rule)
+    if config.qc.qc != "off":
+        prepare_models(load_pipeline(config.qc.qc))
+    elif config.qc.qc_fail:
+        raise ConfigError("qc_fail must go with --qc, got --qc off; pass --qc default")
     if config.output.graph:
         parse_graph_spec(config.output.graph)
     check_formats(config.output.write)

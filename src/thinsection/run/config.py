@@ -62,6 +62,20 @@ class AggregateConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QcConfig:
+    """Quality control inside a run."""
+
+    qc: str = option(
+        "off",
+        "QC whose mask the tiles use: off, default, light, ihc, clinical, v2.1, a .toml file.",
+    )
+    qc_fail: tuple[str, ...] = option(
+        (), "Leave out slides for which this holds: 'pixels_to_use<1000'; repeat."
+    )
+    qc_device: str = option("cpu", "Where the checks are computed: cpu or cuda.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
     """What is written beside tiles.h5 and slide.json."""
 
@@ -83,6 +97,7 @@ class RunConfig:
 
     slides: SlidesConfig = section(SlidesConfig)
     tissue: TissueConfig = section(TissueConfig)
+    qc: QcConfig = section(QcConfig)
     tiles: TilesConfig = section(TilesConfig)
     encode: EncodeConfig = section(EncodeConfig)
     aggregate: AggregateConfig = section(AggregateConfig)

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from thinsection.qc import load_pipeline
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.config import RunConfig
 from thinsection.store.ledger import stage_key
@@ -29,6 +30,7 @@ def stage_keys(
         mpp=entry.slide_mpp,
         slides=asdict(config.slides),
         tissue=asdict(config.tissue),
+        qc=qc_identity(config),
         overview=config.output.overview,
     )
     tile = stage_key(of=tissue, tiles=asdict(config.tiles), graph=config.output.graph)
@@ -40,6 +42,13 @@ def stage_keys(
     )
     aggregate = aggregate_key(embed, identities.get("slide_encoder"))
     return {"tissue": tissue, "tile": tile, "embed": embed, "aggregate": aggregate}
+
+
+def qc_identity(config: RunConfig) -> Any:
+    """The pipeline and rules of quality control; None where it is off."""
+    if config.qc.qc == "off":
+        return None
+    return [load_pipeline(config.qc.qc).as_mapping(), list(config.qc.qc_fail)]
 
 
 def aggregate_key(embed_key: str, slide_encoder: list[Any] | None) -> str:

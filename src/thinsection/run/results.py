@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from thinsection.errors import QcExclusion
 from thinsection.run.cohort import SlideEntry
 from thinsection.store.atomic import write_json, write_text
 from thinsection.store.ledger import load_ledger
@@ -23,7 +24,7 @@ FAILED_COLUMNS = ("slide_id", "slide_path", "stage", "error", "traceback")
 
 FIRST_STAGE = "tissue"
 
-Status = Literal["done", "skipped", "failed"]
+Status = Literal["done", "skipped", "excluded", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class SlideResult:
 
     Attributes:
         slide_id, slide_path: as in the cohort.
-        status: 'done' now, 'skipped' because it was done before, or 'failed'.
+        status: 'done' now, 'skipped' because it was done before, 'excluded' by a QC rule, 'failed'.
         stage: where it failed: open, tissue, qc, tile, decode, encode, aggregate, write.
         error: the message, one line, '' unless failed.
         facts: what the summary shows.
@@ -49,11 +50,12 @@ class SlideResult:
 def record_failure(out: Path, entry: SlideEntry, stage: str, error: BaseException) -> SlideResult:
     """Writes error.json and traceback.txt into the slide's folder and returns the result."""
     folder = out / entry.slide_id
-    message = f"{type(error).__name__}: {error}".replace("\n", " ")
+    excluded = isinstance(error, QcExclusion)
+    message = str(error) if excluded else f"{type(error).__name__}: {error}".replace("\n", " ")
     result = SlideResult(
         slide_id=entry.slide_id,
         slide_path=entry.slide_path,
-        status="failed",
+        status="excluded" if excluded else "failed",
         stage=stage,
         error=message,
     )
@@ -103,7 +105,7 @@ def write_tables(out: Path, entries: Sequence[SlideEntry], results: Iterable[Sli
         if result:
             row |= {k: v for k, v in result.facts.items() if k in SUMMARY_COLUMNS and k not in row}
         rows.append(row)
-        if result and result.status == "failed":
+        if result and result.status in ("failed", "excluded"):
             failed.append(
                 {
                     "slide_id": entry.slide_id,

@@ -7,9 +7,20 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from thinsection.errors import BudgetError
+from thinsection.errors import BudgetError, QcExclusion
+from thinsection.qc import (
+    QcResult,
+    load_pipeline,
+    parse_rule,
+    qc_fail,
+    qc_key,
+    qc_row,
+    run_qc,
+    tile_qc_columns,
+)
 from thinsection.qc.coverage import box_fractions
 from thinsection.qc.tissue import TissueMask, tissue_mask
+from thinsection.report.qc_files import write_qc
 from thinsection.run import naming
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.config import RunConfig
@@ -33,7 +44,7 @@ class SlideWork:
         folder: DIR/<slide_id>.
         keys: stage -> key of the ledger.
         ledger: as it stands.
-        table, tissue, facts, warnings: set by `prepare`.
+        table, tissue, qc, facts, warnings: set by `prepare`.
     """
 
     entry: SlideEntry
@@ -42,6 +53,7 @@ class SlideWork:
     ledger: SlideLedger
     table: TileTable | None = None
     tissue: TissueMask | None = None
+    qc: QcResult | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -81,8 +93,13 @@ def prepare(
         work.facts = naming.slide_facts(entry, slide)
         work.ledger = SlideLedger(folder=work.folder, slide=work.facts, stages=work.ledger.stages)
         plan_tiles(slide, config)  # a missing mpp is said before any pixel is read
-        work.stage = "tissue"
-        work.tissue = tissue_mask(slide, config.tissue)
+        if config.qc.qc == "off":
+            work.stage = "tissue"
+            work.tissue = tissue_mask(slide, config.tissue)
+        else:
+            work.stage = "qc"
+            work.qc = check_quality(work, slide, config)
+            work.tissue = tissue_of(work.qc)
         write_tissue(work)
         work.stage = "tile"
         work.table = lay_tiles(work, slide, config)
@@ -114,6 +131,37 @@ def plan_tiles(slide: Slide, config: RunConfig) -> ReadPlan:
     )
 
 
+def check_quality(work: SlideWork, slide: Slide, config: RunConfig) -> QcResult:
+    """Runs the QC pipeline, writes its files, and leaves the slide out where a rule says so.
+
+    Raises:
+        QcExclusion: a rule of `qc_fail` holds.
+    """
+    pipeline = load_pipeline(config.qc.qc)
+    result = run_qc(slide, pipeline, device=config.qc.qc_device)
+    mpp = work.entry.slide_mpp
+    key = qc_key(pipeline, work.entry.slide_path, slide_mpp=None if mpp is None else sum(mpp) / 2)
+    write_qc(result, work.folder, key=key)
+    work.warnings += result.warnings
+    row = qc_row(result)
+    for rule in config.qc.qc_fail:
+        if qc_fail(row, rule):
+            column = parse_rule(rule).column
+            raise QcExclusion(f"left out by {rule!r}: {column} is {row[column]}")
+    return result
+
+
+def tissue_of(result: QcResult) -> TissueMask:
+    """What passed quality control, in the place of the default tissue mask."""
+    return TissueMask(
+        mask=result.mask_use,
+        frame=result.frame,
+        mask_mpp=None if result.mpp_th is None else (result.mpp_th, result.mpp_th),
+        thumbnail=result.rgb,
+        threshold=None,
+    )
+
+
 def lay_tiles(work: SlideWork, slide: Slide, config: RunConfig) -> TileTable:
     """The tile table of a slide, with a warning where it is empty."""
     tissue = work.tissue
@@ -123,6 +171,9 @@ def lay_tiles(work: SlideWork, slide: Slide, config: RunConfig) -> TileTable:
     if not masked:
         fraction = box_fractions(tissue.mask, tissue.frame, table.coords_l0, table.plan.size_l0)
         table = table.with_columns({"tissue_fraction": fraction})
+    if work.qc is not None:
+        columns = tile_qc_columns(work.qc, table.coords_l0, table.plan.size_l0[0])
+        table = table.with_columns({f"qc_{name}": share for name, share in columns.items()})
     if len(table) == 0:
         work.warnings.append(
             "no tile holds enough tissue" if tissue.mask.any() else "no tissue was found"
