@@ -14,7 +14,7 @@ import torch
 from thinsection.aggregate.gigapath_net import GigaPathNet, LongNetConfig
 from thinsection.aggregate.inputs import checked_coords, checked_embeddings, checked_tile_px
 from thinsection.aggregate.protocol import Expects, SlideEmbedding, TileEmbeddings
-from thinsection.aggregate.registry import LoadOptions
+from thinsection.aggregate.registry import LoadOptions, resolve_device
 from thinsection.aggregate.weights import (
     check_names,
     find_weights,
@@ -42,7 +42,7 @@ class GigaPathSlideEncoder:
     def __init__(
         self, net: GigaPathNet, *, weights_hash: str, options: LoadOptions, global_pool: bool
     ) -> None:
-        self.net = net.to(options.device).eval().requires_grad_(False)
+        self.net = net.to(resolve_device(options.device)).eval().requires_grad_(False)
         self.dim = net.config.dim
         self.weights_hash = weights_hash
         self._budget_bytes, self._global_pool = options.budget_bytes, global_pool
@@ -72,7 +72,7 @@ class GigaPathSlideEncoder:
         wanted = {name: value.shape for name, value in net.state_dict().items()}
         check_names(state_dict, wanted, model="gigapath")
         net.load_state_dict(dict(state_dict), strict=True)
-        options = options or LoadOptions(device="cpu")
+        options = options or LoadOptions()
         digest = state_dict_hash(state_dict)
         return cls(net, weights_hash=digest, options=options, global_pool=global_pool)
 

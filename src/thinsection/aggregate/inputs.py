@@ -8,7 +8,7 @@ import torch
 from thinsection.errors import InvalidInputError
 from thinsection.types import CoordsL0
 
-CHECK_ROWS = 16384  # rows a block of the finiteness check: its bool copy stays below 32 MiB
+CHECK_ROWS = 2048  # rows a block of the finiteness check: its copies stay below 16 MiB
 
 
 def checked_embeddings(tile_embeddings: Any, *, tile_dim: int | None = None) -> torch.Tensor:

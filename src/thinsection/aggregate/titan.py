@@ -11,7 +11,7 @@ import torch
 
 from thinsection.aggregate.inputs import checked_coords, checked_embeddings, checked_tile_px
 from thinsection.aggregate.protocol import Expects, SlideEmbedding, TileEmbeddings
-from thinsection.aggregate.registry import LoadOptions
+from thinsection.aggregate.registry import LoadOptions, resolve_device
 from thinsection.aggregate.titan_net import DIM, TitanNet, plan_tokens
 from thinsection.aggregate.token_grid import token_grid
 from thinsection.aggregate.weights import (
@@ -37,9 +37,9 @@ class TitanSlideEncoder:
     expects = Expects(tile_encoders=("conch_v15",), tile_dim=DIM, tile_px=512, tile_mpp=0.5)
 
     def __init__(self, net: TitanNet, *, weights_hash: str, options: LoadOptions) -> None:
-        self.net = net.to(options.device).eval().requires_grad_(False)
+        self._device, self._budget_bytes = resolve_device(options.device), options.budget_bytes
+        self.net = net.to(self._device).eval().requires_grad_(False)
         self.weights_hash = weights_hash
-        self._device, self._budget_bytes = options.device, options.budget_bytes
         self._element_bytes = 4
         if options.precision == "bf16":
             self.net.to_low_precision()
@@ -61,9 +61,7 @@ class TitanSlideEncoder:
         wanted = {name: value.shape for name, value in net.state_dict().items()}
         check_names(own, wanted, model="titan")
         net.load_state_dict(dict(own), strict=True)
-        return cls(
-            net, weights_hash=state_dict_hash(own), options=options or LoadOptions(device="cpu")
-        )
+        return cls(net, weights_hash=state_dict_hash(own), options=options or LoadOptions())
 
     @classmethod
     def from_pretrained(

@@ -12,7 +12,7 @@ import torch
 from thinsection.errors import InvalidInputError
 from thinsection.types import CoordsL0
 
-BLOCK_ROWS = 4096  # tokens a block of the pass that looks for all-zero cells
+BLOCK_ROWS = 1024  # tokens a block of the pass that looks for all-zero cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
