@@ -40,8 +40,7 @@ def frames(
     from rich.table import Table
 
     from thinsection.neighbors.frame_files import write_frames
-    from thinsection.neighbors.frame_table import ANGLE_THRESHOLD
-    from thinsection.neighbors.frames import FrameOptions
+    from thinsection.neighbors.frames import ANGLE_THRESHOLD, FrameOptions
     from thinsection.store.atomic import atomic_path, write_json
 
     threshold = ANGLE_THRESHOLD if angle_threshold is None else angle_threshold

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinsection.errors import InvalidInputError, MissingDependencyError, StructureError
-from thinsection.neighbors.frame_table import ANGLE_THRESHOLD, FrameSummary, frame_table
-from thinsection.neighbors.frames import FrameOptions
+from thinsection.neighbors.frame_table import FrameSummary, frame_table
+from thinsection.neighbors.frames import ANGLE_THRESHOLD, FrameOptions
 from thinsection.neighbors.mmcif import read_structure
 
 if TYPE_CHECKING:

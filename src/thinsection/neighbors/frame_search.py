@@ -12,7 +12,7 @@ from thinsection.errors import BudgetError
 from thinsection.neighbors.choice import choose
 from thinsection.neighbors.problem import NO_SELF, Problem, order_by_group
 
-_BYTES_PER_ROW_AND_ATOM = 40  # differences, their squares, the mask, masked distances
+_NUMBERS_PER_PAIR = 10  # differences, their squares (3 each), their sum, the mask, both masked
 
 
 class Pair(NamedTuple):
@@ -91,7 +91,7 @@ def nearest_in_rows(
 
     Fewer than three atoms in all: nothing is found.
 
-    Memory: A * 40 bytes per row, as many rows at a time as the budget holds.
+    Memory: A * 10 numbers per row, as many rows at a time as the budget holds.
 
     Raises:
         BudgetError: it does not hold one row.
@@ -101,9 +101,9 @@ def nearest_in_rows(
     num_atoms = x.shape[0]
     if num_atoms < 3 or not tokens.numel():
         return pair
-    rows = budget // (_BYTES_PER_ROW_AND_ATOM * num_atoms)
+    need = _NUMBERS_PER_PAIR * max(4, x.element_size()) * num_atoms
+    rows = budget // need
     if rows < 1:
-        need = _BYTES_PER_ROW_AND_ATOM * num_atoms
         raise BudgetError(f"budget_bytes must be >= {need} for impl 'rows', got {budget}")
     for block in torch.split(tokens, rows):
         atom = start[block]

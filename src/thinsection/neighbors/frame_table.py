@@ -7,13 +7,11 @@ import numpy as np
 import torch
 
 from thinsection.errors import MissingDependencyError
-from thinsection.neighbors.frames import FrameOptions, frame_atoms
+from thinsection.neighbors.frames import ANGLE_THRESHOLD, FrameOptions, frame_atoms
 from thinsection.neighbors.structure import ATOM, KINDS, Structure
 
 if TYPE_CHECKING:
     import pyarrow
-
-ANGLE_THRESHOLD = 25.0  # degrees from a line, AlphaFold 3's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from thinsection.neighbors.frame_batch import (
 )
 from thinsection.neighbors.frame_search import Pair, nearest_in_chain, nearest_in_rows
 
+ANGLE_THRESHOLD = 25.0  # degrees from a line, AlphaFold 3's
 Coordinates = tuple[Tensor, Tensor, Tensor]
 
 
@@ -38,6 +39,7 @@ class FrameOptions:
             among equal distances and in invalid frames is that of the all-pairs original.
         search: implementation of the search of 'chain', as in `nearest_neighbors`.
         check: look at values first (holes in token_mask, NaN); costs a GPU a synchronisation.
+            Without it such input gives a wrong result or an error from below.
         budget_bytes: bound on the memory of the search.
     """
 
@@ -73,7 +75,7 @@ def token_frame_atoms(  # noqa: PLR0917 - the signature of the function that it 
     batch: Mapping[str, Tensor],
     x: Tensor,
     atom_mask: Tensor,
-    angle_threshold: float = 25.0,
+    angle_threshold: float = ANGLE_THRESHOLD,
     eps: float = 1e-8,
     inf: float = 1e9,
     options: FrameOptions = FrameOptions(),
@@ -97,7 +99,8 @@ def token_frame_atoms(  # noqa: PLR0917 - the signature of the function that it 
         options: how to search; see `FrameOptions`.
 
     Returns:
-        (a, b, c), each (*, N_token, 3), and the mask (*, N_token). Invalid frames are finite.
+        (a, b, c), each (*, N_token, 3), and the mask (*, N_token). Invalid frames are
+        atoms of x too, so finite where x is.
 
     Memory: about 9 * 8 bytes per token and sample beyond the result, 24 bytes per atom, and for the
         search of one sample 72 bytes per atom of the chains that hold atomised tokens, bounded by
@@ -127,7 +130,7 @@ def frame_atoms(
     x: Tensor,
     atom_mask: Tensor,
     *,
-    angle_threshold: float = 25.0,
+    angle_threshold: float = ANGLE_THRESHOLD,
     eps: float = 1e-8,
     inf: float = 1e9,
     options: FrameOptions = FrameOptions(),
