@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from thinsection.config import as_mapping, nearest
 from thinsection.errors import ConfigError
+from thinsection.probe.segment_settings import NANOPATH_SEGMENT, SegmentSettings
 
 Metric = Literal["macro_f1", "balanced_accuracy"]
 
@@ -131,6 +132,7 @@ class Protocol:
     abmil: AbmilSettings | None = None
     survival: SurvivalSettings | None = None
     robustness: RobustnessSettings | None = None
+    segment: SegmentSettings | None = None
     notes: tuple[str, ...] = field(default=())
 
     def require(self, probe: str) -> Any:
@@ -177,6 +179,7 @@ NANOPATH = Protocol(
     robustness=RobustnessSettings(
         k_by_subset=(("camelyon", 11), ("tolkach_esca", 46)), default_k=11
     ),
+    segment=NANOPATH_SEGMENT,
     notes=("abmil is this package's own setting: the suite defines none",),
 )
 

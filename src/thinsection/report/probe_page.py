@@ -23,6 +23,7 @@ PROBE_WORDS = {
     "abmil": "Slide probe (ABMIL)",
     "survival": "Survival probe (Cox)",
     "robustness": "Robustness index (PathoROB)",
+    "segment": "Segmentation probe (MaskTransformer)",
 }
 METRIC_WORDS = {
     "macro_f1": "macro F1",
@@ -30,9 +31,10 @@ METRIC_WORDS = {
     "auroc": "AUROC",
     "c_index": "Harrell's c-index",
     "robustness_index": "robustness index",
+    "weighted_jaccard": "weighted Jaccard",
 }
 # shown as pictures or row by row, too long for a table of details
-LONG_DETAILS = ("curve",)
+LONG_DETAILS = ("curve", "train_losses", "val_losses")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,11 @@ class ReportFiles:
 
 
 def write_probe_report(
-    result: ProbeResult, out_dir: Path, *, tiles: TileSet | None = None
+    result: ProbeResult,
+    out_dir: Path,
+    *,
+    tiles: TileSet | None = None,
+    pictures: Sequence[Picture] = (),
 ) -> ReportFiles:
     """Writes <probe>.json, .csv, .md, .html and <probe>_<picture>.png, each atomically.
 
@@ -54,6 +60,7 @@ def write_probe_report(
         result: of any probe.
         out_dir: made where it is missing.
         tiles: the probed embeddings, for the map.
+        pictures: more of them, made by the caller.
 
     Memory: the pictures and the rows as text.
 
@@ -63,7 +70,7 @@ def write_probe_report(
     files = ReportFiles(
         *(out_dir / f"{result.probe}.{suffix}" for suffix in ("json", "csv", "md", "html"))
     )
-    pictures = probe_pictures(result, tiles)
+    pictures = [*probe_pictures(result, tiles), *pictures]
     for picture in pictures:
         write_bytes(out_dir / f"{result.probe}_{picture.name}.png", picture.png)
     write_text(files.csv, rows_csv(result))

@@ -67,7 +67,7 @@ def confusion_picture(rows: Predictions) -> Picture:
     counts = rows.counts
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = 2.6 + 0.55 * len(rows.class_names)
-    figure, axes = _figure((side + 0.8, side))
+    figure, axes = figure_and_axes((side + 0.8, side))
     image = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
     for (r, c), count in np.ndenumerate(counts):
         color = "white" if share[r, c] > 0.5 else "black"
@@ -78,7 +78,7 @@ def confusion_picture(rows: Predictions) -> Picture:
     axes.set(xlabel="predicted", ylabel="truth")
     figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046)
     caption = "Counts of validation rows; the shade is the share of the true class."
-    return Picture("confusion", "Confusion matrix", caption, _png(figure))
+    return Picture("confusion", "Confusion matrix", caption, png_bytes(figure))
 
 
 def roc_picture(rows: Predictions, *, folds: bool = False) -> Picture:
@@ -91,7 +91,7 @@ def roc_picture(rows: Predictions, *, folds: bool = False) -> Picture:
     from sklearn.metrics import roc_auc_score, roc_curve
 
     assert rows.probability is not None
-    figure, axes = _figure((4.6, 4.2))
+    figure, axes = figure_and_axes((4.6, 4.2))
     classes = [1] if len(rows.class_names) == 2 else range(len(rows.class_names))
     for c in classes:
         positive = rows.truth == c
@@ -108,12 +108,12 @@ def roc_picture(rows: Predictions, *, folds: bool = False) -> Picture:
     caption = "Each class against the rest, over all validation rows; dotted: chance."
     if folds:
         caption += " Folds are pooled here; the score is the mean of their own areas."
-    return Picture("roc", "ROC", caption, _png(figure))
+    return Picture("roc", "ROC", caption, png_bytes(figure))
 
 
 def curve_picture(result: ProbeResult) -> Picture:
     """Validation score after each epoch, one line per learning rate, the best marked."""
-    figure, axes = _figure((5.6, 3.4))
+    figure, axes = figure_and_axes((5.6, 3.4))
     for i, (lr, scores) in enumerate(result.details["curve"].items()):
         axes.plot(
             range(1, len(scores) + 1), scores, color=_color(i), label=f"lr {lr}", linewidth=1.5
@@ -123,7 +123,7 @@ def curve_picture(result: ProbeResult) -> Picture:
     axes.set(xlabel="epoch", ylabel=_words(result.metric))
     axes.legend(fontsize=8)
     caption = f"The circle is what counts: lr {result.details['best_lr']:g}, epoch {best[0]}."
-    return Picture("curve", "Score over epochs", caption, _png(figure))
+    return Picture("curve", "Score over epochs", caption, png_bytes(figure))
 
 
 def sweep_picture(result: ProbeResult, key: str, label: str) -> Picture:
@@ -131,18 +131,18 @@ def sweep_picture(result: ProbeResult, key: str, label: str) -> Picture:
     names = list(result.details[key])
     scores = list(result.details[key].values())
     best = int(np.argmax(scores))
-    figure, axes = _figure((4.6, 3.2))
+    figure, axes = figure_and_axes((4.6, 3.2))
     axes.plot(range(len(names)), scores, marker="o", color=_color(0), linewidth=1.5)
     axes.plot(best, scores[best], marker="o", color="black", fillstyle="none", markersize=12)
     axes.set_xticks(range(len(names)), names)
     axes.set(xlabel=label, ylabel=_words(result.metric))
     caption = f"The circle is what counts: {names[best]}."
-    return Picture("sweep", "Sweep", caption, _png(figure))
+    return Picture("sweep", "Sweep", caption, png_bytes(figure))
 
 
 def survival_picture(risks: Risks) -> Picture:
     """Kaplan-Meier curves of the cases above and below the median risk of their fold."""
-    figure, axes = _figure((5.4, 3.6))
+    figure, axes = figure_and_axes((5.4, 3.6))
     groups = (("higher risk", risks.high, 5), ("lower risk", ~risks.high, 0))
     for name, group, color in groups:
         time, share = kaplan_meier(risks.event[group], risks.time[group])
@@ -154,7 +154,7 @@ def survival_picture(risks: Risks) -> Picture:
     axes.set(xlabel="time (the dataset's unit)", ylabel="share without event", ylim=(0, 1.03))
     axes.legend(fontsize=8)
     caption = "Split at the median risk of each fold; ticks: cases censored there."
-    return Picture("survival", "Survival by predicted risk", caption, _png(figure))
+    return Picture("survival", "Survival by predicted risk", caption, png_bytes(figure))
 
 
 def kaplan_meier(
@@ -177,12 +177,12 @@ def neighbours_picture(result: ProbeResult) -> Picture:
         "os": "other class,\nsame centre",
         "oo": "other class,\nother centre",
     }
-    figure, axes = _figure((5.2, 3.2))
+    figure, axes = figure_and_axes((5.2, 3.2))
     colors = ["#BBBBBB", COLORS[2], COLORS[5], "#BBBBBB"]
     axes.bar(list(labels.values()), [result.details[k] for k in labels], color=colors)
     axes.set(ylabel="neighbours")
     caption = "The index is green / (green + orange): biology against hospital."
-    return Picture("neighbours", "Neighbours on other slides", caption, _png(figure))
+    return Picture("neighbours", "Neighbours on other slides", caption, png_bytes(figure))
 
 
 def map_picture(tiles: TileSet, prediction: npt.NDArray[np.int64] | None, *, seed: int) -> Picture:
@@ -192,7 +192,7 @@ def map_picture(tiles: TileSet, prediction: npt.NDArray[np.int64] | None, *, see
     rows = np.sort(rng.choice(n, MAX_POINTS, replace=False)) if n > MAX_POINTS else np.arange(n)
     points, method, axis_names = plane(tiles.val.embeddings[rows], seed=seed)
     labels = tiles.val.labels[rows]
-    figure, axes = _figure((5.4, 4.4))
+    figure, axes = figure_and_axes((5.4, 4.4))
     for c, name in enumerate(tiles.class_names):
         x, y = points[labels == c].T
         axes.scatter(x, y, s=14, color=_color(c), label=_short(name), linewidths=0)
@@ -203,7 +203,10 @@ def map_picture(tiles: TileSet, prediction: npt.NDArray[np.int64] | None, *, see
     axes.legend(fontsize=8, loc="best")
     shown = f"{len(rows)} of {n} validation rows" if len(rows) < n else f"All {n} validation rows"
     return Picture(
-        "map", f"Embeddings ({method})", f"{shown}, coloured by their true class.", _png(figure)
+        "map",
+        f"Embeddings ({method})",
+        f"{shown}, coloured by their true class.",
+        png_bytes(figure),
     )
 
 
@@ -235,7 +238,7 @@ def _pca_plane(
     return points, "PCA", [*names, "", ""][:2]
 
 
-def _figure(size: tuple[float, float]) -> tuple["Figure", "Axes"]:
+def figure_and_axes(size: tuple[float, float]) -> tuple["Figure", "Axes"]:
     """A figure outside of pyplot's global state, drawn by Agg."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -251,7 +254,7 @@ def _figure(size: tuple[float, float]) -> tuple["Figure", "Axes"]:
     return figure, axes
 
 
-def _png(figure: "Figure") -> bytes:
+def png_bytes(figure: "Figure") -> bytes:
     buffer = io.BytesIO()
     # without the version in the metadata the bytes depend on the data alone
     figure.savefig(buffer, format="png", bbox_inches="tight", metadata={"Software": None})

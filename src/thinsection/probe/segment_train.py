@@ -1,0 +1,224 @@
+"""Training and scoring of the segmentation head from any source of feature batches.
+
+The order of images, the weights and every operation are the same whether features come from RAM or
+from the cache, so that losses and scores agree to the bit.
+"""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from thinsection.errors import InvalidInputError
+from thinsection.probe.segment_head import MaskTransformer, initial_head
+from thinsection.probe.segment_metric import Counts, image_counts
+from thinsection.probe.segment_settings import Geometry, SegmentSettings
+
+LabelImages = npt.NDArray[np.uint8]  # (N, H, W)
+
+
+class Features(Protocol):
+    """Features of N images in random access; `store.FeatureCache` is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, T, D)."""
+
+    def batches(
+        self, order: npt.ArrayLike, batch_size: int, *, device: str | torch.device = "cpu"
+    ) -> Iterator[Tensor]:
+        """float32 [B, T, D] in that order; valid until the next one is asked for."""
+
+
+class RamFeatures:
+    """Features that are in RAM as float32: the plain way, and the cache's yardstick.
+
+    Memory: what it is given; one batch more while iterating.
+    """
+
+    def __init__(self, features: Tensor) -> None:
+        self._features = features
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, T, D)."""
+        return tuple(self._features.shape)
+
+    def batches(
+        self, order: npt.ArrayLike, batch_size: int, *, device: str | torch.device = "cpu"
+    ) -> Iterator[Tensor]:
+        """Gathered batches."""
+        rows = torch.from_numpy(np.asarray(order))
+        for start in range(0, len(rows), batch_size):
+            yield self._features[rows[start : start + batch_size]].float().to(device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFit:
+    """A trained head and how it came about.
+
+    Attributes:
+        head: at the epoch of the best validation loss.
+        best_epoch: that epoch, from 1; the first one on ties.
+        train_losses, val_losses: mean over batches, weighted by images, after each epoch.
+        train_loss_first: of the first batch, before any step.
+    """
+
+    head: MaskTransformer
+    best_epoch: int
+    train_losses: tuple[float, ...]
+    val_losses: tuple[float, ...]
+    train_loss_first: float
+
+
+def dice_loss(scores: Tensor, labels: Tensor, smooth: float) -> Tensor:
+    """1 - mean over classes of (2 I + s) / (U + s), I and U over batch and space.
+
+    Args:
+        scores: [B, K, H, W] before the softmax.
+        labels: int64 [B, H, W].
+        smooth: s.
+    """
+    probability = scores.softmax(dim=1)
+    truth = F.one_hot(labels, scores.shape[1]).permute(0, 3, 1, 2).to(probability.dtype)
+    overlap = (probability * truth).sum(dim=(0, 2, 3))
+    total = (probability + truth).sum(dim=(0, 2, 3))
+    return 1 - ((2 * overlap + smooth) / (total + smooth)).mean()
+
+
+def upsampled(scores: Tensor, settings: SegmentSettings, geometry: Geometry) -> Tensor:
+    """[B, K, g, g] -> [B, K, px, px] to hold against the label.
+
+    'compatible' stretches the crop's prediction over the whole label, as the suite does: away from
+    the centre, prediction and label part by up to (image_px - crop_px) / 2 px. 'correct' gives the
+    crop's own px; the label is cropped alike.
+    """
+    edge = settings.image_px if geometry == "compatible" else settings.crop_px
+    return F.interpolate(scores, size=(edge, edge), mode="bilinear", align_corners=False)
+
+
+def label_window(labels: LabelImages, settings: SegmentSettings, geometry: Geometry) -> LabelImages:
+    """The part of the labels that is trained on and scored; a view."""
+    if geometry == "compatible":
+        return labels
+    margin = (settings.image_px - settings.crop_px) // 2
+    return labels[:, margin : margin + settings.crop_px, margin : margin + settings.crop_px]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentTrainer:
+    """One training: the data, what decides the score, and where it computes.
+
+    Memory: the head with Adam's state (4 times 768 D + 15.4 M parameters in float32), activations
+    of one batch, and what the features' source takes.
+    """
+
+    features: Features
+    labels: LabelImages
+    num_classes: int
+    settings: SegmentSettings
+    geometry: Geometry = "compatible"
+    device: torch.device = torch.device("cpu")
+
+    def fit(
+        self, train: npt.NDArray[np.int64], val: npt.NDArray[np.int64], *, seed: int
+    ) -> SegmentFit:
+        """Trains on rows `train`, keeps the epoch with the best dice loss on rows `val`.
+
+        Raises:
+            InvalidInputError: the loss is not finite.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        head = initial_head(self.features.shape[2], self.num_classes, self.settings, generator)
+        head = head.to(self.device)
+        optimizer = torch.optim.Adam(
+            head.parameters(), lr=self.settings.lr, weight_decay=self.settings.weight_decay
+        )
+        best: tuple[float, int, dict[str, Any]] = (math.inf, 0, {})
+        first, train_losses, val_losses = math.nan, [], []
+        for epoch in range(1, self.settings.epochs + 1):
+            order = train[torch.randperm(len(train), generator=generator).numpy()]
+            losses = self._train_epoch(head, optimizer, order)
+            first = float(losses[0][0]) if epoch == 1 else first
+            train_losses.append(_mean(losses))
+            val_losses.append(self.loss(head, val))
+            if not math.isfinite(train_losses[-1] + val_losses[-1]):
+                raise InvalidInputError(
+                    f"training loss must stay finite, got {train_losses[-1]} in epoch {epoch}; "
+                    "scale the features"
+                )
+            if val_losses[-1] < best[0]:
+                best = (val_losses[-1], epoch, copy.deepcopy(head.state_dict()))
+        head.load_state_dict(best[2])
+        return SegmentFit(
+            head=head,
+            best_epoch=best[1],
+            train_losses=tuple(train_losses),
+            val_losses=tuple(val_losses),
+            train_loss_first=first,
+        )
+
+    def loss(self, head: MaskTransformer, rows: npt.NDArray[np.int64]) -> float:
+        """Dice loss of rows in their order, mean over batches weighted by images."""
+        with torch.no_grad():
+            return _mean(
+                [
+                    (dice_loss(scores, labels, self.settings.dice_smooth), len(labels))
+                    for scores, labels in self._scored(head, rows)
+                ]
+            )
+
+    def predict(self, head: MaskTransformer, rows: npt.NDArray[np.int64]) -> Iterator[LabelImages]:
+        """uint8 label images of rows, batch by batch."""
+        with torch.no_grad():
+            for scores, _ in self._scored(head, rows):
+                yield scores.argmax(dim=1).to(torch.uint8).cpu().numpy()
+
+    def counts(self, head: MaskTransformer, rows: npt.NDArray[np.int64]) -> Counts:
+        """Confusion matrix (N, K, K) of each image."""
+        parts, done = [], 0
+        for prediction in self.predict(head, rows):
+            these = rows[done : done + len(prediction)]
+            truth = label_window(self.labels[these], self.settings, self.geometry)
+            parts.append(image_counts(truth, prediction, self.num_classes))
+            done += len(prediction)
+        return np.concatenate(parts)
+
+    def _train_epoch(
+        self,
+        head: MaskTransformer,
+        optimizer: torch.optim.Optimizer,
+        order: npt.NDArray[np.int64],
+    ) -> list[tuple[Tensor, int]]:
+        losses = []
+        for scores, labels in self._scored(head, order):
+            loss = dice_loss(scores, labels, self.settings.dice_smooth)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append((loss.detach(), len(labels)))
+        return losses
+
+    def _scored(
+        self, head: MaskTransformer, rows: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """(scores, labels) of each batch on the device."""
+        done = 0
+        for tokens in self.features.batches(rows, self.settings.batch_size, device=self.device):
+            these = rows[done : done + len(tokens)]
+            truth = label_window(self.labels[these], self.settings, self.geometry)
+            labels = torch.from_numpy(np.ascontiguousarray(truth)).to(self.device).long()
+            yield upsampled(head(tokens), self.settings, self.geometry), labels
+            done += len(tokens)
+
+
+def _mean(losses: list[tuple[Tensor, int]]) -> float:
+    values = np.array([float(loss) for loss, _ in losses])
+    return float(np.average(values, weights=[n for _, n in losses]))
