@@ -267,6 +267,8 @@ def test_quality_control_makes_the_mask_and_says_which_check_touched_each_tile(
     assert touched
     assert all(((c >= 0) & (c <= 1)).all() for c in tiles.columns.values())
     assert (tmp_path / "he" / "qc.json").is_file()
+    assert "he" in (tmp_path / "qc.csv").read_text()
+    assert (tmp_path / "qc.html").is_file()
     with (
         Image.open(tmp_path / "he" / "mask_use.png") as used,
         Image.open(tmp_path / "he" / "tissue.png") as mask,

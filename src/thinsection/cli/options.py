@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.markup import escape
 
 from thinsection.config import flat_fields, from_mapping, read_toml, replace_flat
 
@@ -69,7 +70,7 @@ def _flag_parameters(cls: type) -> dict[str, inspect.Parameter]:
         suffix = "" if default is None or shown == "" else f" [default: {shown}]"
         typer_option = typer.Option(
             declared,
-            help=f"{f.metadata.get('help', '')}{listed}{suffix}",
+            help=escape(f"{f.metadata.get('help', '')}{listed}{suffix}"),
             rich_help_panel=section.replace("_", " ").capitalize(),
             show_default=False,
         )

@@ -13,13 +13,15 @@ import thinsection
 from thinsection.config import as_mapping
 from thinsection.errors import ConfigError, DiskSpaceError, StoreError
 from thinsection.neighbors import parse_graph_spec
-from thinsection.qc import load_pipeline, parse_rule, prepare_models
+from thinsection.qc import load_pipeline, parse_rule, prepare_models, qc_key
+from thinsection.run import qc_batch
 from thinsection.run.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.run.config import RunConfig
 from thinsection.run.efficiency import write_efficiency
 from thinsection.run.executor_choice import execute, make_task
 from thinsection.run.exports import check_formats
 from thinsection.run.keys import STAGES
+from thinsection.run.qc_batch import finished_row
 from thinsection.run.results import SlideResult, write_tables
 from thinsection.run.slides import OnEvent, budget_of
 from thinsection.store.atomic import atomic_path, write_json
@@ -105,8 +107,28 @@ def run(
         out=folder, results=tuple(results), stage_seconds=work.clock.seconds(), seconds=seconds
     )
     write_run(summary, entries, config, stage=stage, identities=work.identities, started=started)
+    if config.qc.qc != "off":
+        write_qc_tables(entries, folder, config)
     write_efficiency(folder)
     return summary
+
+
+def write_qc_tables(entries: Sequence[SlideEntry], out: Path, config: RunConfig) -> None:
+    """Writes qc.csv and qc.html of the slides that quality control has looked at."""
+    pipeline = load_pipeline(config.qc.qc)
+    rows = []
+    for entry in entries:
+        mpp = None if entry.slide_mpp is None else sum(entry.slide_mpp) / 2
+        if not Path(entry.slide_path).is_file():
+            continue  # by URL, or gone: its failure is in failed.csv
+        found = finished_row(
+            out / entry.slide_id, qc_key(pipeline, entry.slide_path, slide_mpp=mpp)
+        )
+        if found is not None:
+            first = {"slide_id": entry.slide_id, "slide_path": entry.slide_path, "status": "done"}
+            rows.append({**first, **found})
+    rules = [parse_rule(rule) for rule in config.qc.qc_fail]
+    qc_batch.write_tables(rows, out, rules=rules)
 
 
 def write_run(

@@ -1,0 +1,115 @@
+"""The command line: quick help, derived flags, one-line errors, exit codes."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from thinsection.cli.main import COMMANDS, build_app
+
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    "COLUMNS": "200",
+    "NO_COLOR": "1",
+}
+
+
+def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "thinsection", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+
+
+def test_help_lists_every_command_and_is_quick() -> None:
+    best = 10.0
+    for _ in range(3):
+        start = time.perf_counter()
+        found = shell("--help")
+        best = min(best, time.perf_counter() - start)
+    assert found.returncode == 0
+    assert all(name in found.stdout for name in COMMANDS)
+    assert best < 2.0
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_its_module_and_help(name: str) -> None:
+    result = CliRunner().invoke(build_app([name]), [name, "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "Usage" in result.output
+
+
+def test_flags_show_their_one_default_and_their_choices() -> None:
+    result = CliRunner().invoke(build_app(["run"]), ["run", "--help"], env={"COLUMNS": "250"})
+    assert "[default: 256]" in result.output
+    assert "[drop|pad]" in result.output
+    assert "Examples" in result.output
+
+
+def test_an_error_is_one_line_that_names_the_value_and_exits_with_2(tmp_path: Path) -> None:
+    found = shell("run", "none.svs", "--out", tmp_path)
+    assert found.returncode == 2
+    assert "slide must be an existing file, folder or URL, got 'none.svs'" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_a_flag_wins_over_the_file_and_the_file_over_the_default(
+    tmp_path: Path, he_slide: Path
+) -> None:
+    import h5py
+
+    (tmp_path / "run.toml").write_text("[tiles]\ntile_px = 128\noverlap = 32\n")
+    arguments = [he_slide, "--out", tmp_path / "o", "--config", tmp_path / "run.toml"]
+    found = shell("tile", *arguments, "--overlap", "0")
+    assert found.returncode == 0, found.stderr
+    with h5py.File(tmp_path / "o" / "he" / "tiles.h5") as file:
+        assert file["coords"].attrs["patch_size"] == 128
+        assert file["coords"].attrs["overlap"] == 0
+
+
+def test_config_is_written_once_and_refused_twice(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    assert shell("config", "--write", path).returncode == 0
+    assert "tile_px = 256" in path.read_text()
+    again = shell("config", "--write", path)
+    assert again.returncode == 2
+    assert "write must name a new file" in again.stderr
+
+
+def test_a_folder_with_bad_slides_exits_with_3_and_names_them(
+    tmp_path: Path, slide_folder: Path
+) -> None:
+    found = shell("tile", slide_folder, "--out", tmp_path)
+    assert found.returncode == 3
+    for name in ("text", "empty", "truncated"):
+        assert f"{name}: failed" in found.stdout
+    assert "2 done, 3 failed" in found.stdout
+    assert found.stderr == ""
+
+
+def test_aggregate_pools_tiles_files_of_trident(tmp_path: Path) -> None:
+    import h5py
+    import numpy as np
+
+    from thinsection.store.slide_embedding import read_slide_embedding
+
+    features = np.random.default_rng(0).normal(size=(20, 16)).astype(np.float32)
+    with h5py.File(tmp_path / "case.h5", "w") as file:
+        file["features"] = features
+        file["coords"] = np.arange(40).reshape(20, 2) * 512
+        file["coords"].attrs["patch_size_level0"] = 512
+    found = shell("aggregate", tmp_path, "--slide-encoder", "max")
+    assert found.returncode == 0, found.stderr
+    pooled = read_slide_embedding(tmp_path / "slide_embeddings" / "case.h5")
+    np.testing.assert_array_equal(pooled.slide_embedding, features.max(axis=0))
+    assert "skipped" in shell("aggregate", tmp_path, "--slide-encoder", "max").stdout
+
+
+def test_doctor_says_what_is_here() -> None:
+    found = shell("doctor")
+    assert found.returncode == 0
+    for word in ("openslide", "tiff", "cpu", "free"):
+        assert word in found.stdout
