@@ -1,0 +1,87 @@
+"""How does the memory of Prov-GigaPath's slide encoder grow with the number of tiles?
+
+One of its twelve layers at the published sizes, seeded random weights, to 62k tiles; checked
+against the plain float64 implementation first. Memory peaks in each layer alike. With a budget that
+holds all heads at once memory is a line in N; the default budget caps it by groups of heads.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.harness import arguments, finish
+from benchmarks.titan_inputs import give_back_freed_memory, tissue_cells
+from thinsection.aggregate import GigaPathSlideEncoder
+from thinsection.aggregate.gigapath import random_gigapath_weights
+from thinsection.aggregate.gigapath_net import LongNetConfig
+from thinsection.aggregate.registry import DEFAULT_BUDGET_BYTES, LoadOptions
+from thinsection.testing import run_and_measure
+from thinsection.testing.plain_gigapath import plain_gigapath
+from thinsection.types import GIB, MIB
+
+State = tuple[GigaPathSlideEncoder, np.ndarray, np.ndarray]
+
+
+def main() -> None:
+    """Checks, then measures each size in a fresh process."""
+    args = arguments(__doc__ or "")
+    sizes = (300, 600) if args.smoke else (2_000, 8_000, 16_000, 33_000, 62_000)
+    results: dict[str, Any] = {"max_abs_to_float64": check(60)}
+    rows = results["one_layer_all_heads_at_once"] = [measured(n, 4 * GIB) for n in sizes]
+    results["one_layer_default_budget"] = measured(sizes[-1], DEFAULT_BUDGET_BYTES)
+    n, peaks = (np.array([r[k] for r in rows]) for k in ("num_tiles", "peak_beyond_inputs_mib"))
+    slope, offset = np.polyfit(n, peaks, 1)
+    results["memory_fit"] = {
+        "kib_per_tile": float(slope * 1024),
+        "offset_mib": float(offset),
+        "largest_residual_mib": float(np.abs(peaks - slope * n - offset).max()),
+    }
+    finish("bench_gigapath", results, args)
+
+
+def measured(num_tiles: int, budget_bytes: int) -> dict[str, Any]:
+    """Time and memory of one layer in a fresh process."""
+    options = {"num_tiles": num_tiles, "budget_bytes": budget_bytes}
+    run = run_and_measure("benchmarks.bench_gigapath", "encode", setup="set_up", **options)
+    peak = run.growth_bytes / MIB
+    return {**options, "cpu_s": run.cpu_seconds, "peak_beyond_inputs_mib": peak}
+
+
+def check(num_tiles: int) -> float:
+    """Largest difference of the last embedding to float64."""
+    encoder, tiles, coords = set_up(num_tiles=num_tiles, budget_bytes=GIB)
+    config = encoder.net.config
+    exact = plain_gigapath(
+        random_gigapath_weights(config, seed=0),
+        torch.from_numpy(tiles),
+        torch.from_numpy(coords),
+        branches=[(b.length, b.dilation) for b in config.branches],
+        num_heads=config.num_heads,
+    )[-1]
+    worst = float(np.abs(encoder.encode(tiles, coords, tile_px_l0=256) - exact.numpy()).max())
+    assert worst <= 1e-5, worst
+    return worst
+
+
+def set_up(*, num_tiles: int, budget_bytes: int) -> State:
+    """One layer of the published sizes, and a slide."""
+    torch.set_num_threads(1)
+    config = LongNetConfig(num_layers=1)
+    weights = random_gigapath_weights(config, seed=0)
+    options = LoadOptions(device="cpu", budget_bytes=budget_bytes)
+    encoder = GigaPathSlideEncoder.from_state_dict(weights, config=config, options=options)
+    tiles = np.random.default_rng(0).standard_normal((num_tiles, 1536), dtype=np.float32)
+    coords = tissue_cells(num_tiles) * 256
+    give_back_freed_memory()
+    return encoder, tiles, coords
+
+
+def encode(state: State, *, num_tiles: int, budget_bytes: int) -> float:
+    """First value of the embedding."""
+    encoder, tiles, coords = state
+    return float(encoder.encode(tiles, coords, tile_px_l0=256)[0])
+
+
+if __name__ == "__main__":
+    main()
