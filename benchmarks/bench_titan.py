@@ -1,8 +1,8 @@
 """How much time and memory does a TITAN slide embedding take without the N x N bias?
 
-Published way against ours at 2k to 8k tiles, ours alone to 62k, one attention layer against SDPA
-with a ready-made bias, one head at 250k, accuracy against float64; and, where there is a CUDA
-device, the kernel against FlexAttention and a dense float16 bias.
+Published way against ours at 2k to 8k tiles, one attention layer against SDPA with a ready-made
+bias, accuracy against float64; and, where there is a CUDA device, the kernel against FlexAttention
+and a dense float16 bias. `bench_titan_large` goes on to 62k and 250k tiles.
 """
 
 from typing import Any
@@ -14,46 +14,40 @@ from benchmarks.harness import arguments, finish
 from benchmarks.titan_inputs import (
     DIM,
     HEADS,
+    MODULE,
     TILE_PX_L0,
+    arithmetic,
     matmul_rate,
+    measured,
     slide,
     titan_of,
 )
 from thinsection.aggregate.titan import random_titan_weights
-from thinsection.aggregate.titan_net import NUM_BLOCKS
 from thinsection.testing import run_and_measure
 from thinsection.testing.plain_titan import BiasWay, plain_titan
 from thinsection.types import MIB
 
-MODULE = "benchmarks.titan_inputs"
 MAX_ABS, MIN_COSINE = 1e-5, 1 - 1e-10
 
 
 def main() -> None:
     """Checks accuracy first, then measures; the JSON is written after every stage."""
     args = arguments(__doc__ or "")
-    both = (200,) if args.smoke else (2_000, 4_000, 8_000)
-    # memory peaks in each block alike and time is the same in each: some of six show both
-    alone = ((400, 6),) if args.smoke else ((16_000, 2), (33_000, 1), (62_000, 1))
+    sizes = (200,) if args.smoke else (2_000, 4_000, 8_000)
     results: dict[str, Any] = {"accuracy": accuracy(100 if args.smoke else 2_000)}
-    rate = results["matmul_gflops_one_thread"] = matmul_rate()
-    results["against_published"] = [against_published(n) for n in both]
-    results["one_layer_against_sdpa"] = [against_sdpa(n) for n in both]
-    ours = [row["ours"] for row in results["against_published"]]
-    for num_tiles, blocks in alone:
-        ours.append(measured(num_tiles, "auto", blocks=blocks))
-        results["ours"] = [{**row, **arithmetic(row, rate)} for row in ours]
-        results["memory_fit"] = memory_fit(ours)
-        if not args.smoke:
-            finish("bench_titan", results, args)
-    if not args.smoke:
-        results["one_head_250k"] = one_head(250_000)
+    results["matmul_gflops_one_thread"] = matmul_rate()
     if torch.cuda.is_available():
         from benchmarks.titan_gpu import gpu_section
 
         results["gpu"] = gpu_section(smoke=args.smoke)
     else:
         results["gpu"] = "no CUDA device: the Triton kernel's speed and memory are not measured"
+    results["against_published"] = []
+    for num_tiles in sizes:
+        results["against_published"].append(against_published(num_tiles))
+        if not args.smoke:
+            finish("bench_titan", results, args)
+    results["one_layer_against_sdpa"] = [against_sdpa(n) for n in sizes]
     finish("bench_titan", results, args)
 
 
@@ -88,26 +82,14 @@ def error(got: np.ndarray, exact: np.ndarray) -> dict[str, float]:
     }
 
 
-def measured(num_tiles: int, way: str, *, blocks: int = NUM_BLOCKS) -> dict[str, Any]:
-    """Time and memory of one embedding in a fresh process, weights and inputs not counted."""
-    options: dict[str, Any] = {"num_tiles": num_tiles, "way": way, "blocks": blocks}
-    run = run_and_measure(MODULE, "embed", setup="set_up", **options)
-    row = {
-        **options,
-        "cpu_s": run.cpu_seconds,
-        "wall_s": run.seconds,
-        "peak_beyond_inputs_mib": run.growth_bytes / MIB,
-        "peak_rss_mib": run.peak_bytes / MIB,
-    }
-    print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
-    return row
-
-
 def against_published(num_tiles: int) -> dict[str, Any]:
     """The published way, ours, and ours with bfloat16 products, one after the other."""
     published, ours, low = (measured(num_tiles, way) for way in ("published", "auto", "bf16"))
+    rate = matmul_rate()
     return {
         "num_tiles": num_tiles,
+        "matmul_gflops_now": rate,
+        "ours_arithmetic": arithmetic(ours, rate),
         "published": published,
         "ours": ours,
         "ours_bf16": low,
@@ -131,49 +113,6 @@ def against_sdpa(num_tiles: int) -> dict[str, Any]:
     row["ratio_to_sdpa_alone"] = row["sdpa_cpu_s"] / row["ours_cpu_s"]
     assert abs(row.pop("checksum") - ours.result["checksum"]) < 1e-6 * num_tiles * HEADS * DIM
     return row
-
-
-def one_head(num_tiles: int) -> dict[str, Any]:
-    """One of the twelve heads of one layer: all queries, all keys."""
-    run = run_and_measure(
-        MODULE, "layer", setup="set_up_layer", num_tiles=num_tiles, heads=1, way="ours"
-    )
-    growth = run.growth_bytes / MIB
-    return {"num_tiles": num_tiles, "cpu_s": run.cpu_seconds, "peak_beyond_inputs_mib": growth}
-
-
-def memory_fit(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Straight line through peak memory beyond weights and inputs."""
-    n = np.array([r["num_tiles"] for r in rows], dtype=float)
-    peak = np.array([r["peak_beyond_inputs_mib"] for r in rows])
-    slope, offset = np.polyfit(n, peak, 1)
-    residual = float(np.abs(peak - (slope * n + offset)).max())
-    return {
-        "kib_per_tile": float(slope * 1024),
-        "offset_mib": float(offset),
-        "largest_residual_mib": residual,
-        "largest_peak_mib": float(peak.max()),
-    }
-
-
-def arithmetic(row: dict[str, Any], gflops: float) -> dict[str, float]:
-    """Operations of the whole forward pass, and how much of the matrix rate they reach.
-
-    Attention: 4 T² C a block for q kᵀ and weights v; per score and head five cheap passes over a
-    cache-resident block, and per score 1/12 of six for the distance. Linears: 24 T C² a block.
-    """
-    tokens, channels, blocks = row["num_tiles"] + 1, HEADS * DIM, row["blocks"]
-    attention = 4 * tokens**2 * channels * blocks
-    linears = 24 * tokens * channels**2 * blocks + 2 * tokens * channels**2
-    scores = tokens**2 * HEADS * blocks
-    floor = (attention + linears) / (gflops * 1e9)
-    return {
-        "matmul_gflop": (attention + linears) / 1e9,
-        "scores_1e9": scores / 1e9,
-        "cached_pass_bytes_1e9": scores * 4 * (7 + 9 / HEADS) / 1e9,
-        "matmul_floor_s": floor,
-        "fraction_of_matmul_rate": floor / row["cpu_s"],
-    }
 
 
 if __name__ == "__main__":

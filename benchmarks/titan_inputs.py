@@ -11,9 +11,13 @@ import torch
 
 from thinsection.aggregate.registry import LoadOptions
 from thinsection.aggregate.titan import TitanSlideEncoder, random_titan_weights
+from thinsection.aggregate.titan_net import NUM_BLOCKS
 from thinsection.attention import alibi2d_attention, alibi_slopes
+from thinsection.testing import run_and_measure
 from thinsection.testing.plain_titan import plain_bias, plain_titan
+from thinsection.types import MIB
 
+MODULE = "benchmarks.titan_inputs"
 TILE_PX_L0 = 512
 HEADS, DIM = 12, 64
 
@@ -127,3 +131,38 @@ def matmul_rate() -> float:
         a @ a
         rates.append(2 * 2048**3 / (time.process_time() - start) / 1e9)
     return statistics.median(rates)
+
+
+def measured(num_tiles: int, way: str, *, blocks: int = NUM_BLOCKS) -> dict[str, Any]:
+    """Time and memory of one embedding in a fresh process, weights and inputs not counted."""
+    options: dict[str, Any] = {"num_tiles": num_tiles, "way": way, "blocks": blocks}
+    run = run_and_measure(MODULE, "embed", setup="set_up", **options)
+    row = {
+        **options,
+        "cpu_s": run.cpu_seconds,
+        "wall_s": run.seconds,
+        "peak_beyond_inputs_mib": run.growth_bytes / MIB,
+        "peak_rss_mib": run.peak_bytes / MIB,
+    }
+    print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    return row
+
+
+def arithmetic(row: dict[str, Any], gflops: float) -> dict[str, float]:
+    """Operations of the whole forward pass, and how much of the matrix rate they reach.
+
+    Attention: 4 T² C a block for q kᵀ and weights v; per score and head five cheap passes over a
+    cache-resident block, and per score 1/12 of six for the distance. Linears: 24 T C² a block.
+    """
+    tokens, channels, blocks = row["num_tiles"] + 1, HEADS * DIM, row["blocks"]
+    attention = 4 * tokens**2 * channels * blocks
+    linears = 24 * tokens * channels**2 * blocks + 2 * tokens * channels**2
+    scores = tokens**2 * HEADS * blocks
+    floor = (attention + linears) / (gflops * 1e9)
+    return {
+        "matmul_gflop": (attention + linears) / 1e9,
+        "scores_1e9": scores / 1e9,
+        "cached_pass_bytes_1e9": scores * 4 * (7 + 9 / HEADS) / 1e9,
+        "matmul_floor_s": floor,
+        "fraction_of_matmul_rate": floor / row["cpu_s"],
+    }
