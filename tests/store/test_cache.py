@@ -149,6 +149,16 @@ def test_a_budget_for_one_batch_reads_without_prefetch_and_below_it_says_so(
         FeatureCache.create(tmp_path / "b", key(), x.shape, budget_bytes=2 * ROW)
 
 
+def test_a_larger_batch_sends_the_file_back_to_disk(tmp_path: Path) -> None:
+    x = features("fp32")
+    folder, manifest = write(tmp_path, x)
+    with FeatureCache(folder, budget_bytes=manifest.data_bytes + 8 * ROW) as cache:
+        for size, in_ram in ((4, True), (37, False), (2, True)):
+            got = np.concatenate([b.numpy().copy() for b in cache.batches(np.arange(37), size)])
+            assert cache.in_ram == in_ram
+            assert np.array_equal(bits(got), bits(x))
+
+
 def test_buffers_are_reused_and_one_iteration_runs_at_a_time(tmp_path: Path) -> None:
     folder, _ = write(tmp_path, features("fp32"))
     with FeatureCache(folder, budget_bytes=DISK) as cache:

@@ -173,10 +173,8 @@ class FeatureCache:
         batch_bytes = int(np.prod(shape)) * 4
         scratch = scratch_bytes(self._index, batch_size)
         data = self.manifest.data_bytes
-        if not self.in_ram and data + 2 * batch_bytes + scratch <= self._budget:
-            assert isinstance(self._source, FileSource)
-            self._source = RamSource(self._source)
-            self._rows = RowReader(self._source, self._index, name=self.folder.name)
+        self._ring = None  # before the file or new buffers take its place: never both
+        self._place(data + 2 * batch_bytes + scratch <= self._budget)
         free = self._budget - scratch - (data if self.in_ram else 0)
         depth = min(1 + PREFETCH, free // batch_bytes)
         if depth < 1:
@@ -185,7 +183,6 @@ class FeatureCache:
                 f"({format_bytes(batch_bytes + scratch)}), got {format_bytes(self._budget)}; "
                 f"raise --cache-memory (twice that reads ahead)"
             )
-        self._ring = None  # before the new buffers: never both
         self._ring = BufferRing(shape, depth, device)
         if depth > 1 and self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="cache-reader")
@@ -193,6 +190,17 @@ class FeatureCache:
             self._threads.shutdown(wait=True)
             self._threads = None
         return self._ring
+
+    def _place(self, in_ram: bool) -> None:
+        """The source in RAM, or on disk; rows that were read before are checked again."""
+        if in_ram == self.in_ram:
+            return
+        if isinstance(self._source, FileSource):
+            self._source = RamSource(self._source)
+        else:
+            self._source.close()
+            self._source = FileSource(self.folder / layout.DATA, size=self.manifest.data_bytes)
+        self._rows = RowReader(self._source, self._index, name=self.folder.name)
 
 
 def open_or_write(

@@ -47,12 +47,13 @@ class BufferRing:
         """The batch on its device; on a CPU it is the buffer itself."""
         if self.device.type == "cpu":
             return batch
-        moved = batch.to(self.device, non_blocking=True)
-        if self.device.type == "cuda":
-            import torch
+        if self.device.type != "cuda":
+            return batch.to(self.device)
+        import torch
 
-            self._copied[slot] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied[slot].record(torch.cuda.current_stream(self.device))
+        moved = batch.to(self.device, non_blocking=True)
+        self._copied[slot] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied[slot].record(torch.cuda.current_stream(self.device))
         return moved
 
 
