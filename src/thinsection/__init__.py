@@ -4,7 +4,7 @@ Names are resolved on first use, so that `import thinsection` pulls in neither t
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -27,9 +27,6 @@ _PUBLIC = {
 }
 
 __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
-
-if TYPE_CHECKING:
-    pass
 
 
 def __getattr__(name: str) -> Any:

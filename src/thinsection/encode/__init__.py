@@ -1,5 +1,6 @@
 """Tile encoders: a registry of declarations, one file per family, and what runs them."""
 
+from thinsection.encode.embed import embed_tiles
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
 from thinsection.encode.load import load_encoder
 from thinsection.encode.memory import batch_bytes, largest_batch_size, weights_bytes
@@ -14,6 +15,7 @@ __all__ = [
     "TileEncoder",
     "batch_bytes",
     "declared_encoders",
+    "embed_tiles",
     "encoder_spec",
     "largest_batch_size",
     "load_encoder",

@@ -1,0 +1,37 @@
+"""The public names resolve, and the README's tour in Python runs as written."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import thinsection
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+@pytest.mark.parametrize("name", [n for n in thinsection.__all__ if n != "__version__"])
+def test_a_public_name_resolves_and_is_documented(name: str) -> None:
+    assert getattr(thinsection, name).__doc__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'tile_gird'"):
+        thinsection.tile_gird  # noqa: B018
+
+
+def test_the_tour_of_the_readme_runs(tmp_path: Path, he_slide: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    (tmp_path / "slides").mkdir()
+    (tmp_path / "a.svs").write_bytes(he_slide.read_bytes())
+    (tmp_path / "slides" / "b.svs").write_bytes(he_slide.read_bytes())
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        names: dict[str, object] = {}
+        exec(compile(code, "README.md", "exec"), names)  # noqa: S102 - our own README
+    finally:
+        os.chdir(before)
+    assert (tmp_path / "results" / "b" / "slide_embedding.h5").is_file()
+    assert getattr(names["slide_embedding"], "shape", None) == (1280,)
