@@ -30,7 +30,7 @@ def test_the_tour_of_the_readme_runs(tmp_path: Path, he_slide: Path) -> None:
     os.chdir(tmp_path)
     try:
         names: dict[str, object] = {}
-        exec(compile(code, "README.md", "exec"), names)  # noqa: S102 - our own README
+        exec(compile(code, "README.md", "exec"), names)
     finally:
         os.chdir(before)
     assert (tmp_path / "results" / "b" / "slide_embedding.h5").is_file()

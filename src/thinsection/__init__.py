@@ -3,8 +3,26 @@
 Names are resolved on first use, so that `import thinsection` pulls in neither torch nor a reader.
 """
 
+import sys
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what type checkers see of the names below
+    from thinsection.aggregate import aggregate as aggregate
+    from thinsection.attention import alibi2d_attention as alibi2d_attention
+    from thinsection.encode import embed_tiles as embed_tiles
+    from thinsection.encode import load_encoder as load_encoder
+    from thinsection.neighbors import nearest_neighbors as nearest_neighbors
+    from thinsection.neighbors import tile_graph as tile_graph
+    from thinsection.neighbors import token_frame_atoms as token_frame_atoms
+    from thinsection.qc import tissue_mask as tissue_mask
+    from thinsection.run import RunConfig as RunConfig
+    from thinsection.run import run as run
+    from thinsection.slide import open_slide as open_slide
+    from thinsection.store import FeatureCache as FeatureCache
+    from thinsection.stream import iter_tiles as iter_tiles
+    from thinsection.tiles import tile_grid as tile_grid
 
 __version__ = "0.1.0"
 
@@ -37,3 +55,18 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """Keeps `thinsection.run` and `thinsection.aggregate` the functions of these names.
+
+    Importing a room would bind its module to the package under the same name; `from
+    thinsection.run import ...` does not need that binding.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _PUBLIC and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
