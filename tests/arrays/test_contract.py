@@ -49,6 +49,12 @@ def test_gray_and_yuv_are_scikit_images(ns: ArrayNamespace) -> None:
     same(ns, colour.yuv_from_rgb(ns, rgb), color.convert_colorspace(RGB, "RGB", "YUV"))
 
 
+def test_gray_in_float32_is_the_same_to_its_precision(ns: ArrayNamespace) -> None:
+    gray = colour.gray32_from_rgb(ns, ns.upload(RGB))
+    assert gray.dtype == np.float32
+    same(ns, gray, color.rgb2gray(RGB).astype(np.float32), rtol=1e-6)
+
+
 def test_channel_std_is_the_population_std(ns: ArrayNamespace) -> None:
     same(ns, colour.channel_std(ns, ns.upload(RGB)), RGB.std(axis=2))
 

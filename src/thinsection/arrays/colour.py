@@ -24,6 +24,14 @@ def gray_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
     return red + green + blue
 
 
+def gray32_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
+    """The same in float32, with 8 bytes a px in place of 32: for large strips."""
+    gray = rgb[..., 0] * ns.xp.float32(_GRAY[0] / 255)
+    gray += rgb[..., 1] * ns.xp.float32(_GRAY[1] / 255)
+    gray += rgb[..., 2] * ns.xp.float32(_GRAY[2] / 255)
+    return gray
+
+
 def yuv_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
     """Y, U and V, float64 (H, W, 3), of uint8 (H, W, 3)."""
     return (rgb / 255.0) @ ns.xp.asarray(_YUV).T

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from thinsection.arrays import Array, ArrayNamespace, filters
-from thinsection.arrays.colour import gray_from_rgb
+from thinsection.arrays.colour import gray32_from_rgb
 from thinsection.arrays.morphology import drop_small, fill_small
 from thinsection.qc.light import remove_regions
 from thinsection.qc.sizes import area_px
@@ -91,8 +91,8 @@ def sharpness(ns: ArrayNamespace, strips: Strips, tissue: MaskArray, params: Foc
                 num_columns, int(columns[-1] + width / tissue.shape[1]) // params.block_px + 1
             )
             span = slice(left * params.block_px, right * params.block_px)
-            gray = gray_from_rgb(ns, ns.upload(rgb[:, span], reason="strip"))
-            values[:, left:right] = _band_ratio(ns, gray.astype(ns.xp.float32), params)
+            gray = gray32_from_rgb(ns, ns.upload(rgb[:, span], reason="strip"))
+            values[:, left:right] = _band_ratio(ns, gray, params)
         rows.append(values)
         top = bottom
     return ns.xp.concatenate(rows)

@@ -17,7 +17,7 @@ from thinsection.qc.view import Strips
 from thinsection.slide import Slide
 from thinsection.types import MIB, Level, RgbArray, Size
 
-STRIP_BYTES = 48 * MIB  # of one strip as it is read
+STRIP_BYTES = 24 * MIB  # of one strip as it is read
 _ROWS_STEP = 256  # tile rows of most files: a strip of whole tiles decodes no tile twice
 _REDUCING_GAP = 2.0  # the image is box-reduced to at least this many times the wanted size
 
@@ -92,7 +92,7 @@ def read_strips(slide: Slide, slide_mpp: float, mpp: float, rows_multiple: int) 
         mpp: wanted µm/px; the nearest integer reduction of a level that is not coarser is taken.
         rows_multiple: every strip but the last has a multiple of this many rows.
 
-    Memory: one strip of the level that is read, about 48 MiB.
+    Memory: one strip of the level that is read, about 24 MiB.
     """
     fit = [lv for lv in slide.levels if lv.downsample * slide_mpp <= mpp * 1.25]
     level = max(fit, key=lambda lv: lv.downsample) if fit else slide.levels[0]

@@ -1,0 +1,151 @@
+"""What does the default QC preset cost: CPU-seconds and memory, with levels and without?
+
+Against OpenSlide's thumbnail of the same file, which decodes a whole level; and 8 slides through
+2 workers against 1. Masks are compared before anything is timed.
+"""
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import arguments, finish
+from thinsection.qc import Pipeline, load_pipeline, prepare_models, run_qc
+from thinsection.slide import open_slide
+from thinsection.testing.memory import run_and_measure
+
+FULL, SMOKE = (20_000, 16_000), (3_000, 2_400)
+TIMES = 3
+
+
+def qc_once(slide_path: str, cache_dir: str, preset: str) -> dict[str, Any]:
+    """Runs a preset on one slide; models are in the cache."""
+    with open_slide(slide_path) as slide:
+        result = run_qc(slide, load_pipeline(preset), cache_dir=Path(cache_dir))
+    seconds = {name: round(value, 4) for name, value in result.seconds.items()}
+    return {"pixels_to_use": result.scores["pixels_to_use"], "seconds": seconds}
+
+
+def whole_level(slide_path: str, max_edge: int) -> list[int]:
+    """OpenSlide's own thumbnail: the level is decoded whole."""
+    import openslide
+
+    with openslide.OpenSlide(slide_path) as slide:
+        return list(slide.get_thumbnail((max_edge, max_edge)).size)
+
+
+def train_once(cache_dir: str) -> None:
+    """Trains both models of the default preset into an empty cache."""
+    shutil.rmtree(cache_dir, ignore_errors=True)
+    prepare_models(load_pipeline("default"), cache_dir=Path(cache_dir))
+
+
+def batch(folder: str, cache_dir: str, workers: int, num_slides: int) -> int:
+    """QC of one slide under several names."""
+    from thinsection.run.cohort import SlideEntry
+    from thinsection.run.qc_batch import QcSettings, qc_slides
+
+    root = Path(folder)
+    entries = [
+        SlideEntry(slide_id=f"s{n}", slide_path=str(root / "slide.svs")) for n in range(num_slides)
+    ]
+    settings = QcSettings(
+        pipeline=load_pipeline("default"),
+        workers=workers,
+        resume=False,
+        cache_dir=Path(cache_dir),
+    )
+    reports = list(qc_slides(entries, root / f"out{workers}", settings))
+    return sum(report.status == "done" for report in reports)
+
+
+def main() -> None:
+    """Measures at 20,000 x 16,000 px, 0.5 and 0.25 µm/px; `--smoke` at 3,000 x 2,400."""
+    args = arguments(__doc__ or "")
+    size = SMOKE if args.smoke else FULL
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        cache = str(root / "cache")
+        training = measured("train_once", times=1, cache_dir=cache)
+        results: dict[str, Any] = {"size": size, "training": training}
+        for mpp in (0.5,) if args.smoke else (0.5, 0.25):
+            results[f"{mpp} um/px"] = one_resolution(root, cache, size, mpp, smoke=args.smoke)
+        results["workers"] = compare_workers(root, cache, num_slides=2 if args.smoke else 8)
+    finish("bench_qc", results, args)
+
+
+def one_resolution(
+    root: Path, cache: str, size: tuple[int, int], mpp: float, *, smoke: bool
+) -> dict[str, Any]:
+    """Default preset with levels and without, and OpenSlide's thumbnail without."""
+    from thinsection.testing.synthetic import write_he_slide
+
+    with_levels, flat = root / "slide.svs", root / "flat.svs"
+    write_he_slide(with_levels, size, mpp=mpp)
+    write_he_slide(flat, size, mpp=mpp, downsamples=(1,))
+    check_readers_agree(with_levels, Path(cache))
+    times = 1 if smoke else TIMES
+    edge = round(max(size) * mpp / 4.0)  # 2.5x, the larger of the preset's two work images
+    return {
+        "default, levels": measured(
+            "qc_once", times=times, slide_path=str(with_levels), cache_dir=cache, preset="default"
+        ),
+        "default, level 0 only": measured(
+            "qc_once", times=1, slide_path=str(flat), cache_dir=cache, preset="default"
+        ),
+        "extended, levels": measured(
+            "qc_once", times=1, slide_path=str(with_levels), cache_dir=cache, preset="extended"
+        ),
+        "openslide thumbnail, level 0 only": measured(
+            "whole_level", times=1, slide_path=str(flat), max_edge=edge
+        ),
+    }
+
+
+def check_readers_agree(path: Path, cache: Path) -> None:
+    """The fast reader gives the mask that OpenSlide's px give."""
+    default = load_pipeline("default")
+    mapping = Pipeline(name="check", checks=default.checks[2:8])
+    masks = []
+    for reader in ("auto", "openslide"):
+        with open_slide(path, reader=reader) as slide:
+            masks.append(run_qc(slide, mapping, cache_dir=cache).mask_use)
+    union = int((masks[0] | masks[1]).sum())
+    iou = int((masks[0] & masks[1]).sum()) / max(union, 1)
+    if union == 0 or iou < 0.995:
+        raise AssertionError(f"IoU of masks by two readers must be >= .995, got {iou} of {union}")
+
+
+def compare_workers(root: Path, cache: str, *, num_slides: int) -> dict[str, Any]:
+    """Wall-clock time of one process against two, worker start included."""
+    seconds = {}
+    for workers in (1, 2):
+        started = time.perf_counter()
+        done = batch(str(root), cache, workers, num_slides)
+        seconds[workers] = time.perf_counter() - started
+        if done != num_slides:
+            raise AssertionError(f"slides done must be {num_slides}, got {done}")
+    ratio = seconds[1] / seconds[2]
+    return {"num_slides": num_slides, "one_s": seconds[1], "two_s": seconds[2], "ratio": ratio}
+
+
+def measured(function: str, *, times: int, **kwargs: Any) -> dict[str, Any]:
+    """Median CPU-seconds and highest peak of fresh processes, and the last one's result."""
+    runs = [run_and_measure("benchmarks.bench_qc", function, **kwargs) for _ in range(times)]
+    cpu = [run.cpu_seconds for run in runs]
+    return {
+        "cpu_seconds": round(float(np.median(cpu)), 3),
+        "cpu_seconds_range": [round(min(cpu), 3), round(max(cpu), 3)],
+        "wall_seconds": round(float(np.median([run.seconds for run in runs])), 3),
+        "peak_mb": round(max(run.peak_bytes for run in runs) / 1e6),
+        "beyond_imports_mb": round(max(run.growth_bytes for run in runs) / 1e6),
+        "times": times,
+        "result": runs[-1].result,
+    }
+
+
+if __name__ == "__main__":
+    main()
