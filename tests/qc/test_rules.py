@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from tests.qc.slides import ArraySlide
 
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.qc import load_pipeline, mask_share, parse_rule, qc_fail, run_qc, tile_qc_columns
+from thinsection.qc import (
+    box_fractions,
+    load_pipeline,
+    parse_rule,
+    qc_fail,
+    run_qc,
+    tile_qc_columns,
+)
 from thinsection.types import MaskFrame
 
 ROW = {"pixels_to_use": 900.0, "bright": 0.5, "small_removed_percent": -0.1, "type": "aperio"}
@@ -51,7 +58,7 @@ def test_a_tiles_share_is_the_mean_of_the_enlarged_mask(seed: int, tile_px_l0: i
     frame = MaskFrame(size_th=(11, 7), size_l0=(110, 84))
     large = np.repeat(np.repeat(mask, 12, axis=0), 10, axis=1)
     coords = rng.integers((0, 0), (110, 84), (20, 2))
-    got = mask_share(mask, frame, coords, tile_px_l0)
+    got = box_fractions(mask, frame, coords, (tile_px_l0, tile_px_l0))
     for (x, y), share in zip(coords, got, strict=True):
         inside = large[y : y + tile_px_l0, x : x + tile_px_l0].sum()
         assert share == pytest.approx(inside / tile_px_l0**2, abs=1e-5)
