@@ -1,5 +1,7 @@
 """Colour on either device, with scikit-image's definitions: sRGB uint8 in, float64 out."""
 
+import math
+
 from thinsection.arrays.namespace import Array, ArrayNamespace
 from thinsection.errors import InvalidInputError
 
@@ -51,12 +53,6 @@ def saturation(ns: ArrayNamespace, rgb: Array) -> Array:
     return (highest - lowest) / ns.xp.maximum(highest, 1.0)
 
 
-def optical_density(ns: ArrayNamespace, rgb: Array) -> Array:
-    """-log10 of the transmitted share, mean over R, G, B, float64 (H, W)."""
-    table = -ns.xp.log10(ns.xp.maximum(ns.xp.arange(256) / 255.0, 1 / 255.0))
-    return (table[rgb[..., 0]] + table[rgb[..., 1]] + table[rgb[..., 2]]) / 3.0
-
-
 def stain_matrix(stain: str) -> Array:
     """The (3, 3) matrix from log RGB to stains, float64 on the host.
 
@@ -81,5 +77,5 @@ def stains_from_rgb(ns: ArrayNamespace, rgb: Array, stain: str) -> Array:
 
     A channel's share of log(1e-6) stands for its optical density, as scikit-image has it.
     """
-    log = ns.xp.log(ns.xp.maximum(rgb / 255.0, _FLOOR)) / float(ns.xp.log(_FLOOR))
+    log = ns.xp.log(ns.xp.maximum(rgb / 255.0, _FLOOR)) / math.log(_FLOOR)
     return ns.xp.maximum(log @ ns.xp.asarray(stain_matrix(stain)), 0.0)

@@ -62,7 +62,7 @@ def dilated_by_square(ns: ArrayNamespace, mask: Array, edge_px: int) -> Array:
 def opened_by_disk(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
     """The mask opened by a disk; outside the image counts as inside, so borders are kept."""
     disk = ns.xp.asarray(disk_footprint(radius_px))
-    eroded = ns.ndimage.binary_erosion(mask, structure=disk, border_value=True)
+    eroded = ns.ndimage.binary_erosion(mask, structure=disk, border_value=1)
     return ns.ndimage.binary_dilation(eroded, structure=disk)
 
 

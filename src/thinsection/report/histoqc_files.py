@@ -41,7 +41,7 @@ def write_histoqc(
     for row in rows:
         if row["status"] == "failed":
             continue
-        name = f"{row['slide_id']}{Path(str(row['slide_path'])).suffix}"
+        name = f"{row['slide_id']}{Path(str(row['slide_path'])).suffix or '.slide'}"
         named.append({**row, "filename": name})
         _copy_pictures(out / str(row["slide_id"]), out / name, name)
     write_histoqc_tsv(out / "results.tsv", named, headers)
