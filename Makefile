@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 SLIDE ?=
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
-# their own dependencies are several GB of CUDA packages that a CPU does not need
-NO_DEPS := cucim-cu12 lazy-loader triton
+# what they depend on is several GB of CUDA packages, not needed on a CPU; openfold3 is for tests only
+NO_DEPS := cucim-cu12 lazy-loader triton openfold3
 
 .PHONY: demo test setup lint types bench-smoke clean
 
