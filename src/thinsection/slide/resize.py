@@ -25,10 +25,11 @@ def fitted_size(size: Size, max_size: Size) -> Size:
 def read_resized(slide: Slide, size_th: Size) -> RgbArray:
     """The slide resampled to exactly `size_th`, uint8 (H, W, 3).
 
-    The coarsest level that is not coarser than wanted is read once, strip by strip. The result
-    equals Pillow's `resize(size_th, LANCZOS)` of that whole level to the bit; where the rows
-    reduced along x exceed 128 MiB (a huge slide without levels) they are reduced along y in parts,
-    and single values may differ by 1.
+    The coarsest level that is not coarser than wanted is read once, strip by strip, reduced along
+    x and then along y. The result equals Pillow's `resize(size_th, LANCZOS)` of that whole level
+    to the bit where the aspect is about kept (Pillow 13 reduces along y first where the height
+    shrinks much more than the width). Where the rows reduced along x exceed 128 MiB (a huge slide
+    without levels) they are reduced along y in parts, and single values may differ by 1.
 
     Args:
         slide: an opened slide.
