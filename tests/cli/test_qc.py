@@ -1,0 +1,66 @@
+"""`thinsection qc` from slides to a contact sheet, its exit codes, and its errors in one line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import thinsection
+from thinsection.qc import load_pipeline
+from thinsection.testing.synthetic import write_he_slide
+
+
+def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(thinsection.__file__).parent.parent),
+        "XDG_CACHE_HOME": str(cache),
+    }
+    command = [sys.executable, "-m", "thinsection", "qc", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=environment, check=False
+    )
+
+
+def test_one_good_slide_and_one_bad_end_with_code_3_and_all_the_files(tmp_path: Path) -> None:
+    slides, out = tmp_path / "slides", tmp_path / "out"
+    slides.mkdir()
+    write_he_slide(slides / "good.svs", (2400, 1800))
+    (slides / "bad.svs").write_text("no slide")
+    flags = ("--pipeline", "light", "--write", "histoqc", "--qc-fail", "pixels_to_use<1e9")
+    done = run(str(slides), "--out", str(out), *flags, cache=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert "bad: failed: no reader opens 'bad.svs'" in done.stdout
+    assert "good: fails pixels_to_use<1e+09" in done.stdout
+    assert "1 of 2 slides done" in done.stdout
+    for name in ("qc.csv", "qc.html", "results.tsv", "good/qc.json", "good.svs/good.svs_thumb.png"):
+        assert (out / name).is_file(), name
+    (slides / "bad.svs").unlink()
+    again = run(str(slides), "--out", str(out), "--pipeline", "light", cache=tmp_path)
+    assert again.returncode == 0
+    assert "good: skipped" in again.stdout
+
+
+def test_a_histoqc_config_is_written_as_toml_and_an_unknown_key_is_one_line(
+    tmp_path: Path,
+) -> None:
+    ini, toml = tmp_path / "config.ini", tmp_path / "p.toml"
+    text = "[pipeline]\nsteps= BasicModule.finalProcessingSpur\n[BasicModule.finalProcessingSpur]\n"
+    ini.write_text(text + "disk_radius: 7\n")
+    flags = ("--from-histoqc", str(ini), "--write-pipeline", str(toml))
+    assert run(*flags, cache=tmp_path).returncode == 0
+    assert load_pipeline(toml).checks[0].params.radius == "7 px"
+    ini.write_text(text + "disc_radius: 7\n")
+    failed = run(*flags, cache=tmp_path)
+    assert failed.returncode == 2
+    assert "unknown key 'disc_radius'" in failed.stderr.replace("\n", " ")
+    assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize("flag", [("--write", "xml"), ("--qc-fail", "x")])
+def test_a_wrong_flag_is_refused_before_any_work(flag: tuple[str, str], tmp_path: Path) -> None:
+    done = run(str(tmp_path / "none.svs"), *flag, cache=tmp_path)
+    assert done.returncode == 2
+    assert "must" in done.stderr
