@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("models", "List tile encoders; check whether one would load here."),
     "config": ("config", "Show every setting of a run as TOML."),
     "export": ("export", "Write results in other tools' formats."),
+    "plan": ("plan", "Predict memory and time from headers and thumbnails."),
     "slurm": ("slurm", "A run as a Slurm job array: script, submit, status, collect."),
     "efficiency": ("efficiency", "What a run used of what it held, and what to ask for next."),
     "doctor": ("doctor", "Show what was found here, and what is missing."),

@@ -1,0 +1,99 @@
+"""Does the plan hold? Predicted against measured peak memory and time, over eight configurations.
+
+Each run happens in a fresh process whose high-water mark and CPU-seconds are taken. Time is compared
+in CPU-seconds, which other work on the machine does not change, and wall-clock time is shown beside.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+
+# name -> (slides, settings by field name)
+CASES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "default": (("a", "b"), {}),
+    "batch 8": (("a", "b"), {"batch_size": 8}),
+    "batch 64, 2 decode workers": (("a", "b"), {"batch_size": 64, "decode_workers": 2}),
+    "tiles of 512 px": (("a", "b"), {"tile_px": 512, "batch_size": 8}),
+    "1 µm/px": (("large",), {"tile_mpp": "1.0"}),
+    "small stream": (("a",), {"memory": "120MiB"}),
+    "one large slide": (("large",), {}),
+    "resnet18": (("a",), {"encoder": "timm:resnet18", "pretrained": False, "tile_px": 224}),
+}
+SIZES = {"a": (5000, 4000), "b": (4000, 4500), "large": (9000, 7000)}
+SMOKE_SIZES = {"a": (1200, 1000), "b": (1000, 1300), "large": (1800, 1500)}
+MEMORY_FACTOR, TIME_FACTOR = 1.2, 1.5
+
+
+def settings(overrides: dict[str, Any]) -> Any:
+    """The run's configuration, one decoding thread unless the case says otherwise."""
+    from thinsection.config import replace_flat
+    from thinsection.run.config import RunConfig
+
+    return replace_flat(RunConfig(), {"decode_workers": 1, "precision": "fp32", **overrides})
+
+
+def measured_run(slides: list[str], out: str, overrides: dict[str, Any]) -> list[int]:
+    """What the fresh process does; imports are part of it."""
+    import torch
+
+    from thinsection.run import run
+
+    torch.set_num_threads(1)
+    summary = run(slides, out=out, config=settings(overrides))
+    return [summary.counts["done"], summary.counts["failed"]]
+
+
+def compare(slides: list[str], out: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+    """One case: the plan, then the run."""
+    from thinsection.run.executor_plan import plan_run
+    from thinsection.testing.memory import run_and_measure
+
+    plan = plan_run(slides, config=settings({**overrides, "job_cpus": 1}))
+    found = run_and_measure(
+        "benchmarks.bench_plan", "measured_run", slides=slides, out=str(out), overrides=overrides
+    )
+    if found.result != [len(slides), 0]:
+        raise RuntimeError(f"the run must finish every slide, got {found.result}")
+    return {
+        "tiles": sum(s.num_tiles for s in plan.slides),
+        "planned_bytes": plan.memory.host_bytes,
+        "measured_bytes": found.peak_bytes,
+        "memory_ratio": plan.memory.host_bytes / found.peak_bytes,
+        "planned_cpu_s": plan.time.cpu_s,
+        "measured_cpu_s": found.cpu_seconds,
+        "time_ratio": plan.time.cpu_s / found.cpu_seconds,
+        "measured_wall_s": found.seconds,
+    }
+
+
+def main() -> None:
+    """Runs all cases; the two smallest with --smoke."""
+    args = harness.arguments(__doc__ or "")
+    sizes = SMOKE_SIZES if args.smoke else SIZES
+    cases = dict(list(CASES.items())[:1]) if args.smoke else CASES
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        from thinsection.testing.synthetic import write_he_slide
+
+        for seed, (name, size) in enumerate(sizes.items()):
+            write_he_slide(Path(folder) / f"{name}.tiff", size, seed=seed)
+        for number, (case, (names, overrides)) in enumerate(cases.items()):
+            slides = [str(Path(folder) / f"{name}.tiff") for name in names]
+            results[case] = compare(slides, Path(folder) / f"out{number}", overrides)
+            print(case, results[case], file=sys.stderr, flush=True)
+    held = {
+        "memory_within_20_percent_and_never_under": all(
+            1.0 <= r["memory_ratio"] <= MEMORY_FACTOR for r in results.values()
+        ),
+        "time_within_factor_1.5": all(
+            1 / TIME_FACTOR <= r["time_ratio"] <= TIME_FACTOR for r in results.values()
+        ),
+    }
+    harness.finish("bench_plan", {"cases": results, "held": held}, args)
+
+
+if __name__ == "__main__":
+    main()

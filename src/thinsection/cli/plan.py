@@ -1,0 +1,67 @@
+"""`thinsection plan`: memory and time before anything runs."""
+
+from typing import Annotated, Any
+
+import typer
+
+from thinsection.cli.options import with_config
+from thinsection.cli.run import SlidesArgument
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    from thinsection.run.config import RunConfig
+
+    app.command("plan")(with_config(RunConfig)(_plan))
+
+
+def _plan(
+    slides: SlidesArgument,
+    gpu: Annotated[
+        str | None, typer.Option(help="Plan for this GPU: t4, v100, a40, a100-40, a100-80, h100.")
+    ] = None,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Print #SBATCH lines too.")] = False,
+    config: Any = None,
+) -> None:
+    """Predict peak memory and time from headers and thumbnails; no tile is decoded.
+
+    Example: thinsection plan slides/ --gpu a40 --encoder uni2_h --slurm
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from thinsection.run.executor_plan import MEMORY_MARGIN, TIME_MARGIN, plan_run
+    from thinsection.stream import cpu_count
+    from thinsection.units import format_bytes
+
+    plan = plan_run(slides, config=config, gpu=gpu)
+    console = Console()
+    table = Table("part", "host memory", "GPU memory")
+    for name in [*plan.memory.host, *(n for n in plan.memory.gpu if n not in plan.memory.host)]:
+        parts = (plan.memory.host.get(name), plan.memory.gpu.get(name))
+        table.add_row(name, *(format_bytes(p) if p is not None else "" for p in parts))
+    on_gpu = format_bytes(plan.memory.gpu_bytes) if plan.memory.gpu else ""
+    table.add_row("peak, margin 8 %", format_bytes(plan.memory.host_bytes), on_gpu, style="bold")
+    console.print(table)
+    tiles = sum(s.num_tiles for s in plan.slides)
+    time = plan.time
+    console.print(
+        f"{len(plan.slides)} slides, {tiles} tiles: {time.wall_s:.0f} s "
+        f"(start {time.start_s:.0f}, tissue {time.prepare_s:.0f}, decode {time.decode_s:.0f}, "
+        f"encode {time.encode_s:.0f} {'GPU' if plan.gpu else 'CPU'}-s)",
+        highlight=False,
+    )
+    for name, reason in plan.unreadable.items():
+        console.print(f"{name} does not open: {reason}", style="yellow", markup=False)
+    for warning in plan.warnings:
+        console.print(f"warning: {warning}", style="bold red", markup=False)
+    if slurm:
+        cpus = config.executor.job_cpus or cpu_count()
+        tasks = config.executor.workers or 1
+        console.print(
+            f"# for each of {tasks} jobs; memory +{MEMORY_MARGIN - 1:.0%}, "
+            f"time +{TIME_MARGIN - 1:.0%} over the prediction",
+            highlight=False,
+        )
+        for line in plan.request(cpus=cpus, tasks=tasks).sbatch_lines():
+            console.print(line, markup=False, highlight=False)

@@ -1,0 +1,160 @@
+"""What the cost models need to know of this machine: measured once in some seconds, then kept.
+
+Kept at ~/.cache/thinsection/plan.json (XDG_CACHE_HOME is respected), keyed by CPU, core count and
+library versions.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from thinsection.errors import StoreError
+from thinsection.stream import cpu_count
+
+# CPU-seconds per slide for tissue, polygons, pictures and files, beside decoding its thumbnail
+SLIDE_S = 0.35
+_DECODE_S = 0.5
+_TILE_PX = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Rates of one machine.
+
+    Attributes:
+        process_bytes: resident memory of a process that has loaded the libraries.
+        start_s: CPU-seconds until it has.
+        decode_px_per_s: JPEG px decoded per CPU-second.
+        slide_s: CPU-seconds of small work per slide.
+        encoders: encoder's key -> tiles per CPU-second.
+    """
+
+    process_bytes: int
+    start_s: float
+    decode_px_per_s: float
+    slide_s: float = SLIDE_S
+    encoders: dict[str, float] = field(default_factory=dict)
+
+
+def calibration_path() -> Path:
+    """Where the measurements are kept."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "thinsection" / "plan.json"
+
+
+def machine_key() -> str:
+    """Names this machine and the versions that its rates depend on."""
+    parts = [platform.machine(), platform.processor(), cpu_model(), str(cpu_count())]
+    parts += [version(name) for name in ("torch", "simplejpeg", "numpy")]
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+
+
+def cpu_model() -> str:
+    """The CPU's name, '' where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith("model name")), "")
+
+
+def calibrate(
+    *, path: Path | None = None, measure: Callable[[], Calibration] | None = None
+) -> Calibration:
+    """The kept measurements of this machine, made now if there are none."""
+    path = path or calibration_path()
+    kept = _load(path)
+    if machine_key() in kept:
+        return Calibration(**kept[machine_key()])
+    found = (measure or measure_machine)()
+    keep(found, path=path)
+    return found
+
+
+def encoder_rate(
+    key: str, measure: Callable[[], float], *, path: Path | None = None
+) -> tuple[Calibration, float]:
+    """Tiles per CPU-second of an encoder, kept or measured now; with the machine's calibration."""
+    machine = calibrate(path=path)
+    if key not in machine.encoders:
+        machine = replace(machine, encoders={**machine.encoders, key: measure()})
+        keep(machine, path=path or calibration_path())
+    return machine, machine.encoders[key]
+
+
+def keep(found: Calibration, *, path: Path) -> None:
+    """Adds this machine's measurements to the file, atomically."""
+    document = _load(path) | {machine_key(): asdict(found)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tmp = path.with_suffix(f".tmp-{os.getpid()}")
+    try:
+        tmp.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        tmp.replace(path)
+    finally:
+        tmp.unlink(missing_ok=True)
+
+
+def measure_machine() -> Calibration:
+    """Measures in a fresh process (memory) and in this one (decoding); about 10 s."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=_environment(),
+    )
+    if done.returncode != 0:
+        raise StoreError(f"calibration must run, got: {done.stderr.strip()[-500:]}")
+    seconds, resident = json.loads(done.stdout.splitlines()[-1])
+    return Calibration(process_bytes=resident, start_s=seconds, decode_px_per_s=measure_decoding())
+
+
+def measure_decoding() -> float:
+    """JPEG px per CPU-second of this thread, on a textured tile at quality 80."""
+    import numpy as np
+    import simplejpeg
+
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(90, 230, (_TILE_PX // 8, _TILE_PX // 8, 3), dtype=np.uint8)
+    fine = rng.integers(0, 24, (_TILE_PX, _TILE_PX, 3), dtype=np.uint8)
+    tile = coarse.repeat(8, axis=0).repeat(8, axis=1) + fine
+    data = simplejpeg.encode_jpeg(tile, quality=80, colorsubsampling="420")
+    simplejpeg.decode_jpeg(data)
+    count, start = 0, time.thread_time()
+    while (spent := time.thread_time() - start) < _DECODE_S:
+        simplejpeg.decode_jpeg(data)
+        count += 1
+    return count * _TILE_PX**2 / spent
+
+
+_PROBE = """
+import json, os, sys
+import torch, h5py, tifffile, simplejpeg, PIL.Image, scipy.ndimage, skimage.morphology
+import thinsection.aggregate, thinsection.encode, thinsection.slide, thinsection.stream
+torch.nn.functional.conv2d(torch.zeros(1, 3, 64, 64), torch.zeros(8, 3, 3, 3))
+torch.zeros(64, 64) @ torch.zeros(64, 64)
+times = os.times()
+resident = [int(l.split()[1]) * 1024 for l in open('/proc/self/status') if l.startswith('VmHWM')]
+print(json.dumps([times.user + times.system, resident[0]]))
+"""
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # a damaged cache is measured anew
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,143 @@
+"""Peak memory of a run as formulas over the sizes by which the stages allocate.
+
+Host peak = process + weights + batch + buffers + scratch + caches + prepared slides + results, with
+    process   interpreter, libraries, allocator: measured once per machine (plan.calibration)
+    weights   of the encoder, and once more while they are loaded
+    batch     what one encoding batch holds (encode.memory.batch_bytes, a dry pass); on a CPU
+    buffers   min(slots, batches of the run) * batch_size * tile_px² * 3 (stream.budget)
+    scratch   decode workers * (region + tile of the level that is read) (stream.budget)
+    caches    decoded segments that readers keep, per opened slide
+    prepared  (prefetched + 2) * 40 bytes per px of the tissue mask
+    results   tiles of the largest slide * embedding bytes * 3 (collected, pooled, written)
+On a GPU, weights and batch are there, beside the driver's context and two batches in transfer.
+"""
+
+from dataclasses import dataclass
+
+from thinsection.stream.budget import StreamBudget
+from thinsection.types import MIB
+
+MASK_BYTES_PER_PX = 40
+MARGIN = 1.08  # the allocator's rounding and fragmentation
+SEGMENT_CACHE_BYTES = 64 * MIB
+CUDA_CONTEXT_BYTES = 600 * MIB
+_RESULT_COPIES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSize:
+    """What an encoder takes.
+
+    Attributes:
+        weights_bytes: of its weights.
+        batch_bytes: of one batch in work, weights not counted.
+        dim: of an embedding.
+        flops_per_tile: multiply-adds count as two.
+    """
+
+    weights_bytes: int
+    batch_bytes: int
+    dim: int
+    flops_per_tile: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlideSize:
+    """What headers and thumbnail say of one slide.
+
+    Attributes:
+        slide_id: of the cohort.
+        num_tiles: tiles with enough tissue.
+        read_px: px of the level that are decoded for one tile.
+        mask_px: px of the tissue mask.
+        thumbnail_px: px that are decoded for the thumbnail.
+    """
+
+    slide_id: str
+    num_tiles: int
+    read_px: int
+    mask_px: int
+    thumbnail_px: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Predicted peaks and what they are made of.
+
+    Attributes:
+        host: name of a part -> bytes of host memory.
+        gpu: the same on the GPU; empty without one.
+    """
+
+    host: dict[str, int]
+    gpu: dict[str, int]
+
+    @property
+    def host_bytes(self) -> int:
+        """Peak of the process, with the margin."""
+        return int(sum(self.host.values()) * MARGIN)
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Peak on the GPU, with the margin."""
+        return int(sum(self.gpu.values()) * MARGIN)
+
+
+def memory_plan(
+    slides: tuple[SlideSize, ...],
+    *,
+    stream: StreamBudget,
+    batch_size: int,
+    encoder: EncoderSize | None,
+    process_bytes: int,
+    prefetch_slides: int,
+    on_gpu: bool = False,
+) -> MemoryPlan:
+    """The peaks of one process that takes all these slides.
+
+    Args:
+        slides: at least one.
+        stream: as the run would divide its budget.
+        batch_size: tiles per batch.
+        encoder: None for a run that ends with the tile grid.
+        process_bytes: of `Calibration`.
+        prefetch_slides: opened ahead.
+        on_gpu: where the encoder is.
+    """
+    ahead = min(prefetch_slides + 2, len(slides))
+    mask = max(s.mask_px for s in slides)
+    parts = {"process": process_bytes, "prepared slides": ahead * mask * MASK_BYTES_PER_PX}
+    if encoder is None:
+        return MemoryPlan(host=parts, gpu={})
+    batches = sum(-(-s.num_tiles // batch_size) for s in slides)
+    tile_bytes = stream.batch_bytes // batch_size
+    largest = max(s.num_tiles for s in slides)
+    parts |= {
+        "batch buffers": min(stream.slots, batches) * stream.batch_bytes,
+        "decode scratch": min(stream.workers, max(batches, 1)) * decode_scratch(slides, largest),
+        "reader caches": min(SEGMENT_CACHE_BYTES, _decoded(slides)),
+        "results": largest * encoder.dim * 4 * _RESULT_COPIES,
+    }
+    held = {"weights": 2 * encoder.weights_bytes, "batch": encoder.batch_bytes}
+    if not on_gpu:
+        return MemoryPlan(host=parts | held, gpu={})
+    parts |= {"weights while loading": encoder.weights_bytes}
+    held = {
+        "context": CUDA_CONTEXT_BYTES,
+        "weights": encoder.weights_bytes,
+        "batch": encoder.batch_bytes,
+        "transfer": 2 * batch_size * tile_bytes,
+    }
+    return MemoryPlan(host=parts, gpu=held)
+
+
+def decode_scratch(slides: tuple[SlideSize, ...], largest: int) -> int:
+    """Bytes of one worker's region: not more than the slides hold."""
+    from thinsection.stream.budget import CHANNELS, REGION_BYTES
+
+    tile = max(s.read_px for s in slides) * CHANNELS
+    return min(max(REGION_BYTES, tile), largest * tile) + tile
+
+
+def _decoded(slides: tuple[SlideSize, ...]) -> int:
+    return max(s.num_tiles * s.read_px * 3 for s in slides)
