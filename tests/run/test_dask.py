@@ -78,7 +78,7 @@ def test_two_workers_give_the_same_bytes_as_inline_and_events_come_home(
         on_event=events.append,
         on_message=messages.append,
     )
-    assert summary.counts == {"done": 4, "skipped": 0, "failed": 0}
+    assert summary.counts["done"] == 4
     assert any("dashboard: http://" in text for text in messages)
     ended = Counter(event.slide_id for event in events if event.kind == "ended")
     assert set(ended.values()) <= {1}  # events may lag behind the end of the run, never double

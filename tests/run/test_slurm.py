@@ -196,7 +196,7 @@ def test_an_array_with_a_bad_slide_and_a_cancelled_task_is_collected_and_resubmi
     assert second.job_id is not None
     await_end(second)
     run, waiting = collect_run(out)
-    assert (waiting, run.counts, run.exit_code) == (0, {"done": 4, "skipped": 0, "failed": 0}, 0)
+    assert (waiting, run.counts["done"], run.exit_code) == (0, 4, 0)
     assert (out / "good0" / "tiles.h5").stat().st_mtime_ns == before
     status = thinsection("slurm", "status", out, environment=on_slurm)
     assert "4 done" in status.stdout

@@ -73,6 +73,9 @@ def describe(result: SlideResult) -> str:
         return f"{result.slide_id}: {result.error}"
     tiles = result.facts.get("num_tiles")
     count = f", {tiles} tiles" if tiles is not None else ""
+    if result.facts.get("fetched_bytes"):
+        share = result.facts["fetched_bytes"] / result.facts["file_bytes"]
+        count += f", {share:.0%} of the file fetched in {result.facts['requests']} requests"
     warning = f" (warning: {result.facts['warnings']})" if result.facts.get("warnings") else ""
     if result.status == "skipped":
         return f"{result.slide_id}: done before with the same settings and input, skipped{count}"

@@ -6,7 +6,7 @@ which ends a worker that exceeds its memory.
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,15 +26,16 @@ _TERMINATE_FRACTION = 0.95
 _SETTINGS: dict[str, Any] = {
     # one death is enough to try the slides of a chunk one by one
     "distributed.scheduler.allowed-failures": 0,
-    # a worker gets a task when it can start it: no slide waits behind another on one worker, and
-    # none is blamed for a death that was not its own
-    "distributed.scheduler.worker-saturation": 1.0,
     "distributed.scheduler.work-stealing": False,
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": _TERMINATE_FRACTION,
 }
+
+
+def _no_resize(workers: int) -> None:
+    """For clusters of a fixed size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +47,18 @@ class DaskSession:
         workers: tasks that can run at once.
         threads: of each worker's encoder.
         local: workers are children of this process (and in its resource record).
-        isolated: a worker is sent no task before it can start it.
+        resize: told how many workers still have work; jobs of a batch system follow it.
     """
 
     client: Any
     workers: int
     threads: int
     local: bool
-    isolated: bool
+    resize: Callable[[int], None] = _no_resize
+
+    def addresses(self) -> set[str]:
+        """The workers that live now."""
+        return set(self.client.scheduler_info(n_workers=-1)["workers"])
 
 
 @contextmanager
@@ -83,7 +88,6 @@ def open_session(config: ExecutorConfig, *, log_folder: Path) -> Iterator[DaskSe
                 workers=workers,
                 threads=config.threads,
                 local=False,
-                isolated=False,
             )
             return
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="thinsection-dask-"))
@@ -92,6 +96,7 @@ def open_session(config: ExecutorConfig, *, log_folder: Path) -> Iterator[DaskSe
             _cluster(config, workers=workers, threads=threads, scratch=scratch, logs=log_folder)
         )
         client = stack.enter_context(distributed.Client(cluster))
+        resize = _resizer(cluster, workers) if config.jobqueue else _no_resize
         try:
             client.wait_for_workers(1, timeout=_WAIT_S)
         except TimeoutError as error:
@@ -104,8 +109,23 @@ def open_session(config: ExecutorConfig, *, log_folder: Path) -> Iterator[DaskSe
             workers=workers,
             threads=threads,
             local=config.jobqueue is None,
-            isolated=True,
+            resize=resize,
         )
+
+
+def _resizer(cluster: Any, workers: int) -> Callable[[int], None]:
+    """Keeps as many jobs in the queue as have work; lost ones are replaced, idle ones end."""
+    asked = 0
+
+    def resize(wanted: int) -> None:
+        nonlocal asked
+        jobs = max(1, min(workers, wanted))
+        if jobs != asked:
+            cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs)
+            asked = jobs
+
+    resize(workers)
+    return resize
 
 
 def worker_shape(config: ExecutorConfig) -> tuple[int, int]:
@@ -181,7 +201,7 @@ def _slurm_cluster(config: ExecutorConfig, *, workers: int, threads: int, logs: 
     logs.mkdir(parents=True, exist_ok=True)
     memory = parse_bytes(config.job_memory or config.worker_memory or "8GiB")
     directives = [*config.directive, *([f"--gres={config.gres}"] if config.gres else [])]
-    cluster = SLURMCluster(
+    return SLURMCluster(
         cores=1,
         processes=1,
         memory=f"{memory // MIB}MiB",
@@ -195,5 +215,3 @@ def _slurm_cluster(config: ExecutorConfig, *, workers: int, threads: int, logs: 
         local_directory=tempfile.gettempdir(),
         scheduler_options={"dashboard_address": ":0"},
     )
-    cluster.adapt(minimum_jobs=min(1, workers), maximum_jobs=workers)
-    return cluster

@@ -18,7 +18,7 @@ from thinsection.run.slides import RunEvent
 from thinsection.store.atomic import write_text
 
 LOG_NAME = "dask-workers.log"
-_POLL_S = 5.0
+_POLL_S = 2.0
 _NO_WORKERS_S = 300.0  # a cluster without a worker for so long is lost
 
 _log = logging.getLogger(__name__)
@@ -26,12 +26,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """A chunk on its way. `alone`: one slide whose worker died before, in less memory."""
+    """A chunk on its way to the worker of that address.
+
+    `alone`: one slide whose worker died before, in less memory.
+    """
 
     entries: tuple[SlideEntry, ...]
     task: RunTask
     attempt: int = 0
     alone: bool = False
+    worker: str = ""
 
 
 class DaskExecutor:
@@ -86,29 +90,56 @@ class DaskExecutor:
         running: dict[Any, _Job] = {}
         idle_s = 0.0
         while jobs or running:
-            while jobs and self._has_room(session, jobs[0], running):
-                job = jobs.popleft()
-                future = session.client.submit(
-                    run_chunk, job.task, job.entries, topic, pure=False, retries=0
-                )
-                running[future] = job
+            session.resize(len(jobs) + len(running))
+            live = session.addresses()
+            self._send(session, jobs, running, live=live, topic=topic)
             ended = _wait(list(running))
-            idle_s = 0.0 if ended or _has_workers(session) else idle_s + _POLL_S
+            idle_s = 0.0 if ended or live else idle_s + _POLL_S
             if idle_s > _NO_WORKERS_S:
                 raise ClusterError(
                     f"the cluster must have a worker, got none for {idle_s:.0f} s; what is done "
                     "stays: run the same command again"
                 )
+            if not ended and running:
+                ended = self._stranded(session, running, before=live)
             for future in ended:
                 job = running.pop(future)
                 jobs.extend(self._settle(future, job, on_report))
                 future.release()
 
     @staticmethod
-    def _has_room(session: DaskSession, job: _Job, running: Mapping[Any, _Job]) -> bool:
-        if job.alone and not session.isolated:  # a foreign scheduler may queue two on one worker
-            return not running
-        return len(running) < session.workers
+    def _send(
+        session: DaskSession,
+        jobs: deque[_Job],
+        running: dict[Any, _Job],
+        *,
+        live: set[str],
+        topic: str,
+    ) -> None:
+        """Gives each idle worker one job, by address.
+
+        Left to itself the scheduler may queue two on one worker, and the slides that only waited
+        there would be blamed for its death.
+        """
+        idle = sorted(live - {job.worker for job in running.values()})
+        while jobs and idle and len(running) < session.workers:
+            job = replace(jobs.popleft(), worker=idle.pop())
+            future = session.client.submit(
+                *(run_chunk, job.task, job.entries, topic),
+                **{"workers": [job.worker], "pure": False, "retries": 0},
+            )
+            running[future] = job
+
+    @staticmethod
+    def _stranded(
+        session: DaskSession, running: Mapping[Any, _Job], *, before: set[str]
+    ) -> list[Any]:
+        """Tasks whose worker left without dying at work (scaled down, out of time), cancelled."""
+        gone = {job.worker for job in running.values()} - before - session.addresses()
+        found = [f for f, job in running.items() if job.worker in gone and f.status == "pending"]
+        if found:
+            session.client.cancel(found)
+        return found
 
     def _settle(
         self, future: Any, job: _Job, on_report: Callable[[ChunkReport[SlideResult]], None]
@@ -179,7 +210,3 @@ def _wait(futures: Sequence[Any]) -> list[Any]:
         return list(wait(futures, timeout=_POLL_S, return_when="FIRST_COMPLETED").done)
     except TimeoutError:
         return []
-
-
-def _has_workers(session: DaskSession) -> bool:
-    return bool(session.client.scheduler_info(n_workers=-1)["workers"])

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -281,7 +281,7 @@ class _Job:
                     continue
                 self.locks.add(lock)
                 self._lock_of[entry.slide_id] = lock
-                mark = fingerprint(Path(entry.slide_path))
+                mark = fingerprint(entry.slide_path)
             except StoreError as error:
                 self._end(entry, record_failure(self.out, entry, "open", error))
                 continue
@@ -312,7 +312,7 @@ class _Job:
         else:
             found = read_result(self.out, work.entry, self.stage)
             assert found is not None
-            result = found
+            result = replace(found, facts={**found.facts, **work.fetched()})
         self._end(work.entry, result)
 
     def _end(self, entry: SlideEntry, result: SlideResult) -> None:

@@ -26,6 +26,7 @@ from thinsection.run.cohort import SlideEntry
 from thinsection.run.config import RunConfig
 from thinsection.slide import Slide, open_slide
 from thinsection.slide.geometry import ReadPlan, plan_read
+from thinsection.slide.remote import FsspecSource
 from thinsection.store.atomic import atomic_path
 from thinsection.store.geojson import write_mask_geojson
 from thinsection.store.ledger import SlideLedger, StageRecord
@@ -58,6 +59,14 @@ class SlideWork:
     facts: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     stage: str = "open"
+    source: FsspecSource | None = None
+
+    def fetched(self) -> dict[str, int]:
+        """Bytes and requests of a streamed slide so far; nothing for a local one."""
+        if self.source is None:
+            return {}
+        counted = {"fetched_bytes": self.source.fetched_bytes, "file_bytes": self.source.size}
+        return {**counted, "requests": self.source.requests}
 
     def begin(self, stage: str) -> None:
         """Forgets an earlier result of the stage before its files are replaced.
@@ -90,6 +99,7 @@ def prepare(
         entry = work.entry
         reader = config.slides.reader
         slide = open_slide(entry.slide_path, reader=reader, slide_mpp=entry.slide_mpp)
+        work.source = getattr(slide, "source", None)
         work.facts = naming.slide_facts(entry, slide)
         work.ledger = SlideLedger(folder=work.folder, slide=work.facts, stages=work.ledger.stages)
         plan_tiles(slide, config)  # a missing mpp is said before any pixel is read

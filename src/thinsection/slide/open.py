@@ -17,6 +17,7 @@ from thinsection.errors import (
     SlideReadError,
 )
 from thinsection.slide.base import BaseSlide
+from thinsection.slide.remote import is_url, open_remote
 from thinsection.types import Mpp
 
 # reader -> (module, function or class, package whose version is shown)
@@ -60,7 +61,7 @@ def open_slide(
     bit; lower levels to a mean difference of 2 of 255). `slide.choice` says which it took and why.
 
     Args:
-        path: file.
+        path: file, or a URL that fsspec knows (a TIFF is streamed, others are staged).
         reader: 'auto', 'tiff', 'cucim', 'openslide' or 'image'.
         slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
 
@@ -73,6 +74,9 @@ def open_slide(
     name = str(path)
     if slide_mpp is not None and not all(0 < mpp < float("inf") for mpp in slide_mpp):
         raise InvalidInputError(f"slide_mpp must be > 0 and finite, got {slide_mpp} for {name!r}")
+    if is_url(name):
+        remote: BaseSlide = open_remote(name, reader=reader, slide_mpp=slide_mpp)
+        return remote
     if not Path(name).is_file():
         raise SlideOpenError(f"slide must be an existing file, got {name!r}")
     if Path(name).stat().st_size == 0:

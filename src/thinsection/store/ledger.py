@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.errors import StoreError
+from thinsection.slide.remote import FsspecSource, is_url
 from thinsection.store.atomic import write_json
 
 LEDGER_NAME = "slide.json"
@@ -105,7 +106,7 @@ def stage_key(**parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def fingerprint(path: Path) -> str:
+def fingerprint(path: Path | str) -> str:
     """Identity of a slide file: its size and a hash of 8 samples of 16 KiB spread over it.
 
     Not its name nor its time stamp, so that a copied or touched slide stays the same one. Files
@@ -117,6 +118,9 @@ def fingerprint(path: Path) -> str:
         StoreError: the file cannot be read.
     """
     digest = hashlib.sha256()
+    if is_url(str(path)):
+        return _remote_fingerprint(str(path))
+    path = Path(path)
     try:
         size = path.stat().st_size
         digest.update(str(size).encode())
@@ -128,6 +132,20 @@ def fingerprint(path: Path) -> str:
             digest.update(f"{companion.name}:{companion.stat().st_size}".encode())
     except OSError as error:
         raise StoreError(f"slide must be readable, got {error} in {str(path)!r}") from None
+    return digest.hexdigest()[:24]
+
+
+def _remote_fingerprint(url: str) -> str:
+    """The same as of a local copy, by range requests."""
+    digest = hashlib.sha256()
+    try:
+        source = FsspecSource(url)
+        digest.update(str(source.size).encode())
+        for index in range(_SAMPLES):
+            start = max(0, (source.size - _SAMPLE_BYTES) * index // (_SAMPLES - 1))
+            digest.update(source.read_at(start, min(_SAMPLE_BYTES, source.size - start)))
+    except OSError as error:  # SlideOpenError and SlideReadError are
+        raise StoreError(f"slide must be readable, got {error}") from None
     return digest.hexdigest()[:24]
 
 

@@ -1,0 +1,139 @@
+"""The cost models: monotone, additive, calibrated once, honest about what does not fit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thinsection.errors import ConfigError
+from thinsection.plan.calibration import Calibration, calibrate, encoder_rate, measure_decoding
+from thinsection.plan.gpus import ASSUMED_EFFICIENCY, GPUS, find_gpu
+from thinsection.plan.memory import MARGIN, EncoderSize, SlideSize, memory_plan
+from thinsection.plan.time import time_plan
+from thinsection.run import RunConfig
+from thinsection.run.config import EncodeConfig
+from thinsection.run.executor import ExecutorConfig
+from thinsection.run.executor_plan import plan_run
+from thinsection.stream import stream_budget
+from thinsection.testing.synthetic import write_he_slide
+from thinsection.types import GIB, MIB
+
+ENCODER = EncoderSize(weights_bytes=50 * MIB, batch_bytes=400 * MIB, dim=1280, flops_per_tile=8e9)
+MACHINE = Calibration(process_bytes=300 * MIB, start_s=5.0, decode_px_per_s=1e8, slide_s=0.5)
+
+
+def slide(num_tiles: int) -> SlideSize:
+    return SlideSize(
+        slide_id="a", num_tiles=num_tiles, read_px=65536, mask_px=10_000, thumbnail_px=10**6
+    )
+
+
+def memory(num_tiles: int, *, on_gpu: bool = False, batch_size: int = 32) -> Any:
+    stream = stream_budget(
+        budget_bytes=2 * GIB, batch_size=batch_size, tile_px=256, workers=2, scratch_bytes=32 * MIB
+    )
+    return memory_plan(
+        (slide(num_tiles),),
+        stream=stream,
+        batch_size=batch_size,
+        encoder=ENCODER,
+        process_bytes=300 * MIB,
+        prefetch_slides=2,
+        on_gpu=on_gpu,
+    )
+
+
+def test_the_peak_is_the_sum_of_its_parts_and_the_margin() -> None:
+    plan = memory(1000)
+    assert plan.host_bytes == int(sum(plan.host.values()) * MARGIN)
+    assert plan.host["batch buffers"] == 16 * 32 * 256 * 256 * 3
+    assert plan.gpu_bytes == 0
+
+
+def test_a_slide_with_few_tiles_needs_few_buffers_and_a_large_one_no_more_than_the_budget() -> None:
+    assert memory(40).host["batch buffers"] == 2 * 32 * 256 * 256 * 3
+    assert memory(10**6).host["batch buffers"] == memory(1000).host["batch buffers"]
+
+
+def test_on_a_gpu_weights_and_batch_leave_the_host() -> None:
+    plan = memory(1000, on_gpu=True)
+    assert "batch" not in plan.host
+    assert plan.gpu_bytes > ENCODER.weights_bytes + ENCODER.batch_bytes
+    assert plan.host_bytes < memory(1000).host_bytes
+
+
+def test_on_a_cpu_time_adds_up_and_is_shared_by_the_cpus() -> None:
+    one = time_plan((slide(1000),), calibration=MACHINE, encoder=ENCODER, tiles_per_s=25, cpus=1)
+    assert one.encode_s == 40
+    assert one.decode_s == pytest.approx(0.65536)
+    assert one.prepare_s == pytest.approx(0.51)
+    assert one.wall_s == pytest.approx(one.cpu_s) == pytest.approx(46.16536)
+    two = time_plan((slide(1000),), calibration=MACHINE, encoder=ENCODER, tiles_per_s=25, cpus=2)
+    assert two.wall_s - 5 == pytest.approx((one.wall_s - 5) / 2)
+
+
+def test_on_a_gpu_the_slower_of_decoding_and_encoding_sets_the_pace() -> None:
+    card = find_gpu("a40")
+    plan = time_plan(
+        (slide(10**6),), calibration=MACHINE, encoder=ENCODER, tiles_per_s=1, cpus=1, gpu=card
+    )
+    assert plan.encode_s == pytest.approx(8e15 / (149.7e12 * ASSUMED_EFFICIENCY))
+    assert plan.wall_s == pytest.approx(5 + 655.36 + 0.51)  # decoding on one CPU is slower
+    many = time_plan(
+        (slide(10**6),), calibration=MACHINE, encoder=ENCODER, tiles_per_s=1, cpus=64, gpu=card
+    )
+    assert many.wall_s == pytest.approx(5 + many.encode_s)
+
+
+def test_every_gpu_of_the_issue_is_known_and_another_name_is_helped() -> None:
+    assert {"a40", "a100-40", "a100-80", "h100", "v100"} <= set(GPUS)
+    with pytest.raises(ConfigError, match=r"got 'a100-8'; did you mean 'a100-80'\?"):
+        find_gpu("a100-8")
+
+
+def test_a_machine_is_measured_once_and_an_encoder_once(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def machine() -> Calibration:
+        calls.append("machine")
+        return MACHINE
+
+    def rate() -> float:
+        calls.append("encoder")
+        return 12.5
+
+    path = tmp_path / "cache" / "plan.json"
+    assert calibrate(path=path, measure=machine) == MACHINE
+    assert calibrate(path=path, measure=machine) == MACHINE
+    assert encoder_rate("lite0", rate, path=path)[1] == 12.5
+    assert encoder_rate("lite0", rate, path=path)[1] == 12.5
+    assert calls == ["machine", "encoder"]
+    path.write_text("{ torn")
+    calibrate(path=path, measure=machine)
+    assert calls == ["machine", "encoder", "machine"]
+
+
+def test_decoding_is_measured_in_a_plausible_range() -> None:
+    assert 2e7 < measure_decoding() < 3e9
+
+
+def test_a_plan_counts_tiles_names_bad_slides_and_warns_of_what_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_he_slide(tmp_path / "good.tiff", (1500, 1200))
+    (tmp_path / "bad.tiff").write_bytes(b"no slide")
+    config = RunConfig(
+        executor=ExecutorConfig(job_memory="200MiB"), encode=EncodeConfig(batch_size=16)
+    )
+    plan = plan_run([tmp_path / "good.tiff", tmp_path / "bad.tiff"], config=config)
+    assert [s.slide_id for s in plan.slides] == ["good"]
+    assert 0 < plan.slides[0].num_tiles <= 20
+    assert "no reader opens 'bad.tiff'" in plan.unreadable["bad"]
+    assert any(w.startswith("--job-memory 200MiB cannot hold") for w in plan.warnings)
+    request = plan.request(cpus=2)
+    assert request.memory_bytes >= 1.2 * plan.memory.host_bytes
+    large = RunConfig(encode=EncodeConfig(batch_size=2048))
+    gpu = plan_run([tmp_path / "good.tiff"], config=large, gpu="t4")
+    assert any("a t4 has 16.0 GiB" in w and "use --batch-size" in w for w in gpu.warnings)
+    assert gpu.request(cpus=4).gpus == 1

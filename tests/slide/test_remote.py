@@ -1,0 +1,156 @@
+"""Slides by URL, from a real S3 server on localhost: streamed, staged, counted, deleted."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+
+from thinsection.errors import DiskSpaceError, SlideOpenError
+from thinsection.run import RunConfig, run
+from thinsection.run.config import SlidesConfig
+from thinsection.slide import open_slide
+from thinsection.slide.remote import CACHE_VARIABLE, FsspecSource, StagedSlide, is_url
+from thinsection.store.ledger import fingerprint
+from thinsection.testing.synthetic import write_he_slide
+from thinsection.tiles.grid import TilesConfig
+
+server = pytest.importorskip("moto.server", reason="moto is not installed")
+pytest.importorskip("s3fs", reason="s3fs is not installed")
+
+SLIDES = Path(os.environ.get("THINSECTION_TEST_SLIDES", "../shared/slides"))
+REAL = SLIDES / "CMU-1-Small-Region.svs"
+needs_real = pytest.mark.skipif(not REAL.is_file(), reason=f"no real slide at {REAL}")
+# threads of the S3 client and the server hold sockets until their interpreter ends
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[Any]:
+    """A bucket of a local S3 server, as an fsspec file system."""
+    import s3fs
+
+    moto = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    moto.start()
+    _, port = moto.get_host_and_port()
+    names = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in names.items():
+            patch.setenv(name, value)
+        fs = s3fs.S3FileSystem(skip_instance_cache=True)
+        fs.mkdir("slides")
+        yield fs
+        moto.stop()
+
+
+def upload(bucket: Any, path: Path) -> str:
+    bucket.put_file(str(path), f"slides/{path.name}")
+    return f"s3://slides/{path.name}"
+
+
+def pyramid_of_real(path: Path) -> None:
+    """The real slide's px as a pyramid of four levels; the file of the project has only one."""
+    with open_slide(REAL) as slide:
+        pixels = slide.read_region((0, 0), 0, slide.size)
+    with tifffile.TiffWriter(path) as writer:
+        for step in (1, 2, 4, 8):
+            options: dict[str, Any] = {"subfiletype": 1 if step > 1 else 0}
+            writer.write(
+                np.ascontiguousarray(pixels[::step, ::step]),
+                tile=(256, 256),
+                compression="jpeg",
+                compressionargs={"level": 80},
+                photometric="rgb",
+                metadata=None,
+                resolution=(20000 / step, 20000 / step),
+                resolutionunit="CENTIMETER",
+                **options,
+            )
+
+
+@needs_real
+def test_the_real_slide_streams_the_same_pixels_and_has_the_same_fingerprint(bucket: Any) -> None:
+    url = upload(bucket, REAL)
+    with open_slide(REAL, reader="tiff") as local, open_slide(url) as remote:
+        assert remote.choice == "tiff: streamed by range requests"
+        assert remote.levels == local.levels
+        assert remote.slide_mpp == local.slide_mpp
+        region = ((500, 700), 0, (600, 300))
+        assert np.array_equal(remote.read_region(*region), local.read_region(*region))
+        source = remote.source
+        assert source.size == REAL.stat().st_size
+        assert 0 < source.fetched_bytes < 0.6 * source.size
+    assert fingerprint(url) == fingerprint(REAL)
+
+
+@needs_real
+def test_a_run_on_one_level_fetches_less_than_60_percent_and_says_so(
+    bucket: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "pyramid.tiff"
+    pyramid_of_real(path)
+    tiles = TilesConfig(tile_px=64, tile_mpp="2.0")
+    config = RunConfig(tiles=tiles, slides=SlidesConfig(reader="tiff"))
+    local = run([path], out=tmp_path / "local", config=config, stage="embed")
+    remote = run([upload(bucket, path)], out=tmp_path / "remote", config=config, stage="embed")
+    assert remote.exit_code == local.exit_code == 0
+    facts = remote.results[0].facts
+    assert facts["file_bytes"] == path.stat().st_size
+    assert facts["requests"] > 5
+    assert 0 < facts["fetched_bytes"] < 0.6 * facts["file_bytes"]
+    ours = [folder / "pyramid" / "tiles.h5" for folder in (tmp_path / "local", tmp_path / "remote")]
+    import h5py
+
+    with h5py.File(ours[0]) as a, h5py.File(ours[1]) as b:
+        assert len(a["coords"]) > 10
+        assert np.array_equal(a["coords"], b["coords"])
+        assert np.array_equal(a["features"], b["features"])
+
+
+def test_other_readers_stage_the_file_and_delete_it_when_done(bucket: Any, tmp_path: Path) -> None:
+    path = tmp_path / "he.tiff"
+    write_he_slide(path, (700, 500))
+    with open_slide(upload(bucket, path), reader="openslide") as slide:
+        assert isinstance(slide, StagedSlide)
+        assert slide.slide_path == "s3://slides/he.tiff"
+        with open_slide(path, reader="openslide") as local:
+            region = ((100, 50), 0, (300, 200))
+            assert np.array_equal(slide.read_region(*region), local.read_region(*region))
+        copies = list(Path(tempfile.gettempdir()).glob(f"thinsection-staged-{slide.source.size}-*"))
+        assert copies
+    assert not any(copy.exists() for copy in copies)
+
+
+def test_staging_stays_within_its_bound(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "large.tiff"
+    write_he_slide(path, (700, 500))
+    url = upload(bucket, path)
+    monkeypatch.setenv(CACHE_VARIABLE, "1kB")
+    with pytest.raises(DiskSpaceError, match=r"staged slides must fit into 1000 B"):
+        open_slide(url, reader="openslide")
+
+
+def test_a_missing_object_is_named(bucket: Any) -> None:
+    with pytest.raises(SlideOpenError, match=r"must be reachable.*s3://slides/none\.svs"):
+        open_slide("s3://slides/none.svs")
+
+
+def test_an_unknown_protocol_is_refused() -> None:
+    assert is_url("s3://a/b")
+    with pytest.raises(SlideOpenError, match="must have a known protocol"):
+        FsspecSource("nosuch://a/b.svs")
