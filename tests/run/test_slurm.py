@@ -14,9 +14,10 @@ import pytest
 
 from thinsection.errors import ClusterError, ConfigError, StoreError
 from thinsection.report.efficiency_analysis import Request
-from thinsection.run import RunConfig
+from thinsection.run import RunConfig, run
 from thinsection.run.executor import ExecutorConfig
 from thinsection.run.executor_choice import make_task
+from thinsection.run.monitor import read_usage
 from thinsection.run.slurm_executor import collect
 from thinsection.run.slurm_job import SlurmJob, load_job, load_jobs
 from thinsection.run.slurm_queue import active, task_states
@@ -244,3 +245,26 @@ def test_run_with_the_slurm_executor_waits_and_gives_the_same_bytes_as_inline(
     for name in ("s0/tiles.h5", "s1/tiles.h5", "s1/slide_embedding.h5", "summary.csv"):
         inline, slurm = tmp_path / "inline" / name, tmp_path / "slurm" / name
         assert inline.read_bytes() == slurm.read_bytes(), name
+
+
+@needs_slurm
+def test_dask_workers_come_up_as_two_slurm_jobs_and_do_the_work(
+    tmp_path: Path, on_slurm: dict[str, str]
+) -> None:
+    for index in range(4):
+        write_he_slide(tmp_path / f"s{index}.tiff", (700, 600), seed=index)
+    slides = sorted(tmp_path.glob("*.tiff"))
+    config = RunConfig(
+        executor=ExecutorConfig(
+            **{"executor": "dask", "jobqueue": "slurm", "workers": 2, "chunk_slides": 1},  # type: ignore[arg-type]
+            **{"job_cpus": 1, "job_memory": "900MiB", "walltime": "00:10:00"},  # type: ignore[arg-type]
+        )
+    )
+    summary = run(slides, out=tmp_path / "out", config=config, stage="tile")
+    assert summary.counts["done"] == 4
+    records = read_usage(tmp_path / "out")
+    jobs = {record.requested.job for record in records} - {None}
+    assert 1 <= len(jobs) <= 2  # a quick job may have done the other's share
+    assert all(r.requested.source == "slurm" for r in records if r.requested.job)
+    logs = list((tmp_path / "out" / "logs").glob("slurm-*.out"))
+    assert len(logs) == 2
