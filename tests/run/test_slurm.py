@@ -266,5 +266,5 @@ def test_dask_workers_come_up_as_two_slurm_jobs_and_do_the_work(
     jobs = {record.requested.job for record in records} - {None}
     assert 1 <= len(jobs) <= 2  # a quick job may have done the other's share
     assert all(r.requested.source == "slurm" for r in records if r.requested.job)
-    logs = list((tmp_path / "out" / "logs").glob("slurm-*.out"))
-    assert len(logs) == 2
+    logs = [p for p in (tmp_path / "out" / "logs").iterdir() if p.name.startswith("dask-worker-")]
+    assert len({path.stem for path in logs}) >= 2
