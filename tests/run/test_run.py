@@ -2,6 +2,7 @@
 
 import csv
 import json
+import subprocess
 from pathlib import Path
 
 import h5py
@@ -12,7 +13,13 @@ from PIL import Image
 from thinsection.config import replace_flat
 from thinsection.encode import load_encoder
 from thinsection.encode.embed import embed_tiles
-from thinsection.errors import BudgetError, ConfigError, StoreError, UnknownEncoderError
+from thinsection.errors import (
+    BudgetError,
+    ConfigError,
+    DiskSpaceError,
+    StoreError,
+    UnknownEncoderError,
+)
 from thinsection.run import RunConfig, RunEvent, run
 from thinsection.slide import open_slide
 from thinsection.store.lock import FileLock
@@ -290,3 +297,16 @@ def test_a_slide_that_fails_a_quality_rule_is_left_out_and_said_so(
 def test_a_quality_rule_without_quality_control_is_refused(tmp_path: Path, he_slide: Path) -> None:
     with pytest.raises(ConfigError, match="qc_fail must go with --qc"):
         run([he_slide], out=tmp_path, config=settings(qc_fail=["pixels_to_use<1"]), stage="tile")
+
+
+def test_a_full_disk_stops_the_run_before_it_starts(tmp_path: Path, he_slide: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(small)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small tmpfs is not allowed here")
+    try:
+        with pytest.raises(DiskSpaceError, match=r"out must have 256.0 MiB free, got 8.0 MiB"):
+            run([he_slide], out=small / "out", config=settings())
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
