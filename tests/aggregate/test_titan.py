@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from thinsection.aggregate import SlideEncoder, TitanSlideEncoder, check_fit, load_slide_encoder
-from thinsection.aggregate.registry import LoadOptions
+from thinsection.aggregate.registry import LoadOptions, Precision
 from thinsection.aggregate.titan import random_titan_weights
 from thinsection.aggregate.titan_net import TitanNet, plan_tokens
 from thinsection.aggregate.token_grid import token_grid
@@ -229,3 +229,17 @@ def test_peak_memory_grows_by_kibibytes_a_tile() -> None:
         for n in (500, 2_000)
     )
     assert large - small <= 1_500 * 28 * 1024 + 8 * MIB
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("precision", "atol"), [("fp32", ATOL), ("bf16", 0.05)])
+def test_the_embedding_on_cuda_is_that_of_float64(
+    weights: dict[str, torch.Tensor], precision: Precision, atol: float
+) -> None:
+    tiles, coords = slide(333)
+    options = LoadOptions(device="cuda", precision=precision)
+    got = TitanSlideEncoder.from_state_dict(weights, options=options).encode(
+        tiles, coords, tile_px_l0=1024
+    )
+    assert np.abs(got - exact(weights, tiles, coords)).max() <= atol
