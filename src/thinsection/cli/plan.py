@@ -30,6 +30,7 @@ def _plan(
     from rich.console import Console
     from rich.table import Table
 
+    from thinsection.plan.memory import MARGIN
     from thinsection.run.executor_plan import MEMORY_MARGIN, TIME_MARGIN, plan_run
     from thinsection.stream import cpu_count
     from thinsection.units import format_bytes
@@ -41,7 +42,9 @@ def _plan(
         parts = (plan.memory.host.get(name), plan.memory.gpu.get(name))
         table.add_row(name, *(format_bytes(p) if p is not None else "" for p in parts))
     on_gpu = format_bytes(plan.memory.gpu_bytes) if plan.memory.gpu else ""
-    table.add_row("peak, margin 8 %", format_bytes(plan.memory.host_bytes), on_gpu, style="bold")
+    table.add_row(
+        f"peak, margin {MARGIN - 1:.0%}", format_bytes(plan.memory.host_bytes), on_gpu, style="bold"
+    )
     console.print(table)
     tiles = sum(s.num_tiles for s in plan.slides)
     time = plan.time

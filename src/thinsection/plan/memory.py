@@ -22,7 +22,9 @@ MASK_BYTES_PER_PX = 40
 # threads' stacks, allocator arenas, pictures and tables: what is not modelled one by one; the
 # least that kept every case of benchmarks/bench_plan.py from being under
 OTHER_BYTES = 72 * MIB
-MARGIN = 1.08  # the allocator's rounding and fragmentation
+# the allocator: the same run peaked at 0.93 and at 1.05 GB; a plan that is under is worse than one
+# that is over
+MARGIN = 1.18
 CUDA_CONTEXT_BYTES = 600 * MIB
 _RESULT_COPIES = 3
 

@@ -1,0 +1,131 @@
+"""How does a run scale? 1 against 2 processes on 8 slides, the executor's cost per slide, and a
+simulation of up to 512 workers on 100,000 slides with the measured costs.
+
+The two processes work on one output folder and share the slides through its locks alone.
+"""
+
+import heapq
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+
+NUM_SLIDES = 8
+SIZE, SMOKE_SIZE = (4000, 3500), (900, 700)
+WORKERS = (1, 8, 64, 512)
+SIMULATED_SLIDES = 100_000
+SLIDES_PER_TASK = 16
+
+_PROCESS = """
+import sys, torch
+torch.set_num_threads(1)
+from thinsection.config import replace_flat
+from thinsection.run import RunConfig, load_cohort, process_slides
+from thinsection.run.slides import load_models
+from pathlib import Path
+slides, out, first = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+config = replace_flat(RunConfig(), {"decode_workers": 1, "precision": "fp32"})
+models = load_models(config, "aggregate")
+entries = load_cohort([slides])
+print("ready", flush=True); sys.stdin.readline()
+process_slides(entries[first:] + entries[:first], out=out, config=config, models=models)
+"""
+
+
+def wall_seconds(slides: Path, out: Path, processes: int) -> float:
+    """Time of the work alone: every process is loaded and waits for the start."""
+    children = []
+    for number in range(processes):
+        first = number * NUM_SLIDES // processes
+        command = [sys.executable, "-c", _PROCESS, str(slides), str(out), str(first)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        children.append(subprocess.Popen(command, **pipes))  # type: ignore[call-overload]
+    for child in children:
+        child.stdout.readline()
+    start = time.perf_counter()
+    for child in children:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    if any(child.wait() for child in children):
+        raise RuntimeError("a process failed")
+    return time.perf_counter() - start
+
+
+def executor_seconds_per_task(out: Path, num_tasks: int) -> float:
+    """What a task costs beside its work: tasks that do nothing, through our executor on two
+    workers, from the first report to the last."""
+    from thinsection.run import RunConfig, SlideEntry
+    from thinsection.run.dask_executor import DaskExecutor
+    from thinsection.run.executor import ExecutorConfig
+    from thinsection.testing.faults import IdleTask
+
+    config = RunConfig(executor=ExecutorConfig(executor="dask", workers=2, threads=1))
+    out.mkdir()
+    times: list[float] = []
+    DaskExecutor(config.executor, log_folder=out / "logs", on_message=lambda text: None).execute(
+        [(SlideEntry(slide_id=f"s{i}", slide_path="none"),) for i in range(num_tasks)],
+        IdleTask(out=out, config=config, stage="tile"),
+        on_report=lambda report: times.append(time.perf_counter()),
+        on_event=lambda event: None,
+    )
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+def simulate(
+    workers: int, *, slide_s: float, dispatch_s: float, start_s: float
+) -> dict[str, float]:
+    """A scheduler that hands out tasks one after the other, `dispatch_s` each, to idle workers."""
+    tasks = -(-SIMULATED_SLIDES // SLIDES_PER_TASK)
+    free = [start_s] * workers  # when each worker is idle next
+    dispatcher = 0.0
+    for _ in range(tasks):
+        begin = max(heapq.heappop(free), dispatcher)
+        dispatcher = begin + dispatch_s
+        heapq.heappush(free, begin + dispatch_s + SLIDES_PER_TASK * slide_s)
+    wall = max(free)
+    ideal = SIMULATED_SLIDES * slide_s / workers
+    return {
+        "hours": wall / 3600,
+        "speedup": SIMULATED_SLIDES * slide_s / wall,
+        "of_ideal": ideal / wall,
+    }
+
+
+def main() -> None:
+    """Measures, then simulates."""
+    args = harness.arguments(__doc__ or "")
+    from thinsection.testing.synthetic import write_he_slide
+
+    with tempfile.TemporaryDirectory() as folder:
+        slides = Path(folder) / "slides"
+        slides.mkdir()
+        for seed in range(NUM_SLIDES):
+            size = SMOKE_SIZE if args.smoke else SIZE
+            write_he_slide(slides / f"s{seed}.tiff", size, seed=seed)
+        load = os.getloadavg()[0]
+        one = wall_seconds(slides, Path(folder) / "one", 1)
+        two = wall_seconds(slides, Path(folder) / "two", 2)
+        dispatch = executor_seconds_per_task(Path(folder) / "idle", 20 if args.smoke else 300)
+    slide_s = one / NUM_SLIDES
+    costs: dict[str, Any] = {"slide_s": slide_s, "dispatch_s": dispatch, "start_s": 10.0}
+    results = {
+        "one_process_s": one,
+        "two_processes_s": two,
+        "speedup": one / two,
+        "load_before": load,
+        "executor_s_per_slide_in_tasks_of_one": dispatch,
+        "executor_s_per_slide_in_tasks_of_16": dispatch / SLIDES_PER_TASK,
+        "simulated": {str(n): simulate(n, **costs) for n in WORKERS},
+        # the scheduler hands out 1/dispatch tasks a second, a worker takes one per task's time
+        "saturates_at_workers": SLIDES_PER_TASK * slide_s / dispatch,
+    }
+    harness.finish("bench_scaling", results, args)
+
+
+if __name__ == "__main__":
+    main()
