@@ -12,7 +12,7 @@ class ChannelClosed(Exception):
 
 
 class Channel(Generic[T]):
-    """First in, first out; `put` waits while it is full, `get` while it is empty.
+    """First in, first out, or last in, first out; `put` waits for room, `get` for an item.
 
     `finish` lets readers drain what is there and then raises; `close` raises at once on both
     sides, so that no thread of a stopped stream waits for ever.
@@ -20,8 +20,8 @@ class Channel(Generic[T]):
     Memory: at most `capacity` items (unbounded for None).
     """
 
-    def __init__(self, capacity: int | None = None) -> None:
-        self._capacity = capacity
+    def __init__(self, capacity: int | None = None, *, newest_first: bool = False) -> None:
+        self._capacity, self._newest_first = capacity, newest_first
         self._items: deque[T] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -42,7 +42,7 @@ class Channel(Generic[T]):
             self._changed.notify_all()
 
     def get(self) -> T:
-        """The oldest item, waiting for one.
+        """The next item, waiting for one.
 
         Raises:
             ChannelClosed: the channel was closed, or finished and drained.
@@ -52,7 +52,7 @@ class Channel(Generic[T]):
                 self._changed.wait()
             if self._closed or not self._items:
                 raise ChannelClosed
-            item = self._items.popleft()
+            item = self._items.pop() if self._newest_first else self._items.popleft()
             self._changed.notify_all()
             return item
 

@@ -30,7 +30,7 @@ from thinsection.stream.events import (
     StreamEvent,
     TileBatch,
 )
-from thinsection.stream.regions import Region, origins_lv, plan_regions
+from thinsection.stream.regions import Region, batched_regions, origins_lv, plan_regions
 from thinsection.tiles import TileFilter
 from thinsection.types import RgbArray
 
@@ -113,8 +113,10 @@ class TileStream:
         self._filters, self._allocate = tuple(filters), allocate
         self.clock = clock or StageClock()
         self._prepared: Channel[SlideTiles | PrepareFailed] = Channel(prefetch_slides)
-        self._free: Channel[RgbArray | None] = Channel()
-        self._tasks: Channel[tuple[_Batch, Region]] = Channel()
+        # the buffer that came back last is still in the CPU's caches; later ones are never made
+        # where the consumer keeps up
+        self._free: Channel[RgbArray | None] = Channel(newest_first=True)
+        self._tasks: Channel[tuple[_Batch, tuple[Region, ...]]] = Channel()
         self._ordered: Channel[_OpenSlide | _Batch | _End | PrepareFailed] = Channel()
         self._failure: BaseException | None = None
         for _ in range(budget.slots):
@@ -242,7 +244,7 @@ class TileStream:
         table, slide = owner.source.table, owner.source.slide
         stop = min(start + self._batch_size, len(table))
         segment = slide.levels[table.plan.level].segment
-        regions = list(plan_regions(table, start, stop, segment=segment))
+        tasks = list(batched_regions(plan_regions(table, start, stop, segment=segment)))
         with self.clock.timed("decode_wait"):
             buffer = self._free.get()
         shape = (self._batch_size, table.plan.tile_px, table.plan.tile_px, 3)
@@ -255,19 +257,20 @@ class TileStream:
             corners_lv=origins_lv(table.select(np.arange(start, stop))),
             buffer=buffer,
             keep=np.ones(stop - start, dtype=bool),
-            pending=len(regions),
+            pending=len(tasks),
         )
         self._ordered.put(batch)
-        for region in regions:
-            self._tasks.put((batch, region))
+        for task in tasks:
+            self._tasks.put((batch, task))
 
     def _run_worker(self) -> None:
         while True:
-            batch, region = self._tasks.get()
+            batch, regions = self._tasks.get()
             try:
-                if batch.owner.error is None:
-                    with self.clock.timed("decode_busy"):
-                        self._decode(batch, region)
+                with self.clock.timed("decode_busy"):
+                    for region in regions:
+                        if batch.owner.error is None:
+                            self._decode(batch, region)
             except Exception as error:  # noqa: BLE001 - the per-slide boundary of decoding
                 batch.owner.error = error
             finally:

@@ -1,6 +1,6 @@
 """Which tiles are read together: pure planning of regions over a tile table."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,6 +15,8 @@ from thinsection.types import Size
 # a region may cover this many times the px of its tiles: reading a gap is cheaper than decoding
 # the segments along a cut twice
 _MAX_WASTE = 1.3
+# handing work to a thread costs some µs: worth it for about a ms of decoding
+_TASK_TILES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,18 @@ def plan_regions(
             high = corners[a:b].max(axis=0) + plan.size_lv
             origin, extent = low.tolist(), (high - low).tolist()
             yield Region(start + a, start + b, (origin[0], origin[1]), (extent[0], extent[1]))
+
+
+def batched_regions(regions: Iterable[Region]) -> Iterator[tuple[Region, ...]]:
+    """Regions in groups of about `_TASK_TILES` tiles: what a worker takes at once."""
+    group: list[Region] = []
+    for region in regions:
+        group.append(region)
+        if group[-1].stop - group[0].start >= _TASK_TILES:
+            yield tuple(group)
+            group = []
+    if group:
+        yield tuple(group)
 
 
 def _is_segment(plan: ReadPlan, corners: np.ndarray, segment: Size) -> bool:
