@@ -154,7 +154,7 @@ def test_peak_memory_grows_by_kibibytes_a_tile() -> None:
         run_and_measure("tests.aggregate.test_gigapath", "encode_random", num_tiles=n).growth_bytes
         for n in (500, 2_000)
     )
-    assert large - small <= 1_500 * 36 * 1024 + 8 * MIB
+    assert large - small <= 1_500 * 36 * 1024 + 16 * MIB  # what the allocator keeps
 
 
 def test_sixty_two_thousand_tiles_fit_a_gibibyte() -> None:

@@ -139,7 +139,8 @@ def test_peak_memory_stays_within_the_budget_at_n_and_at_4n() -> None:
         growth.append(measured.growth_bytes)
     all_pairs = 2000 * 60_000 * 4
     assert max(growth) < 1.3 * budget < all_pairs / 6, growth  # allocator and library included
-    assert growth[1] < growth[0] + 0.3 * budget, growth
+    # four times the rows add no more than the allocator may keep, not 360 MB of similarities
+    assert growth[1] < growth[0] + 0.5 * budget, growth
 
 
 @pytest.mark.gpu
