@@ -24,7 +24,7 @@ from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
 
 MODULE = "benchmarks.bench_reading"
-BATCH = 64
+BATCH = 32  # the default on a CPU
 
 
 def table_of(path: str) -> TileTable:

@@ -18,7 +18,7 @@ from thinsection.units import format_bytes, parse_bytes
 CHANNELS = 3
 # one region per read: large enough that tiles share segments, small enough to stay in a cache
 REGION_BYTES = 16 * MIB
-MIN_SLOTS, MAX_SLOTS = 3, 8  # more only moves decoded tiles out of the caches
+MIN_SLOTS, MAX_SLOTS = 3, 5  # more only moves decoded tiles out of the caches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
