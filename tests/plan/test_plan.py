@@ -15,6 +15,7 @@ from thinsection.run.config import EncodeConfig
 from thinsection.run.executor import ExecutorConfig
 from thinsection.run.executor_plan import plan_run
 from thinsection.stream import stream_budget
+from thinsection.stream.budget import MAX_SLOTS
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB, MIB
 
@@ -46,7 +47,7 @@ def memory(num_tiles: int, *, on_gpu: bool = False, batch_size: int = 32) -> Any
 def test_the_peak_is_the_sum_of_its_parts_and_the_margin() -> None:
     plan = memory(1000)
     assert plan.host_bytes == int(sum(plan.host.values()) * MARGIN)
-    assert plan.host["batch buffers"] == 16 * 32 * 256 * 256 * 3
+    assert plan.host["batch buffers"] == MAX_SLOTS * 32 * 256 * 256 * 3
     assert plan.gpu_bytes == 0
 
 

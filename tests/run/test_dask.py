@@ -70,7 +70,8 @@ def test_two_workers_give_the_same_bytes_as_inline_and_events_come_home(
 ) -> None:
     events: list[Any] = []
     messages: list[str] = []
-    run(slides, out=tmp_path / "inline")
+    one_thread = RunConfig(executor=ExecutorConfig(threads=1))  # as each of the workers
+    run(slides, out=tmp_path / "inline", config=one_thread)
     summary = run(
         slides,
         out=tmp_path / "dask",

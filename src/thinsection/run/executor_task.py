@@ -43,7 +43,8 @@ class RunTask:
         out: output folder, absolute, on a file system that every worker sees.
         config: of the run.
         stage: the last stage.
-        threads: of the encoder; 0 leaves the library's own choice. Results do not depend on it.
+        threads: of the encoder; 0 leaves the library's own choice. On a CPU the last bit of an
+            embedding may depend on it: the same number gives the same bytes everywhere.
         monitored: record this process under out/usage; for workers that are no descendants of a
             monitored process.
         started: when the run began, by the clock of the file system (`filesystem_now`). A slide
