@@ -44,8 +44,10 @@ class ExecutorConfig:
     account: str | None = option(None, "Slurm account.")
     gres: str | None = option(None, "Slurm generic resources of a job: gpu:1, gpu:a100:1.")
     walltime: str | None = option(None, "Time limit of a job: HH:MM:SS or D-HH:MM:SS.")
-    job_cpus: int = option(0, "CPUs of a job; 0: as the plan recommends.")
-    job_memory: str | None = option(None, "Memory of a job; None: as the plan recommends.")
+    job_cpus: int = option(0, "CPUs of a job; 0: 4. `thinsection plan` recommends a number.")
+    job_memory: str | None = option(
+        None, "Memory of a job; None: 8 GiB. `thinsection plan` recommends one."
+    )
     array_limit: int = option(0, "Most array tasks at once (--array=1-N%K); 0: no limit.")
     directive: tuple[str, ...] = option((), "Further #SBATCH directive; repeat: --qos=long.")
 
