@@ -13,7 +13,7 @@ from thinsection.plan.time import time_plan
 from thinsection.run import RunConfig
 from thinsection.run.config import EncodeConfig
 from thinsection.run.executor import ExecutorConfig
-from thinsection.run.executor_plan import plan_run
+from thinsection.run.executor_plan import plan_run, planned_gpu
 from thinsection.stream import stream_budget
 from thinsection.stream.budget import MAX_SLOTS
 from thinsection.testing.synthetic import write_he_slide
@@ -132,9 +132,21 @@ def test_a_plan_counts_tiles_names_bad_slides_and_warns_of_what_does_not_fit(
     assert 0 < plan.slides[0].num_tiles <= 20
     assert "no reader opens 'bad.tiff'" in plan.unreadable["bad"]
     assert any(w.startswith("--job-memory 200MiB cannot hold") for w in plan.warnings)
-    request = plan.request(cpus=2)
-    assert request.memory_bytes >= 1.2 * plan.memory.host_bytes
-    large = RunConfig(encode=EncodeConfig(batch_size=2048))
-    gpu = plan_run([tmp_path / "good.tiff"], config=large, gpu="t4")
+    large = RunConfig(encode=EncodeConfig(batch_size=2048), executor=ExecutorConfig(gpu="t4"))
+    gpu = plan_run([tmp_path / "good.tiff"], config=large)
     assert any("a t4 has 16.0 GiB" in w and "use --batch-size" in w for w in gpu.warnings)
-    assert gpu.request(cpus=4).gpus == 1
+
+
+def test_a_run_on_cuda_is_planned_for_the_named_card_or_the_slowest() -> None:
+    def card(**settings: Any) -> str | None:
+        device = settings.pop("device", "auto")
+        config = RunConfig(encode=EncodeConfig(device=device), executor=ExecutorConfig(**settings))
+        found = planned_gpu(config)
+        return found and found.name
+
+    assert card() is None
+    assert card(device="cuda:1") == "t4"
+    assert card(gres="gpu:1") == "t4"
+    assert card(gres="gpu:v100:2") == "v100"
+    assert card(gres="gpu:v100:2", gpu="h100") == "h100"
+    assert card(gres="nvme:1") is None

@@ -17,9 +17,6 @@ def register(app: typer.Typer) -> None:
 
 def _plan(
     slides: SlidesArgument,
-    gpu: Annotated[
-        str | None, typer.Option(help="Plan for this GPU: t4, v100, a40, a100-40, a100-80, h100.")
-    ] = None,
     slurm: Annotated[bool, typer.Option("--slurm", help="Print #SBATCH lines too.")] = False,
     config: Any = None,
 ) -> None:
@@ -31,11 +28,10 @@ def _plan(
     from rich.table import Table
 
     from thinsection.plan.memory import MARGIN
-    from thinsection.run.executor_plan import MEMORY_MARGIN, TIME_MARGIN, plan_run
-    from thinsection.stream import cpu_count
+    from thinsection.run.executor_plan import plan_run
     from thinsection.units import format_bytes
 
-    plan = plan_run(slides, config=config, gpu=gpu)
+    plan = plan_run(slides, config=config)
     console = Console()
     table = Table("part", "host memory", "GPU memory")
     for name in [*plan.memory.host, *(n for n in plan.memory.gpu if n not in plan.memory.host)]:
@@ -59,12 +55,21 @@ def _plan(
     for warning in plan.warnings:
         console.print(f"warning: {warning}", style="bold red", markup=False)
     if slurm:
-        cpus = config.executor.job_cpus or cpu_count()
-        tasks = config.executor.workers or 1
-        console.print(
-            f"# for each of {tasks} jobs; memory +{MEMORY_MARGIN - 1:.0%}, "
-            f"time +{TIME_MARGIN - 1:.0%} over the prediction",
-            highlight=False,
-        )
-        for line in plan.request(cpus=cpus, tasks=tasks).sbatch_lines():
-            console.print(line, markup=False, highlight=False)
+        _show_request(slides, config)
+
+
+def _show_request(slides: list[str], config: Any) -> None:
+    """Prints what `thinsection slurm script` would write for the same slides and settings."""
+    from thinsection.run.cohort import load_cohort, parse_mpp
+    from thinsection.run.slurm_request import array_chunks, job_request
+    from thinsection.run.slurm_script import resource_directives
+
+    given = config.slides.slide_mpp
+    mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
+    chunks = array_chunks(load_cohort(slides, slide_mpp=mpp), config.executor)
+    found = job_request(chunks, config)
+    typer.echo(f"# for each of {len(chunks)} array tasks")
+    for line in found.lines():
+        typer.echo(f"# {line}")
+    for directive in resource_directives(found.request, config.executor):
+        typer.echo(f"#SBATCH {directive}")

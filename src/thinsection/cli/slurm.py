@@ -52,12 +52,14 @@ def _submit(slides: SlidesArgument, out: OutOption, config: Any = None) -> None:
 def _write(slides: list[str], out: Path, config: Any) -> Any:
     from thinsection.run.slurm_submit import write_missing
 
-    job, left_out = write_missing(slides, out=out, config=config)
-    if left_out:
-        typer.echo(f"{left_out} slides are done and left out", err=True)
-    if job is None:
+    written = write_missing(slides, out=out, config=config)
+    if written.left_out:
+        typer.echo(f"{written.left_out} slides are done and left out", err=True)
+    if written.request is None:
         typer.echo("nothing is missing", err=True)
-    return job
+    else:
+        typer.echo("\n".join(written.request.lines()), err=True)
+    return written.job
 
 
 def _status(out: JobsArgument) -> None:

@@ -43,10 +43,15 @@ class ExecutorConfig:
     partition: str | None = option(None, "Slurm partition.")
     account: str | None = option(None, "Slurm account.")
     gres: str | None = option(None, "Slurm generic resources of a job: gpu:1, gpu:a100:1.")
-    walltime: str | None = option(None, "Time limit of a job: HH:MM:SS or D-HH:MM:SS.")
-    job_cpus: int = option(0, "CPUs of a job; 0: 4. `thinsection plan` recommends a number.")
+    walltime: str | None = option(
+        None, "Time limit of a job, HH:MM:SS or D-HH:MM:SS; None: as planned for an array."
+    )
+    gpu: str | None = option(
+        None, "Card that a job will get, for the prediction: t4, v100, a40, a100-40, a100-80, h100."
+    )
+    job_cpus: int = option(0, "CPUs of a job; 0: as planned for an array, 4 for Dask's.")
     job_memory: str | None = option(
-        None, "Memory of a job; None: 8 GiB. `thinsection plan` recommends one."
+        None, "Memory of a job; None: as planned for an array, 8 GiB for Dask's."
     )
     array_limit: int = option(0, "Most array tasks at once (--array=1-N%K); 0: no limit.")
     directive: tuple[str, ...] = option((), "Further #SBATCH directive; repeat: --qos=long.")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.errors import InvalidInputError
-from thinsection.report.efficiency_analysis import Request
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.config import RunConfig
 from thinsection.run.executor import (
@@ -21,14 +20,10 @@ from thinsection.run.executor_task import RunTask, filesystem_now
 from thinsection.run.monitor import ResourceMonitor
 from thinsection.run.results import SlideResult
 from thinsection.run.slides import RunEvent
-from thinsection.run.slurm_script import MAX_ARRAY, with_settings
+from thinsection.run.slurm_script import MAX_ARRAY
 from thinsection.stream import StageClock
-from thinsection.types import GIB
 
 LOGS = "logs"
-# what an array task asks for where neither the settings nor a plan say it
-DEFAULT_REQUEST = Request(cpus=4, memory_bytes=8 * GIB, gpus=0, walltime_s=4 * 3600)
-SLURM_TASKS = 8  # array tasks for a small cohort, where --workers does not say it
 
 
 @dataclass(kw_only=True)
@@ -92,9 +87,7 @@ def execute(
     else:
         check_encoder_name(task.config.encode.encoder)
         facts = {}
-    executor, workers = _make(config, task.out, on_message)
-    inline = config.executor == "inline"  # the stream goes through all slides without a pause
-    chunks = [tuple(entries)] if inline else make_chunks(entries, config, workers=workers)
+    executor, chunks = _make(entries, config, task.out, on_message)
     with ResourceMonitor(task.out, facts=facts, stage_seconds=work.clock.seconds):
         executor.execute(chunks, task, on_report=work.take, on_event=on_event)
     return work
@@ -114,20 +107,23 @@ def check_encoder_name(name: str) -> None:
 
 
 def _make(
-    config: ExecutorConfig, out: Path, on_message: Callable[[str], None]
-) -> tuple[Executor[RunTask], int]:
-    if config.executor == "inline":
-        return InlineExecutor(), 1
+    entries: Sequence[SlideEntry],
+    config: ExecutorConfig,
+    out: Path,
+    on_message: Callable[[str], None],
+) -> tuple[Executor[RunTask], list[tuple[SlideEntry, ...]]]:
+    """The executor, and the slides as its tasks take them."""
+    if config.executor == "inline":  # the stream goes through all slides without a pause
+        return InlineExecutor(), [tuple(entries)]
     if config.executor == "dask":
         from thinsection.run.dask_cluster import worker_shape
         from thinsection.run.dask_executor import DaskExecutor
 
         dask = DaskExecutor(config, log_folder=out / LOGS, on_message=on_message)
-        return dask, worker_shape(config)[0]
+        return dask, make_chunks(entries, config, workers=worker_shape(config)[0])
     if config.executor == "slurm":
         from thinsection.run.slurm_executor import SlurmExecutor
+        from thinsection.run.slurm_request import array_chunks
 
-        request = with_settings(DEFAULT_REQUEST, config)
-        slurm = SlurmExecutor(config, request=request, on_message=on_message)
-        return slurm, config.workers or SLURM_TASKS
+        return SlurmExecutor(config, on_message=on_message), array_chunks(entries, config)
     raise InvalidInputError(f"executor must be inline, dask or slurm, got {config.executor!r}")

@@ -1,30 +1,27 @@
-"""A run planned before it runs: headers and thumbnails in, memory, time and a job request out."""
+"""A run planned before it runs: headers and thumbnails in, memory and time out."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from thinsection.encode import load_encoder
 from thinsection.errors import BudgetError, ThinsectionError
-from thinsection.plan.calibration import encoder_rate
+from thinsection.plan.calibration import Calibration, calibrate, encoder_rate
 from thinsection.plan.encoder import encoder_size, measure_rate
-from thinsection.plan.gpus import Gpu, find_gpu
+from thinsection.plan.gpus import GPUS, Gpu, find_gpu
 from thinsection.plan.memory import EncoderSize, MemoryPlan, SlideSize, memory_plan
 from thinsection.plan.time import TimePlan, time_plan
 from thinsection.qc.tissue import thumbnail_size, tissue_mask
-from thinsection.report.efficiency_analysis import Request
 from thinsection.run.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.run.config import RunConfig
 from thinsection.run.slides import CPU_BATCH, GPU_BATCH, budget_of
 from thinsection.slide import open_slide
 from thinsection.stream import cpu_count
 from thinsection.tiles import tile_grid
-from thinsection.types import MIB
 from thinsection.units import format_bytes, parse_bytes
 
-MEMORY_MARGIN, TIME_MARGIN = 1.2, 1.5  # of the printed request, stated beside it
-_LEAST_TIME_S = 300
+ENCODING_STAGES = ("embed", "aggregate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +32,7 @@ class RunPlan:
         slides: of each slide that opens.
         unreadable: slide id -> why it does not.
         memory, time: of one process that takes all slides.
-        gpu: the card that was named.
-        batch_size: tiles per batch.
+        gpu: the card that it is planned for; None for a CPU.
         warnings: budgets that cannot hold, and what would.
     """
 
@@ -45,30 +41,103 @@ class RunPlan:
     memory: MemoryPlan
     time: TimePlan
     gpu: Gpu | None
-    batch_size: int
     warnings: tuple[str, ...]
 
-    def request(self, *, cpus: int, tasks: int = 1) -> Request:
-        """What a job (one of `tasks` that share the slides) should ask for, margins included."""
-        seconds = self.time.start_s + (self.time.wall_s - self.time.start_s) / tasks
-        memory = math.ceil(self.memory.host_bytes * MEMORY_MARGIN / (256 * MIB)) * 256 * MIB
-        wall = max(_LEAST_TIME_S, math.ceil(seconds * TIME_MARGIN / 60) * 60)
-        gpus = 1 if self.gpu is not None else 0
-        return Request(cpus=cpus, memory_bytes=memory, gpus=gpus, walltime_s=wall)
+
+@dataclass(frozen=True, kw_only=True)
+class Planner:
+    """What predictions need beside the slides: measured or looked up once.
+
+    Attributes:
+        config: of the run.
+        gpu: the card, None for a CPU.
+        encoder: None for a run that ends with the tile grid.
+        machine: calibration of this machine.
+        tiles_per_s: the encoder's rate here, per CPU-second.
+    """
+
+    config: RunConfig
+    gpu: Gpu | None
+    encoder: EncoderSize | None
+    machine: Calibration
+    tiles_per_s: float
+
+    @property
+    def batch_size(self) -> int:
+        """Tiles per batch."""
+        return _batch_size(self.config, self.gpu)
+
+    def memory(self, slides: Sequence[SlideSize], *, cpus: int) -> MemoryPlan:
+        """Peaks of one process with so many CPUs that takes these slides."""
+        stream = self.config.stream
+        stream = replace(stream, decode_workers=stream.decode_workers or cpus)
+        return memory_plan(
+            tuple(slides),
+            stream=budget_of(replace(self.config, stream=stream), self.batch_size),
+            batch_size=self.batch_size,
+            encoder=self.encoder,
+            process_bytes=self.machine.process_bytes,
+            prefetch_slides=stream.prefetch_slides,
+            on_gpu=self.gpu is not None,
+        )
+
+    def time(self, slides: Sequence[SlideSize], *, cpus: int) -> TimePlan:
+        """Seconds of one process with so many CPUs that takes these slides."""
+        return time_plan(
+            tuple(slides),
+            calibration=self.machine,
+            encoder=self.encoder,
+            tiles_per_s=self.tiles_per_s,
+            cpus=cpus,
+            gpu=self.gpu,
+        )
 
 
-def plan_run(
-    slides: Sequence[str | Path], *, config: RunConfig | None = None, gpu: str | None = None
-) -> RunPlan:
-    """Predicts peak memory and time from headers, thumbnails and this machine's calibration.
+def planner(config: RunConfig, *, stage: str = "aggregate") -> Planner:
+    """Looks at the encoder and at this machine.
 
     Weights are not downloaded: sizes come from the architecture. The first call on a machine, and
     the first with an encoder, measures for some seconds.
 
+    Raises:
+        ConfigError: unknown GPU or setting.
+        InvalidInputError: another package's encoder.
+    """
+    if stage not in ENCODING_STAGES:
+        return Planner(config=config, gpu=None, encoder=None, machine=calibrate(), tiles_per_s=0)
+    gpu = planned_gpu(config)
+    options, tile_px = config.encode, config.tiles.tile_px
+    encoder = load_encoder(
+        options.encoder, device="cpu", precision=options.precision, pretrained=False
+    )
+    size = encoder_size(encoder, batch_size=_batch_size(config, gpu), tile_px=tile_px)
+    key = f"{options.encoder}|{encoder.precision}|{tile_px}"
+    machine, rate = encoder_rate(key, lambda: measure_rate(encoder, tile_px=tile_px))
+    return Planner(config=config, gpu=gpu, encoder=size, machine=machine, tiles_per_s=rate)
+
+
+def planned_gpu(config: RunConfig) -> Gpu | None:
+    """The card that a run is planned for: the named one, or the slowest where only 'cuda' is said.
+
+    Raises:
+        ConfigError: no such card.
+    """
+    settings = config.executor
+    if settings.gpu is not None:
+        return find_gpu(settings.gpu)
+    kind, _, rest = (settings.gres or "").partition(":")
+    if kind != "gpu" and not config.encode.device.startswith("cuda"):
+        return None
+    named = rest.partition(":")[0]
+    return GPUS.get(named) or min(GPUS.values(), key=lambda gpu: gpu.half_flops)
+
+
+def plan_run(slides: Sequence[str | Path], *, config: RunConfig | None = None) -> RunPlan:
+    """Predicts peak memory and time from headers, thumbnails and this machine's calibration.
+
     Args:
         slides: files, folders or cohort CSVs.
         config: of the run that is planned.
-        gpu: name of the card; None plans for this machine's CPU.
 
     Memory: one thumbnail and one tile table at a time, and the encoder.
 
@@ -77,52 +146,35 @@ def plan_run(
         CohortError: no slides, or none that opens.
     """
     config = config or RunConfig()
-    card = find_gpu(gpu) if gpu else None
     given = config.slides.slide_mpp
     mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
-    sizes, unreadable = [], {}
-    for entry in load_cohort(slides, slide_mpp=mpp):
-        try:
-            sizes.append(slide_size(entry, config))
-        except (ThinsectionError, OSError) as error:
-            unreadable[entry.slide_id] = str(error)
-    if not sizes:
+    found, unreadable = slide_sizes(load_cohort(slides, slide_mpp=mpp), config)
+    if not found:
         raise BudgetError(f"slides must hold one that opens, got none: {unreadable}")
-    found = tuple(sizes)
-    batch_size = config.encode.batch_size or (GPU_BATCH if card else CPU_BATCH)
-    options, tile_px = config.encode, config.tiles.tile_px
-    encoder = load_encoder(
-        options.encoder, device="cpu", precision=options.precision, pretrained=False
-    )
-    size = encoder_size(encoder, batch_size=batch_size, tile_px=tile_px)
-    key = f"{options.encoder}|{encoder.precision}|{tile_px}"
-    machine, rate = encoder_rate(key, lambda: measure_rate(encoder, tile_px=tile_px))
-    memory = memory_plan(
-        found,
-        stream=budget_of(config, batch_size),
-        batch_size=batch_size,
-        encoder=size,
-        process_bytes=machine.process_bytes,
-        prefetch_slides=config.stream.prefetch_slides,
-        on_gpu=card is not None,
-    )
-    time = time_plan(
-        found,
-        calibration=machine,
-        encoder=size,
-        tiles_per_s=rate,
-        cpus=config.executor.job_cpus or cpu_count(),
-        gpu=card,
-    )
+    cpus = config.executor.job_cpus or cpu_count()
+    by = planner(config)
+    memory = by.memory(found, cpus=cpus)
     return RunPlan(
         slides=found,
         unreadable=unreadable,
         memory=memory,
-        time=time,
-        gpu=card,
-        batch_size=batch_size,
-        warnings=_warnings(memory, card, size, batch_size, config),
+        time=by.time(found, cpus=cpus),
+        gpu=by.gpu,
+        warnings=_warnings(memory, by),
     )
+
+
+def slide_sizes(
+    entries: Sequence[SlideEntry], config: RunConfig
+) -> tuple[tuple[SlideSize, ...], dict[str, str]]:
+    """The sizes of the slides that open, and why the others do not, by slide id."""
+    sizes, unreadable = [], {}
+    for entry in entries:
+        try:
+            sizes.append(slide_size(entry, config))
+        except (ThinsectionError, OSError) as error:
+            unreadable[entry.slide_id] = str(error)
+    return tuple(sizes), unreadable
 
 
 def slide_size(entry: SlideEntry, config: RunConfig) -> SlideSize:
@@ -143,18 +195,22 @@ def slide_size(entry: SlideEntry, config: RunConfig) -> SlideSize:
         )
 
 
-def _warnings(
-    memory: MemoryPlan, gpu: Gpu | None, size: EncoderSize, batch_size: int, config: RunConfig
-) -> tuple[str, ...]:
+def _batch_size(config: RunConfig, gpu: Gpu | None) -> int:
+    return config.encode.batch_size or (GPU_BATCH if gpu else CPU_BATCH)
+
+
+def _warnings(memory: MemoryPlan, by: Planner) -> tuple[str, ...]:
     found = []
-    asked = config.executor.job_memory
+    asked, gpu, size = by.config.executor.job_memory, by.gpu, by.encoder
     if asked is not None and parse_bytes(asked) < memory.host_bytes:
         found.append(
             f"--job-memory {asked} cannot hold the run: it needs "
             f"{format_bytes(memory.host_bytes)}; raise it, or lower --memory or --batch-size"
         )
-    if gpu is not None and memory.gpu_bytes > gpu.memory_bytes:
-        fits = batch_size * (gpu.memory_bytes - (memory.gpu_bytes - size.batch_bytes))
+    if gpu is not None and by.config.executor.gpu is None:
+        found.append(f"planned for a {gpu.name}; name another card with --gpu")
+    if gpu is not None and size is not None and memory.gpu_bytes > gpu.memory_bytes:
+        fits = by.batch_size * (gpu.memory_bytes - (memory.gpu_bytes - size.batch_bytes))
         fits = max(0, fits // max(size.batch_bytes, 1))
         remedy = f"--batch-size {fits}" if fits else "a larger GPU"
         found.append(

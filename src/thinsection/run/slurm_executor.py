@@ -10,13 +10,13 @@ from typing import Any
 
 from thinsection.config import as_mapping
 from thinsection.errors import StoreError
-from thinsection.report.efficiency_analysis import Request
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.executor import ChunkReport, ExecutorConfig
 from thinsection.run.executor_task import RunTask
 from thinsection.run.results import SlideResult, read_result
 from thinsection.run.slides import RunEvent
 from thinsection.run.slurm_job import SlurmJob, load_jobs, write_job
+from thinsection.run.slurm_request import job_request
 
 _POLL_S = 5.0
 # settings that decide where work happens, not what comes out
@@ -32,7 +32,6 @@ class SlurmExecutor:
 
     Args:
         config: of the executor.
-        request: resources of one array task.
         on_message: lines for the person who waits.
         poll_s: seconds between two looks at the queue.
     """
@@ -41,12 +40,10 @@ class SlurmExecutor:
         self,
         config: ExecutorConfig,
         *,
-        request: Request,
         on_message: Callable[[str], None],
         poll_s: float = _POLL_S,
     ) -> None:
-        self._config, self._request = config, request
-        self._say, self._poll_s = on_message, poll_s
+        self._config, self._say, self._poll_s = config, on_message, poll_s
 
     def execute(
         self,
@@ -57,7 +54,10 @@ class SlurmExecutor:
         on_event: Callable[[RunEvent], None],
     ) -> None:
         """See `Executor.execute`."""
-        job = write_job(chunks, task, self._config, request=self._request)
+        request = job_request(chunks, task.config, stage=task.stage)
+        for line in request.lines():
+            self._say(line)
+        job = write_job(chunks, task, self._config, request=request)
         number = job.submit()
         self._say(f"slurm job {number}: {len(job.chunks)} array tasks, logs in {job.folder}/logs")
         open_indices = set(range(1, len(job.chunks) + 1))

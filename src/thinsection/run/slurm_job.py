@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.errors import ClusterError, StoreError
-from thinsection.report.efficiency_analysis import Request
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.executor import ChunkReport, ExecutorConfig
 from thinsection.run.executor_task import RunTask, task_from_document
 from thinsection.run.results import SlideResult
 from thinsection.run.slides import RunEvent
 from thinsection.run.slurm_queue import active, sbatch, task_states
+from thinsection.run.slurm_request import JobRequest
 from thinsection.run.slurm_script import ArrayScript
 from thinsection.store.atomic import write_json, write_text
 
@@ -123,7 +123,7 @@ def write_job(
     task: RunTask,
     config: ExecutorConfig,
     *,
-    request: Request,
+    request: JobRequest,
 ) -> SlurmJob:
     """Writes the folder of a new array job; its tasks take the request's CPUs and are monitored.
 
@@ -131,10 +131,14 @@ def write_job(
     """
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     folder = task.out / FOLDER / name
-    task = replace(task.with_threads(request.cpus), monitored=True)
+    task = replace(task.with_threads(request.request.cpus), monitored=True)
     job = SlurmJob(folder=folder, task=task, chunks=tuple(tuple(chunk) for chunk in chunks))
     script = ArrayScript(
-        folder=folder, num_tasks=len(job.chunks), request=request, config=config
+        folder=folder,
+        num_tasks=len(job.chunks),
+        request=request.request,
+        config=config,
+        notes=request.origins,
     ).text()
     (folder / "logs").mkdir(parents=True)
     write_text(job.script, script)

@@ -10,7 +10,6 @@ from thinsection.errors import ConfigError
 from thinsection.report.efficiency_analysis import Request, format_walltime
 from thinsection.run.executor import ExecutorConfig
 from thinsection.types import MIB
-from thinsection.units import parse_bytes
 
 TIME_LIMIT_VARIABLE = "THINSECTION_TIME_LIMIT_S"  # Slurm before 23.02 does not tell its jobs
 MAX_ARRAY = 1000  # Slurm's default MaxArraySize is 1001, the first index that is refused
@@ -25,6 +24,7 @@ class ArrayScript:
         num_tasks: array tasks, indices 1 to num_tasks.
         request: resources of one task.
         config: partition, account, gres, array limit, further directives.
+        notes: comments: where the request comes from.
         python: interpreter that has the package, on the nodes too.
     """
 
@@ -32,6 +32,7 @@ class ArrayScript:
     num_tasks: int
     request: Request
     config: ExecutorConfig
+    notes: tuple[str, ...] = ()
     python: str = sys.executable
 
     def text(self) -> str:
@@ -42,6 +43,7 @@ class ArrayScript:
         lines = [
             "#!/bin/bash",
             *(f"#SBATCH {directive}" for directive in self.directives()),
+            *(f"# {' '.join(note.split())}" for note in self.notes),
             "set -euo pipefail",
             f"export OMP_NUM_THREADS={self.request.cpus}",
             f"export {TIME_LIMIT_VARIABLE}={self.request.walltime_s}",
@@ -52,31 +54,27 @@ class ArrayScript:
     def directives(self) -> list[str]:
         """The `#SBATCH` directives; the user's own come last and win."""
         limit = f"%{self.config.array_limit}" if self.config.array_limit else ""
-        request = self.request
         found = [
             "--job-name=thinsection",
             f"--array=1-{self.num_tasks}{limit}",
             f"--output={self.folder}/logs/%A_%a.log",
             "--open-mode=append",
-            f"--cpus-per-task={request.cpus}",
-            f"--mem={math.ceil(request.memory_bytes / MIB)}M",
-            f"--time={format_walltime(request.walltime_s)}",
+            *resource_directives(self.request, self.config),
         ]
-        gres = self.config.gres or (f"gpu:{request.gpus}" if request.gpus else None)
-        found += [f"--gres={gres}"] if gres else []
         found += [f"--partition={self.config.partition}"] if self.config.partition else []
         found += [f"--account={self.config.account}"] if self.config.account else []
         return [*found, *self.config.directive]
 
 
-def with_settings(request: Request, config: ExecutorConfig) -> Request:
-    """The request with what the settings say explicitly."""
-    return Request(
-        cpus=config.job_cpus or request.cpus,
-        memory_bytes=parse_bytes(config.job_memory) if config.job_memory else request.memory_bytes,
-        gpus=request.gpus,
-        walltime_s=parse_walltime(config.walltime) if config.walltime else request.walltime_s,
-    )
+def resource_directives(request: Request, config: ExecutorConfig) -> list[str]:
+    """CPUs, memory, time and GPU as directives; `--gres` of the settings wins."""
+    gres = config.gres or (f"gpu:{request.gpus}" if request.gpus else None)
+    return [
+        f"--cpus-per-task={request.cpus}",
+        f"--mem={math.ceil(request.memory_bytes / MIB)}M",
+        f"--time={format_walltime(request.walltime_s)}",
+        *([f"--gres={gres}"] if gres else []),
+    ]
 
 
 def parse_walltime(text: str) -> int:

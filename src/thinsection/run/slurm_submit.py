@@ -2,33 +2,39 @@
 
 import datetime
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from thinsection.run.api import RunSummary, check_folder, check_settings, write_run
 from thinsection.run.cohort import load_cohort, parse_mpp
 from thinsection.run.config import RunConfig
 from thinsection.run.efficiency import write_efficiency
-from thinsection.run.executor_choice import (
-    DEFAULT_REQUEST,
-    SLURM_TASKS,
-    check_encoder_name,
-    make_chunks,
-    make_task,
-)
+from thinsection.run.executor_choice import check_encoder_name, make_task
 from thinsection.run.monitor import read_usage
 from thinsection.run.slurm_executor import collect, missing_entries
 from thinsection.run.slurm_job import SlurmJob, write_job
-from thinsection.run.slurm_script import with_settings
+from thinsection.run.slurm_request import JobRequest, array_chunks, job_request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What became of a request for an array job.
+
+    Attributes:
+        job: None where nothing is missing.
+        left_out: slides that are done.
+        request: of the job's tasks.
+    """
+
+    job: SlurmJob | None
+    left_out: int
+    request: JobRequest | None = None
 
 
 def write_missing(
     slides: Sequence[str | Path], *, out: Path, config: RunConfig, stage: str = "aggregate"
-) -> tuple[SlurmJob | None, int]:
-    """Writes an array job for the slides that are not done.
-
-    Returns:
-        The job, None where nothing is missing; and the number of slides that were left out.
-    """
+) -> Written:
+    """Writes an array job for the slides that are not done."""
     given = config.slides.slide_mpp
     mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
     entries = load_cohort(slides, slide_mpp=mpp)
@@ -37,11 +43,11 @@ def write_missing(
     task = make_task(check_folder(Path(out)), config, stage)
     missing = missing_entries(entries, task)
     if not missing:
-        return None, len(entries)
-    settings = config.executor
-    chunks = make_chunks(missing, settings, workers=settings.workers or SLURM_TASKS)
-    request = with_settings(DEFAULT_REQUEST, settings)
-    return write_job(chunks, task, settings, request=request), len(entries) - len(missing)
+        return Written(job=None, left_out=len(entries))
+    chunks = array_chunks(missing, config.executor)
+    request = job_request(chunks, config, stage=stage)
+    job = write_job(chunks, task, config.executor, request=request)
+    return Written(job=job, left_out=len(entries) - len(missing), request=request)
 
 
 def collect_run(out: Path) -> tuple[RunSummary, int]:
