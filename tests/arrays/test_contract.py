@@ -7,7 +7,7 @@ import pytest
 from skimage import color, exposure, filters, measure, morphology
 from skimage.filters import rank
 
-from thinsection.arrays import ArrayNamespace, colour, get_namespace
+from thinsection.arrays import ArrayNamespace, colour, convolution, get_namespace
 from thinsection.arrays import filters as ours
 from thinsection.arrays import morphology as masks
 from thinsection.errors import DeviceError, InvalidInputError
@@ -94,6 +94,33 @@ def test_narrow_and_wide_gaussians_are_scikit_images(ns: ArrayNamespace, sigma_p
     same(ns, ours.gaussian(ns, ns.upload(image), sigma_px), expected)
 
 
+@pytest.mark.parametrize("order", [(1, 1), (2, 0), (0, 2), (0, 1)])
+def test_kernels_of_derivatives_are_scipys(ns: ArrayNamespace, order: tuple[int, int]) -> None:
+    from scipy import ndimage
+
+    kernels = [convolution.gaussian_kernel(2.5, order=n) for n in order]
+    got = convolution.separable(ns, ns.upload(GRAY), *kernels)
+    same(ns, got, ndimage.gaussian_filter(GRAY, 2.5, order=order, mode="nearest"))
+
+
+@pytest.mark.parametrize("shape", [(31, 40), (122, 166), (1, 1), (61, 40)])
+def test_a_gaussian_at_another_shape_is_the_resized_gaussian(
+    ns: ArrayNamespace, shape: tuple[int, int]
+) -> None:
+    whole = ours.gaussian(ns, ns.upload(GRAY), 20.0)
+    same(
+        ns,
+        ours.gaussian(ns, ns.upload(GRAY), 20.0, shape=shape),
+        ns.download(ours.resized_nearest(ns, whole, shape)),
+    )
+
+
+def test_box_deviation_is_the_populations_std_under_the_square(ns: ArrayNamespace) -> None:
+    padded = np.pad(GRAY, 3, mode="edge")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (7, 7))
+    same(ns, ours.box_deviation(ns, ns.upload(GRAY), 7), windows.std(axis=(2, 3)))
+
+
 def test_resizing_picks_the_px_under_the_centre(ns: ArrayNamespace) -> None:
     from skimage.transform import resize
 
@@ -153,12 +180,21 @@ def test_an_empty_mask_stays_empty(ns: ArrayNamespace) -> None:
     assert masks.measure_regions(ns, empty).count == 0
 
 
-@pytest.mark.parametrize("edge_px", [5, 10])
+@pytest.mark.parametrize("edge_px", [1, 2, 5, 10, 100])
 def test_dilation_by_a_square_is_that_of_scipy(ns: ArrayNamespace, edge_px: int) -> None:
     from scipy import ndimage
 
     expected = ndimage.binary_dilation(MASK, np.ones((edge_px, edge_px)))
     same(ns, masks.dilated_by_square(ns, ns.upload(MASK), edge_px), expected)
+
+
+@pytest.mark.parametrize("radius_px", [0, 1, 2.5, 7, 70])
+def test_dilation_by_a_disk_is_that_of_scipy(ns: ArrayNamespace, radius_px: float) -> None:
+    from scipy import ndimage
+
+    few = MASK & (RNG.random(MASK.shape) > 0.98)
+    expected = ndimage.binary_dilation(few, masks.disk_footprint(radius_px))
+    same(ns, masks.dilated_by_disk(ns, ns.upload(few), radius_px), expected)
 
 
 @pytest.mark.parametrize("radius_px", [1, 3, 5])

@@ -1,5 +1,6 @@
 """Pixel models: seeded, cached without pickle, trained on anyone's examples."""
 
+import itertools
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from PIL import Image
 
 from thinsection.arrays import get_namespace
 from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.qc import classify
 from thinsection.qc.by_example import ByExample, trained_model
+from thinsection.qc.classify import probabilities
 from thinsection.qc.pixel_features import pixel_features
 from thinsection.qc.pixel_model import PixelModel, Training, load_model, predict, train
 
@@ -42,9 +45,45 @@ def test_a_model_of_own_examples_finds_what_they_show(own: ByExample, tmp_path: 
     picture = np.full((20, 30, 3), 200, np.uint8)
     picture[5:15, 10:20] = (245, 145, 30)
     ns = get_namespace("cpu")
-    found = predict(ns, model, pixel_features(ns, picture, own.features)).reshape(20, 30) > 0.5
+    found = probabilities(ns, picture, {own: model})[own] > 0.5
     assert found[7:13, 12:18].all()
     assert not found[:, :8].any()
+
+
+def test_a_network_is_its_formula_layer_by_layer() -> None:
+    features, widths = RNG.normal(size=(5, 9, 7)).astype(np.float32), (5, 6, 4, 1)
+    drawn = [RNG.normal(size=n).astype(np.float32) for n in itertools.pairwise(widths)]
+    biases = [RNG.normal(size=n).astype(np.float32) for n in widths[1:]]
+    shift, scale = RNG.normal(size=5), RNG.uniform(0.5, 2, 5)
+    model = PixelModel(
+        shift=shift.astype(np.float32),
+        scale=scale.astype(np.float32),
+        **{f"w{n + 1}": w for n, w in enumerate(drawn)},
+        **{f"b{n + 1}": b for n, b in enumerate(biases)},
+    )
+    x = (features.reshape(5, -1).T - shift) / scale
+    one = np.maximum(x @ drawn[0] + biases[0], 0)
+    two = np.maximum(one @ drawn[1] + biases[1], 0)
+    expected = 1 / (1 + np.exp(-(two @ drawn[2] + biases[2])))
+    got = predict(get_namespace("cpu"), model, list(features))
+    np.testing.assert_allclose(got, expected.reshape(9, 7), rtol=1e-4, atol=1e-6)
+
+
+def test_bands_give_what_the_whole_image_gives(
+    own: ByExample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = replace(own, features=("smooth", "frangi", "texture", "ridge", "rgb", "laplace"))
+    colours = replace(own, name="colours", features=("rgb",))
+    models = {check: trained_model(check, tmp_path) for check in (every, colours)}
+    picture, ns = RNG.integers(0, 255, (190, 43, 3), dtype=np.uint8), get_namespace("cpu")
+    whole = probabilities(ns, picture, models)
+    monkeypatch.setattr(classify, "_BAND_PX", 50 * 43)
+    for check, expected in whole.items():
+        got = probabilities(ns, picture, models)[check]
+        np.testing.assert_allclose(got, expected, atol=1e-4)
+        np.testing.assert_allclose(
+            got, probabilities(ns, picture, {check: models[check]})[check], atol=1e-6
+        )
 
 
 def test_the_same_seed_gives_the_same_model_and_another_seed_another(
@@ -103,5 +142,5 @@ def test_frangi_answers_to_dark_lines_only() -> None:
     picture = np.full((40, 50, 3), 200, np.uint8)
     picture[:, 20], picture[:, 40] = 40, 255
     ns = get_namespace("cpu")
-    response = pixel_features(ns, picture, ("frangi",)).reshape(40, 50)
+    (response,) = pixel_features(ns, picture, ("frangi",))["frangi"]
     assert response[20, 20] > 10 * response[20, 40]

@@ -17,7 +17,7 @@ def view_of(
     def strips_at(mpp: float, rows_multiple: int) -> Strips:
         return Strips(mpp=mpp, size=(rgb.shape[1], rgb.shape[0]), strips=iter([rgb]))
 
-    def model_for(params: object) -> object:
+    def probability_of(params: object) -> object:
         raise AssertionError("these views have no pixel model")
 
     return QcView(
@@ -28,5 +28,5 @@ def view_of(
         mpp_th=mpp_th,
         gray_at=lambda nominal_mpp: gray_from_rgb(ns, rgb),
         strips_at=strips_at,
-        model_for=model_for,
+        probability_of=probability_of,
     )

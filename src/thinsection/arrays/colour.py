@@ -41,10 +41,11 @@ def yuv_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
 
 def channel_std(ns: ArrayNamespace, rgb: Array) -> Array:
     """Population standard deviation over R, G, B of each px, 0 to 255, float64 (H, W)."""
-    channels = [rgb[..., c].astype(ns.xp.float64) for c in range(3)]
-    mean = (channels[0] + channels[1] + channels[2]) / 3.0
-    squares = [(c - mean) ** 2 for c in channels]
-    return ns.xp.sqrt((squares[0] + squares[1] + squares[2]) / 3.0)
+    # sums of bytes and of their squares are whole numbers below 2**24: exact in float32
+    red, green, blue = (rgb[..., c].astype(ns.xp.float32) for c in range(3))
+    total = red + green + blue
+    squares = red * red + green * green + blue * blue
+    return ns.xp.sqrt((3 * squares - total * total).astype(ns.xp.float64)) / 3.0
 
 
 def saturation(ns: ArrayNamespace, rgb: Array) -> Array:
@@ -77,5 +78,7 @@ def stains_from_rgb(ns: ArrayNamespace, rgb: Array, stain: str) -> Array:
 
     A channel's share of log(1e-6) stands for its optical density, as scikit-image has it.
     """
-    log = ns.xp.log(ns.xp.maximum(rgb / 255.0, _FLOOR)) / math.log(_FLOOR)
-    return ns.xp.maximum(log @ ns.xp.asarray(stain_matrix(stain)), 0.0)
+    levels = ns.xp.maximum(ns.xp.arange(256) / 255.0, _FLOOR)
+    log = (ns.xp.log(levels) / math.log(_FLOOR))[rgb]
+    amounts = log @ ns.xp.asarray(stain_matrix(stain))
+    return ns.xp.maximum(amounts, 0.0, out=amounts)

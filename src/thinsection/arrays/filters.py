@@ -2,10 +2,8 @@
 
 import numpy as np
 
+from thinsection.arrays.convolution import gaussian_kernel, nearest, separable
 from thinsection.arrays.namespace import Array, ArrayNamespace
-
-_WIDE_RADIUS_PX = 24  # from here on a Gaussian is faster as blocks of a matrix product
-_BLOCK_PX = 256
 
 
 def box_mean(ns: ArrayNamespace, image: Array, edge_px: int) -> Array:
@@ -17,42 +15,50 @@ def box_mean(ns: ArrayNamespace, image: Array, edge_px: int) -> Array:
 
 
 def laplacian(ns: ArrayNamespace, image: Array) -> Array:
-    """4 times the px minus its four neighbours; the border is mirrored."""
-    return -ns.ndimage.laplace(image, mode="reflect")
+    """4 times the px minus its four neighbours; the border px goes on outside."""
+    out = 4 * image
+    for to, of in ((out, image), (out.T, image.T)):
+        to[1:] -= of[:-1]
+        to[0] -= of[0]
+        to[:-1] -= of[1:]
+        to[-1] -= of[-1]
+    return out
 
 
 def sobel_energy(ns: ArrayNamespace, image: Array) -> Array:
     """Squared gradient magnitude, mean over both axes, of kernels whose weights sum to 1."""
-    along = [ns.ndimage.sobel(image, axis=axis, mode="reflect") / 4.0 for axis in (0, 1)]
-    return (along[0] ** 2 + along[1] ** 2) / 2.0
+    padded = ns.xp.pad(image, 1, mode="edge")
+    down = padded[2:] - padded[:-2]
+    down = (down[:, :-2] + down[:, 2:]) + 2 * down[:, 1:-1]
+    along = padded[:, 2:] - padded[:, :-2]
+    along = (along[:-2] + along[2:]) + 2 * along[1:-1]
+    return (down * down + along * along) / 32.0
 
 
-def gaussian(ns: ArrayNamespace, image: Array, sigma_px: float) -> Array:
+def gaussian(
+    ns: ArrayNamespace, image: Array, sigma_px: float, *, shape: tuple[int, int] | None = None
+) -> Array:
     """Gaussian blur, cut at 4 sigma; the border px goes on outside.
 
-    Memory: O(H * W); a wide Gaussian adds one block of (256 + 8 sigma) rows.
+    Args:
+        ns: where arrays live.
+        image: float (H, W).
+        sigma_px: of the Gaussian.
+        shape: computes only the px that `resized_nearest` to this shape takes; None all.
+
+    Memory: O(H * W).
     """
-    radius = int(4.0 * sigma_px + 0.5)
-    if radius < _WIDE_RADIUS_PX:
-        return ns.ndimage.gaussian_filter(image, sigma_px, mode="nearest", truncate=4.0)
-    offsets = np.arange(-radius, radius + 1)
-    kernel = np.exp(-0.5 * (offsets / sigma_px) ** 2)
-    weights = ns.xp.asarray(kernel / kernel.sum(), dtype=image.dtype)
-    return _wide_along_rows(ns, _wide_along_rows(ns, image, weights).T, weights).T
+    kernel = gaussian_kernel(sigma_px)
+    return separable(ns, image, kernel, kernel, shape=shape)
 
 
-def _wide_along_rows(ns: ArrayNamespace, image: Array, weights: Array) -> Array:
-    """Convolution along axis 0, each block of rows one product with a banded matrix."""
-    xp, height, radius = ns.xp, image.shape[0], len(weights) // 2
-    band = xp.zeros((_BLOCK_PX, _BLOCK_PX + 2 * radius), dtype=image.dtype)
-    rows = xp.arange(_BLOCK_PX)[:, None]
-    band[rows, rows + xp.arange(len(weights))[None, :]] = weights
-    out = xp.empty(image.shape, dtype=image.dtype)
-    for top in range(0, height, _BLOCK_PX):
-        count = min(_BLOCK_PX, height - top)
-        taken = xp.clip(xp.arange(top - radius, top + count + radius), 0, height - 1)
-        out[top : top + count] = band[:count, : count + 2 * radius] @ image[taken]
-    return out
+def box_deviation(ns: ArrayNamespace, image: Array, edge_px: int) -> Array:
+    """Standard deviation over a square of odd edge; the border px goes on outside."""
+    kernel = np.full(edge_px, 1 / edge_px)
+    mean = separable(ns, image, kernel, kernel)
+    variance = separable(ns, image * image, kernel, kernel)
+    variance -= mean * mean
+    return ns.xp.sqrt(ns.xp.maximum(variance, 0))
 
 
 def local_minimum(ns: ArrayNamespace, image: Array, footprint: Array) -> Array:
@@ -62,26 +68,20 @@ def local_minimum(ns: ArrayNamespace, image: Array, footprint: Array) -> Array:
 
 def resized_nearest(ns: ArrayNamespace, image: Array, shape: tuple[int, int]) -> Array:
     """The image at another shape, each px the one under its centre."""
-    rows, columns = (
-        ns.xp.clip(
-            ns.xp.floor((ns.xp.arange(new) + 0.5) * (old / new)).astype(ns.xp.int64), 0, old - 1
-        )
-        for old, new in zip(image.shape[:2], shape)
-    )
+    rows, columns = (ns.xp.asarray(nearest(*edges)) for edges in zip(image.shape, shape))
     return image[rows[:, None], columns[None, :]]
 
 
 def ridges(ns: ArrayNamespace, image: Array, sigma_px: float) -> tuple[Array, Array]:
     """Eigenvalues of the Hessian at one scale, times sigma², by size: |low| <= |high|."""
-    second = [
-        ns.ndimage.gaussian_filter(image, sigma_px, order=order, mode="nearest")
-        for order in ((2, 0), (1, 1), (0, 2))
-    ]
-    mean = (second[0] + second[2]) / 2.0
-    spread = ns.xp.sqrt(((second[0] - second[2]) / 2.0) ** 2 + second[1] ** 2)
-    one, two = (mean + spread) * sigma_px**2, (mean - spread) * sigma_px**2
-    swap = ns.xp.abs(one) > ns.xp.abs(two)
-    return ns.xp.where(swap, two, one), ns.xp.where(swap, one, two)
+    none, first, second = (gaussian_kernel(sigma_px, order=order) for order in range(3))
+    mean = separable(ns, image, second, none)
+    half = separable(ns, image, none, second)
+    mixed = separable(ns, image, first, first)
+    mean, half = (mean + half) * (sigma_px**2 / 2), (mean - half) * (sigma_px**2 / 2)
+    mixed *= sigma_px**2
+    spread = ns.xp.copysign(ns.xp.sqrt(half * half + mixed * mixed), mean)
+    return mean - spread, mean + spread
 
 
 def otsu_threshold(ns: ArrayNamespace, image: Array, *, bins: int = 256) -> float:

@@ -54,16 +54,51 @@ def fill_small(ns: ArrayNamespace, mask: Array, min_area_px: float) -> Array:
 
 def dilated_by_square(ns: ArrayNamespace, mask: Array, edge_px: int) -> Array:
     """The mask dilated by a square; an even square reaches one px less to the right and down."""
-    structure = ns.xp.ones((edge_px, 1), dtype=bool)
-    rows = ns.ndimage.binary_dilation(mask, structure=structure)
-    return ns.ndimage.binary_dilation(rows, structure=structure.T)
+    before, after = edge_px // 2, (edge_px - 1) // 2
+    down = _any_between(ns, mask, -after, before)
+    return _any_between(ns, down.T, -after, before).T
 
 
 def opened_by_disk(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
     """The mask opened by a disk; outside the image counts as inside, so borders are kept."""
-    disk = ns.xp.asarray(disk_footprint(radius_px))
-    eroded = ns.ndimage.binary_erosion(mask, structure=disk, border_value=1)
-    return ns.ndimage.binary_dilation(eroded, structure=disk)
+    eroded = ~dilated_by_disk(ns, ~mask, radius_px)
+    return dilated_by_disk(ns, eroded, radius_px)
+
+
+def dilated_by_disk(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
+    """The mask dilated by a disk: the union of its columns, each a run of px moved sideways."""
+    disk = disk_footprint(radius_px)
+    reach = disk.shape[1] // 2
+    runs: dict[int, Array] = {}
+    out = ns.xp.zeros_like(mask)
+    for offset, column in enumerate(disk.T):
+        half = int(column.sum()) // 2
+        if half not in runs:
+            runs[half] = _any_between(ns, mask, -half, half)
+        _or_moved(out.T, runs[half].T, offset - reach)
+    return out
+
+
+def _any_between(ns: ArrayNamespace, mask: Array, first: int, last: int) -> Array:
+    """True where any of the rows at offsets first (<= 0) to last (>= 0) is, in log2 steps."""
+    length = last - first + 1
+    padded = ns.xp.zeros((mask.shape[0] + length - 1, *mask.shape[1:]), dtype=bool)
+    padded[-first : -first + mask.shape[0]] = mask
+    have = 1  # rows that each row of `padded` stands for, from itself on
+    while have < length:
+        step = min(have, length - have)
+        padded = padded[:-step] | padded[step:]
+        have += step
+    return padded
+
+
+def _or_moved(out: Array, mask: Array, rows: int) -> None:
+    """out |= the mask, moved down by a number of rows."""
+    moved = min(abs(rows), len(out))
+    if rows >= 0:
+        out[moved:] |= mask[: len(mask) - moved]
+    else:
+        out[: len(out) - moved] |= mask[moved:]
 
 
 def disk_footprint(radius_px: float) -> np.ndarray:

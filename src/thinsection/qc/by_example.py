@@ -23,7 +23,6 @@ from thinsection.qc.pixel_model import (
     PixelModel,
     Training,
     load_model,
-    predict,
     save_model,
     train,
 )
@@ -69,12 +68,9 @@ class ByExample:
 
 def by_example(view: QcView, params: ByExample) -> Outcome:
     """Removes what the trained model finds; what it found stays out of the final mask."""
-    ns, shape = view.ns, view.gray.shape
-    probability = predict(
-        ns, view.model_for(params), pixel_features(ns, view.rgb, params.features)
-    ).reshape(shape)
+    ns = view.ns
     least = area_px(params.min_area, view.mpp_th, key="min_area")
-    found = drop_small(ns, probability > params.threshold, least)
+    found = drop_small(ns, view.probability_of(params) > params.threshold, least)
     if params.min_elongation > 0:
         found = keep_elongated(ns, found, params.min_elongation, least)
     edge = round(length_px(params.dilate, view.mpp_th, key="dilate"))
@@ -121,7 +117,11 @@ def trained_model(params: ByExample, cache_dir: Path) -> PixelModel:
 
 def _train(examples: list[Example], params: ByExample, training: Training) -> PixelModel:
     ns = get_namespace("cpu")  # training is the same whatever the device of the run
-    features = [pixel_features(ns, rgb, params.features) for rgb, _ in examples]
+    features = []
+    for rgb, _ in examples:
+        planes = pixel_features(ns, rgb, params.features)
+        columns = [plane.ravel() for name in params.features for plane in planes[name]]
+        features.append(np.stack(columns, axis=1))
     return train(features, [mask.ravel() for _, mask in examples], training)
 
 

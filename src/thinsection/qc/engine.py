@@ -10,8 +10,9 @@ from typing import Any
 import numpy.typing as npt
 
 from thinsection.arrays import Array, ArrayNamespace, get_namespace
-from thinsection.arrays.colour import gray_from_rgb
+from thinsection.arrays.colour import gray32_from_rgb, gray_from_rgb
 from thinsection.qc.by_example import ByExample, trained_model
+from thinsection.qc.classify import PixelClassifiers
 from thinsection.qc.light import Blurry
 from thinsection.qc.pipeline import Check, Pipeline
 from thinsection.qc.scale import Scale, scale_of
@@ -63,9 +64,8 @@ def default_cache_dir() -> Path:
 
 def prepare_models(pipeline: Pipeline, *, cache_dir: Path | None = None) -> None:
     """Trains the pipeline's pixel models into the cache, where they are not there yet."""
-    for check in pipeline.checks:
-        if isinstance(check.params, ByExample):
-            trained_model(check.params, cache_dir or default_cache_dir())
+    for params in _by_example(pipeline):
+        trained_model(params, cache_dir or default_cache_dir())
 
 
 def run_qc(
@@ -180,7 +180,7 @@ def _first_view(
     rgb = ns.upload(images[pipeline.work_mpp])
 
     def gray_at(nominal_mpp: float) -> Array:
-        return gray_from_rgb(ns, ns.upload(images[nominal_mpp]))
+        return gray32_from_rgb(ns, ns.upload(images[nominal_mpp]))
 
     def strips_at(mpp: float, rows_multiple: int) -> Strips:
         return read_strips(slide, scale.slide_mpp, mpp, rows_multiple)
@@ -194,8 +194,17 @@ def _first_view(
         statistics=pipeline.statistics,
         gray_at=gray_at,
         strips_at=strips_at,
-        model_for=lambda params: trained_model(params, cache_dir),
+        probability_of=PixelClassifiers(
+            ns=ns,
+            rgb=rgb,
+            checks=_by_example(pipeline),
+            load=lambda params: trained_model(params, cache_dir),
+        ),
     )
+
+
+def _by_example(pipeline: Pipeline) -> list[ByExample]:
+    return [c.params for c in pipeline.checks if isinstance(c.params, ByExample)]
 
 
 def _other_images(pipeline: Pipeline) -> list[float]:

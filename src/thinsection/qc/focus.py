@@ -99,7 +99,7 @@ def sharpness(ns: ArrayNamespace, strips: Strips, tissue: MaskArray, params: Foc
 
 
 def _band_ratio(ns: ArrayNamespace, gray: Array, params: Focus) -> Array:
-    once, twice = (ns.ndimage.gaussian_filter(gray, s, mode="nearest") for s in (1.0, 2.0))
+    once, twice = (filters.gaussian(ns, gray, sigma) for sigma in (1.0, 2.0))
     fine = block_means(ns, abs(gray - once), params.block_px)
     coarse = block_means(ns, abs(once - twice), params.block_px)
     return fine / (coarse + params.floor)

@@ -169,10 +169,11 @@ class Blurry:
 
 def blurry(view: QcView, params: Blurry) -> Outcome:
     """Removes px far from any edge, by a wide average of |Laplacian|."""
-    edges = abs(filters.laplacian(view.ns, view.gray_at(params.image_mpp)))
-    weak = filters.gaussian(view.ns, edges, params.sigma) <= params.max_edge
+    edges = filters.laplacian(view.ns, view.gray_at(params.image_mpp))
+    view.ns.xp.abs(edges, out=edges)
     shape = (view.gray.shape[0], view.gray.shape[1])
-    return remove_regions(view, filters.resized_nearest(view.ns, weak, shape), params.name)
+    near = filters.gaussian(view.ns, edges, params.sigma, shape=shape)
+    return remove_regions(view, near <= params.max_edge, params.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

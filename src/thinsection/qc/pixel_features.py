@@ -1,11 +1,10 @@
 """What a pixel classifier sees of a px: colour, surroundings, edges, ridges."""
 
-from collections.abc import Callable
-
-import numpy as np
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from thinsection.arrays import Array, ArrayNamespace, filters
-from thinsection.arrays.colour import gray_from_rgb
+from thinsection.arrays.colour import gray32_from_rgb
 from thinsection.errors import ConfigError
 
 _SMOOTH_SIGMAS_PX = (2.0, 8.0)
@@ -13,49 +12,64 @@ _RIDGE_SIGMAS_PX = (1.0, 2.0, 4.0)
 _FRANGI_SIGMAS_PX = (1.0, 3.0, 5.0, 7.0, 9.0)
 _FRANGI_BETA, _FRANGI_GAMMA = 0.5, 15.0
 _TEXTURE_EDGE_PX = 7
+REACH_PX = 36  # no feature looks farther: 4 times the widest sigma
 
 
-def _rgb(ns: ArrayNamespace, rgb: Array, gray: Array) -> list[Array]:
-    return [rgb[..., c].astype(ns.xp.float32) / 255 for c in range(3)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planes:
+    """The image as features are made of it: float32 (H, W) in [0, 1]."""
+
+    ns: ArrayNamespace
+    channels: tuple[Array, Array, Array]
+    gray: Array
 
 
-def _smooth(ns: ArrayNamespace, rgb: Array, gray: Array) -> list[Array]:
-    channels = _rgb(ns, rgb, gray)
-    return [filters.gaussian(ns, c, sigma) for sigma in _SMOOTH_SIGMAS_PX for c in channels]
+def _rgb(planes: _Planes) -> list[Array]:
+    return list(planes.channels)
 
 
-def _laplace(ns: ArrayNamespace, rgb: Array, gray: Array) -> list[Array]:
-    return [filters.laplacian(ns, gray)]
+def _smooth(planes: _Planes) -> list[Array]:
+    return [
+        filters.gaussian(planes.ns, channel, sigma)
+        for sigma in _SMOOTH_SIGMAS_PX
+        for channel in planes.channels
+    ]
 
 
-def _texture(ns: ArrayNamespace, rgb: Array, gray: Array) -> list[Array]:
-    """Standard deviation of gray in a square around the px."""
-    mean = ns.ndimage.uniform_filter(gray, size=_TEXTURE_EDGE_PX, mode="nearest")
-    square = ns.ndimage.uniform_filter(gray * gray, size=_TEXTURE_EDGE_PX, mode="nearest")
-    return [ns.xp.sqrt(ns.xp.maximum(square - mean * mean, 0.0))]
+def _laplace(planes: _Planes) -> list[Array]:
+    return [filters.laplacian(planes.ns, planes.gray)]
 
 
-def _ridge(ns: ArrayNamespace, rgb: Array, gray: Array) -> list[Array]:
+def _texture(planes: _Planes) -> list[Array]:
+    return [filters.box_deviation(planes.ns, planes.gray, _TEXTURE_EDGE_PX)]
+
+
+def _ridge(planes: _Planes) -> list[Array]:
     """Both eigenvalues of the Hessian at each scale."""
-    return [value for sigma in _RIDGE_SIGMAS_PX for value in filters.ridges(ns, gray, sigma)]
+    return [
+        value
+        for sigma in _RIDGE_SIGMAS_PX
+        for value in filters.ridges(planes.ns, planes.gray, sigma)
+    ]
 
 
-def _frangi(ns: ArrayNamespace, rgb: Array, gray: Array) -> list[Array]:
+def _frangi(planes: _Planes) -> list[Array]:
     """Largest response over the scales to a dark line.
 
     Source: Frangi et al., Multiscale vessel enhancement filtering, 1998.
     """
-    best = ns.xp.zeros_like(gray)
+    xp = planes.ns.xp
+    best = xp.zeros_like(planes.gray)
     for sigma in _FRANGI_SIGMAS_PX:
-        low, high = filters.ridges(ns, gray, sigma)
-        size = ns.xp.where(high == 0, 1e-10, high)
-        blob = ns.xp.exp(-((low / size) ** 2) / (2 * _FRANGI_BETA**2))
-        strength = 1 - ns.xp.exp(-(low**2 + high**2) / (2 * _FRANGI_GAMMA**2))
-        best = ns.xp.maximum(best, ns.xp.where(high > 0, blob * strength, 0))
+        low, high = filters.ridges(planes.ns, planes.gray, sigma)
+        size = xp.where(high == 0, 1e-10, high)
+        blob = xp.exp(-((low / size) ** 2) / (2 * _FRANGI_BETA**2))
+        strength = 1 - xp.exp(-(low**2 + high**2) / (2 * _FRANGI_GAMMA**2))
+        best = xp.maximum(best, xp.where(high > 0, blob * strength, 0))
     return [best]
 
 
-FEATURES: dict[str, Callable[[ArrayNamespace, Array, Array], list[Array]]] = {
+FEATURES: dict[str, Callable[[_Planes], list[Array]]] = {
     "rgb": _rgb,
     "smooth": _smooth,
     "laplace": _laplace,
@@ -65,7 +79,7 @@ FEATURES: dict[str, Callable[[ArrayNamespace, Array, Array], list[Array]]] = {
 }
 
 
-def check_features(names: tuple[str, ...]) -> None:
+def check_features(names: Iterable[str]) -> None:
     """Raises ConfigError where a feature is not of `FEATURES`."""
     unknown = [name for name in names if name not in FEATURES]
     if unknown:
@@ -73,20 +87,20 @@ def check_features(names: tuple[str, ...]) -> None:
         raise ConfigError(f"features must be of {known}, got {unknown[0]!r}")
 
 
-def pixel_features(ns: ArrayNamespace, rgb: Array, names: tuple[str, ...]) -> Array:
-    """float32 (H * W, F) of uint8 (H, W, 3).
+def pixel_features(ns: ArrayNamespace, rgb: Array, names: Sequence[str]) -> dict[str, list[Array]]:
+    """Feature name -> its planes, float32 (H, W) each, of uint8 (H, W, 3).
 
     Args:
         ns: where arrays live.
         rgb: the image.
-        names: of `FEATURES`; F is their number of channels.
+        names: of `FEATURES`.
 
-    Memory: O(H * W * F).
+    Memory: O(H * W * planes).
 
     Raises:
         ConfigError: no such feature.
     """
     check_features(names)
-    gray = gray_from_rgb(ns, rgb).astype(ns.xp.float32)
-    channels = [channel for name in names for channel in FEATURES[name](ns, rgb, gray)]
-    return ns.xp.stack([c.ravel() for c in channels], axis=1).astype(np.float32, copy=False)
+    red, green, blue = (rgb[..., c] * ns.xp.float32(1 / 255) for c in range(3))
+    planes = _Planes(ns=ns, channels=(red, green, blue), gray=gray32_from_rgb(ns, rgb))
+    return {name: FEATURES[name](planes) for name in names}

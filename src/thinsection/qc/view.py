@@ -42,9 +42,9 @@ class QcView:
         mask_use: bool (H, W), what the checks before this one have left.
         mpp_th: µm per px of the work image.
         statistics: how a share is written.
-        gray_at: gray of the whole slide at a nominal mpp, from the same pass over the slide.
+        gray_at: gray, float32, of the whole slide at a nominal mpp, from the same pass over it.
         strips_at: strips at about a real mpp, with rows a multiple of the second argument.
-        model_for: the trained pixel model of a by-example check's parameters.
+        probability_of: P of each px, float32 (H, W), by the model of a by-example check.
     """
 
     ns: ArrayNamespace
@@ -55,11 +55,11 @@ class QcView:
     statistics: Statistics = "relative2mask"
     gray_at: Callable[[float], Array]
     strips_at: Callable[[float, int], Strips]
-    model_for: Callable[[Any], Any]
+    probability_of: Callable[[Any], Array]
 
     def share(self, new_mask: Array) -> float:
         """What the step took from `mask_use`, in the view's statistics."""
-        left, before = int(new_mask.sum()), int(self.mask_use.sum())
+        left, before = (int(self.ns.xp.count_nonzero(m)) for m in (new_mask, self.mask_use))
         if self.statistics == "absolute":
             return float(left)
         if self.statistics == "relative2image":

@@ -74,12 +74,12 @@ def read_work_images(slide: Slide, max_edges: Sequence[int]) -> list[RgbArray]:
     images: dict[int, RgbArray] = {}
     for index in sorted({plan.level.index for plan in plans}):
         wanted = [n for n, plan in enumerate(plans) if plan.level.index == index]
-        reducers = [_Reducer(plans[n].factors) for n in wanted]
+        reducers = [_Reducer(plans[n]) for n in wanted]
         for strip in _level_strips(slide, plans[wanted[0]].level, _ROWS_STEP):
             for reducer in reducers:
                 reducer.add(strip)
         for n, reducer in zip(wanted, reducers, strict=True):
-            images[n] = reducer.finish(plans[n])
+            images[n] = reducer.finish()
     return [images[n] for n in range(len(plans))]
 
 
@@ -103,8 +103,7 @@ def read_strips(slide: Slide, slide_mpp: float, mpp: float, rows_multiple: int) 
         for strip in _level_strips(slide, level, factor * rows_multiple):
             rows = strip.shape[0] // factor
             if rows:
-                reduced = Image.fromarray(strip[: rows * factor, : width * factor]).reduce(factor)
-                yield np.asarray(reduced)
+                yield _box_reduced(strip[: rows * factor, : width * factor], (factor, factor))
 
     return Strips(mpp=level.downsample * slide_mpp * factor, size=(width, height), strips=strips())
 
@@ -120,31 +119,52 @@ def _level_strips(slide: Slide, level: Level, rows_step: int) -> Iterator[RgbArr
 
 
 class _Reducer:
-    """Box-reduces rows as they come; what does not fill a box waits for the next strip."""
+    """Reduces rows to the image's width as they come; boxes that lack rows wait for the next strip.
 
-    def __init__(self, factors: tuple[int, int]) -> None:
-        self._factors = factors
-        self._waiting: list[RgbArray] = []
-        self._reduced: list[RgbArray] = []
+    LANCZOS goes along x first, so that a level's rows can be narrowed one by one and the result is
+    that of the whole level, to the bit.
+    """
+
+    def __init__(self, plan: ImagePlan) -> None:
+        self._plan = plan
+        self._waiting: RgbArray | None = None
+        height = math.ceil(plan.level.size[1] / plan.factors[1])
+        self._narrow = np.empty((height, plan.size_th[0], 3), dtype=np.uint8)
+        self._filled = 0
 
     def add(self, strip: RgbArray) -> None:
-        rows = np.concatenate([*self._waiting, strip]) if self._waiting else strip
-        whole = rows.shape[0] - rows.shape[0] % self._factors[1]
-        self._waiting = [rows[whole:].copy()] if whole < rows.shape[0] else []
+        rows = strip if self._waiting is None else np.concatenate([self._waiting, strip])
+        whole = rows.shape[0] - rows.shape[0] % self._plan.factors[1]
+        self._waiting = rows[whole:].copy() if whole < rows.shape[0] else None
         if whole:
-            self._reduced.append(self._reduce(rows[:whole]))
+            self._put(rows[:whole])
 
-    def finish(self, plan: ImagePlan) -> RgbArray:
+    def finish(self) -> RgbArray:
         """The work image, once every strip was added."""
-        parts = [*self._reduced, *(self._reduce(rows) for rows in self._waiting)]
-        image = Image.fromarray(np.concatenate(parts))
-        box = tuple(edge / f for edge, f in zip(plan.level.size, plan.factors, strict=True))
-        if image.size == plan.size_th:
-            return np.asarray(image)
-        lanczos = Image.Resampling.LANCZOS
-        return np.asarray(image.resize(plan.size_th, lanczos, box=(0.0, 0.0, box[0], box[1])))
+        if self._waiting is not None:
+            self._put(self._waiting)
+        height = self._plan.level.size[1] / self._plan.factors[1]
+        return _lanczos(self._narrow, self._plan.size_th, (self._plan.size_th[0], height))
 
-    def _reduce(self, rows: RgbArray) -> RgbArray:
-        if self._factors == (1, 1):
-            return rows
-        return np.asarray(Image.fromarray(rows).reduce(self._factors))
+    def _put(self, rows: RgbArray) -> None:
+        factors, top = self._plan.factors, self._filled
+        rows = _box_reduced(rows, factors)
+        width = self._plan.level.size[0] / factors[0]
+        self._filled += len(rows)
+        self._narrow[top : self._filled] = _lanczos(
+            rows, (self._plan.size_th[0], len(rows)), (width, len(rows))
+        )
+
+
+def _box_reduced(pixels: RgbArray, factors: tuple[int, int]) -> RgbArray:
+    if factors == (1, 1):
+        return pixels
+    return np.asarray(Image.fromarray(pixels).reduce(factors))
+
+
+def _lanczos(pixels: RgbArray, size: Size, box: tuple[float, float]) -> RgbArray:
+    """The part of the px from the corner to `box`, (width, height), at another size."""
+    if pixels.shape[1::-1] == size == box:
+        return pixels
+    image = Image.fromarray(pixels)
+    return np.asarray(image.resize(size, Image.Resampling.LANCZOS, box=(0.0, 0.0, *box)))
