@@ -2,12 +2,10 @@
 
 import csv
 import json
-import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,23 +18,23 @@ from thinsection.run.executor_choice import make_task
 from thinsection.run.monitor import read_usage
 from thinsection.run.slurm_executor import collect
 from thinsection.run.slurm_job import SlurmJob, load_job, load_jobs
-from thinsection.run.slurm_queue import active, task_states
+from thinsection.run.slurm_queue import task_states
 from thinsection.run.slurm_script import ArrayScript, parse_walltime
 from thinsection.run.slurm_submit import collect_run, write_missing
-from thinsection.testing.slurm_node import slurm_node, why_not
+from thinsection.testing.slurm_node import why_not
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB
 
 REASON = why_not()
 needs_slurm = pytest.mark.skipif(REASON is not None, reason=f"no Slurm here: {REASON}")
-TASK_FLAGS = ("--job-cpus", 1, "--job-memory", "900MiB", "--walltime", "00:10:00")
+TASK_FLAGS = ("--job-cpus", 1, "--job-memory", "1900MiB", "--walltime", "00:10:00")
 REQUEST = Request(cpus=3, memory_bytes=2 * GIB, gpus=0, walltime_s=3600)
 
 
 def settings(**changes: object) -> RunConfig:
     executor = ExecutorConfig(
         executor="slurm",
-        **{"chunk_slides": 1, "job_cpus": 1, "job_memory": "900MiB", **changes},  # type: ignore[arg-type]
+        **{"chunk_slides": 1, "job_cpus": 1, "job_memory": "1900MiB", **changes},  # type: ignore[arg-type]
         **({} if "walltime" in changes else {"walltime": "01:00:00"}),
     )
     return RunConfig(executor=executor)
@@ -120,19 +118,6 @@ def test_without_sbatch_the_error_says_where_to_go(
     assert job.job_id is None
 
 
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[dict[str, str]]:
-    with slurm_node() as environment:
-        yield {**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-
-
-@pytest.fixture
-def on_slurm(slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    for name in ("SLURM_CONF", "PYTHONPATH"):
-        monkeypatch.setenv(name, slurm[name])
-    return slurm
-
-
 def thinsection(
     *arguments: object, environment: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
@@ -143,7 +128,12 @@ def thinsection(
 def await_end(job: SlurmJob, *, timeout_s: float = 200) -> None:
     """Until every array task reported or left the queue."""
     deadline = time.monotonic() + timeout_s
-    while set(job.states().values()) - {"DONE", "LOST"} or active(task_states(job.job_id or 0)):
+
+    def running() -> bool:
+        listed = task_states(job.job_id or 0, len(job.chunks))
+        return not all(state.ended for state in listed.values())
+
+    while set(job.states().values()) - {"DONE", "LOST"} or running():
         assert time.monotonic() < deadline, job.states()
         threading.Event().wait(0.2)
 
@@ -185,6 +175,7 @@ def test_an_array_with_a_bad_slide_and_a_cancelled_task_is_collected_and_resubmi
     assert failed["bad"]["stage"] == "open"
     assert failed["slow"]["stage"] == "worker"
     assert f"array task {job.job_id}_{slow} ended without a report" in failed["slow"]["error"]
+    assert len(load_jobs(out)) == 1  # who cancels a task does not want it again
     assert "good" in "".join(p.read_text() for p in (job.folder / "logs").iterdir())
     document = json.loads((out / "run.json").read_text())
     assert document["stage_seconds"]["encode_busy"] > 0
@@ -259,7 +250,7 @@ def test_dask_workers_come_up_as_two_slurm_jobs_and_do_the_work(
     config = RunConfig(
         executor=ExecutorConfig(
             **{"executor": "dask", "jobqueue": "slurm", "workers": 2, "chunk_slides": 1},  # type: ignore[arg-type]
-            **{"job_cpus": 1, "job_memory": "900MiB", "walltime": "00:10:00"},  # type: ignore[arg-type]
+            **{"job_cpus": 1, "job_memory": "1900MiB", "walltime": "00:10:00"},  # type: ignore[arg-type]
         )
     )
     summary = run(slides, out=tmp_path / "out", config=config, stage="tile")

@@ -78,14 +78,19 @@ def _status(out: JobsArgument) -> None:
     Console().print(table)
 
 
-def _collect(out: JobsArgument) -> None:
+def _collect(
+    out: JobsArgument,
+    retry: Annotated[
+        bool, typer.Option(help="Submit slides whose array task died once more, alone.")
+    ] = True,
+) -> None:
     """Merge what the array tasks reported: summary.csv, failed.csv, run.json, efficiency.html.
 
     Exit code 0: all slides are done; 3: some failed, were lost or are not done yet.
     """
     from thinsection.run.slurm_submit import collect_run
 
-    summary, waiting = collect_run(out)
+    summary, waiting = collect_run(out, retry=retry, on_message=typer.echo)
     line = ", ".join(f"{count} {status}" for status, count in summary.counts.items() if count)
     typer.echo(f"{line or 'no result yet'} -> {out / 'summary.csv'}")
     if waiting:

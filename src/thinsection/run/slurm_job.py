@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.errors import ClusterError, StoreError
+from thinsection.report.efficiency_analysis import Request
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.executor import ChunkReport, ExecutorConfig
 from thinsection.run.executor_task import RunTask, task_from_document
 from thinsection.run.results import SlideResult
 from thinsection.run.slides import RunEvent
-from thinsection.run.slurm_queue import active, sbatch, task_states
+from thinsection.run.slurm_queue import TaskState, accounted_states, sbatch, task_states
 from thinsection.run.slurm_request import JobRequest
 from thinsection.run.slurm_script import ArrayScript
 from thinsection.store.atomic import write_json, write_text
@@ -37,11 +38,15 @@ class SlurmJob:
         folder: OUT/slurm/<name>.
         task: what every array task does.
         chunks: slides of array index 1, 2, ...
+        request: resources of each array task.
+        alone: whether its slides are those of tasks that died, for the second and last time.
     """
 
     folder: Path
     task: RunTask
     chunks: tuple[tuple[SlideEntry, ...], ...]
+    request: Request
+    alone: bool = False
 
     @property
     def script(self) -> Path:
@@ -74,11 +79,25 @@ class SlurmJob:
         number = self.job_id
         if number is None:
             return dict.fromkeys(range(1, len(self.chunks) + 1), "WRITTEN")
-        queued = active(task_states(number))  # asked first: a task reports before it leaves
+        # asked first: a task reports before it leaves
+        queued = {i: s.state for i, s in self._listed(number).items() if not s.ended}
         return {
             index: "DONE" if self.report_path(index).is_file() else queued.get(index, "LOST")
             for index in range(1, len(self.chunks) + 1)
         }
+
+    def ends(self, indices: Collection[int]) -> dict[int, TaskState]:
+        """How array indices that are lost ended, as far as Slurm still knows."""
+        number = self.job_id
+        if number is None or not indices:
+            return dict.fromkeys(indices, TaskState())
+        found = self._listed(number)
+        if any(index not in found for index in indices):
+            found = accounted_states(number) | found
+        return {index: found.get(index, TaskState()) for index in indices}
+
+    def _listed(self, number: int) -> dict[int, TaskState]:
+        return task_states(number, len(self.chunks))
 
     def report_path(self, index: int) -> Path:
         """Where array index `index` reports."""
@@ -94,17 +113,22 @@ class SlurmJob:
         """Where array index `index` logs."""
         return self.folder / "logs" / f"{self.job_id}_{index}.log"
 
-    def lost_report(self, index: int, *, without: Collection[str] = ()) -> ChunkReport[SlideResult]:
+    def lost_report(
+        self, index: int, end: TaskState, *, without: Collection[str] = ()
+    ) -> ChunkReport[SlideResult]:
         """The report of an array task that ended without one: killed, cancelled, out of time.
 
         A slide that it finished before stays done; the others are recorded as failed.
 
         Args:
             index: of the array.
-            without: slides that are not its business any more, because a newer job has them.
+            end: what Slurm says of it.
+            without: slides that are not its business any more, because another job has them.
         """
         reason = f"array task {self.job_id}_{index} ended without a report"
-        reason += f" (killed, cancelled or out of time); see {self.log_path(index)}"
+        reason += f" ({end.describe()})"
+        reason += ", the second time, alone" if self.alone else ""
+        reason += f"; see {self.log_path(index)}"
         chunk = self.chunks[index - 1]
         return ChunkReport(
             results=tuple(self.task.lost(e, reason) for e in chunk if e.slide_id not in without)
@@ -124,15 +148,29 @@ def write_job(
     config: ExecutorConfig,
     *,
     request: JobRequest,
+    alone: bool = False,
 ) -> SlurmJob:
     """Writes the folder of a new array job; its tasks take the request's CPUs and are monitored.
+
+    Args:
+        chunks: slides of each array task.
+        task: what is done with them.
+        config: of the executor.
+        request: resources of an array task.
+        alone: see `SlurmJob.alone`.
 
     Memory: job.json, about 200 bytes per slide.
     """
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     folder = task.out / FOLDER / name
     task = replace(task.with_threads(request.request.cpus), monitored=True)
-    job = SlurmJob(folder=folder, task=task, chunks=tuple(tuple(chunk) for chunk in chunks))
+    job = SlurmJob(
+        folder=folder,
+        task=task,
+        chunks=tuple(tuple(chunk) for chunk in chunks),
+        request=request.request,
+        alone=alone,
+    )
     script = ArrayScript(
         folder=folder,
         num_tasks=len(job.chunks),
@@ -142,7 +180,8 @@ def write_job(
     ).text()
     (folder / "logs").mkdir(parents=True)
     write_text(job.script, script)
-    document: dict[str, Any] = {"task": task.as_document()}
+    document: dict[str, Any] = {"task": task.as_document(), "alone": alone}
+    document["request"] = asdict(request.request)
     document["chunks"] = [[asdict(entry) for entry in chunk] for chunk in job.chunks]
     write_json(folder / "job.json", document)
     return job
@@ -159,7 +198,13 @@ def load_job(folder: Path) -> SlurmJob:
     except (OSError, ValueError) as error:
         raise StoreError(f"job folder must hold job.json, got {error} in {str(folder)!r}") from None
     chunks = tuple(tuple(_entry(e) for e in chunk) for chunk in document["chunks"])
-    return SlurmJob(folder=folder, task=task_from_document(document["task"]), chunks=chunks)
+    return SlurmJob(
+        folder=folder,
+        task=task_from_document(document["task"]),
+        chunks=chunks,
+        request=Request(**document["request"]),
+        alone=document["alone"],
+    )
 
 
 def load_jobs(out: Path) -> list[SlurmJob]:

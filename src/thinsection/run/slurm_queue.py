@@ -1,21 +1,26 @@
 """Slurm's own commands: submit, look at the queue."""
 
+import logging
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 from thinsection.errors import ClusterError
 
 _TIMEOUT_S = 60
 _TASK = re.compile(r"^\d+_(\d+)$")
-# squeue still lists these for a while after the end
+_FORMAT = "JobArrayID:|,State:|,exit_code:|"  # exit_code is the status that wait() gives
+_DEATHS = frozenset(("OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "TIMEOUT"))
 _ENDED = frozenset(
     (
         *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"),
         *("BOOT_FAIL", "DEADLINE", "PREEMPTED", "REVOKED"),
     )
 )
+
+_log = logging.getLogger(__name__)
 
 
 def sbatch(script: Path) -> int:
@@ -31,27 +36,90 @@ def sbatch(script: Path) -> int:
     return int(number)
 
 
-def task_states(job_id: int) -> dict[int, str]:
-    """Array index -> state of the tasks that squeue still lists ('RUNNING', 'PENDING', ...)."""
-    command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i %T"]
+@dataclass(frozen=True, kw_only=True)
+class TaskState:
+    """What Slurm says of an array task.
+
+    Attributes:
+        state: Slurm's word (RUNNING, FAILED, OUT_OF_MEMORY, ...); '' where it has forgotten.
+        exit_code: of the batch script.
+        signal: that ended it; 0 for none.
+    """
+
+    state: str = ""
+    exit_code: int = 0
+    signal: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether it neither waits nor runs any more."""
+        return self.state in _ENDED
+
+    @property
+    def died(self) -> bool:
+        """Whether it was ended from outside, against the user's will, so that another try may help.
+
+        An exit code of its own (settings, weights) would be the same again; a shell or container
+        says 128 + signal.
+        """
+        if self.state == "FAILED":
+            return self.signal > 0 or self.exit_code > 128
+        return self.state in _DEATHS
+
+    def describe(self) -> str:
+        """'FAILED, signal 9'."""
+        if not self.state:
+            return "killed, cancelled or out of time: Slurm does not know any more"
+        code = f", exit code {self.exit_code}" if self.exit_code else ""
+        return self.state + (f", signal {self.signal}" if self.signal else code)
+
+
+def task_states(job_id: int, num_tasks: int) -> dict[int, TaskState]:
+    """Array index -> state of the tasks that squeue lists; ended ones stay there for some minutes.
+
+    A line without an index speaks of all tasks that have none: cancelled before they began.
+    """
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--Format={_FORMAT}"]
     try:
         text = _call([*command, f"--jobs={job_id}"])
     except ClusterError as error:
         if "Invalid job id" in str(error):  # it ended long ago and was forgotten
             return {}
         raise
-    states = {}
+    found: dict[int, TaskState] = {}
+    rest: TaskState | None = None
     for line in text.splitlines():
-        name, _, state = line.strip().partition(" ")
+        name, state, status = (part.strip() for part in f"{line}||".split("|")[:3])
+        wait_status = int(status) if status.isdigit() else 0
+        here = TaskState(state=state, exit_code=wait_status >> 8, signal=wait_status & 0x7F)
+        if match := _TASK.match(name):
+            found[int(match.group(1))] = here
+        elif here.ended:
+            rest = here
+    everyone = {} if rest is None else dict.fromkeys(range(1, num_tasks + 1), rest)
+    return everyone | found
+
+
+def accounted_states(job_id: int) -> dict[int, TaskState]:
+    """The same from Slurm's accounting, which does not forget; empty where it is not kept."""
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job_id}"]
+    try:
+        text = _call([*command, "--format=JobID,State,ExitCode"])
+    except ClusterError as error:
+        _log.info("no accounting: %s", error)
+        return {}
+    found = {}
+    for line in text.splitlines():
+        name, state, codes = f"{line}||".split("|")[:3]
         match = _TASK.match(name)
         if match:
-            states[int(match.group(1))] = state.strip()
-    return states
-
-
-def active(states: dict[int, str]) -> dict[int, str]:
-    """Those that wait, run or end just now."""
-    return {index: state for index, state in states.items() if state not in _ENDED}
+            exit_code, _, signal = codes.partition(":")
+            found[int(match.group(1))] = TaskState(
+                state=state.partition(" ")[0],  # 'CANCELLED by 1000'
+                exit_code=int(exit_code or 0),
+                signal=int(signal or 0),
+            )
+    return found
 
 
 def _call(command: list[str]) -> str:

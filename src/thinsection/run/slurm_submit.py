@@ -1,7 +1,7 @@
 """Array jobs of a run: what is missing goes in, what was reported comes out."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,13 +50,20 @@ def write_missing(
     return Written(job=job, left_out=len(entries) - len(missing), request=request)
 
 
-def collect_run(out: Path) -> tuple[RunSummary, int]:
+def collect_run(
+    out: Path, *, retry: bool = True, on_message: Callable[[str], None] = lambda text: None
+) -> tuple[RunSummary, int]:
     """Merges the jobs of a folder into summary.csv, failed.csv, run.json and efficiency.html.
+
+    Args:
+        out: the output folder.
+        retry: whether slides whose array task died are submitted once more, alone.
+        on_message: lines for the person who waits.
 
     Returns:
         The summary, and the number of array tasks that still wait or run.
     """
-    merged = collect(out)
+    merged = collect(out, retry=retry, on_message=on_message)
     seconds = (datetime.datetime.now(datetime.UTC) - merged.started).total_seconds()
     summary = RunSummary(
         out=out, results=merged.results, stage_seconds=merged.stage_seconds, seconds=seconds

@@ -3,6 +3,8 @@
     with slurm_node() as environment:
         subprocess.run(["sbatch", ...], env=environment)
 
+A job that takes more memory than it asked for is killed within about a second. Accounting is off.
+
 Needs Debian's packages slurm-wlm and munge. With THINSECTION_INSTALL_SLURM=1 they are installed.
 """
 
@@ -44,7 +46,9 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-JobAcctGatherType=jobacct_gather/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1
+JobAcctGatherParams=OverMemoryKill
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/filetxt
 JobCompLoc={folder}/jobcomp.txt
