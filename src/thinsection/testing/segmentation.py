@@ -1,5 +1,6 @@
 """Datasets of the three layouts with nuclei that a head can learn, and an encoder of colour."""
 
+import dataclasses
 import hashlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,7 @@ SMALL: dict[str, Any] = {"width": 32, "blocks": 1, "heads": 4, "mlp": 64}
 
 
 def settings(**changes: Any) -> SegmentSettings:
-    import dataclasses
-
+    """The nanopath protocol's, with a small head."""
     return dataclasses.replace(NANOPATH_SEGMENT, **{**SMALL, **changes})
 
 
@@ -38,6 +38,7 @@ def picture(rng: np.random.Generator, size: tuple[int, int], classes: int) -> An
 
 
 def pannuke(root: Path, sizes: tuple[int, int] = (8, 5), *, seed: int = 0) -> Path:
+    """Two folds of float64 images and one-hot-like masks with instance numbers."""
     rng = np.random.default_rng(seed)
     for fold, n in zip((1, 2), sizes, strict=True):
         pairs = [picture(rng, (256, 256), 6) for _ in range(n)]
@@ -58,6 +59,7 @@ def pannuke(root: Path, sizes: tuple[int, int] = (8, 5), *, seed: int = 0) -> Pa
 
 
 def monusac(root: Path, slides: int = 4, *, seed: int = 0) -> Path:
+    """Slides with one to three images each, of different sizes."""
     rng = np.random.default_rng(seed)
     for s in range(slides):
         folder = root / "MoNuSAC_images_and_annotations" / f"TCGA-{s:02d}"
@@ -70,6 +72,7 @@ def monusac(root: Path, slides: int = 4, *, seed: int = 0) -> Path:
 
 
 def consep(root: Path, n: int = 6, *, seed: int = 0) -> Path:
+    """PNG images and MATLAB label files."""
     rng = np.random.default_rng(seed)
     for name in ("Images", "Labels"):
         (root / "Train" / name).mkdir(parents=True)
