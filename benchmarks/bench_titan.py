@@ -1,6 +1,6 @@
 """How much time and memory does a TITAN slide embedding take without the N x N bias?
 
-Published way against ours at 2k to 8k tiles, one attention layer against SDPA with a ready-made
+Published way against ours at 2k to 12k tiles, one attention layer against SDPA with a ready-made
 bias, accuracy against float64; and, where there is a CUDA device, the kernel against FlexAttention
 and a dense float16 bias. `bench_titan_large` goes on to 62k and 250k tiles.
 """
@@ -27,13 +27,14 @@ from thinsection.testing import run_and_measure
 from thinsection.testing.plain_titan import BiasWay, plain_titan
 from thinsection.types import MIB
 
+TURNS = 2
 MAX_ABS, MIN_COSINE = 1e-5, 1 - 1e-10
 
 
 def main() -> None:
     """Checks accuracy first, then measures; the JSON is written after every stage."""
     args = arguments(__doc__ or "")
-    sizes = (200,) if args.smoke else (2_000, 4_000, 8_000)
+    sizes = (200,) if args.smoke else (2_000, 4_000, 8_000, 12_000)
     results: dict[str, Any] = {"accuracy": accuracy(100 if args.smoke else 2_000)}
     results["matmul_gflops_one_thread"] = matmul_rate()
     if torch.cuda.is_available():
@@ -47,7 +48,7 @@ def main() -> None:
         results["against_published"].append(against_published(num_tiles))
         if not args.smoke:
             finish("bench_titan", results, args)
-    results["one_layer_against_sdpa"] = [against_sdpa(n) for n in sizes]
+    results["one_layer_against_sdpa"] = [against_sdpa(n) for n in sizes[:3]]
     finish("bench_titan", results, args)
 
 
@@ -83,8 +84,10 @@ def error(got: np.ndarray, exact: np.ndarray) -> dict[str, float]:
 
 
 def against_published(num_tiles: int) -> dict[str, Any]:
-    """The published way, ours, and ours with bfloat16 products, one after the other."""
-    published, ours, low = (measured(num_tiles, way) for way in ("published", "auto", "bf16"))
+    """The published way, ours, and ours with bfloat16 products, in turns; the quickest counts."""
+    ways = ("published", "auto", "bf16")
+    turns = [[measured(num_tiles, way) for way in ways] for _ in range(TURNS)]
+    published, ours, low = (min(runs, key=lambda r: float(r["cpu_s"])) for runs in zip(*turns))
     rate = matmul_rate()
     return {
         "num_tiles": num_tiles,
@@ -93,6 +96,7 @@ def against_published(num_tiles: int) -> dict[str, Any]:
         "published": published,
         "ours": ours,
         "ours_bf16": low,
+        "cpu_s_of_all_turns": [[row["cpu_s"] for row in turn] for turn in turns],
         "cpu_time_ratio": published["cpu_s"] / ours["cpu_s"],
         "cpu_time_ratio_bf16": published["cpu_s"] / low["cpu_s"],
         "peak_rss_ratio": published["peak_rss_mib"] / ours["peak_rss_mib"],

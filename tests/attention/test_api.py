@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from thinsection.attention import alibi2d_attention, alibi_slopes, explain
-from thinsection.attention.chunked import MAX_BOUND, forward_chunked, plan_blocks, score_bound
+from thinsection.attention.chunked import MAX_BOUND, forward_chunked, plan_blocks
 from thinsection.attention.problem import check_problem, items
+from thinsection.attention.reach import Reach
 from thinsection.errors import BudgetError, ConfigError, DeviceError, InvalidInputError
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB
@@ -39,7 +40,7 @@ def test_explain_names_the_choice_and_the_reason() -> None:
         decision.why == "'triton' needs a CUDA device, got meta; blocks of 2048 queries x 4096 keys"
     )
     cpu = explain(torch.empty(1, 12, 3000, 64))
-    assert cpu.why.endswith("blocks of 512 queries x 1024 keys")
+    assert cpu.why.endswith("blocks of 1024 queries x 512 keys")
     assert cpu.working_bytes < 32 * MIB
     assert explain(q, impl="reference").working_bytes > 500 * GIB
 
@@ -114,9 +115,10 @@ def test_both_sides_of_the_score_bound_give_the_same(factor: float) -> None:
         )
         return items(problem)[0][0]
 
-    scaled = q * (MAX_BOUND * factor / score_bound(item_of(q)))
+    whole = [slice(0, 61)]
+    scaled = q * (MAX_BOUND * factor / Reach(item_of(q), whole, whole).score_bound)
     item = item_of(scaled)
-    assert (score_bound(item) <= MAX_BOUND) == (factor < 1)
+    assert (Reach(item, whole, whole).score_bound <= MAX_BOUND) == (factor < 1)
     plan = plan_blocks((2, 61, 16), device="cpu", budget_bytes=MIB)
     wanted = alibi2d_attention(scaled, k, v, cells, slopes, impl="reference")
     torch.testing.assert_close(forward_chunked(item, plan)[0][None], wanted, rtol=0, atol=1e-12)

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
-from thinsection.attention.chunked import LOG2E, BlockPlan, Buffers
+from thinsection.attention.chunked import BlockPlan, Buffers
 from thinsection.attention.problem import Item
+from thinsection.attention.reach import LOG2E, blocks_of
 from thinsection.errors import InvalidInputError
 
 
@@ -50,6 +51,8 @@ def gradients(
         lse: log2-sum-exp2 [H, T] of the forward's base-2 scores.
         d_out: gradient of the output.
 
+    No block is left out here: what a far key adds to another's gradient is all of its own gradient.
+
     Memory: `plan.working_bytes` and three accumulators [H, T, D] in the dtype of the arithmetic.
 
     Source: Dao et al., "FlashAttention", 2022, algorithm 4 (the bias takes no gradient).
@@ -57,13 +60,12 @@ def gradients(
     tokens, dtype = item.q.shape[1], item.math_dtype
     d_q, d_k, d_v = (torch.zeros_like(item.q, dtype=dtype) for _ in range(3))
     buffers = Buffers(plan, item)
-    for i in range(0, tokens, plan.queries):
-        rows = slice(i, min(i + plan.queries, tokens))
+    prefix = item.num_prefix_tokens
+    for rows in blocks_of(prefix, tokens, plan.queries):
         q = item.q[:, rows].to(dtype) * item.scale
         d_rows = d_out[:, rows].to(dtype)
         mean = (d_rows * out[:, rows].to(dtype)).sum(-1, keepdim=True)  # [H, m, 1]
-        for j in range(0, tokens, plan.keys):
-            columns = slice(j, min(j + plan.keys, tokens))
+        for columns in blocks_of(prefix, tokens, plan.keys):
             block = buffers.distances(item, rows, columns)
             for h, slope in enumerate(item.slopes):
                 k, v = item.k[h, columns].to(dtype), item.v[h, columns].to(dtype)

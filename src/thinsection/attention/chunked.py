@@ -2,8 +2,9 @@
 
 The bias of a (query block, key block) pair is slope_h times one block of distances, so distances
 are computed once per pair for all heads. Per head, a block takes five passes: scale the distances
-into the score buffer, add q kᵀ by a matrix product with beta = 1, clamp, exp2, row sums; then the
-product with v. Both buffers are reused and sized to stay in cache.
+into the score buffer, add q kᵀ by a matrix product with beta = 1, clamp (where scores may be deep),
+exp2, row sums; then the product with v. Both buffers are reused and sized to stay in cache. Key
+blocks too far to matter for a head are left out (`reach`).
 
 exp2 instead of exp (log2 e goes into q and the slopes) because it is the faster one in PyTorch.
 The running maximum is needed only where scores could overflow: |q||k| bounds them (the bias is
@@ -19,15 +20,15 @@ from dataclasses import dataclass
 import torch
 
 from thinsection.attention.problem import Item
+from thinsection.attention.reach import LOG2E, Reach, blocks_of
 from thinsection.errors import BudgetError
 from thinsection.units import format_bytes
 
-LOG2E = math.log2(math.e)
 # log2 units. A row's sum is then in 2^-60 .. T 2^60, far inside float32; and what the clamp below
 # adds is at most T 2^-126 against 2^-60.
 MAX_BOUND = 60.0
 CLAMP = -126.0  # 2^-126 is the smallest normal float32; subnormal numbers are slow
-CPU_BLOCK = (512, 1024)  # queries, keys: two float32 buffers of 2 MiB
+CPU_BLOCK = (1024, 512)  # queries, keys: two float32 buffers of 2 MiB
 CUDA_BLOCK = (2048, 4096)  # two of 32 MiB
 SMALLEST_BLOCK = (16, 16)
 
@@ -86,36 +87,33 @@ def forward_chunked(
     Memory: `plan.working_bytes`, and H T floats.
     """
     heads, tokens = item.q.shape[:2]
-    dtype = item.math_dtype
-    bounded = score_bound(item) <= MAX_BOUND
+    dtype, prefix = item.math_dtype, item.num_prefix_tokens
+    row_blocks = blocks_of(prefix, tokens, plan.queries)
+    reach = Reach(item, row_blocks, blocks_of(prefix, tokens, plan.keys))
+    bounded = reach.score_bound <= MAX_BOUND
     low = bounded and item.q.dtype == torch.bfloat16
     step = _low_step if low else (_bounded_step if bounded else _online_step)
     out = torch.empty_like(item.q) if out is None else out
     lse = item.q.new_empty(heads, tokens, dtype=dtype)
     buffers = Buffers(plan, item)
-    for i in range(0, tokens, plan.queries):
-        rows = slice(i, min(i + plan.queries, tokens))
+    for r, rows in enumerate(row_blocks):
         q = item.q[:, rows].to(dtype) * (item.scale * LOG2E)
         q = q.to(item.q.dtype) if low else q
-        sums = [RowSums.empty(q[h], dtype) for h in range(heads)]
-        for j in range(0, tokens, plan.keys):
-            columns = slice(j, min(j + plan.keys, tokens))
-            block = buffers.distances(item, rows, columns)
-            for h, slope in enumerate(item.slopes):
-                k, v = item.k[h, columns], item.v[h, columns]
-                step(sums[h], block, -slope * LOG2E, (q[h], k, v))
+        sums = [RowSums.empty(q[h], dtype, bounded=bounded) for h in range(heads)]
+        active = list(range(heads))
+        for key_block in reach.key_blocks(r):
+            active = [h for h in active if not reach.ended(h, key_block, sums[h].least)]
+            if not active:
+                break
+            block = buffers.distances(item, rows, key_block.columns)
+            for h in active:
+                k, v = item.k[h, key_block.columns], item.v[h, key_block.columns]
+                block.deep = not key_block.lowest[h] >= CLAMP  # a NaN is deep
+                step(sums[h], block, -item.slopes[h] * LOG2E, (q[h], k, v))
         for h in range(heads):
             out[h, rows] = (sums[h].acc / sums[h].den[:, None]).to(out.dtype)
-            lse[h, rows] = sums[h].den.log2() + (sums[h].top if not bounded else 0.0)
+            lse[h, rows] = sums[h].den.log2() + sums[h].top
     return out, lse
-
-
-def score_bound(item: Item) -> float:
-    """Upper bound of |scale q . k| log2 e over all heads and pairs, by norms; NaN stays NaN."""
-    dtype = item.math_dtype
-    q_norm = torch.linalg.vector_norm(item.q, dim=-1, dtype=dtype).amax(1)
-    k_norm = torch.linalg.vector_norm(item.k, dim=-1, dtype=dtype).amax(1)
-    return float((q_norm * k_norm).max()) * abs(item.scale) * LOG2E
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,7 +123,8 @@ class RowSums:
     Attributes:
         acc: weighted sum of values [m, D].
         den: sum of weights [m].
-        top: largest score so far [m], by which the weights are scaled where scores are not bounded.
+        top: log2 by which the weights are scaled [m]: 0 where scores are bounded, else the largest
+            score so far.
     """
 
     acc: torch.Tensor
@@ -133,22 +132,30 @@ class RowSums:
     top: torch.Tensor
 
     @classmethod
-    def empty(cls, q: torch.Tensor, dtype: torch.dtype) -> "RowSums":
+    def empty(cls, q: torch.Tensor, dtype: torch.dtype, *, bounded: bool) -> "RowSums":
         """Nothing gathered yet, for q [m, D]."""
         return cls(
             acc=torch.zeros_like(q, dtype=dtype),
             den=q.new_zeros(q.shape[0], dtype=dtype),
-            top=q.new_full((q.shape[0],), -math.inf, dtype=dtype),
+            top=q.new_full((q.shape[0],), 0.0 if bounded else -math.inf, dtype=dtype),
         )
 
+    def least(self) -> float:
+        """log2 of the smallest row's sum of exp2(score)."""
+        return float((self.den.log2() + self.top).min())
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True)
 class Block:
-    """One pair of a query and a key block: distances [m, n], and buffers of the same shape."""
+    """One pair of a query and a key block: distances [m, n], and buffers of the same shape.
+
+    `deep`: scores may be below CLAMP.
+    """
 
     distances: torch.Tensor
     scores: torch.Tensor
     low: torch.Tensor
+    deep: bool = True
 
 
 class Buffers:
@@ -161,24 +168,24 @@ class Buffers:
         self._low = item.q.new_empty(size if item.q.dtype == torch.bfloat16 else 0)
 
     def distances(self, item: Item, rows: slice, columns: slice) -> Block:
-        """The block with distances between cells filled in; 0 for pairs with a prefix token."""
+        """The block of two ranges of `blocks_of`, with distances between cells filled in.
+
+        They are 0 where one of the ranges is of prefix tokens.
+        """
         m, n, prefix = rows.stop - rows.start, columns.stop - columns.start, item.num_prefix_tokens
         block = Block(
             distances=self._distances[: m * n].view(m, n),
             scores=self._scores[: m * n].view(m, n),
             low=self._low[: m * n].view(m, n) if self._low.numel() else self._low,
         )
-        top, left = max(0, min(prefix - rows.start, m)), max(0, min(prefix - columns.start, n))
-        if top or left:
+        if rows.start < prefix or columns.start < prefix:
             block.distances.zero_()
-        if top == m or left == n:
             return block
-        a = item.cells[:, rows.start + top - prefix : rows.stop - prefix, None]
-        b = item.cells[:, None, columns.start + left - prefix : columns.stop - prefix]
-        inner, other = block.distances[top:, left:], block.scores[top:, left:]
-        torch.sub(a[0], b[0], out=inner)
-        torch.sub(a[1], b[1], out=other)
-        inner.mul_(inner).addcmul_(other, other).sqrt_()
+        a = item.cells[:, rows.start - prefix : rows.stop - prefix, None]
+        b = item.cells[:, None, columns.start - prefix : columns.stop - prefix]
+        torch.sub(a[0], b[0], out=block.distances)
+        torch.sub(a[1], b[1], out=block.scores)
+        block.distances.mul_(block.distances).addcmul_(block.scores, block.scores).sqrt_()
         return block
 
 
@@ -188,7 +195,10 @@ Qkv = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # q [m, D] scaled, k and 
 def _bounded_step(sums: RowSums, block: Block, factor: float, qkv: Qkv) -> None:
     q, k, v = qkv
     weights = torch.mul(block.distances, factor, out=block.scores)
-    weights.addmm_(q, k.to(q.dtype).T).clamp_min_(CLAMP).exp2_()
+    weights.addmm_(q, k.to(q.dtype).T)
+    if block.deep:
+        weights.clamp_min_(CLAMP)
+    weights.exp2_()
     sums.den += weights.sum(1)
     sums.acc.addmm_(weights, v.to(q.dtype))
 
@@ -197,7 +207,9 @@ def _low_step(sums: RowSums, block: Block, factor: float, qkv: Qkv) -> None:
     q, k, v = qkv
     torch.mm(q, k.T, out=block.low)
     weights = torch.add(block.low, block.distances, alpha=factor, out=block.scores)
-    block.low.copy_(weights.clamp_min_(CLAMP).exp2_())
+    if block.deep:
+        weights.clamp_min_(CLAMP)
+    block.low.copy_(weights.exp2_())
     sums.den += weights.sum(1)
     sums.acc += torch.mm(block.low, v)
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from thinsection.attention.chunked import LOG2E, forward_chunked, plan_blocks
+from thinsection.attention.chunked import forward_chunked, plan_blocks
 from thinsection.attention.problem import Item
+from thinsection.attention.reach import LOG2E
 from thinsection.errors import InvalidInputError
 
 UNCOVERED = -1e8 * LOG2E  # log2 units; the published weight of what a branch does not cover

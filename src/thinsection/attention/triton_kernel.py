@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
-from thinsection.attention.chunked import LOG2E, BlockPlan
+from thinsection.attention.chunked import BlockPlan
 from thinsection.attention.problem import Item
+from thinsection.attention.reach import LOG2E
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

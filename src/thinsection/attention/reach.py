@@ -1,0 +1,121 @@
+"""How far keys reach: which pairs of blocks drown in rounding and need not be computed.
+
+A base-2 score is at most (|q||k| scale - slope * distance) log2 e. Key blocks are taken nearest
+first. When a query block comes to one, the sums of its rows are known from below; where all keys
+that are left weigh less together than half the last bit of the smallest sum, the head has no more
+to do for this query block. Steep heads end early; flat ones (TITAN's last has a slope of 1/256 per
+cell) need every key.
+
+Shapes: H heads, P prefix tokens, T tokens; R query blocks and C key blocks.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from thinsection.attention.problem import Item
+
+LOG2E = math.log2(math.e)
+
+
+def blocks_of(num_prefix: int, tokens: int, step: int) -> list[slice]:
+    """Ranges of at most `step` tokens; prefix tokens, which have no cell, stay by themselves."""
+    starts = [*range(0, num_prefix, step), *range(num_prefix, tokens, step), tokens]
+    return [slice(a, b) for a, b in itertools.pairwise(starts)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyBlock:
+    """One key block as a query block sees it; bounds are log2, one per head.
+
+    Attributes:
+        columns: its tokens.
+        lowest: lower bounds of its scores.
+        rest: upper bounds of the sum of all weights in it and in the blocks after it.
+    """
+
+    columns: slice
+    lowest: Sequence[float]
+    rest: Sequence[float]
+
+
+class Reach:
+    """Bounds of scores and distances between the blocks of one item.
+
+    Memory: 16 R C + 16 H C bytes, and 8 H T bytes while it is built.
+
+    Args:
+        item: the problem.
+        rows, columns: its query and key blocks, of `blocks_of`.
+
+    Attributes:
+        score_bound: upper bound of |scale q . k| log2 e over all heads and pairs; NaN stays NaN.
+    """
+
+    def __init__(self, item: Item, rows: Sequence[slice], columns: Sequence[slice]) -> None:
+        self._columns = columns
+        self._sizes = torch.tensor([part.stop - part.start for part in columns]).double()
+        self._decay = torch.tensor(item.slopes, dtype=torch.float64)[:, None] * LOG2E
+        self._q = _largest_norms(item.q, rows, item.math_dtype) * (abs(item.scale) * LOG2E)
+        self._k = _largest_norms(item.k, columns, item.math_dtype)
+        self._nearest, self._farthest = _distance_bounds(item, rows, columns)
+        # a value that is not finite must reach every row: 0 * inf is NaN
+        largest = torch.linalg.vector_norm(item.v, ord=math.inf, dim=(1, 2)).cpu()
+        self._never_ends = ~largest.isfinite()
+        self._negligible = math.log2(torch.finfo(item.math_dtype).eps / 2)
+        scores = self._q.amax(1) * self._k.amax(1)
+        self.score_bound = float(scores.max())
+        self._highest_sum: list[float] = (scores + math.log2(item.q.shape[1])).tolist()
+
+    def key_blocks(self, row: int) -> Iterator[KeyBlock]:
+        """All key blocks of query block `row`, nearest first."""
+        order = self._nearest[row].argsort(stable=True)
+        score = self._q[:, row, None] * self._k[:, order]
+        highest = score - self._decay * self._nearest[row, order] + self._sizes[order].log2()
+        rest = (highest.flip(1) * math.log(2)).logcumsumexp(1).flip(1) * LOG2E
+        rest[self._never_ends] = math.inf
+        lowest = -score - self._decay * self._farthest[row, order]
+        for c, low, high in zip(order.tolist(), lowest.T.tolist(), rest.T.tolist(), strict=True):
+            yield KeyBlock(columns=self._columns[c], lowest=low, rest=high)
+
+    def ended(self, head: int, key_block: KeyBlock, least_sum: Callable[[], float]) -> bool:
+        """Whether this key block and all after it are below the rounding of every row's sum.
+
+        Args:
+            least_sum: gives log2 of the smallest sum so far; called only where it can matter.
+        """
+        excess = key_block.rest[head] - self._negligible
+        return excess <= self._highest_sum[head] and excess <= least_sum()
+
+
+def _largest_norms(x: torch.Tensor, blocks: Sequence[slice], dtype: torch.dtype) -> torch.Tensor:
+    """Largest norm [H, blocks] of the vectors [H, T, D] in each block, float64 in host memory."""
+    norms = torch.linalg.vector_norm(x, dim=-1, dtype=dtype)
+    return torch.stack([norms[:, part].amax(1) for part in blocks], 1).double().cpu()
+
+
+def _distance_bounds(
+    item: Item, rows: Sequence[slice], columns: Sequence[slice]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Least and largest distances [R, C] between the boxes around the blocks' cells, float64."""
+    (low_r, high_r), (low_c, high_c) = _boxes(item, rows), _boxes(item, columns)
+    gap = torch.maximum(low_r[:, None] - high_c, low_c - high_r[:, None]).clamp_min(0)
+    span = torch.maximum(high_r[:, None] - low_c, high_c - low_r[:, None])
+    prefix = item.num_prefix_tokens
+    on_grid = [torch.tensor([part.start >= prefix for part in parts]) for parts in (rows, columns)]
+    pairs = on_grid[0][:, None] & on_grid[1]
+    return gap.norm(dim=-1) * pairs, span.norm(dim=-1) * pairs
+
+
+def _boxes(item: Item, blocks: Sequence[slice]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Smallest and largest cell [blocks, 2] of each block, in host memory; 0 for prefix tokens."""
+    prefix, zero = item.num_prefix_tokens, item.cells.new_zeros(2)
+    lows, highs = [], []
+    for part in blocks:
+        cells = item.cells[:, max(0, part.start - prefix) : max(0, part.stop - prefix)]
+        lows.append(cells.amin(1) if cells.numel() else zero)
+        highs.append(cells.amax(1) if cells.numel() else zero)
+    return torch.stack(lows).double().cpu(), torch.stack(highs).double().cpu()
