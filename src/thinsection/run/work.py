@@ -29,7 +29,7 @@ from thinsection.slide.geometry import ReadPlan, plan_read
 from thinsection.slide.remote import FsspecSource
 from thinsection.store.atomic import atomic_path
 from thinsection.store.geojson import write_mask_geojson
-from thinsection.store.ledger import SlideLedger, StageRecord
+from thinsection.store.ledger import SlideLedger, StageRecord, fingerprint_reads
 from thinsection.stream import PrepareFailed, SlideTiles, scratch_bytes
 from thinsection.tiles import TileTable, tile_grid
 from thinsection.tiles.filters import MASK_FILTER
@@ -62,11 +62,15 @@ class SlideWork:
     source: FsspecSource | None = None
 
     def fetched(self) -> dict[str, int]:
-        """Bytes and requests of a streamed slide so far; nothing for a local one."""
+        """Bytes and requests of a slide by URL so far, its fingerprint's too; none of a file."""
         if self.source is None:
             return {}
-        counted = {"fetched_bytes": self.source.fetched_bytes, "file_bytes": self.source.size}
-        return {**counted, "requests": self.source.requests}
+        sampled, requests = fingerprint_reads(self.source.size)
+        return {
+            "fetched_bytes": self.source.fetched_bytes + sampled,
+            "file_bytes": self.source.size,
+            "requests": self.source.requests + requests,
+        }
 
     def begin(self, stage: str) -> None:
         """Forgets an earlier result of the stage before its files are replaced.

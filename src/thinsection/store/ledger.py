@@ -135,6 +135,11 @@ def fingerprint(path: Path | str) -> str:
     return digest.hexdigest()[:24]
 
 
+def fingerprint_reads(size: int) -> tuple[int, int]:
+    """(bytes, requests) that the fingerprint of a file of so many bytes takes."""
+    return _SAMPLES * min(_SAMPLE_BYTES, size), _SAMPLES
+
+
 def _remote_fingerprint(url: str) -> str:
     """The same as of a local copy, by range requests."""
     digest = hashlib.sha256()
