@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from thinsection.types import Level, Mpp, PointL0, RgbArray, Size
+from thinsection.types import CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
 
 REAL = (
     Path(os.environ.get("THINSECTION_TEST_SLIDES", Path(__file__).parents[3] / "shared" / "slides"))
@@ -61,6 +61,9 @@ class ArraySlide:
         assert part.shape[:2] == size[::-1], "the checks read inside the slide only"
         self.num_read_px += size[0] * size[1]
         return part.copy()
+
+    def read_regions(self, origins_l0: CoordsL0, level: int, *, out: TileArray) -> None:
+        raise AssertionError("the checks read strips, not tiles")
 
     def thumbnail(self, max_size: Size) -> RgbArray:
         raise AssertionError("work images are streamed")

@@ -17,6 +17,13 @@ from thinsection.config import replace_flat
 from thinsection.run import RunConfig, run
 
 MAX_RENAMES = 40
+# small batches that a pixel filter leaves gaps in
+SETTINGS = {
+    "memory": "256MiB",
+    "overview": False,
+    "batch_size": 2,
+    "tile_filter": ["tissue", "contrast"],
+}
 
 
 def execute(slide: str, out: Path, kill_at: int | None) -> int:
@@ -33,8 +40,7 @@ def execute(slide: str, out: Path, kill_at: int | None) -> int:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(hook)
-        config = replace_flat(RunConfig(), {"memory": "256MiB", "overview": False})
-        os._exit(run([slide], out=out, config=config).exit_code)
+        os._exit(run([slide], out=out, config=replace_flat(RunConfig(), SETTINGS)).exit_code)
     return os.waitpid(child, 0)[1]
 
 

@@ -17,7 +17,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path i
 @pytest.fixture(scope="module")
 def small_slide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("kill") / "s.svs"
-    write_he_slide(path, (900, 800), seed=3, downsamples=(1,))
+    write_he_slide(path, (900, 800), seed=3, downsamples=(1,), white=255)
     return path
 
 

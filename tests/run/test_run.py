@@ -25,7 +25,10 @@ from thinsection.slide import open_slide
 from thinsection.store.lock import FileLock
 from thinsection.store.slide_embedding import read_slide_embedding
 from thinsection.store.tiles_h5 import read_tiles
+from thinsection.stream import iter_tiles
+from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TilesConfig, tile_grid
+from thinsection.tiles.filters import contrast
 
 FILES = {
     *("overview.png", "slide.json", "slide_embedding.h5", "thumbnail.jpg", "tiles.h5"),
@@ -66,6 +69,31 @@ def test_embeddings_equal_those_of_the_plain_functions(finished: Path, he_slide:
     mean = tiles.features.astype(np.float64).mean(axis=0)
     pooled = read_slide_embedding(finished / "he" / "slide_embedding.h5").slide_embedding
     np.testing.assert_allclose(pooled, mean, atol=1e-6)
+
+
+def test_a_pixel_filter_leaves_the_bytes_of_a_run_over_the_kept_tiles_alone(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "white.svs"
+    write_he_slide(path, (1800, 1300), seed=3, downsamples=(1,), white=255)
+    sizes: list[int] = []
+
+    def count(event: RunEvent) -> None:
+        if event.kind == "tiles":
+            sizes.append(event.num_tiles)
+
+    config = settings(batch_size=4, tile_filter=["contrast"])
+    assert run([path], out=tmp_path / "out", config=config, on_event=count).exit_code == 0
+    tiles = read_tiles(tmp_path / "out" / "white" / "tiles.h5")
+    with open_slide(path) as slide:
+        grid = tile_grid(slide, TilesConfig())
+        kept = np.concatenate([contrast(b.tiles) for b in iter_tiles(slide, grid)])
+        encoder = load_encoder("efficientnet_lite0")
+        plain, table = embed_tiles(slide, grid.select(kept), encoder, batch_size=4)
+    assert 8 < kept.sum() < len(grid)
+    assert sizes == [4] * (kept.sum() // 4) + [kept.sum() % 4] * bool(kept.sum() % 4)
+    np.testing.assert_array_equal(tiles.coords_l0, table.coords_l0)
+    np.testing.assert_array_equal(tiles.features, plain)
 
 
 def test_the_attributes_that_trident_reads_are_there(finished: Path) -> None:

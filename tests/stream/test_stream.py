@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from thinsection.errors import BudgetError, SlideReadError
+from thinsection.slide.geometry import origins_lv
 from thinsection.stream import (
     PrepareFailed,
     SlideFailed,
@@ -20,7 +21,7 @@ from thinsection.stream import (
     stream_budget,
 )
 from thinsection.stream.decode import resample
-from thinsection.stream.regions import origins_lv, plan_regions
+from thinsection.stream.regions import Region, TileRun, plan_reads, plan_regions
 from thinsection.testing.array_slide import ArraySlide, position_pixels
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
 
@@ -46,7 +47,7 @@ def collect(slide: ArraySlide, table: TileTable, batch_size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
-@pytest.mark.parametrize("segment", [None, (32, 32), (24, 40)])
+@pytest.mark.parametrize("segment", [None, (32, 32), (16, 16), (24, 40)])
 def test_every_tile_has_its_own_pixels_whatever_the_batch(
     batch_size: int, segment: tuple[int, int] | None
 ) -> None:
@@ -66,8 +67,11 @@ def test_overlapping_and_padded_tiles_are_white_outside() -> None:
         np.testing.assert_array_equal(tile, padded[y : y + 32, x : x + 32])
 
 
-def test_a_resampled_tile_equals_the_tile_read_and_resampled_alone() -> None:
-    slide = ArraySlide([PIXELS], slide_mpp=(0.5, 0.25))
+@pytest.mark.parametrize("segment", [None, (32, 64)])
+def test_a_resampled_tile_equals_the_tile_read_and_resampled_alone(
+    segment: tuple[int, int] | None,
+) -> None:
+    slide = ArraySlide([PIXELS], slide_mpp=(0.5, 0.25), segment=segment)
     table = tile_grid(slide, TilesConfig(tile_px=32, tile_mpp="1.0"))
     assert table.plan.size_lv == (64, 128)
     tiles = collect(slide, table, 5)
@@ -80,10 +84,11 @@ def test_regions_cover_each_tile_once_and_stay_small() -> None:
     table = tile_grid(slide, TilesConfig(tile_px=16))
     rng = np.random.default_rng(0)
     table = table.select(np.sort(rng.permutation(len(table))[:600]))
-    regions = list(plan_regions(table, 100, 500))
+    coords_l0 = table.coords_l0[100:500]
+    corners = origins_lv(coords_l0, table.plan.downsample)
+    regions = list(plan_regions(coords_l0, corners, table.plan))
     covered = [i for region in regions for i in range(region.start, region.stop)]
-    assert covered == list(range(100, 500))
-    corners = origins_lv(table)
+    assert covered == list(range(400))
     for region in regions:
         low = corners[region.start : region.stop].min(axis=0)
         assert region.origin_lv == tuple(low.tolist())
@@ -94,7 +99,24 @@ def test_regions_cover_each_tile_once_and_stay_small() -> None:
 def test_a_whole_block_is_one_read() -> None:
     slide = ArraySlide([PIXELS])
     table = tile_grid(slide, TilesConfig(tile_px=16))
-    assert len(list(plan_regions(table, 0, 64))) == 1
+    corners, tasks = plan_reads(table.coords_l0[:64], table.plan)
+    assert tasks == [[Region(0, 64, tuple(corners[0].tolist()), (128, 128))]]
+
+
+@pytest.mark.parametrize("segment", [(32, 32), (16, 32), (16, 16)])
+def test_tiles_of_whole_segments_are_read_one_by_one(segment: tuple[int, int]) -> None:
+    slide = ArraySlide([PIXELS], segment=segment)
+    table = tile_grid(slide, TilesConfig(tile_px=32))
+    _, tasks = plan_reads(table.coords_l0[:21], table.plan, segment=segment)
+    assert tasks == [(TileRun(0, 8),), (TileRun(8, 16),), (TileRun(16, 21),)]
+
+
+@pytest.mark.parametrize("segment", [(64, 64), (48, 32), (32, 20)])
+def test_tiles_that_share_segments_are_read_together(segment: tuple[int, int]) -> None:
+    slide = ArraySlide([PIXELS], segment=segment)
+    table = tile_grid(slide, TilesConfig(tile_px=32))
+    _, tasks = plan_reads(table.coords_l0[:64], table.plan, segment=segment)
+    assert all(isinstance(read, Region) for reads in tasks for read in reads)
 
 
 def entries(*slides: ArraySlide | Exception) -> Iterator[tuple[int, ArraySlide | Exception]]:
@@ -145,22 +167,6 @@ def test_leaving_early_ends_every_thread_and_closes_the_slides() -> None:
             if isinstance(event, TileBatch):
                 break
     assert threading.active_count() == before
-
-
-def test_filters_drop_tiles_and_batches_close_up() -> None:
-    slide = ArraySlide([PIXELS])
-    table = tile_grid(slide, TilesConfig(tile_px=32))
-
-    def odd_rows(tiles: np.ndarray) -> np.ndarray:
-        return np.asarray(tiles[:, 0, 0, 1] // 32 % 2 == 1)
-
-    kept = []
-    for batch in iter_tiles(slide, table, batch_size=16, filters=[odd_rows]):
-        for (x, y), tile in zip(batch.coords_l0.tolist(), batch.tiles):
-            np.testing.assert_array_equal(tile, PIXELS[y : y + 32, x : x + 32])
-        kept += batch.indices.tolist()
-    want = np.flatnonzero(PIXELS[table.coords_l0[:, 1], 0, 1] // 32 % 2 == 1)
-    assert kept == want.tolist()
 
 
 def test_at_most_the_budgeted_batches_exist_at_once() -> None:

@@ -11,7 +11,7 @@ from thinsection.errors import InvalidInputError
 from thinsection.slide.geometry import lv_from_l0
 from thinsection.slide.resize import fitted_size, read_resized
 from thinsection.slide.sources import closed_error
-from thinsection.types import Level, Mpp, PointL0, RgbArray, Size
+from thinsection.types import CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
 
 WHITE = 255
 
@@ -50,16 +50,16 @@ class BaseSlide(ABC):
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
         """Fills `out` (h, w, 3), perhaps strided, with px that all lie inside the level."""
 
+    def _fill_all(self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray) -> None:
+        """Fills `out` (B, h, w, 3) with regions that all lie inside the level."""
+        for origin, region in zip(origins_lv, out):
+            self._fill(origin, level, region)
+
     def read_region(
         self, origin_l0: PointL0, level: int, size: Size, *, out: RgbArray | None = None
     ) -> RgbArray:
         """See `Slide.read_region`."""
-        if self._closed:
-            raise closed_error(self.slide_path)
-        if not 0 <= level < len(self.levels):
-            raise InvalidInputError(
-                f"level must be in [0, {len(self.levels) - 1}], got {level} in {self.slide_path!r}"
-            )
+        self._check(level)
         width, height = size
         if width < 1 or height < 1:
             raise InvalidInputError(f"size must be >= (1, 1), got {size}")
@@ -79,6 +79,35 @@ class BaseSlide(ABC):
         if x1 > x0 and y1 > y0:
             self._fill((x0, y0), level, region[y0 - y : y1 - y, x0 - x : x1 - x])
         return region
+
+    def read_regions(self, origins_l0: CoordsL0, level: int, *, out: TileArray) -> None:
+        """See `Slide.read_regions`."""
+        self._check(level)
+        if out.ndim != 4 or out.dtype != np.uint8 or out.shape[::3] != (len(origins_l0), 3):
+            raise InvalidInputError(
+                f"out must be uint8 of shape ({len(origins_l0)}, height, width, 3), "
+                f"got {out.dtype} {out.shape}"
+            )
+        size = (out.shape[2], out.shape[1])
+        down, (width, height) = self.levels[level].downsample, self.levels[level].size
+        # few regions at a time: Python's numbers are quicker here than arrays of them
+        origins = origins_l0.tolist()
+        corners = [(lv_from_l0(x, down), lv_from_l0(y, down)) for x, y in origins]
+        x_last, y_last = width - size[0], height - size[1]
+        if all(0 <= x <= x_last and 0 <= y <= y_last for x, y in corners):
+            self._fill_all(corners, level, out)
+            return
+        for (x, y), region in zip(origins, out):
+            self.read_region((x, y), level, size, out=region)
+
+    def _check(self, level: int) -> None:
+        """Refuses a closed slide and a level that is not there."""
+        if self._closed:
+            raise closed_error(self.slide_path)
+        if not 0 <= level < len(self.levels):
+            raise InvalidInputError(
+                f"level must be in [0, {len(self.levels) - 1}], got {level} in {self.slide_path!r}"
+            )
 
     def thumbnail(self, max_size: Size) -> RgbArray:
         """See `Slide.thumbnail`."""

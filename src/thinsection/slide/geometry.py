@@ -7,8 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from thinsection.errors import InvalidInputError, MissingMppError, UpsamplingError
-from thinsection.types import Level, Mpp, PointL0, Size
+from thinsection.types import CoordsL0, CoordsLv, Level, Mpp, PointL0, Size
 
 # A resolution that differs by less than this is the same one: scanners write 0.2498 for 0.25.
 # 0.5 % of a 256 px tile is 1.3 px.
@@ -42,6 +44,12 @@ def l0_from_lv(value_lv: float, downsample: float) -> int:
 def lv_from_l0(value_l0: float, downsample: float) -> int:
     """Px position on a level of a level-0 position; the rule of every reader."""
     return round(value_l0 / downsample)
+
+
+def origins_lv(coords_l0: CoordsL0, downsample: float) -> CoordsLv:
+    """`lv_from_l0` of each tile's corner, int64 (N, 2)."""
+    # rint rounds halves to even, as Python's round
+    return np.rint(coords_l0 / downsample).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
-from thinsection.types import Level, Mpp, PointL0, RgbArray, Size
+from thinsection.types import CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
 
 
 @runtime_checkable
 class Slide(Protocol):
-    """An opened slide. Thread-safe: any number of threads may call `read_region` at once.
+    """An opened slide. Thread-safe: any number of threads may read at once.
 
     Attributes:
         slide_path: the path or URL it was opened from.
@@ -64,6 +64,22 @@ class Slide(Protocol):
         Raises:
             SlideReadError: a segment cannot be decoded.
             InvalidInputError: no such level, or an empty size.
+        """
+        ...
+
+    def read_regions(self, origins_l0: CoordsL0, level: int, *, out: TileArray) -> None:
+        """Fills `out` with several regions of one size, each as `read_region` gives it.
+
+        Args:
+            origins_l0: int64 (B, 2), their top-left corners in level-0 px.
+            level: pyramid level to read from.
+            out: C-contiguous uint8 (B, height, width, 3); the size is read off it.
+
+        Memory: as of one region, and up to 1 MiB of compressed segments.
+
+        Raises:
+            SlideReadError: a segment cannot be decoded.
+            InvalidInputError: no such level, or an `out` of another kind.
         """
         ...
 

@@ -1,25 +1,21 @@
 """The direct TIFF reader: the file's own JPEG tiles, decoded straight into place."""
 
-import threading
-from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import simplejpeg
 
-from thinsection.errors import SlideOpenError, SlideReadError
-from thinsection.slide.base import WHITE, BaseSlide
+from thinsection.errors import SlideOpenError
+from thinsection.slide.base import BaseSlide
+from thinsection.slide.segments import SegmentCache, SegmentDecoder
 from thinsection.slide.sources import ByteSource, FileSource
-from thinsection.slide.tiff_layout import TiffLayout, TiffLevel, read_layout
-from thinsection.types import MIB, Mpp, RgbArray
+from thinsection.slide.tiff_layout import TiffLayout, read_layout
+from thinsection.types import MIB, Mpp, RgbArray, TileArray
 
 CACHE_BYTES = 48 * MIB  # of decoded segments that a region cut, per slide
 # a strip or tile must fit a budget that the user never sees; larger ones are refused on opening
 MAX_SEGMENT_BYTES = 128 * MIB
-_JPEG, _RGB = 7, 2
-# Adobe's APP14 with transform 0: "these are R, G, B"; without it a decoder takes them for YCbCr
-_APP14_RGB = bytes.fromhex("ffee000e41646f626500640000000000")
 
 
 class TiffSlide(BaseSlide):
@@ -31,8 +27,8 @@ class TiffSlide(BaseSlide):
         source: where bytes come from; a local file by default.
         handle: a binary file object for the metadata; the local file by default.
 
-    Memory: `CACHE_BYTES` of decoded segments; per reading thread one compressed and one decoded
-    segment.
+    Memory: `CACHE_BYTES` of decoded segments; per reading thread one decoded segment and
+    `segments.MAX_READ_BYTES` of compressed ones, or one that is larger.
     """
 
     reader = "tiff"
@@ -84,6 +80,16 @@ class TiffSlide(BaseSlide):
         size = item.level.size
         return np.ascontiguousarray(padded[: size[1], : size[0]])
 
+    def _fill_all(self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray) -> None:
+        decoder = self._decoders[level]
+        width, height = decoder.segment
+        aligned = out.shape[1:3] == (height, width)
+        if aligned and not any(x % width or y % height for x, y in origins_lv):
+            places = [y // height * decoder.columns + x // width for x, y in origins_lv]
+            decoder.decode_all(places, out)
+            return
+        super()._fill_all(origins_lv, level, out)
+
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
         decoder = self._decoders[level]
         seg_width, seg_height = decoder.segment
@@ -131,104 +137,3 @@ def open_layout(path: str, handle: Any = None) -> TiffLayout:
         if isinstance(error, SlideOpenError):
             raise
         raise SlideOpenError(f"tiff: {error}") from None
-
-
-class SegmentCache:
-    """Least recently used decoded segments within a number of bytes. Thread-safe."""
-
-    def __init__(self, budget_bytes: int) -> None:
-        self._budget_bytes, self._used_bytes = budget_bytes, 0
-        self._items: OrderedDict[tuple[int, int, int], RgbArray] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: tuple[int, int, int]) -> RgbArray | None:
-        """The segment, or None."""
-        with self._lock:
-            found = self._items.get(key)
-            if found is not None:
-                self._items.move_to_end(key)
-            return found
-
-    def put(self, key: tuple[int, int, int], pixels: RgbArray) -> None:
-        """Keeps a segment and drops the oldest ones beyond the budget."""
-        with self._lock:
-            if key in self._items or pixels.nbytes > self._budget_bytes:
-                return
-            self._items[key] = pixels
-            self._used_bytes += pixels.nbytes
-            while self._used_bytes > self._budget_bytes:
-                _, dropped = self._items.popitem(last=False)
-                self._used_bytes -= dropped.nbytes
-
-
-class SegmentDecoder:
-    """Decodes the segments of one level into arrays of (segment height, segment width, 3).
-
-    What a segment holds beyond the image's border is whatever the file has there.
-    """
-
-    def __init__(self, level: TiffLevel, source: ByteSource) -> None:
-        self.segment = level.segment
-        self._size = level.level.size
-        self._columns = level.grid[0]
-        self._source = source
-        self._page = level.page
-        self._offsets, self._counts = level.offsets, level.counts
-        self._jpeg = int(level.page.compression) == _JPEG and level.page.samplesperpixel == 3
-        tables = level.page.jpegtables or b""
-        self._head = b"\xff\xd8"
-        if int(level.page.photometric) == _RGB:
-            self._head += _APP14_RGB
-        self._head += tables[2:-2]  # without its own SOI and EOI
-
-    def decode(self, column: int, row: int, out: RgbArray) -> None:
-        """Fills `out`, (segment height, segment width, 3), perhaps strided.
-
-        Raises:
-            SlideReadError: the segment is missing, truncated or damaged.
-        """
-        index = row * self._columns + column
-        if index >= len(self._offsets):
-            raise self._error(column, row, "no such segment")
-        if self._counts[index] == 0:  # sparse: nothing was scanned here
-            out[:] = WHITE
-            return
-        data = self._source.read_at(self._offsets[index], self._counts[index])
-        try:
-            if self._jpeg:
-                self._decode_jpeg(data, out)
-            else:
-                self._decode_other(data, index, out)
-        except (ValueError, RuntimeError, TypeError) as error:
-            raise self._error(column, row, str(error)) from None
-
-    def _decode_jpeg(self, data: bytes, out: RgbArray) -> None:
-        joined = self._head + data[2:]
-        if out.flags.c_contiguous:
-            decoded = simplejpeg.decode_jpeg(joined, "RGB", buffer=out)
-        else:
-            decoded = simplejpeg.decode_jpeg(joined, "RGB")
-            out[: len(decoded)] = decoded
-        if decoded.shape[1] != out.shape[1]:
-            raise ValueError(f"a JPEG of {decoded.shape[1]} columns, expected {out.shape[1]}")
-        out[len(decoded) :] = WHITE  # the last strip has fewer rows
-
-    def _decode_other(self, data: bytes, index: int, out: RgbArray) -> None:
-        decoded, _, _ = self._page.decode(data, index, jpegtables=self._page.jpegtables)
-        if decoded is None:
-            out[:] = WHITE
-            return
-        pixels = decoded[0]  # (height, width, samples); the last strip has fewer rows
-        if pixels.shape[2] == 1:
-            pixels = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
-        rows, columns = min(len(pixels), len(out)), min(pixels.shape[1], out.shape[1])
-        if rows < len(out) or columns < out.shape[1]:
-            out[:] = WHITE
-        out[:rows, :columns] = pixels[:rows, :columns, :3]
-
-    def _error(self, column: int, row: int, why: str) -> SlideReadError:
-        name = Path(self._source.name).name
-        return SlideReadError(
-            f"segment must be decodable, got {why} at column {column}, row {row} of a level of "
-            f"{self._size} px in {name!r}; the file is damaged or truncated"
-        )

@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -23,7 +24,8 @@ class Channel(Generic[T]):
     def __init__(self, capacity: int | None = None, *, newest_first: bool = False) -> None:
         self._capacity, self._newest_first = capacity, newest_first
         self._items: deque[T] = deque()
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._filled, self._drained = threading.Condition(lock), threading.Condition(lock)
         self._closed = False
         self._finished = False
 
@@ -33,13 +35,22 @@ class Channel(Generic[T]):
         Raises:
             ChannelClosed: the channel was closed or finished.
         """
-        with self._changed:
-            while self._full() and not self._closed:
-                self._changed.wait()
-            if self._closed or self._finished:
-                raise ChannelClosed
-            self._items.append(item)
-            self._changed.notify_all()
+        self.put_all([item])
+
+    def put_all(self, items: Sequence[T]) -> None:
+        """Appends items, waiting for room for each.
+
+        Raises:
+            ChannelClosed: the channel was closed or finished.
+        """
+        with self._filled:
+            for item in items:
+                while self._full() and not self._closed:
+                    self._drained.wait()
+                if self._closed or self._finished:
+                    raise ChannelClosed
+                self._items.append(item)
+                self._filled.notify()
 
     def get(self) -> T:
         """The next item, waiting for one.
@@ -47,28 +58,29 @@ class Channel(Generic[T]):
         Raises:
             ChannelClosed: the channel was closed, or finished and drained.
         """
-        with self._changed:
+        with self._filled:
             while not self._items and not self._closed and not self._finished:
-                self._changed.wait()
+                self._filled.wait()
             if self._closed or not self._items:
                 raise ChannelClosed
             item = self._items.pop() if self._newest_first else self._items.popleft()
-            self._changed.notify_all()
+            self._drained.notify()
             return item
 
     def finish(self) -> None:
         """Says that nothing more will be put."""
-        with self._changed:
+        with self._filled:
             self._finished = True
-            self._changed.notify_all()
+            self._filled.notify_all()
 
     def close(self) -> list[T]:
         """Wakes everybody with ChannelClosed; returns the items that nobody took."""
-        with self._changed:
+        with self._filled:
             self._closed = True
             left = list(self._items)
             self._items.clear()
-            self._changed.notify_all()
+            self._filled.notify_all()
+            self._drained.notify_all()
             return left
 
     def _full(self) -> bool:

@@ -1,4 +1,4 @@
-"""Reading one region and cutting it into tiles."""
+"""Reading the tiles of a batch: one by one, or a region cut into them."""
 
 import numpy as np
 from PIL import Image
@@ -6,13 +6,33 @@ from PIL import Image
 from thinsection.slide import Slide
 from thinsection.slide.geometry import ReadPlan, l0_from_lv
 from thinsection.stream.regions import Region
-from thinsection.types import RgbArray
+from thinsection.types import CoordsL0, CoordsLv, RgbArray, TileArray
+
+
+def decode_run(slide: Slide, plan: ReadPlan, coords_l0: CoordsL0, out: TileArray) -> None:
+    """Reads tiles one by one into `out`.
+
+    Args:
+        slide: the opened slide.
+        plan: its read plan.
+        coords_l0: int64 (b, 2), the tiles' corners.
+        out: uint8 (b, tile_px, tile_px, 3).
+
+    Memory: one tile of the level where tiles are resampled, else none.
+    """
+    if not plan.resamples:
+        slide.read_regions(coords_l0, plan.level, out=out)
+        return
+    pixels = np.empty((*plan.size_lv[::-1], 3), dtype=np.uint8)
+    for (x, y), tile in zip(coords_l0.tolist(), out):
+        slide.read_region((x, y), plan.level, plan.size_lv, out=pixels)
+        tile[:] = resample(pixels, plan.tile_px)
 
 
 def decode_region(
-    slide: Slide, plan: ReadPlan, region: Region, corners_lv: np.ndarray, out: RgbArray
+    slide: Slide, plan: ReadPlan, region: Region, corners_lv: CoordsLv, out: TileArray
 ) -> None:
-    """Reads a region and writes its tiles into `out`.
+    """Reads a region and cuts its tiles into `out`.
 
     A tile of a region is, to the bit, the tile read by itself: each is cut out first and resampled
     (Lanczos, anti-aliased) within its own borders.
@@ -21,36 +41,22 @@ def decode_region(
         slide: the opened slide.
         plan: its read plan.
         region: what to read.
-        corners_lv: int64 (stop - start, 2), the tiles' corners on the plan's level.
-        out: uint8 (stop - start, tile_px, tile_px, 3).
+        corners_lv: int64 (b, 2), the tiles' corners on the plan's level.
+        out: uint8 (b, tile_px, tile_px, 3).
 
     Memory: the region and one tile of the level.
     """
-    if len(out) == 1 and not plan.resamples:
-        read_level(slide, plan, region.origin_lv, region.size_lv, out=out[0])
+    x0, y0 = region.origin_lv
+    origin_l0 = (l0_from_lv(x0, plan.downsample), l0_from_lv(y0, plan.downsample))
+    alone = len(out) == 1 and not plan.resamples
+    target = out[0] if alone else None
+    pixels = slide.read_region(origin_l0, plan.level, region.size_lv, out=target)
+    if alone:
         return
-    pixels = read_level(slide, plan, region.origin_lv, region.size_lv)
     width, height = plan.size_lv
-    for corner, tile in zip(corners_lv - region.origin_lv, out):
-        x, y = int(corner[0]), int(corner[1])
+    for (x, y), tile in zip((corners_lv - region.origin_lv).tolist(), out):
         cut = pixels[y : y + height, x : x + width]
         tile[:] = resample(cut, plan.tile_px) if plan.resamples else cut
-
-
-def read_level(
-    slide: Slide,
-    plan: ReadPlan,
-    origin_lv: tuple[int, int],
-    size_lv: tuple[int, int],
-    *,
-    out: RgbArray | None = None,
-) -> RgbArray:
-    """A region by its position on the plan's level."""
-    origin_l0 = (
-        l0_from_lv(origin_lv[0], plan.downsample),
-        l0_from_lv(origin_lv[1], plan.downsample),
-    )
-    return slide.read_region(origin_l0, plan.level, size_lv, out=out)
 
 
 def resample(pixels: RgbArray, tile_px: int) -> RgbArray:

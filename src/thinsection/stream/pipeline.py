@@ -1,26 +1,28 @@
 """The stream: tiles of all slides of a run, decoded ahead by threads into a fixed set of buffers.
 
-    entries -> [prepare thread] -> opened slides -> [feeder] -> regions -> [decode workers]
-                                                        |                        |
-                                                   free buffers <- consumer <- batches, in order
+    entries -> [prepare thread] -> opened slides -> planned reads -> [decode workers]
+                                                         |                  |
+                                free buffers <- consumer <- full batches <- decoded ones, in order
 
 The next slide is opened, its tissue found and its grid laid while this one is decoded, and the
 decoders go on into it without a pause. Batches come in table order and never mix slides, so that
-what a batch holds does not depend on timing.
+what a batch holds does not depend on timing. Where filters refuse tiles, those of the batches after
+close the gaps: a batch is smaller than asked for only at the end of its slide.
 """
 
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from thinsection.stream.batches import BatchPacker, DecodedBatch, OpenSlide
 from thinsection.stream.budget import StreamBudget
 from thinsection.stream.channel import Channel, ChannelClosed
 from thinsection.stream.clock import StageClock
-from thinsection.stream.decode import decode_region
+from thinsection.stream.decode import decode_region, decode_run
 from thinsection.stream.events import (
     PrepareFailed,
     SlideFailed,
@@ -28,13 +30,12 @@ from thinsection.stream.events import (
     SlideStarted,
     SlideTiles,
     StreamEvent,
-    TileBatch,
 )
-from thinsection.stream.regions import Region, batched_regions, origins_lv, plan_regions
+from thinsection.stream.regions import Reads, Region, TileRun, plan_reads
 from thinsection.tiles import TileFilter
-from thinsection.types import RgbArray
+from thinsection.types import TileArray
 
-Allocate = Callable[[tuple[int, ...]], RgbArray]
+Allocate = Callable[[tuple[int, ...]], TileArray]
 
 
 def cpu_count() -> int:
@@ -42,39 +43,14 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def allocate_pageable(shape: tuple[int, ...]) -> RgbArray:
+def allocate_pageable(shape: tuple[int, ...]) -> TileArray:
     """An ordinary uint8 buffer."""
     return np.empty(shape, dtype=np.uint8)
 
 
-@dataclass(kw_only=True)
-class _OpenSlide:
-    source: SlideTiles
-    error: Exception | None = None
-
-
-@dataclass(kw_only=True)
-class _Batch:
-    owner: _OpenSlide
-    start: int
-    stop: int
-    corners_lv: np.ndarray
-    buffer: RgbArray
-    keep: np.ndarray
-    pending: int
-    done: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def finish_one(self) -> None:
-        with self.lock:
-            self.pending -= 1
-            if self.pending == 0:
-                self.done.set()
-
-
 @dataclass(frozen=True)
 class _End:
-    owner: _OpenSlide
+    owner: OpenSlide
 
 
 class TileStream:
@@ -85,13 +61,15 @@ class TileStream:
         prepare: runs in a thread of its own, ahead of decoding; must not raise.
         budget: buffers, scratch and worker count.
         batch_size: tiles per batch; the last batch of a slide may be smaller.
-        filters: pixel filters; a batch comes without the tiles that one of them refuses.
+        filters: pixel filters; tiles that one of them refuses are left out.
         prefetch_slides: slides that wait opened.
         allocate: makes a batch buffer (pinned memory for CUDA).
         clock: where busy and waiting time is added up.
         decode: False yields slides without any batch, for stages that need no pixels.
 
-    Memory: `budget.peak_bytes`, the prepared slides and their tile tables.
+    Memory: `budget.peak_bytes`, the prepared slides and their tile tables. With filters one of the
+    budget's buffers is the batch that is being filled, so none is added; a consumer may hold
+    `budget.slots - 2` batches, without filters one more, while it asks for the next.
     """
 
     def __init__(
@@ -115,13 +93,15 @@ class TileStream:
         self._prepared: Channel[SlideTiles | PrepareFailed] = Channel(prefetch_slides)
         # the buffer that came back last is still in the CPU's caches; later ones are never made
         # where the consumer keeps up
-        self._free: Channel[RgbArray | None] = Channel(newest_first=True)
-        self._tasks: Channel[tuple[_Batch, tuple[Region, ...]]] = Channel()
-        self._ordered: Channel[_OpenSlide | _Batch | _End | PrepareFailed] = Channel()
+        self._free: Channel[TileArray | None] = Channel(newest_first=True)
+        self._ordered: Channel[OpenSlide | DecodedBatch | _End | PrepareFailed] = Channel()
+        self._packer = BatchPacker(self._give_back)
         self._failure: BaseException | None = None
-        for _ in range(budget.slots):
-            self._free.put(None)  # buffers are made when first needed, at the slide's tile size
-        targets = [self._run_prepare, self._run_feeder, *[self._run_worker] * budget.workers]
+        # made when first needed, at the slide's tile size
+        self._free.put_all([None] * budget.slots)
+        self._opened: list[OpenSlide] = []
+        self._tasks, self._taking = self._plan_tasks(), threading.Lock()
+        targets = [self._run_prepare, *[self._run_worker] * budget.workers]
         self._threads = [threading.Thread(target=self._guard, args=(t,)) for t in targets]
 
     def __enter__(self) -> "TileStream":
@@ -132,13 +112,13 @@ class TileStream:
 
     def __exit__(self, *_: object) -> None:
         left = self._prepared.close()
-        for channel in (self._free, self._tasks, self._ordered):
+        for channel in (self._free, self._ordered):
             channel.close()
         for thread in self._threads:
             thread.join()
-        for item in left:
-            if isinstance(item, SlideTiles):
-                item.slide.close()
+        waiting = [item for item in left if isinstance(item, SlideTiles)]
+        for source in [*waiting, *[owner.source for owner in self._opened]]:
+            source.slide.close()
 
     def __iter__(self) -> Iterator[StreamEvent]:
         """Yields each slide's events in the order of the entries.
@@ -155,21 +135,25 @@ class TileStream:
                 return
             yield from self._events(item)
 
-    def _events(self, item: "_OpenSlide | _Batch | _End | PrepareFailed") -> Iterator[StreamEvent]:
+    def _events(
+        self, item: OpenSlide | DecodedBatch | _End | PrepareFailed
+    ) -> Iterator[StreamEvent]:
         if isinstance(item, PrepareFailed):
             yield SlideFailed(key=item.key, stage=item.stage, error=item.error)
-        elif isinstance(item, _OpenSlide):
+        elif isinstance(item, OpenSlide):
             yield SlideStarted(key=item.source.key, table=item.source.table)
-        elif isinstance(item, _Batch):
+        elif isinstance(item, DecodedBatch):
             with self.clock.timed("encode_wait"):
                 while not item.done.wait(0.5):
                     if self._failure is not None:
                         raise self._failure
-            if item.owner.error is None and item.keep.any():
-                yield self._as_batch(item)
+            if item.owner.error is None:
+                yield from self._packer.add(item)
             else:
-                self._free.put(item.buffer)
+                self._give_back(item.buffer)
         else:
+            yield from self._packer.finish()
+            self._opened.remove(item.owner)
             item.owner.source.slide.close()
             key, error = item.owner.source.key, item.owner.error
             if error is not None:
@@ -177,24 +161,7 @@ class TileStream:
             else:
                 yield SlideFinished(key=key)
 
-    def _as_batch(self, item: _Batch) -> TileBatch:
-        indices = np.arange(item.start, item.stop)
-        count = len(indices)
-        if not item.keep.all():  # close the gaps in place: a kept row moves only towards the front
-            indices = indices[item.keep]
-            for row, kept in enumerate(np.flatnonzero(item.keep)):
-                if row != kept:
-                    item.buffer[row] = item.buffer[kept]
-            count = len(indices)
-        return TileBatch(
-            key=item.owner.source.key,
-            indices=indices,
-            coords_l0=item.owner.source.table.coords_l0[indices],
-            tiles=item.buffer[:count],
-            _release=lambda: self._give_back(item.buffer),
-        )
-
-    def _give_back(self, buffer: RgbArray) -> None:
+    def _give_back(self, buffer: TileArray) -> None:
         try:
             self._free.put(buffer)
         except ChannelClosed:
@@ -222,7 +189,12 @@ class TileStream:
                 raise
         self._prepared.finish()
 
-    def _run_feeder(self) -> None:
+    def _plan_tasks(self) -> Iterator[tuple[DecodedBatch, Reads]]:
+        """What workers take, in order: a batch and some of its reads.
+
+        A worker that finds nothing left of a batch plans the next one here, so a buffer is taken
+        no sooner than somebody decodes into it, and never before that of an earlier batch.
+        """
         while True:
             try:
                 source = self._prepared.get()
@@ -231,55 +203,63 @@ class TileStream:
             if isinstance(source, PrepareFailed):
                 self._ordered.put(source)
                 continue
-            owner = _OpenSlide(source=source)
+            owner = OpenSlide(source=source)
+            self._opened.append(owner)
             self._ordered.put(owner)
             count = len(source.table) if self._decodes else 0
             for start in range(0, count, self._batch_size):
-                self._feed_batch(owner, start)
+                batch, tasks = self._plan_batch(owner, start)
+                self._ordered.put(batch)
+                for reads in tasks:
+                    yield batch, reads
             self._ordered.put(_End(owner))
         self._ordered.finish()
-        self._tasks.finish()
 
-    def _feed_batch(self, owner: _OpenSlide, start: int) -> None:
+    def _plan_batch(self, owner: OpenSlide, start: int) -> tuple[DecodedBatch, list[Reads]]:
         table, slide = owner.source.table, owner.source.slide
-        stop = min(start + self._batch_size, len(table))
+        coords_l0 = table.coords_l0[start : start + self._batch_size]
         segment = slide.levels[table.plan.level].segment
-        tasks = list(batched_regions(plan_regions(table, start, stop, segment=segment)))
+        corners_lv, tasks = plan_reads(coords_l0, table.plan, segment=segment)
         with self.clock.timed("decode_wait"):
             buffer = self._free.get()
         shape = (self._batch_size, table.plan.tile_px, table.plan.tile_px, 3)
         if buffer is None or buffer.shape != shape:
             buffer = self._allocate(shape)
-        batch = _Batch(
+        batch = DecodedBatch(
             owner=owner,
             start=start,
-            stop=stop,
-            corners_lv=origins_lv(table.select(np.arange(start, stop))),
+            coords_l0=coords_l0,
+            corners_lv=corners_lv,
             buffer=buffer,
-            keep=np.ones(stop - start, dtype=bool),
+            keep=np.ones(len(coords_l0), dtype=bool),
             pending=len(tasks),
         )
-        self._ordered.put(batch)
-        for task in tasks:
-            self._tasks.put((batch, task))
+        return batch, tasks
 
     def _run_worker(self) -> None:
         while True:
-            batch, regions = self._tasks.get()
+            with self._taking:
+                task = next(self._tasks, None)
+            if task is None:
+                return
+            batch, reads = task
             try:
                 with self.clock.timed("decode_busy"):
-                    for region in regions:
+                    for read in reads:
                         if batch.owner.error is None:
-                            self._decode(batch, region)
+                            self._decode(batch, read)
             except Exception as error:  # noqa: BLE001 - the per-slide boundary of decoding
                 batch.owner.error = error
             finally:
                 batch.finish_one()
 
-    def _decode(self, batch: _Batch, region: Region) -> None:
-        rows = slice(region.start - batch.start, region.stop - batch.start)
-        source = batch.owner.source
+    def _decode(self, batch: DecodedBatch, read: Region | TileRun) -> None:
+        rows = slice(read.start, read.stop)
+        slide, plan = batch.owner.source.slide, batch.owner.source.table.plan
         out = batch.buffer[rows]
-        decode_region(source.slide, source.table.plan, region, batch.corners_lv[rows], out)
+        if isinstance(read, TileRun):
+            decode_run(slide, plan, batch.coords_l0[rows], out)
+        else:
+            decode_region(slide, plan, read, batch.corners_lv[rows], out)
         for tile_filter in self._filters:
             batch.keep[rows] &= tile_filter(out)

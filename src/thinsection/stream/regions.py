@@ -1,16 +1,15 @@
-"""Which tiles are read together: pure planning of regions over a tile table."""
+"""Which tiles are read together: pure planning over the corners of one batch of tiles."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from thinsection.slide.geometry import ReadPlan
+from thinsection.slide.geometry import ReadPlan, origins_lv
 from thinsection.stream.budget import CHANNELS, REGION_BYTES
 from thinsection.tiles.grid import BLOCK_TILES
-from thinsection.tiles.table import TileTable
-from thinsection.types import Size
+from thinsection.types import CoordsL0, CoordsLv, Size
 
 # a region may cover this many times the px of its tiles: reading a gap is cheaper than decoding
 # the segments along a cut twice
@@ -21,10 +20,10 @@ _TASK_TILES = 8
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A run of consecutive tiles that one read serves.
+    """Consecutive tiles that one read serves, and are then cut out of it.
 
     Attributes:
-        start, stop: the tiles of the table, half open.
+        start, stop: the tiles, half open, counted from the batch's first.
         origin_lv: (x, y) of the region on the plan's level.
         size_lv: (width, height) of it, px.
     """
@@ -35,70 +34,88 @@ class Region:
     size_lv: Size
 
 
-def origins_lv(table: TileTable) -> np.ndarray:
-    """int64 (N, 2): each tile's corner on the plan's level, rounded as `lv_from_l0` does."""
-    # rint rounds halves to even, as Python's round
-    return np.rint(table.coords_l0 / table.plan.downsample).astype(np.int64)
+@dataclass(frozen=True, slots=True)
+class TileRun:
+    """Consecutive tiles that share no segment of the file, so that each is read by itself.
+
+    Attributes:
+        start, stop: the tiles, half open, counted from the batch's first.
+    """
+
+    start: int
+    stop: int
 
 
-def plan_regions(
-    table: TileTable, start: int, stop: int, *, segment: Size | None = None
-) -> Iterator[Region]:
-    """Regions that cover tiles [start, stop), in order, each within `REGION_BYTES`.
+Reads = Sequence[Region | TileRun]
+
+
+def plan_reads(
+    coords_l0: CoordsL0, plan: ReadPlan, *, segment: Size | None = None
+) -> tuple[CoordsLv, list[Reads]]:
+    """The corners of a batch's tiles on their level, and its reads, grouped as threads take them.
 
     Args:
-        table: the tiles.
-        start, stop: the part of it that one batch takes.
-        segment: (width, height) of the file's own tiles on that level; where a tile is exactly
-            one of them it is read by itself, straight into its batch.
+        coords_l0: int64 (B, 2), of the batch.
+        plan: how they are read.
+        segment: (width, height) of the file's own tiles on that level; where each tile is made of
+            whole ones, none is shared.
+
+    Returns:
+        int64 (B, 2), and groups of about `_TASK_TILES` tiles that together cover all, in order.
     """
-    plan = table.plan
-    corners = origins_lv(table.select(np.arange(start, stop)))
-    if segment is not None and _is_segment(plan, corners, segment):
-        for index, (x, y) in enumerate(corners.tolist(), start):
-            yield Region(index, index + 1, (x, y), plan.size_lv)
-        return
+    corners_lv = origins_lv(coords_l0, plan.downsample)
+    count = len(corners_lv)
+    if segment is not None and _of_whole_segments(plan, corners_lv, segment):
+        starts = range(0, count, _TASK_TILES)
+        return corners_lv, [(TileRun(i, min(i + _TASK_TILES, count)),) for i in starts]
+    return corners_lv, list(_grouped(plan_regions(coords_l0, corners_lv, plan)))
+
+
+def plan_regions(coords_l0: CoordsL0, corners_lv: CoordsLv, plan: ReadPlan) -> Iterator[Region]:
+    """Regions that cover these tiles, in order, each within `REGION_BYTES`."""
     block = np.array(plan.stride_l0, dtype=np.int64) * BLOCK_TILES
-    keys = table.coords_l0[start:stop] // block
+    keys = coords_l0 // block
     cuts = np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1
-    bounds = [0, *cuts.tolist(), stop - start]
-    for first, last in pairwise(bounds):
-        for a, b in _split(corners, plan, first, last):
-            low = corners[a:b].min(axis=0)
-            high = corners[a:b].max(axis=0) + plan.size_lv
+    for first, last in pairwise([0, *cuts.tolist(), len(keys)]):
+        for start, stop in _split(corners_lv, plan, first, last):
+            low = corners_lv[start:stop].min(axis=0)
+            high = corners_lv[start:stop].max(axis=0) + plan.size_lv
             origin, extent = low.tolist(), (high - low).tolist()
-            yield Region(start + a, start + b, (origin[0], origin[1]), (extent[0], extent[1]))
+            yield Region(start, stop, (origin[0], origin[1]), (extent[0], extent[1]))
 
 
-def batched_regions(regions: Iterable[Region]) -> Iterator[tuple[Region, ...]]:
-    """Regions in groups of about `_TASK_TILES` tiles: what a worker takes at once."""
+def _grouped(regions: Iterable[Region]) -> Iterator[Reads]:
     group: list[Region] = []
     for region in regions:
         group.append(region)
         if group[-1].stop - group[0].start >= _TASK_TILES:
-            yield tuple(group)
+            yield group
             group = []
     if group:
-        yield tuple(group)
+        yield group
 
 
-def _is_segment(plan: ReadPlan, corners: np.ndarray, segment: Size) -> bool:
-    return segment == plan.size_lv and not (corners % np.array(segment)).any()
+def _of_whole_segments(plan: ReadPlan, corners_lv: CoordsLv, segment: Size) -> bool:
+    aligned = not (plan.size_lv[0] % segment[0] or plan.size_lv[1] % segment[1])
+    return aligned and not (corners_lv % segment).any()
 
 
-def _split(corners: np.ndarray, plan: ReadPlan, start: int, stop: int) -> Iterator[tuple[int, int]]:
+def _split(
+    corners_lv: CoordsLv, plan: ReadPlan, start: int, stop: int
+) -> Iterator[tuple[int, int]]:
     """Halves a run until its bounding box is small and full enough."""
     count = stop - start
     if count <= 1:
         if count:
             yield start, stop
         return
-    extent = corners[start:stop].max(axis=0) + plan.size_lv - corners[start:stop].min(axis=0)
+    low, high = corners_lv[start:stop].min(axis=0), corners_lv[start:stop].max(axis=0)
+    extent = high + plan.size_lv - low
     area = int(extent[0]) * int(extent[1])
     wasteful = area > _MAX_WASTE * count * plan.size_lv[0] * plan.size_lv[1]
     if wasteful or area * CHANNELS > REGION_BYTES:
         middle = start + count // 2
-        yield from _split(corners, plan, start, middle)
-        yield from _split(corners, plan, middle, stop)
+        yield from _split(corners_lv, plan, start, middle)
+        yield from _split(corners_lv, plan, middle, stop)
     else:
         yield start, stop

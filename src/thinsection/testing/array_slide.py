@@ -9,7 +9,7 @@ from PIL import Image
 
 from thinsection.errors import SlideReadError
 from thinsection.slide.geometry import lv_from_l0
-from thinsection.types import Level, Mpp, PointL0, RgbArray, Size
+from thinsection.types import CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
 
 
 class ArraySlide:
@@ -66,6 +66,11 @@ class ArraySlide:
         cut = array[y0 : max(y0, y + size[1]), x0 : max(x0, x + size[0])]
         region[y0 - y : y0 - y + cut.shape[0], x0 - x : x0 - x + cut.shape[1]] = cut
         return region
+
+    def read_regions(self, origins_l0: CoordsL0, level: int, *, out: TileArray) -> None:
+        """See `Slide.read_regions`."""
+        for (x, y), region in zip(origins_l0.tolist(), out):
+            self.read_region((x, y), level, (out.shape[2], out.shape[1]), out=region)
 
     def thumbnail(self, max_size: Size) -> RgbArray:
         """See `Slide.thumbnail`."""

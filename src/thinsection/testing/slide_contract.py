@@ -20,7 +20,7 @@ from thinsection.errors import InvalidInputError, SlideOpenError, SlideReadError
 from thinsection.slide import Slide, open_slide, read_resized
 from thinsection.slide.geometry import best_level, lv_from_l0
 from thinsection.testing.synthetic import PyramidKind, write_pyramid
-from thinsection.types import PointL0, RgbArray, Size
+from thinsection.types import CoordsL0, PointL0, RgbArray, Size
 
 SIZE: Size = (600, 436)  # not square, no multiple of any tile
 ODD_SIZE: Size = (601, 439)  # downsamples of the levels are no whole numbers
@@ -158,6 +158,33 @@ class SlideContract:
                 with pytest.raises(InvalidInputError, match="out must be"):
                     slide.read_region((0, 0), 0, (130, 100), out=wrong)
 
+    def test_many_regions_are_each_the_region_read_alone(
+        self, tmp_path: Path, kind: PyramidKind
+    ) -> None:
+        write_pyramid(tmp_path / "a.tif", SIZE, kind)
+        with self.open(tmp_path / "a.tif") as slide:
+            for level in slide.levels:
+                for size in {(256, 256), level.segment or (64, 48), (33, 20)}:
+                    for origins_l0 in origin_sets(size, level.downsample):
+                        out = np.zeros((len(origins_l0), size[1], size[0], 3), np.uint8)
+                        slide.read_regions(origins_l0, level.index, out=out)
+                        for (x, y), pixels in zip(origins_l0.tolist(), out):
+                            alone = slide.read_region((x, y), level.index, size)
+                            np.testing.assert_array_equal(pixels, alone, str((level, x, y, size)))
+
+    def test_many_regions_need_a_level_and_an_out_that_fits(self, tmp_path: Path) -> None:
+        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
+        origins_l0 = np.zeros((3, 2), np.int64)
+        with self.open(tmp_path / "a.tif") as slide:
+            for wrong in ((2, 8, 8, 3), (3, 8, 8, 4), (3, 8, 8)):
+                with pytest.raises(InvalidInputError, match=r"out must be uint8 of shape \(3, h"):
+                    slide.read_regions(origins_l0, 0, out=np.zeros(wrong, np.uint8))
+            out = np.zeros((3, 8, 8, 3), np.uint8)
+            with pytest.raises(InvalidInputError, match=r"level must be in \[0, \d\], got 9"):
+                slide.read_regions(origins_l0, 9, out=out)
+        with pytest.raises(SlideReadError, match="closed"):
+            slide.read_regions(origins_l0, 0, out=out)
+
     def test_refuses_an_unknown_level_and_an_empty_size(self, tmp_path: Path) -> None:
         write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
         with self.open(tmp_path / "a.tif") as slide:
@@ -291,6 +318,15 @@ def regions(size: Size) -> list[tuple[PointL0, Size]]:
         ((0, -400), (20, 30)),
         ((-10, -10), (width + 20, height + 20)),
     ]
+
+
+def origin_sets(size: Size, downsample: float) -> list[CoordsL0]:
+    """Level-0 corners: on multiples of the size on a level, off them, and across the border."""
+    column, row = np.meshgrid(np.arange(3), np.arange(2))
+    steps = np.array([round(size[0] * downsample), round(size[1] * downsample)])
+    aligned = np.stack([column.ravel(), row.ravel()], axis=1) * steps
+    inside = aligned[(aligned + steps <= SIZE).all(axis=1)]
+    return [inside, inside[::-1].copy(), inside + 7, aligned, aligned - steps // 3, aligned[:0]]
 
 
 def crop_on_white(whole: RgbArray, origin_l0: PointL0, downsample: float, size: Size) -> RgbArray:

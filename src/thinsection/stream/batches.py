@@ -1,0 +1,125 @@
+"""Batches in the making: buffers that threads decode into, and full batches out of sifted ones."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.stream.events import SlideTiles, TileBatch
+from thinsection.types import CoordsL0, CoordsLv, TileArray
+
+
+@dataclass(kw_only=True, eq=False)
+class OpenSlide:
+    """A slide between its first batch and its last.
+
+    Attributes:
+        source: slide and tiles.
+        error: the first that decoding met; the slide is given up then.
+    """
+
+    source: SlideTiles
+    error: Exception | None = None
+
+
+@dataclass(kw_only=True)
+class DecodedBatch:
+    """Consecutive tiles of a slide while workers decode them, and after.
+
+    Attributes:
+        owner: the slide.
+        start: the first tile's place in the table.
+        coords_l0, corners_lv: int64 (b, 2), of the tiles.
+        buffer: uint8 (batch_size, tile_px, tile_px, 3); the first b are used.
+        keep: bool (b,), False where a filter refused the tile.
+        pending: reads that are not done.
+        done: set when none is pending.
+    """
+
+    owner: OpenSlide
+    start: int
+    coords_l0: CoordsL0
+    corners_lv: CoordsLv
+    buffer: TileArray
+    keep: npt.NDArray[np.bool_]
+    pending: int
+    done: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def finish_one(self) -> None:
+        """Counts one read as done."""
+        with self.lock:
+            self.pending -= 1
+            if self.pending == 0:
+                self.done.set()
+
+
+@dataclass(kw_only=True)
+class _Filling:
+    owner: OpenSlide
+    buffer: TileArray
+    indices: npt.NDArray[np.int64]  # of the tiles in the buffer's first rows
+
+
+class BatchPacker:
+    """Closes the gaps that filters leave, so that all batches of a slide but its last are full.
+
+    What a batch holds depends on the tiles that are kept, not on those that were refused.
+
+    Args:
+        give_back: takes a buffer that is free again.
+
+    Memory: none of its own; the batch that is being filled is one of the stream's buffers. A row
+    that closes a gap is copied once.
+    """
+
+    def __init__(self, give_back: Callable[[TileArray], None]) -> None:
+        self._give_back = give_back
+        self._filling: _Filling | None = None
+
+    def add(self, batch: DecodedBatch) -> Iterator[TileBatch]:
+        """Takes a decoded batch and its buffer; yields what is full."""
+        kept = np.flatnonzero(batch.keep)
+        if self._filling is not None and len(kept):
+            filled = len(self._filling.indices)
+            taken, kept = np.split(kept, [len(self._filling.buffer) - filled])
+            _move(batch.buffer, taken, self._filling.buffer, filled)
+            self._filling.indices = np.append(self._filling.indices, batch.start + taken)
+            yield from self._full()
+        if len(kept) == 0:
+            self._give_back(batch.buffer)
+            return
+        _move(batch.buffer, kept, batch.buffer, 0)
+        self._filling = _Filling(owner=batch.owner, buffer=batch.buffer, indices=batch.start + kept)
+        yield from self._full()
+
+    def finish(self) -> Iterator[TileBatch]:
+        """Yields the last batch of a slide, which may be smaller; none of a slide that failed."""
+        filling, self._filling = self._filling, None
+        if filling is None:
+            return
+        if filling.owner.error is not None:
+            self._give_back(filling.buffer)
+            return
+        table = filling.owner.source.table
+        yield TileBatch(
+            key=filling.owner.source.key,
+            indices=filling.indices,
+            coords_l0=table.coords_l0[filling.indices],
+            tiles=filling.buffer[: len(filling.indices)],
+            _release=partial(self._give_back, filling.buffer),
+        )
+
+    def _full(self) -> Iterator[TileBatch]:
+        if self._filling is not None and len(self._filling.indices) == len(self._filling.buffer):
+            yield from self.finish()
+
+
+def _move(source: TileArray, rows: npt.NDArray, target: TileArray, start: int) -> None:
+    """Copies rows to `target[start:]`; within one array a row only moves towards the front."""
+    for place, row in enumerate(rows.tolist(), start):
+        if source is not target or row != place:
+            target[place] = source[row]

@@ -1,0 +1,105 @@
+"""Segments side by side in the file are fetched together, and each is still its own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+
+from thinsection.errors import SlideReadError
+from thinsection.slide import segments
+from thinsection.slide.sources import FileSource
+from thinsection.slide.tiff_reader import TiffSlide
+from thinsection.testing.slide_contract import KINDS
+from thinsection.testing.synthetic import write_pyramid
+
+SIZE = (1024, 512)  # 4 x 2 segments of 256 px
+
+
+class CountingSource(FileSource):
+    """A file that notes the ranges it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.ranges: list[tuple[int, int]] = []
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        self.ranges.append((offset, length))
+        return super().read_at(offset, length)
+
+
+def corners(*places: tuple[int, int]) -> np.ndarray:
+    return np.array(places, dtype=np.int64).reshape(-1, 2) * 256
+
+
+def read(path: Path, origins_l0: np.ndarray) -> tuple[np.ndarray, CountingSource]:
+    source = CountingSource(path)
+    out = np.zeros((len(origins_l0), 256, 256, 3), np.uint8)
+    with TiffSlide(str(path), source=source) as slide:
+        slide.read_regions(origins_l0, 0, out=out)
+    return out, source
+
+
+@pytest.fixture
+def slide_path(tmp_path: Path) -> Path:
+    write_pyramid(tmp_path / "a.tif", SIZE, KINDS["jpeg-420"])
+    return tmp_path / "a.tif"
+
+
+def test_a_row_of_segments_is_one_request(slide_path: Path) -> None:
+    with tifffile.TiffFile(slide_path) as file:
+        offsets, counts = file.pages[0].dataoffsets, file.pages[0].databytecounts
+    row = corners((0, 1), (1, 1), (2, 1), (3, 1))
+    out, source = read(slide_path, row)
+    assert source.ranges == [(offsets[4], offsets[7] + counts[7] - offsets[4])]
+    for corner, tile in zip(row, out):
+        alone, _ = read(slide_path, corner[None])
+        np.testing.assert_array_equal(tile, alone[0])
+
+
+def test_segments_apart_or_in_another_order_are_requests_of_their_own(slide_path: Path) -> None:
+    out, source = read(slide_path, corners((0, 0), (2, 0), (1, 0), (1, 0), (2, 0)))
+    assert len(source.ranges) == 4  # only the last two follow each other
+    np.testing.assert_array_equal(out[1], out[4])
+    np.testing.assert_array_equal(out[2], out[3])
+
+
+def test_a_request_has_a_bound(slide_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tifffile.TiffFile(slide_path) as file:
+        largest = max(file.pages[0].databytecounts)
+    row = corners((0, 0), (1, 0), (2, 0), (3, 0))
+    whole, _ = read(slide_path, row)
+    monkeypatch.setattr(segments, "MAX_READ_BYTES", 2 * largest)
+    out, source = read(slide_path, row)
+    assert len(source.ranges) > 1
+    assert all(length <= 2 * largest for _, length in source.ranges)
+    np.testing.assert_array_equal(out, whole)
+
+
+def test_a_damaged_segment_in_a_row_is_named(slide_path: Path) -> None:
+    with tifffile.TiffFile(slide_path) as file:
+        offset, count = file.pages[0].dataoffsets[6], file.pages[0].databytecounts[6]
+    data = bytearray(slide_path.read_bytes())
+    data[offset : offset + count] = bytes(count)
+    slide_path.write_bytes(data)
+    with pytest.raises(SlideReadError, match=r"column 2, row 1 of a level of .* in 'a\.tif'"):
+        read(slide_path, corners((0, 1), (1, 1), (2, 1), (3, 1)))
+
+
+def test_segments_that_were_never_scanned_are_white_and_ask_for_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "sparse.tif"
+    pixels = np.full((512, 1024, 3), 90, np.uint8)
+    tiles = [None if place in (1, 6, 7) else pixels[:256, :256] for place in range(8)]
+    with tifffile.TiffWriter(path) as writer:
+        writer.write(
+            iter(tiles),
+            shape=pixels.shape,
+            dtype=np.uint8,
+            tile=(256, 256),
+            photometric="rgb",
+            compression="deflate",
+        )
+    out, source = read(path, corners(*[(x, y) for y in range(2) for x in range(4)]))
+    for place, tile in enumerate(out):
+        assert (tile == (255 if place in (1, 6, 7) else 90)).all()
+    assert all(length > 0 for _, length in source.ranges)
