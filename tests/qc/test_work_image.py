@@ -38,6 +38,19 @@ def test_a_work_image_is_pillows_thumbnail_of_the_best_level(max_edge: int) -> N
     assert np.array_equal(got, np.asarray(image))
 
 
+@pytest.mark.parametrize(("size", "max_edge"), [((1125, 875), 281), ((300, 1237), 309)])
+def test_the_axis_that_pillow_takes_first_is_left_to_it(
+    size: tuple[int, int], max_edge: int
+) -> None:
+    base = (
+        BASE[: size[1], : size[0]] if size[0] <= 913 else BASE.swapaxes(0, 1)[: size[1], : size[0]]
+    )
+    image = Image.fromarray(base)
+    image.thumbnail((max_edge, max_edge), Image.Resampling.LANCZOS)
+    (got,) = read_work_images(ArraySlide([base]), [max_edge])
+    assert np.array_equal(got, np.asarray(image))
+
+
 def test_two_sizes_from_one_level_read_it_once() -> None:
     slide = ArraySlide([BASE])
     both = read_work_images(slide, [77, 300])

@@ -119,17 +119,13 @@ def _level_strips(slide: Slide, level: Level, rows_step: int) -> Iterator[RgbArr
 
 
 class _Reducer:
-    """Reduces rows to the image's width as they come; boxes that lack rows wait for the next strip.
-
-    LANCZOS goes along x first, so that a level's rows can be narrowed one by one and the result is
-    that of the whole level, to the bit.
-    """
+    """Box-reduces rows as they come; what does not fill a box waits for the next strip."""
 
     def __init__(self, plan: ImagePlan) -> None:
         self._plan = plan
         self._waiting: RgbArray | None = None
-        height = math.ceil(plan.level.size[1] / plan.factors[1])
-        self._narrow = np.empty((height, plan.size_th[0], 3), dtype=np.uint8)
+        width, height = (math.ceil(n / f) for n, f in zip(plan.level.size, plan.factors))
+        self._reduced = np.empty((height, width, 3), dtype=np.uint8)
         self._filled = 0
 
     def add(self, strip: RgbArray) -> None:
@@ -143,28 +139,22 @@ class _Reducer:
         """The work image, once every strip was added."""
         if self._waiting is not None:
             self._put(self._waiting)
-        height = self._plan.level.size[1] / self._plan.factors[1]
-        return _lanczos(self._narrow, self._plan.size_th, (self._plan.size_th[0], height))
+        size_th, reduced = self._plan.size_th, self._reduced
+        if reduced.shape[1::-1] == size_th:
+            return reduced
+        width, height = (n / f for n, f in zip(self._plan.level.size, self._plan.factors))
+        # whole, as which axis Pillow takes first depends on the sizes and on its release
+        image = Image.fromarray(reduced)
+        lanczos = Image.Resampling.LANCZOS
+        return np.asarray(image.resize(size_th, lanczos, box=(0.0, 0.0, width, height)))
 
     def _put(self, rows: RgbArray) -> None:
-        factors, top = self._plan.factors, self._filled
-        rows = _box_reduced(rows, factors)
-        width = self._plan.level.size[0] / factors[0]
-        self._filled += len(rows)
-        self._narrow[top : self._filled] = _lanczos(
-            rows, (self._plan.size_th[0], len(rows)), (width, len(rows))
-        )
+        reduced = _box_reduced(rows, self._plan.factors)
+        self._reduced[self._filled : self._filled + len(reduced)] = reduced
+        self._filled += len(reduced)
 
 
 def _box_reduced(pixels: RgbArray, factors: tuple[int, int]) -> RgbArray:
     if factors == (1, 1):
         return pixels
     return np.asarray(Image.fromarray(pixels).reduce(factors))
-
-
-def _lanczos(pixels: RgbArray, size: Size, box: tuple[float, float]) -> RgbArray:
-    """The part of the px from the corner to `box`, (width, height), at another size."""
-    if pixels.shape[1::-1] == size == box:
-        return pixels
-    image = Image.fromarray(pixels)
-    return np.asarray(image.resize(size, Image.Resampling.LANCZOS, box=(0.0, 0.0, *box)))
