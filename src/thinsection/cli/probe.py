@@ -36,6 +36,7 @@ def register(root: typer.Typer) -> None:
         app.command(command.__name__)(command)
     if importlib.util.find_spec("thinsection.cli.probe_segment") is not None:
         importlib.import_module("thinsection.cli.probe_segment").add_to(app)
+    importlib.import_module("thinsection.cli.probe_grid").add_to(app)
     root.add_typer(app, name="probe", help="Evaluate embeddings of tiles and slides.")
 
 

@@ -1,4 +1,4 @@
-"""Chunks of slides on Dask workers, with what a cluster does to them: deaths, retries, losses."""
+"""Chunks of work on Dask workers, with what a cluster does to them: deaths, retries, losses."""
 
 import logging
 import secrets
@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.errors import ClusterError, ThinsectionError
-from thinsection.run.cohort import SlideEntry
 from thinsection.run.dask_cluster import DaskSession, open_session
-from thinsection.run.executor import ChunkReport, ExecutorConfig
-from thinsection.run.executor_task import RunTask
+from thinsection.run.executor import ChunkReport, ChunkTask, ExecutorConfig
 from thinsection.run.results import SlideResult
 from thinsection.run.slides import RunEvent
 from thinsection.store.atomic import write_text
@@ -31,8 +29,8 @@ class _Job:
     `alone`: one slide whose worker died before, in less memory.
     """
 
-    entries: tuple[SlideEntry, ...]
-    task: RunTask
+    entries: tuple[Any, ...]
+    task: ChunkTask[Any, Any]
     attempt: int = 0
     alone: bool = False
     worker: str = ""
@@ -58,10 +56,10 @@ class DaskExecutor:
 
     def execute(
         self,
-        chunks: Sequence[Sequence[SlideEntry]],
-        task: RunTask,
+        chunks: Sequence[Sequence[Any]],
+        task: ChunkTask[Any, Any],
         *,
-        on_report: Callable[[ChunkReport[SlideResult]], None],
+        on_report: Callable[[ChunkReport[Any]], None],
         on_event: Callable[[RunEvent], None],
     ) -> None:
         """See `Executor.execute`."""
@@ -72,7 +70,7 @@ class DaskExecutor:
             session.client.subscribe_topic(
                 topic, lambda e: on_event(event_from_plain(e[1]["event"]))
             )
-            task = replace(task.with_threads(session.threads), monitored=not session.local)
+            task = task.on_worker(threads=session.threads, monitored=not session.local)
             jobs = deque(_Job(entries=tuple(chunk), task=task) for chunk in chunks)
             try:
                 self._work(session, jobs, topic, on_report)
@@ -85,7 +83,7 @@ class DaskExecutor:
         session: DaskSession,
         jobs: deque[_Job],
         topic: str,
-        on_report: Callable[[ChunkReport[SlideResult]], None],
+        on_report: Callable[[ChunkReport[Any]], None],
     ) -> None:
         running: dict[Any, _Job] = {}
         idle_s = 0.0
@@ -142,7 +140,7 @@ class DaskExecutor:
         return found
 
     def _settle(
-        self, future: Any, job: _Job, on_report: Callable[[ChunkReport[SlideResult]], None]
+        self, future: Any, job: _Job, on_report: Callable[[ChunkReport[Any]], None]
     ) -> list[_Job]:
         """Reports what ended; returns what must be tried again."""
         from distributed.scheduler import KilledWorker
@@ -169,7 +167,7 @@ class DaskExecutor:
         return []
 
     @staticmethod
-    def _lost(job: _Job, reason: str) -> ChunkReport[SlideResult]:
+    def _lost(job: _Job, reason: str) -> ChunkReport[Any]:
         return ChunkReport(results=tuple(job.task.lost(entry, reason) for entry in job.entries))
 
     def _save_logs(self, session: DaskSession) -> None:
@@ -186,9 +184,7 @@ class DaskExecutor:
         write_text(self._log_folder / LOG_NAME, "\n".join(lines) + "\n")
 
 
-def run_chunk(
-    task: RunTask, entries: tuple[SlideEntry, ...], topic: str
-) -> ChunkReport[SlideResult]:
+def run_chunk(task: ChunkTask[Any, Any], entries: tuple[Any, ...], topic: str) -> ChunkReport[Any]:
     """Runs on the worker: the task, with its events sent to the client."""
     from distributed import get_worker
 

@@ -105,6 +105,15 @@ class ChunkTask(Protocol[Entry, Result]):
         """Works on the slides. A bad slide is a failed result; an exception is the cluster's."""
         ...
 
+    def on_worker(self, *, threads: int, monitored: bool) -> "ChunkTask[Entry, Result]":
+        """The same work in a worker that has so many CPUs.
+
+        Args:
+            threads: 0 leaves the library's own choice.
+            monitored: whether the worker records what it uses, because no process above it does.
+        """
+        ...
+
     def smaller(self) -> "ChunkTask[Entry, Result]":
         """The same work in less memory, for a slide whose worker died. Same results."""
         ...

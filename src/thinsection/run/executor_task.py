@@ -100,6 +100,10 @@ class RunTask:
         stream = replace(stream, decode_workers=stream.decode_workers or threads)
         return replace(self, threads=threads, config=replace(self.config, stream=stream))
 
+    def on_worker(self, *, threads: int, monitored: bool) -> "RunTask":
+        """See `ChunkTask.on_worker`."""
+        return replace(self.with_threads(threads), monitored=monitored)
+
     def smaller(self) -> "RunTask":
         """Half the stream's memory, or what three batches need; one decoding thread.
 

@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def write_job(
     """
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     folder = task.out / FOLDER / name
-    task = replace(task.with_threads(request.request.cpus), monitored=True)
+    task = task.on_worker(threads=request.request.cpus, monitored=True)
     job = SlurmJob(
         folder=folder,
         task=task,

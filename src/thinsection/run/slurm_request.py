@@ -91,11 +91,22 @@ def job_request(
     return JobRequest(request=request, origins=_origins(request, numbers), warning=warning)
 
 
+def given_or_default(settings: ExecutorConfig) -> JobRequest:
+    """The flags that were given, else defaults: for jobs that no plan knows."""
+    numbers = _plain(gpus=1 if (settings.gres or "").startswith("gpu") else 0) | _given(settings)
+    request = Request(**{name: value for name, (value, _) in numbers.items()})
+    return JobRequest(request=request, origins=_origins(request, numbers))
+
+
 def _defaults(config: RunConfig, stage: str) -> _Numbers:
-    names = ("cpus", "memory_bytes", "walltime_s")
     wanted = stage in ENCODING_STAGES and planned_gpu(config) is not None
-    gpus = (1 if wanted else 0, "the settings name one")
-    return {"gpus": gpus, **{name: (getattr(_DEFAULT, name), "default") for name in names}}
+    return _plain(gpus=1 if wanted else 0)
+
+
+def _plain(*, gpus: int) -> _Numbers:
+    names = ("cpus", "memory_bytes", "walltime_s")
+    defaults = {name: (getattr(_DEFAULT, name), "default") for name in names}
+    return {"gpus": (gpus, "the settings name one"), **defaults}
 
 
 def _given(settings: ExecutorConfig) -> _Numbers:

@@ -25,6 +25,7 @@ class ArrayScript:
         request: resources of one task.
         config: partition, account, gres, array limit, further directives.
         notes: comments: where the request comes from.
+        command: of `thinsection`; takes the folder and --index.
         python: interpreter that has the package, on the nodes too.
     """
 
@@ -33,13 +34,14 @@ class ArrayScript:
     request: Request
     config: ExecutorConfig
     notes: tuple[str, ...] = ()
+    command: tuple[str, ...] = ("slurm", "task")
     python: str = sys.executable
 
     def text(self) -> str:
         """The script."""
         if not 1 <= self.num_tasks <= MAX_ARRAY:
             raise ConfigError(f"num_tasks must be in [1, {MAX_ARRAY}], got {self.num_tasks}")
-        command = [self.python, "-m", "thinsection", "slurm", "task", str(self.folder)]
+        command = [self.python, "-m", "thinsection", *self.command, str(self.folder)]
         lines = [
             "#!/bin/bash",
             *(f"#SBATCH {directive}" for directive in self.directives()),
