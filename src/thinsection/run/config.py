@@ -67,7 +67,7 @@ class QcConfig:
 
     qc: str = option(
         "off",
-        "QC whose mask the tiles use: off, default, light, ihc, clinical, v2.1, a .toml file.",
+        "QC whose mask the tiles use: off, default, extended, light, ihc, clinical, v2.1, a .toml.",
     )
     qc_fail: tuple[str, ...] = option(
         (), "Leave out slides for which this holds: 'pixels_to_use<1000'; repeat."

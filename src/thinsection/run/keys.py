@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from thinsection.qc import load_pipeline
+from thinsection.qc import Pipeline, load_pipeline
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.config import RunConfig
 from thinsection.store.ledger import stage_key
@@ -12,7 +12,12 @@ STAGES = ("tissue", "tile", "embed", "aggregate")
 
 
 def stage_keys(
-    entry: SlideEntry, fingerprint: str, config: RunConfig, identities: dict[str, Any]
+    entry: SlideEntry,
+    fingerprint: str,
+    config: RunConfig,
+    identities: dict[str, Any],
+    *,
+    pipeline: Pipeline | None,
 ) -> dict[str, str]:
     """Stage name -> key. A key covers the input, the settings so far, and what did the work.
 
@@ -24,13 +29,14 @@ def stage_keys(
         config: of the run.
         identities: of the loaded encoder and slide encoder (name, weights' hash, precision);
             empty for stages that do not use them.
+        pipeline: of quality control (`qc_pipeline`), loaded once for all slides.
     """
     tissue = stage_key(
         slide=fingerprint,
         mpp=entry.slide_mpp,
         slides=asdict(config.slides),
         tissue=asdict(config.tissue),
-        qc=qc_identity(config),
+        qc=[pipeline.as_mapping(), list(config.qc.qc_fail)] if pipeline else None,
         overview=config.output.overview,
     )
     tile = stage_key(of=tissue, tiles=asdict(config.tiles), graph=config.output.graph)
@@ -44,11 +50,9 @@ def stage_keys(
     return {"tissue": tissue, "tile": tile, "embed": embed, "aggregate": aggregate}
 
 
-def qc_identity(config: RunConfig) -> Any:
-    """The pipeline and rules of quality control; None where it is off."""
-    if config.qc.qc == "off":
-        return None
-    return [load_pipeline(config.qc.qc).as_mapping(), list(config.qc.qc_fail)]
+def qc_pipeline(config: RunConfig) -> Pipeline | None:
+    """The pipeline of quality control; None where it is off."""
+    return None if config.qc.qc == "off" else load_pipeline(config.qc.qc)
 
 
 def aggregate_key(embed_key: str, slide_encoder: list[Any] | None) -> str:

@@ -12,7 +12,7 @@ from thinsection.encode.embed import BatchEncoder, EmbeddedBatch, pinned_allocat
 from thinsection.errors import StoreError
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.config import RunConfig
-from thinsection.run.keys import STAGES, stage_keys
+from thinsection.run.keys import STAGES, qc_pipeline, stage_keys
 from thinsection.run.results import SlideResult, clear_failure, read_result, record_failure
 from thinsection.run.work import SlideWork, prepare
 from thinsection.run.writer import Fail, Finish, ResultWriter
@@ -195,6 +195,7 @@ class _Job:
     ) -> None:
         self.out, self.config, self.stage = out, config, stage
         self.models, self.clock, self.on_event = models, clock, on_event
+        self.pipeline = qc_pipeline(config)
         self.results: dict[str, SlideResult] = {}
         self.locks: set[FileLock] = set()
         self.held_elsewhere: list[SlideEntry] = []
@@ -285,8 +286,16 @@ class _Job:
             except StoreError as error:
                 self._end(entry, record_failure(self.out, entry, "open", error))
                 continue
-            keys = stage_keys(entry, mark, self.config, self.models.identities)
-            work = SlideWork(entry=entry, folder=folder, keys=keys, ledger=load_ledger(folder))
+            keys = stage_keys(
+                entry, mark, self.config, self.models.identities, pipeline=self.pipeline
+            )
+            work = SlideWork(
+                entry=entry,
+                folder=folder,
+                keys=keys,
+                ledger=load_ledger(folder),
+                pipeline=self.pipeline,
+            )
             done = self.config.output.resume and self._all_done(work)
             result = read_result(self.out, entry, self.stage) if done else None
             if result is not None and result.status == "done":

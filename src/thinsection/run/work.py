@@ -9,8 +9,8 @@ from PIL import Image
 
 from thinsection.errors import BudgetError, QcExclusion
 from thinsection.qc import (
+    Pipeline,
     QcResult,
-    load_pipeline,
     parse_rule,
     qc_fail,
     qc_key,
@@ -23,7 +23,7 @@ from thinsection.qc.tissue import TissueMask, tissue_mask
 from thinsection.report.qc_files import write_qc
 from thinsection.run import naming
 from thinsection.run.cohort import SlideEntry
-from thinsection.run.config import RunConfig
+from thinsection.run.config import QcConfig, RunConfig
 from thinsection.slide import Slide, open_slide
 from thinsection.slide.geometry import ReadPlan, plan_read
 from thinsection.slide.remote import FsspecSource
@@ -45,6 +45,7 @@ class SlideWork:
         folder: DIR/<slide_id>.
         keys: stage -> key of the ledger.
         ledger: as it stands.
+        pipeline: of quality control; None where it is off.
         table, tissue, qc, facts, warnings: set by `prepare`.
     """
 
@@ -52,6 +53,7 @@ class SlideWork:
     folder: Path
     keys: dict[str, str]
     ledger: SlideLedger
+    pipeline: Pipeline | None = None
     table: TileTable | None = None
     tissue: TissueMask | None = None
     qc: QcResult | None = None
@@ -107,12 +109,12 @@ def prepare(
         work.facts = naming.slide_facts(entry, slide)
         work.ledger = SlideLedger(folder=work.folder, slide=work.facts, stages=work.ledger.stages)
         plan_tiles(slide, config)  # a missing mpp is said before any pixel is read
-        if config.qc.qc == "off":
+        if work.pipeline is None:
             work.stage = "tissue"
             work.tissue = tissue_mask(slide, config.tissue)
         else:
             work.stage = "qc"
-            work.qc = check_quality(work, slide, config)
+            work.qc = check_quality(work, slide, work.pipeline, config.qc)
             work.tissue = tissue_of(work.qc)
         write_tissue(work)
         work.stage = "tile"
@@ -145,20 +147,19 @@ def plan_tiles(slide: Slide, config: RunConfig) -> ReadPlan:
     )
 
 
-def check_quality(work: SlideWork, slide: Slide, config: RunConfig) -> QcResult:
+def check_quality(work: SlideWork, slide: Slide, pipeline: Pipeline, config: QcConfig) -> QcResult:
     """Runs the QC pipeline, writes its files, and leaves the slide out where a rule says so.
 
     Raises:
         QcExclusion: a rule of `qc_fail` holds.
     """
-    pipeline = load_pipeline(config.qc.qc)
-    result = run_qc(slide, pipeline, device=config.qc.qc_device)
+    result = run_qc(slide, pipeline, device=config.qc_device)
     mpp = work.entry.slide_mpp
     key = qc_key(pipeline, work.entry.slide_path, slide_mpp=None if mpp is None else sum(mpp) / 2)
     write_qc(result, work.folder, key=key)
     work.warnings += result.warnings
     row = qc_row(result)
-    for rule in config.qc.qc_fail:
+    for rule in config.qc_fail:
         if qc_fail(row, rule):
             column = parse_rule(rule).column
             raise QcExclusion(f"left out by {rule!r}: {column} is {row[column]}")
