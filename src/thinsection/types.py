@@ -1,10 +1,13 @@
-"""Aliases and frozen value objects that every room shares.
+"""Aliases, frozen value objects and one mixin that every room shares.
 
 Shapes: N tiles, D channels of an embedding, H and W rows and columns of an array.
 Frames: `_l0` level-0 px, `_lv` px of a pyramid level, `_tl` px of a tile, `_th` thumbnail px.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +24,24 @@ CoordsLv = npt.NDArray[np.int64]  # (N, 2): the same on a level, px of that leve
 FloatArray = npt.NDArray[np.floating]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+class Closing(ABC):
+    """Mixin: what has `close` is closed at the end of its `with`."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,14 @@ import torch
 from thinsection.aggregate.gigapath_net import GigaPathNet, LongNetConfig
 from thinsection.aggregate.inputs import checked_coords, checked_embeddings, checked_tile_px
 from thinsection.aggregate.protocol import Expects, SlideEmbedding, TileEmbeddings
-from thinsection.aggregate.registry import LoadOptions, resolve_device
+from thinsection.aggregate.registry import LoadOptions
 from thinsection.aggregate.weights import (
     check_names,
     find_weights,
     read_state_dict,
     state_dict_hash,
 )
+from thinsection.encode.placement import resolve_device
 from thinsection.errors import WeightsError
 from thinsection.types import CoordsL0
 
@@ -42,7 +43,7 @@ class GigaPathSlideEncoder:
     def __init__(
         self, net: GigaPathNet, *, weights_hash: str, options: LoadOptions, global_pool: bool
     ) -> None:
-        self.net = net.to(resolve_device(options.device)).eval().requires_grad_(False)
+        self.net = net.to(resolve_device(options.device, mps=False)).eval().requires_grad_(False)
         self.dim = net.config.dim
         self.weights_hash = weights_hash
         self._budget_bytes, self._global_pool = options.budget_bytes, global_pool

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-import torch
-
 from thinsection.aggregate.pooling import AbmilSlideEncoder, MaxSlideEncoder, MeanSlideEncoder
 from thinsection.aggregate.protocol import SlideEncoder
 from thinsection.aggregate.weights import find_weights, read_state_dict
 from thinsection.config import nearest
-from thinsection.errors import ConfigError, DeviceError, UnknownEncoderError, WeightsError
+from thinsection.encode.placement import resolve_device
+from thinsection.errors import ConfigError, UnknownEncoderError, WeightsError
 from thinsection.types import GIB
 
 Precision = Literal["auto", "fp32", "bf16"]
@@ -67,32 +66,12 @@ def load_slide_encoder(
         raise ConfigError(f"budget_bytes must be > 0, got {budget_bytes}")
     options = LoadOptions(
         weights=weights,
-        device=resolve_device(device),
+        device=str(resolve_device(device, mps=False)),
         precision=precision,
         budget_bytes=budget_bytes,
         pretrained=pretrained,
     )
     return _BUILDERS[name](options)
-
-
-def resolve_device(device: str) -> str:
-    """'cpu', 'cuda' or 'cuda:N' from 'auto' or a torch device name.
-
-    Raises:
-        DeviceError: no such device here.
-    """
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(device)
-    except RuntimeError:
-        raise DeviceError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}") from None
-    if kind.type not in ("cpu", "cuda"):
-        raise DeviceError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
-    if kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise DeviceError(f"device must be there, got {device!r} with {count} CUDA devices")
-    return device
 
 
 def _without_weights(encoder: Callable[[], SlideEncoder]) -> Callable[[LoadOptions], SlideEncoder]:

@@ -11,7 +11,7 @@ import torch
 
 from thinsection.aggregate.inputs import checked_coords, checked_embeddings, checked_tile_px
 from thinsection.aggregate.protocol import Expects, SlideEmbedding, TileEmbeddings
-from thinsection.aggregate.registry import LoadOptions, resolve_device
+from thinsection.aggregate.registry import LoadOptions
 from thinsection.aggregate.titan_net import DIM, TitanNet, plan_tokens
 from thinsection.aggregate.token_grid import token_grid
 from thinsection.aggregate.weights import (
@@ -20,6 +20,7 @@ from thinsection.aggregate.weights import (
     read_state_dict,
     state_dict_hash,
 )
+from thinsection.encode.placement import resolve_device
 from thinsection.errors import WeightsError
 from thinsection.types import CoordsL0
 
@@ -37,7 +38,8 @@ class TitanSlideEncoder:
     expects = Expects(tile_encoders=("conch_v15",), tile_dim=DIM, tile_px=512, tile_mpp=0.5)
 
     def __init__(self, net: TitanNet, *, weights_hash: str, options: LoadOptions) -> None:
-        self._device, self._budget_bytes = resolve_device(options.device), options.budget_bytes
+        self._device = resolve_device(options.device, mps=False)
+        self._budget_bytes = options.budget_bytes
         self.net = net.to(self._device).eval().requires_grad_(False)
         self.weights_hash = weights_hash
         self._element_bytes = 4

@@ -33,7 +33,7 @@ class TokenGrid:
         return len(self.cells)
 
     def features(
-        self, tiles: torch.Tensor, rows: slice, *, device: str, dtype: torch.dtype
+        self, tiles: torch.Tensor, rows: slice, *, device: str | torch.device, dtype: torch.dtype
     ) -> torch.Tensor:
         """Summed tile embeddings (m, D) of a slice of tokens.
 

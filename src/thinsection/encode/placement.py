@@ -27,22 +27,29 @@ class Placement:
     reason: str
 
 
-def resolve_device(device: str | torch.device) -> torch.device:
+def resolve_device(device: str | torch.device, *, mps: bool = True) -> torch.device:
     """The device that was asked for; `auto` takes CUDA, then MPS, then the CPU.
+
+    Args:
+        device: a torch device or its name, or 'auto'.
+        mps: False where the caller's code does not run there.
 
     Raises:
         DeviceError: it is not there; another one is never taken instead.
     """
+    mps_is_there = mps and torch.backends.mps.is_available()
     if str(device) == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        return torch.device("mps" if mps_is_there else "cpu")
+    names = "auto, cpu, cuda, cuda:N or mps" if mps else "auto, cpu, cuda or cuda:N"
+    unknown = DeviceError(f"device must be {names}, got {str(device)!r}")
     try:
         wanted = torch.device(device)
     except RuntimeError:
-        raise DeviceError(
-            f"device must be auto, cpu, cuda, cuda:N or mps, got {str(device)!r}"
-        ) from None
+        raise unknown from None
+    if wanted.type not in ("cpu", "cuda", *(["mps"] if mps else [])):
+        raise unknown
     if wanted.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (wanted.index or 0) >= count:
@@ -52,10 +59,8 @@ def resolve_device(device: str | torch.device) -> torch.device:
                 "use --device cpu, or install a CUDA build of torch"
             )
         return torch.device("cuda", wanted.index or 0)
-    if wanted.type == "mps" and not torch.backends.mps.is_available():
+    if wanted.type == "mps" and not mps_is_there:
         raise DeviceError("device must be one that is there, got 'mps' without MPS; use cpu")
-    if wanted.type not in ("cpu", "mps"):
-        raise DeviceError(f"device must be auto, cpu, cuda, cuda:N or mps, got {str(device)!r}")
     return wanted
 
 

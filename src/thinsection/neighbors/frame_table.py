@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from thinsection.errors import MissingDependencyError
@@ -12,6 +13,8 @@ from thinsection.neighbors.structure import ATOM, KINDS, Structure
 
 if TYPE_CHECKING:
     import pyarrow
+
+BoolArray = npt.NDArray[np.bool_]  # (tokens,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,41 +64,52 @@ def frame_table(
         frames = frame_atoms(
             batch, x, mask, angle_threshold=angle_threshold, options=options or FrameOptions()
         )
-    indices, valid = frames.indices.numpy(), frames.valid.numpy() > 0
-    angle = np.degrees(np.arccos(np.clip(frames.cos_angle.numpy(), -1, 1)))
+    token_of_atom = np.repeat(
+        np.arange(structure.num_tokens, dtype=np.int32), structure.token_num_atoms
+    )
+    here = mask.numpy()
+    in_chain = np.bincount(structure.token_chain[token_of_atom], weights=here)
     is_atom = structure.token_kind == ATOM
-    tokens = structure.num_tokens
-    token_of_atom = np.repeat(np.arange(tokens, dtype=np.int32), structure.token_num_atoms)
-    present = mask.numpy()[indices].all(axis=0)
-    in_chain = np.bincount(structure.token_chain[token_of_atom], weights=mask.numpy())
     alone = is_atom & (in_chain[structure.token_chain] < 3)
+    valid = frames.valid.numpy() > 0
 
     def named(codes: Any, names: tuple[str, ...]) -> Any:
         return pa.DictionaryArray.from_arrays(pa.array(np.ascontiguousarray(codes)), list(names))
 
     columns = {
-        "structure": named(np.zeros(tokens, np.int32), (name,)),
-        "token": pa.array(np.arange(tokens, dtype=np.int64)),
+        "structure": named(np.zeros(structure.num_tokens, np.int32), (name,)),
+        "token": pa.array(np.arange(structure.num_tokens, dtype=np.int64)),
         "chain": named(structure.token_chain, structure.chains),
         "residue": pa.array(structure.token_residue),
         "residue_name": named(structure.token_residue_name, structure.names),
         "kind": named(structure.token_kind, KINDS),
     }
+    indices = frames.indices.numpy()
     for letter, index in zip("abc", indices, strict=True):
         columns[f"atom_{letter}"] = named(structure.atom_name[index], structure.names)
         columns[f"residue_{letter}"] = pa.array(structure.token_residue[token_of_atom[index]])
         columns[f"index_{letter}"] = pa.array(index)
+    angle = np.degrees(np.arccos(np.clip(frames.cos_angle.numpy(), -1, 1)))
+    no_angle = alone | ~here[indices].all(axis=0)
     columns["valid"] = pa.array(valid)
-    columns["angle"] = pa.array(angle, mask=alone | ~present, type=pa.float32())
-    summary = FrameSummary(
+    columns["angle"] = pa.array(angle, mask=no_angle, type=pa.float32())
+    atoms = int(here.sum(dtype=np.float64))
+    return pa.table(columns), _summary(structure, name, atoms=atoms, valid=valid, alone=alone)
+
+
+def _summary(
+    structure: Structure, name: str, *, atoms: int, valid: BoolArray, alone: BoolArray
+) -> FrameSummary:
+    """Counts; `alone` are tokens of one atom in a chain that has too few for a frame."""
+    is_atom = structure.token_kind == ATOM
+    return FrameSummary(
         structure=name,
         chains=len(structure.chains),
-        atoms=int(mask.sum(dtype=torch.float64)),
-        tokens=tokens,
+        atoms=atoms,
+        tokens=structure.num_tokens,
         atom_tokens=int(is_atom.sum()),
         valid_frames=int(valid.sum()),
         too_few_atoms=int(alone.sum()),
         near_a_line=int((is_atom & ~alone & ~valid).sum()),
         missing_atoms=int((~is_atom & ~valid).sum()),
     )
-    return pa.table(columns), summary

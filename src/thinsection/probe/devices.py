@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import BudgetError, DeviceError
+from thinsection.errors import BudgetError
 from thinsection.types import GIB
 from thinsection.units import format_bytes
 
@@ -21,22 +21,9 @@ def probe_device(name: str) -> "torch.device":
     Raises:
         DeviceError: no such device here.
     """
-    import torch
+    from thinsection.encode.placement import resolve_device
 
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise DeviceError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise DeviceError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise DeviceError(
-            f"device must be there, got {name!r} with {torch.cuda.device_count()} CUDA devices; "
-            "use --device cpu"
-        )
-    return device
+    return resolve_device(name, mps=False)
 
 
 def to_device(array: npt.NDArray, device: "torch.device") -> "torch.Tensor":

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from thinsection.errors import DatasetError
 from thinsection.probe.examples import Embeddings, Labels, TileSet, make_split
-from thinsection.types import MIB, RgbArray
+from thinsection.types import MIB, Closing, RgbArray
 
 if TYPE_CHECKING:
     import h5py
@@ -145,22 +144,15 @@ def image_batches(images: Sequence[ImageRef], batch_size: int) -> Iterator[RgbAr
         yield np.stack(pending)
 
 
-class ImageReader:
+class ImageReader(Closing):
     """Reads images; the HDF5 file of the last one stays open, since its rows come in a run."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
         self._file: h5py.File | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Closes the file that is open, if one is."""
         if self._file is not None:
             self._file.close()
 

@@ -5,7 +5,7 @@ biological class and another medical centre, OS another class and the same centr
 SO / (SO + OS): 1 follows biology only, 0 the centre only.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -75,37 +75,23 @@ def robustness_probe(
         device=device,
         budget_bytes=budget_bytes,
     )
-    same_biology = biology[found] == biology[:, None]
-    same_centre = centre[found] == centre[:, None]
-    there = found >= 0
-    so = (there & same_biology & ~same_centre).sum(axis=1)
-    os_ = (there & ~same_biology & same_centre).sum(axis=1)
-    if so.sum() + os_.sum() == 0:
+    kinds = _count_kinds(found, biology, centre)
+    if not (kinds.so + kinds.os).any():
         raise InvalidInputError(
             "neighbours must include same-class other-centre or other-class same-centre tiles, "
             f"got neither in {data.name!r}; the index needs two classes and two centres"
         )
-
-    def index(weights: npt.NDArray) -> npt.NDArray[np.float64]:
-        top, bottom = weights @ so, weights @ (so + os_)
-        values: npt.NDArray[np.float64] = np.full(len(weights), np.nan)
-        np.divide(top, bottom, out=values, where=bottom > 0)
-        return values
-
     return ProbeResult(
         probe="robustness",
         dataset=data.name,
         metric="robustness_index",
-        score=float(so.sum() / (so.sum() + os_.sum())),
-        interval=bootstrap_rows(len(so), index, seed=protocol.seed),
+        score=float(kinds.index(np.ones((1, len(biology))))[0]),
+        interval=bootstrap_rows(len(biology), kinds.index, seed=protocol.seed),
         protocol=protocol,
         details={
             "k": k,
-            "so": int(so.sum()),
-            "os": int(os_.sum()),
-            "ss": int((there & same_biology & same_centre).sum()),
-            "oo": int((there & ~same_biology & ~same_centre).sum()),
-            "tiles_with_fewer_neighbours": int((~there).any(axis=1).sum()),
+            **{name: int(counts.sum()) for name, counts in asdict(kinds).items()},
+            "tiles_with_fewer_neighbours": int((found < 0).any(axis=1).sum()),
         },
         facts={
             "tiles": len(biology),
@@ -113,6 +99,36 @@ def robustness_probe(
             "dim": int(data.embeddings.shape[1]),
             **data.facts,
         },
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kinds:
+    """How many neighbours of each tile (N,) share its biology (S.) and its centre (.S)."""
+
+    so: Codes
+    os: Codes
+    ss: Codes
+    oo: Codes
+
+    def index(self, weights: npt.NDArray) -> npt.NDArray[np.float64]:
+        """The robustness index under each row of tile weights (B, N); NaN where it is 0 / 0."""
+        top, bottom = weights @ self.so, weights @ (self.so + self.os)
+        values: npt.NDArray[np.float64] = np.full(len(weights), np.nan)
+        np.divide(top, bottom, out=values, where=bottom > 0)
+        return values
+
+
+def _count_kinds(found: npt.NDArray[np.int64], biology: Codes, centre: Codes) -> _Kinds:
+    """From neighbours (N, k), where -1 is none."""
+    there = found >= 0
+    same_biology = biology[found] == biology[:, None]
+    same_centre = centre[found] == centre[:, None]
+    return _Kinds(
+        so=(there & same_biology & ~same_centre).sum(axis=1),
+        os=(there & ~same_biology & same_centre).sum(axis=1),
+        ss=(there & same_biology & same_centre).sum(axis=1),
+        oo=(there & ~same_biology & ~same_centre).sum(axis=1),
     )
 
 

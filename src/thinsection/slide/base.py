@@ -1,9 +1,7 @@
 """What readers share: clipping at the slide's border, thumbnails, context management."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -11,12 +9,12 @@ from thinsection.errors import InvalidInputError
 from thinsection.slide.geometry import lv_from_l0
 from thinsection.slide.resize import fitted_size, read_resized
 from thinsection.slide.sources import closed_error
-from thinsection.types import CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
+from thinsection.types import Closing, CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
 
 WHITE = 255
 
 
-class BaseSlide(ABC):
+class BaseSlide(Closing):
     """A `Slide` whose reader only fills regions that lie inside a level."""
 
     reader: str = ""
@@ -123,14 +121,3 @@ class BaseSlide(ABC):
     def close(self) -> None:
         """Lets go of the file. Reads that threads have begun end well, later ones raise."""
         self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -10,8 +10,7 @@ import tempfile
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from thinsection.errors import (
     DiskSpaceError,
@@ -20,7 +19,8 @@ from thinsection.errors import (
     SlideReadError,
 )
 from thinsection.slide.base import BaseSlide
-from thinsection.types import GIB, KIB, Mpp
+from thinsection.slide.sources import truncated_error
+from thinsection.types import GIB, KIB, Closing, Mpp
 from thinsection.units import format_bytes, parse_bytes
 
 URL_MARK = "://"
@@ -66,10 +66,7 @@ class FsspecSource:
             self.fetched_bytes += len(data)
             self.requests += 1
         if len(data) != length:
-            raise SlideReadError(
-                f"segment must be whole, got {len(data)} of {length} bytes at offset {offset} in "
-                f"{self.name!r}; the file is truncated"
-            )
+            raise truncated_error(self.name, offset, length, got=len(data))
         return data
 
     def close(self) -> None:
@@ -124,7 +121,7 @@ class RangeFile(io.RawIOBase):
         return self._blocks[index]
 
 
-class StagedSlide:
+class StagedSlide(Closing):
     """A slide whose local copy goes when it is closed; all else is the slide's."""
 
     def __init__(
@@ -140,17 +137,6 @@ class StagedSlide:
         """Closes the slide and deletes the copy."""
         self._slide.close()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_remote(url: str, *, reader: str, slide_mpp: Mpp | None) -> Any:

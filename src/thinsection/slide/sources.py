@@ -51,15 +51,20 @@ class FileSource:
             raise closed_error(self.name)
         data = os.pread(descriptor.number, length, offset)
         if len(data) != length:
-            raise SlideReadError(
-                f"segment must be whole, got {len(data)} of {length} bytes at offset {offset} in "
-                f"{Path(self.name).name!r}; the file is truncated"
-            )
+            raise truncated_error(Path(self.name).name, offset, length, got=len(data))
         return data
 
     def close(self) -> None:
         """Lets go of the file; a second call does nothing."""
         self._descriptor = None
+
+
+def truncated_error(name: str, offset: int, length: int, *, got: int) -> SlideReadError:
+    """What a source raises that ends within a range."""
+    return SlideReadError(
+        f"segment must be whole, got {got} of {length} bytes at offset {offset} in {name!r}; "
+        "the file is truncated"
+    )
 
 
 def closed_error(slide_path: str) -> SlideReadError:

@@ -11,8 +11,7 @@ Files of TRIDENT and CLAM read back the same way.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import h5py
 import numpy as np
@@ -20,7 +19,7 @@ import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.tiles import check_coords
-from thinsection.types import CoordsL0
+from thinsection.types import Closing, CoordsL0
 
 # embeddings are read whole or in runs: chunks of about 256 KiB
 _CHUNK_BYTES = 256 * 1024
@@ -53,7 +52,7 @@ class TilesFile:
         return None if value is None else round(float(value))
 
 
-class TilesWriter:
+class TilesWriter(Closing):
     """Writes a tiles file piece by piece into a path that `atomic_path` gave.
 
     Args:
@@ -125,15 +124,8 @@ class TilesWriter:
         group.create_dataset("distances", data=distances)
         group.attrs["spec"] = spec
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Closes the file."""
         self._file.close()
 
 

@@ -1,18 +1,16 @@
 """A slide made of arrays: exact pixels without a file, for tests."""
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from PIL import Image
 
 from thinsection.errors import SlideReadError
 from thinsection.slide.geometry import lv_from_l0
-from thinsection.types import CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
+from thinsection.types import Closing, CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
 
 
-class ArraySlide:
+class ArraySlide(Closing):
     """A `Slide` whose levels are arrays.
 
     Args:
@@ -85,17 +83,6 @@ class ArraySlide:
     def close(self) -> None:
         """Notes that it was closed."""
         self.closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def position_pixels(size: Size) -> RgbArray:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -18,7 +17,7 @@ from thinsection.store.cache.prefetch import BufferRing, prefetched
 from thinsection.store.cache.rows import RowReader, scratch_bytes
 from thinsection.store.cache.source import FileSource, RamSource
 from thinsection.store.cache.writer import CacheWriter
-from thinsection.types import GIB
+from thinsection.types import GIB, Closing
 from thinsection.units import format_bytes
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ DEFAULT_BUDGET_BYTES = 1 * GIB
 PREFETCH = 2  # batches ahead, where the budget holds them
 
 
-class FeatureCache:
+class FeatureCache(Closing):
     """A finished cache. Use as a context manager, or close it.
 
     Where the file and two batches fit into the budget, the file is read once into RAM and stays;
@@ -153,17 +152,6 @@ class FeatureCache:
             self._threads.shutdown(wait=True, cancel_futures=True)
         self._threads = self._ring = None
         self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _prepare(self, batch_size: int, device: "torch.device") -> BufferRing:
         """Buffers and threads for this batch size, within the budget; kept between iterations."""
