@@ -2,7 +2,9 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,3 +43,29 @@ def slide_folder(tmp_path_factory: pytest.TempPathFactory, he_slide: Path) -> Pa
     (folder / "empty.svs").write_bytes(b"")
     (folder / "text.svs").write_text("not a slide")
     return folder
+
+
+@pytest.fixture(scope="session")
+def bucket() -> Iterator[Any]:
+    """A local S3 server with a bucket 'slides', as an fsspec file system.
+
+    One for the session: fsspec keeps its clients, and they keep the server's address.
+    """
+    server = pytest.importorskip("moto.server", reason="moto is not installed")
+    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
+    moto = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    moto.start()
+    _, port = moto.get_host_and_port()
+    names = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in names.items():
+            patch.setenv(name, value)
+        fs = s3fs.S3FileSystem(skip_instance_cache=True)
+        fs.mkdir("slides")
+        yield fs
+        moto.stop()

@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +19,11 @@ from thinsection.store.ledger import fingerprint
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles.grid import TilesConfig
 
-server = pytest.importorskip("moto.server", reason="moto is not installed")
-pytest.importorskip("s3fs", reason="s3fs is not installed")
+pytest.importorskip("fsspec", reason="fsspec is not installed")
 
 SLIDES = Path(os.environ.get("THINSECTION_TEST_SLIDES", "../shared/slides"))
 REAL = SLIDES / "CMU-1-Small-Region.svs"
 needs_real = pytest.mark.skipif(not REAL.is_file(), reason=f"no real slide at {REAL}")
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[Any]:
-    """A bucket of a local S3 server, as an fsspec file system."""
-    import s3fs
-
-    moto = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    moto.start()
-    _, port = moto.get_host_and_port()
-    names = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in names.items():
-            patch.setenv(name, value)
-        fs = s3fs.S3FileSystem(skip_instance_cache=True)
-        fs.mkdir("slides")
-        yield fs
-        moto.stop()
 
 
 def upload(bucket: Any, path: Path) -> str:

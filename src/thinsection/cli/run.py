@@ -1,6 +1,5 @@
 """`thinsection run`, and its stages `tissue`, `tile` and `embed`."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +11,9 @@ SlidesArgument = Annotated[
     list[str],
     typer.Argument(help="Slide files, folders, URLs or cohort CSVs.", show_default=False),
 ]
-OutOption = Annotated[Path, typer.Option("--out", help="Output folder.", show_default=False)]
+OutOption = Annotated[
+    str, typer.Option("--out", help="Output folder, or URL (s3://, ...).", show_default=False)
+]
 
 _STAGES = {
     "run": ("aggregate", "Everything: tissue, tiles, tile embeddings, slide embedding."),
@@ -50,7 +51,7 @@ def _command(name: str, stage: str) -> Any:
     return command
 
 
-def run_and_report(slides: list[str], out: Path, config: Any, stage: str) -> None:
+def run_and_report(slides: list[str], out: str, config: Any, stage: str) -> None:
     """Runs with progress, prints where the results are, exits with the run's code."""
     from thinsection.cli.progress import RunProgress
     from thinsection.run import load_cohort, run

@@ -6,8 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from thinsection.cli.options import with_config
-from thinsection.cli.run import OutOption, SlidesArgument
+from thinsection.cli.run import SlidesArgument
 
+OutOption = Annotated[
+    str, typer.Option("--out", help="Output folder, that all nodes see.", show_default=False)
+]
 JobsArgument = Annotated[Path, typer.Argument(help="Output folder of the jobs.")]
 
 
@@ -49,10 +52,14 @@ def _submit(slides: SlidesArgument, out: OutOption, config: Any = None) -> None:
     typer.echo(f"logs: {job.folder / 'logs'}; next: thinsection slurm status {out}")
 
 
-def _write(slides: list[str], out: Path, config: Any) -> Any:
+def _write(slides: list[str], out: str, config: Any) -> Any:
+    from thinsection.errors import ConfigError
     from thinsection.run.slurm_submit import write_missing
+    from thinsection.slide.remote import is_url
 
-    written = write_missing(slides, out=out, config=config)
+    if is_url(out):
+        raise ConfigError(f"out must be a folder that all nodes see, got {out!r}")
+    written = write_missing(slides, out=Path(out), config=config)
     if written.left_out:
         typer.echo(f"{written.left_out} slides are done and left out", err=True)
     if written.request is None:

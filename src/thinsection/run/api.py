@@ -24,6 +24,7 @@ from thinsection.run.keys import STAGES
 from thinsection.run.qc_batch import finished_row
 from thinsection.run.results import SlideResult, write_tables
 from thinsection.run.slides import OnEvent, budget_of
+from thinsection.slide.remote import is_url
 from thinsection.store.atomic import atomic_path, write_json
 from thinsection.tiles import load_filters
 from thinsection.types import MIB
@@ -38,13 +39,13 @@ class RunSummary:
     """What a run left.
 
     Attributes:
-        out: the output folder.
+        out: the output folder, or its URL.
         results: one per slide, in the order of the cohort.
         stage_seconds: busy and waiting seconds by stage.
         seconds: wall-clock time.
     """
 
-    out: Path
+    out: Path | str
     results: tuple[SlideResult, ...]
     stage_seconds: dict[str, float]
     seconds: float
@@ -78,7 +79,7 @@ def run(
 
     Args:
         slides: files, folders, URLs or cohort CSVs.
-        out: output folder; made if absent.
+        out: output folder, made if absent; or a URL (s3://, ...), for one run at a time.
         config: all settings.
         stage: the last stage: 'tissue', 'tile', 'embed' or 'aggregate'.
         on_event: progress, from any thread.
@@ -97,19 +98,50 @@ def run(
     mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
     entries = load_cohort(slides, slide_mpp=mpp)
     check_settings(config)
-    folder = check_folder(Path(out))
+    if is_url(str(out)):
+        from thinsection.run.remote_out import run_to_url
+
+        return run_to_url(
+            entries,
+            out=str(out),
+            config=config,
+            stage=stage,
+            on_event=on_event,
+            on_message=on_message,
+        )
+    return run_in_folder(
+        entries,
+        out=check_folder(Path(out)),
+        config=config,
+        stage=stage,
+        on_event=on_event,
+        on_message=on_message,
+    )
+
+
+def run_in_folder(
+    entries: Sequence[SlideEntry],
+    *,
+    out: Path,
+    config: RunConfig,
+    stage: str,
+    on_event: OnEvent,
+    on_message: Callable[[str], None],
+    settle: Callable[[SlideEntry, SlideResult], SlideResult] = lambda entry, result: result,
+) -> RunSummary:
+    """`run` on checked settings and a folder that exists; `settle` has the last word on a slide."""
     started = datetime.datetime.now(datetime.UTC)
-    task = make_task(folder, config, stage)
+    task = make_task(out, config, stage)
     work = execute(entries, task, on_event=on_event, on_message=on_message)
-    results = [work.results[entry.slide_id] for entry in entries]
+    results = [settle(entry, work.results[entry.slide_id]) for entry in entries]
     seconds = (datetime.datetime.now(datetime.UTC) - started).total_seconds()
     summary = RunSummary(
-        out=folder, results=tuple(results), stage_seconds=work.clock.seconds(), seconds=seconds
+        out=out, results=tuple(results), stage_seconds=work.clock.seconds(), seconds=seconds
     )
     write_run(summary, entries, config, stage=stage, identities=work.identities, started=started)
     if config.qc.qc != "off":
-        write_qc_tables(entries, folder, config)
-    write_efficiency(folder)
+        write_qc_tables(entries, out, config)
+    write_efficiency(out)
     return summary
 
 
@@ -141,7 +173,8 @@ def write_run(
     started: datetime.datetime,
 ) -> None:
     """Writes summary.csv, failed.csv and run.json."""
-    write_tables(summary.out, entries, summary.results)
+    out = Path(summary.out)
+    write_tables(out, entries, summary.results)
     document = {
         "thinsection_version": thinsection.__version__,
         "started": started.isoformat(timespec="seconds"),
@@ -153,7 +186,7 @@ def write_run(
         "stage_seconds": {k: round(v, 3) for k, v in summary.stage_seconds.items()},
         "config": as_mapping(config),
     }
-    write_json(summary.out / "run.json", document)
+    write_json(out / "run.json", document)
 
 
 def check_settings(config: RunConfig) -> None:

@@ -1,6 +1,6 @@
 """One slide on its way through a run, from the claim of its lock to the prepared tiles."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class SlideWork:
         self.stage = stage
         if stage in self.ledger.stages and self.ledger.stages[stage].key != self.keys[stage]:
             stages = {k: v for k, v in self.ledger.stages.items() if k != stage}
-            self.ledger = SlideLedger(folder=self.folder, slide=self.ledger.slide, stages=stages)
+            self.ledger = replace(self.ledger, stages=stages)
             self.ledger.save()
 
     def finish(self, stage: str, files: tuple[str, ...], facts: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ def prepare(
         slide = open_slide(entry.slide_path, reader=reader, slide_mpp=entry.slide_mpp)
         work.source = getattr(slide, "source", None)
         work.facts = naming.slide_facts(entry, slide)
-        work.ledger = SlideLedger(folder=work.folder, slide=work.facts, stages=work.ledger.stages)
+        work.ledger = replace(work.ledger, slide=work.facts)
         plan_tiles(slide, config)  # a missing mpp is said before any pixel is read
         if work.pipeline is None:
             work.stage = "tissue"

@@ -209,7 +209,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         import fsspec
     except ImportError as error:
         raise MissingDependencyError(
-            f"slides by URL need fsspec, got {error}; pip install 'thinsection[cloud]'"
+            f"URLs need fsspec, got {error}; pip install 'thinsection[cloud]'"
         ) from None
     try:
         found = fsspec.core.url_to_fs(url)
@@ -218,5 +218,5 @@ def filesystem(url: str) -> tuple[Any, str]:
             f"{url.partition(URL_MARK)[0]}:// needs a package: {error}"
         ) from None
     except ValueError as error:
-        raise SlideOpenError(f"slide must have a known protocol, got {url!r}: {error}") from None
+        raise SlideOpenError(f"URL must have a known protocol, got {url!r}: {error}") from None
     return found[0], str(found[1])

@@ -16,6 +16,7 @@ from thinsection.slide.remote import FsspecSource, is_url
 from thinsection.store.atomic import write_json
 
 LEDGER_NAME = "slide.json"
+ELSEWHERE_NAME = ".elsewhere.json"  # name -> bytes of files that were moved to a URL
 FORMAT = 1
 _SAMPLE_BYTES = 16 * 1024
 _SAMPLES = 8
@@ -44,11 +45,13 @@ class SlideLedger:
         folder: DIR/<slide_id>.
         slide: slide_id, path, reader, size, mpp, ...: plain values.
         stages: by name, in order.
+        elsewhere: name -> bytes of files that are not here but at the URL of the run.
     """
 
     folder: Path
     slide: dict[str, Any] = field(default_factory=dict)
     stages: dict[str, StageRecord] = field(default_factory=dict)
+    elsewhere: dict[str, int] = field(default_factory=dict)
 
     def done(self, stage: str, key: str) -> bool:
         """Whether the stage was finished with this key and its files are there."""
@@ -79,7 +82,8 @@ class SlideLedger:
     def _files_present(self, record: StageRecord) -> bool:
         for name, size in record.files.items():
             path = self.folder / name
-            if not path.is_file() or path.stat().st_size != size:
+            found = path.stat().st_size if path.is_file() else self.elsewhere.get(name)
+            if found != size:
                 return False
         return True
 
@@ -95,9 +99,19 @@ def load_ledger(folder: Path) -> SlideLedger:
         if document["format"] != FORMAT:
             return SlideLedger(folder=folder)
         stages = {name: StageRecord(**record) for name, record in document["stages"].items()}
-        return SlideLedger(folder=folder, slide=document["slide"], stages=stages)
+        return SlideLedger(
+            folder=folder, slide=document["slide"], stages=stages, elsewhere=_elsewhere(folder)
+        )
     except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
         return SlideLedger(folder=folder)
+
+
+def _elsewhere(folder: Path) -> dict[str, int]:
+    try:
+        found: dict[str, int] = json.loads((folder / ELSEWHERE_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return found
 
 
 def stage_key(**parts: Any) -> str:
