@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, select_autoescape
 from PIL import Image
 
 from thinsection.qc.view import EMPTY_SCORE, Score
@@ -51,6 +50,9 @@ def write_qc_sheet(path: Path, rows: Sequence[Mapping[str, Score]], *, title: st
         rows: of the run, as in qc.csv.
         title: of the page.
     """
+    # here, as QC's workers import this module and write no page
+    from jinja2 import Environment, PackageLoader, select_autoescape
+
     columns = _columns(rows)
     usual = {name: _usual(rows, name) for name in columns}
     lines = [_line(row, columns, usual, path.parent) for row in rows]
