@@ -132,7 +132,7 @@ def test_slides_by_url_or_broken_ones_fall_back_to_defaults_and_say_why(tmp_path
     found = job_request([(url,)], settings(walltime="01:00:00"))
     assert found.request.memory_bytes == 8 * GIB
     assert found.request.walltime_s == 3600
-    assert "defaults are asked for: slides by URL are not opened" in found.warning
+    assert "defaults are asked for: no slide is a local file" in found.warning
     assert found.lines()[0].startswith("warning: no prediction")
     (tmp_path / "s0.tiff").write_bytes(b"no slide")
     broken = job_request([tuple(entries(1, tmp_path))], settings())

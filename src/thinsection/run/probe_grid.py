@@ -9,7 +9,7 @@ from pathlib import Path
 from thinsection.config import option, section
 from thinsection.errors import ConfigError
 from thinsection.probe.config import ComputeSection, DataSection, ProbeConfig
-from thinsection.run.executor import ExecutorConfig, InlineExecutor
+from thinsection.run.executor import ChunkReport, ExecutorConfig, InlineExecutor
 from thinsection.run.executor_choice import LOGS
 from thinsection.run.probe_jobs import ProbeJob, ProbeRow, ProbeTask, probe_jobs
 from thinsection.store.atomic import write_text
@@ -88,8 +88,8 @@ def _execute(
 ) -> list[ProbeRow]:
     rows: list[ProbeRow] = []
 
-    def take(report: object) -> None:
-        rows.extend(report.results)  # type: ignore[attr-defined]
+    def take(report: ChunkReport[ProbeRow]) -> None:
+        rows.extend(report.results)
 
     if config.executor == "inline":
         InlineExecutor().execute([jobs], task, on_report=take, on_event=lambda event: None)

@@ -191,20 +191,21 @@ def load_job(folder: Path) -> SlurmJob:
     """The job of a folder.
 
     Raises:
-        StoreError: there is none.
+        StoreError: there is none, or another version wrote it.
     """
     try:
         document = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StoreError(f"job folder must hold job.json, got {error} in {str(folder)!r}") from None
-    chunks = tuple(tuple(_entry(e) for e in chunk) for chunk in document["chunks"])
-    return SlurmJob(
-        folder=folder,
-        task=task_from_document(document["task"]),
-        chunks=chunks,
-        request=Request(**document["request"]),
-        alone=document["alone"],
-    )
+        return SlurmJob(
+            folder=folder,
+            task=task_from_document(document["task"]),
+            chunks=tuple(tuple(_entry(e) for e in chunk) for chunk in document["chunks"]),
+            request=Request(**document["request"]),
+            alone=document["alone"],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(
+            f"job folder must hold job.json of this version, got {error!r} in {str(folder)!r}"
+        ) from None
 
 
 def load_jobs(out: Path) -> list[SlurmJob]:

@@ -123,7 +123,9 @@ def _given(settings: ExecutorConfig) -> _Numbers:
 def _predicted(chunks: Sequence[Sequence[SlideEntry]], config: RunConfig, stage: str) -> _Numbers:
     opened = _sample([entry for chunk in chunks for entry in chunk])
     if not opened:
-        raise CohortError("slides by URL are not opened before the job runs")
+        raise CohortError(
+            "no slide is a local file; those by URL are not opened before the job runs"
+        )
     sizes, unreadable = slide_sizes(opened, config)
     if not sizes:
         raise CohortError(f"no slide opens, got {next(iter(unreadable.values()))}")
