@@ -27,6 +27,9 @@ class Doubling:
             on_event(entry)
         return ChunkReport(results=tuple(2 * entry for entry in entries))
 
+    def on_worker(self, *, threads: int, monitored: bool) -> "Doubling":
+        return self
+
     def smaller(self) -> "Doubling":
         return self
 
