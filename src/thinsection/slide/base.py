@@ -81,12 +81,12 @@ class BaseSlide(Closing):
     def read_regions(self, origins_l0: CoordsL0, level: int, *, out: TileArray) -> None:
         """See `Slide.read_regions`."""
         self._check(level)
-        if out.ndim != 4 or out.dtype != np.uint8 or out.shape[::3] != (len(origins_l0), 3):
+        count, size = len(origins_l0), out.shape[2:0:-1]
+        if out.ndim != 4 or out.shape[::3] != (count, 3) or 0 in size or out.dtype != np.uint8:
             raise InvalidInputError(
-                f"out must be uint8 of shape ({len(origins_l0)}, height, width, 3), "
+                f"out must be uint8 of shape ({count}, height, width, 3), "
                 f"got {out.dtype} {out.shape}"
             )
-        size = (out.shape[2], out.shape[1])
         down, (width, height) = self.levels[level].downsample, self.levels[level].size
         # few regions at a time: Python's numbers are quicker here than arrays of them
         origins = origins_l0.tolist()

@@ -1,6 +1,12 @@
 """Slides to batches: prefetch across slides, bounded queues, decoding, transfer."""
 
-from thinsection.stream.budget import StreamBudget, StreamConfig, scratch_bytes, stream_budget
+from thinsection.stream.budget import (
+    StreamBudget,
+    StreamConfig,
+    cpu_count,
+    scratch_bytes,
+    stream_budget,
+)
 from thinsection.stream.clock import StageClock
 from thinsection.stream.events import (
     PrepareFailed,
@@ -11,7 +17,7 @@ from thinsection.stream.events import (
     StreamEvent,
     TileBatch,
 )
-from thinsection.stream.pipeline import TileStream, cpu_count
+from thinsection.stream.pipeline import TileStream
 from thinsection.stream.single import iter_tiles
 
 __all__ = [

@@ -11,6 +11,13 @@ import numpy.typing as npt
 from thinsection.stream.events import SlideTiles, TileBatch
 from thinsection.types import CoordsL0, CoordsLv, TileArray
 
+Allocate = Callable[[tuple[int, ...]], TileArray]
+
+
+def allocate_pageable(shape: tuple[int, ...]) -> TileArray:
+    """An ordinary uint8 buffer."""
+    return np.empty(shape, dtype=np.uint8)
+
 
 @dataclass(kw_only=True, eq=False)
 class OpenSlide:
@@ -55,6 +62,17 @@ class DecodedBatch:
             self.pending -= 1
             if self.pending == 0:
                 self.done.set()
+
+
+@dataclass(frozen=True)
+class EndOfSlide:
+    """Follows the last batch of a slide.
+
+    Attributes:
+        owner: the slide.
+    """
+
+    owner: OpenSlide
 
 
 @dataclass(kw_only=True)

@@ -7,6 +7,7 @@ A slot is a batch that is being decoded, waits, or is being transferred. Readers
 caches of decoded segments.
 """
 
+import os
 from dataclasses import dataclass
 
 from thinsection.config import option
@@ -57,6 +58,11 @@ class StreamBudget:
     def peak_bytes(self) -> int:
         """Most that the stream holds at once."""
         return self.slots * self.batch_bytes + self.workers * self.scratch_bytes
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def stream_budget(

@@ -6,19 +6,24 @@
 
 The next slide is opened, its tissue found and its grid laid while this one is decoded, and the
 decoders go on into it without a pause. Batches come in table order and never mix slides, so that
-what a batch holds does not depend on timing. Where filters refuse tiles, those of the batches after
-close the gaps: a batch is smaller than asked for only at the end of its slide.
+what a batch holds does not depend on timing. Where filters refuse tiles, the tiles after them close
+the gaps: a batch is smaller than asked for only at the end of its slide.
 """
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from thinsection.stream.batches import BatchPacker, DecodedBatch, OpenSlide
+from thinsection.stream.batches import (
+    Allocate,
+    BatchPacker,
+    DecodedBatch,
+    EndOfSlide,
+    OpenSlide,
+    allocate_pageable,
+)
 from thinsection.stream.budget import StreamBudget
 from thinsection.stream.channel import Channel, ChannelClosed
 from thinsection.stream.clock import StageClock
@@ -34,23 +39,6 @@ from thinsection.stream.events import (
 from thinsection.stream.regions import Reads, Region, TileRun, plan_reads
 from thinsection.tiles import TileFilter
 from thinsection.types import TileArray
-
-Allocate = Callable[[tuple[int, ...]], TileArray]
-
-
-def cpu_count() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def allocate_pageable(shape: tuple[int, ...]) -> TileArray:
-    """An ordinary uint8 buffer."""
-    return np.empty(shape, dtype=np.uint8)
-
-
-@dataclass(frozen=True)
-class _End:
-    owner: OpenSlide
 
 
 class TileStream:
@@ -91,14 +79,13 @@ class TileStream:
         self._filters, self._allocate = tuple(filters), allocate
         self.clock = clock or StageClock()
         self._prepared: Channel[SlideTiles | PrepareFailed] = Channel(prefetch_slides)
-        # the buffer that came back last is still in the CPU's caches; later ones are never made
-        # where the consumer keeps up
+        # None is a buffer that nobody needed yet; the one that came back last is still in the CPU's
+        # caches, and where the consumer keeps up some are never made
         self._free: Channel[TileArray | None] = Channel(newest_first=True)
-        self._ordered: Channel[OpenSlide | DecodedBatch | _End | PrepareFailed] = Channel()
+        self._free.put_all([None] * budget.slots)
+        self._ordered: Channel[OpenSlide | DecodedBatch | EndOfSlide | PrepareFailed] = Channel()
         self._packer = BatchPacker(self._give_back)
         self._failure: BaseException | None = None
-        # made when first needed, at the slide's tile size
-        self._free.put_all([None] * budget.slots)
         self._opened: list[OpenSlide] = []
         self._tasks, self._taking = self._plan_tasks(), threading.Lock()
         targets = [self._run_prepare, *[self._run_worker] * budget.workers]
@@ -136,7 +123,7 @@ class TileStream:
             yield from self._events(item)
 
     def _events(
-        self, item: OpenSlide | DecodedBatch | _End | PrepareFailed
+        self, item: OpenSlide | DecodedBatch | EndOfSlide | PrepareFailed
     ) -> Iterator[StreamEvent]:
         if isinstance(item, PrepareFailed):
             yield SlideFailed(key=item.key, stage=item.stage, error=item.error)
@@ -212,7 +199,7 @@ class TileStream:
                 self._ordered.put(batch)
                 for reads in tasks:
                     yield batch, reads
-            self._ordered.put(_End(owner))
+            self._ordered.put(EndOfSlide(owner))
         self._ordered.finish()
 
     def _plan_batch(self, owner: OpenSlide, start: int) -> tuple[DecodedBatch, list[Reads]]:
@@ -225,7 +212,7 @@ class TileStream:
         shape = (self._batch_size, table.plan.tile_px, table.plan.tile_px, 3)
         if buffer is None or buffer.shape != shape:
             buffer = self._allocate(shape)
-        batch = DecodedBatch(
+        return DecodedBatch(
             owner=owner,
             start=start,
             coords_l0=coords_l0,
@@ -233,8 +220,7 @@ class TileStream:
             buffer=buffer,
             keep=np.ones(len(coords_l0), dtype=bool),
             pending=len(tasks),
-        )
-        return batch, tasks
+        ), tasks
 
     def _run_worker(self) -> None:
         while True:

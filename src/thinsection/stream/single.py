@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from thinsection.slide import Slide
-from thinsection.stream.budget import StreamConfig, scratch_bytes, stream_budget
+from thinsection.stream.budget import StreamConfig, cpu_count, scratch_bytes, stream_budget
 from thinsection.stream.events import SlideFailed, SlideTiles, TileBatch
-from thinsection.stream.pipeline import TileStream, cpu_count
+from thinsection.stream.pipeline import TileStream
 from thinsection.tiles import TileFilter, TileTable
 from thinsection.units import parse_bytes
 

@@ -176,7 +176,7 @@ class SlideContract:
         write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
         origins_l0 = np.zeros((3, 2), np.int64)
         with self.open(tmp_path / "a.tif") as slide:
-            for wrong in ((2, 8, 8, 3), (3, 8, 8, 4), (3, 8, 8)):
+            for wrong in ((2, 8, 8, 3), (3, 8, 8, 4), (3, 8, 8), (3, 0, 8, 3)):
                 with pytest.raises(InvalidInputError, match=r"out must be uint8 of shape \(3, h"):
                     slide.read_regions(origins_l0, 0, out=np.zeros(wrong, np.uint8))
             out = np.zeros((3, 8, 8, 3), np.uint8)
