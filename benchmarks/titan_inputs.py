@@ -14,7 +14,7 @@ from thinsection.aggregate.titan_net import NUM_BLOCKS
 from thinsection.attention import alibi2d_attention, alibi_slopes
 from thinsection.testing import run_and_measure
 from thinsection.testing.plain_titan import plain_bias, plain_titan
-from thinsection.types import MIB
+from thinsection.types import GIB, MIB
 
 MODULE = "benchmarks.titan_inputs"
 TILE_PX_L0 = 512
@@ -47,14 +47,16 @@ def slide(num_tiles: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def titan_of(
-    precision: str = "auto", *, budget_bytes: int = 1 << 30, device: str = "cpu"
+    precision: str = "auto", *, budget_bytes: int = GIB, device: str = "cpu"
 ) -> TitanSlideEncoder:
     """Seeded random weights."""
     options = LoadOptions(device=device, precision=precision, budget_bytes=budget_bytes)  # type: ignore[arg-type]
     return TitanSlideEncoder.from_state_dict(random_titan_weights(seed=0), options=options)
 
 
-def set_up(*, num_tiles: int, way: str, blocks: int) -> tuple[Any, np.ndarray, np.ndarray]:
+def set_up(
+    *, num_tiles: int, way: str, blocks: int, budget_bytes: int
+) -> tuple[Any, np.ndarray, np.ndarray]:
     """Weights and inputs, outside the measured time and memory; ours with the first `blocks`."""
     torch.set_num_threads(1)
     if way == "published":
@@ -62,7 +64,7 @@ def set_up(*, num_tiles: int, way: str, blocks: int) -> tuple[Any, np.ndarray, n
         tiles, coords = slide(num_tiles)
         give_back_freed_memory()
         return weights, tiles, coords
-    titan = titan_of(way)
+    titan = titan_of(way, budget_bytes=budget_bytes)
     del titan.net.blocks.modules_list[blocks:]  # type: ignore[union-attr]
     tiles, coords = slide(num_tiles)
     give_back_freed_memory()
@@ -75,7 +77,7 @@ def give_back_freed_memory() -> None:
 
 
 def embed(
-    state: tuple[Any, np.ndarray, np.ndarray], *, num_tiles: int, way: str, blocks: int
+    state: tuple[Any, np.ndarray, np.ndarray], *, num_tiles: int, way: str, **_: int
 ) -> list[float]:
     """Slide embedding: `way` is 'published', or the precision of ours."""
     model, tiles, coords = state
@@ -132,9 +134,12 @@ def matmul_rate() -> float:
     return statistics.median(rates)
 
 
-def measured(num_tiles: int, way: str, *, blocks: int = NUM_BLOCKS) -> dict[str, Any]:
+def measured(
+    num_tiles: int, way: str, *, blocks: int = NUM_BLOCKS, budget_bytes: int = GIB
+) -> dict[str, Any]:
     """Time and memory of one embedding in a fresh process, weights and inputs not counted."""
     options: dict[str, Any] = {"num_tiles": num_tiles, "way": way, "blocks": blocks}
+    options["budget_bytes"] = budget_bytes
     run = run_and_measure(MODULE, "embed", setup="set_up", **options)
     row = {
         **options,
