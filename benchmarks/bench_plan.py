@@ -18,9 +18,9 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "batch 64, 2 decode workers": (("a", "b"), {"batch_size": 64, "decode_workers": 2}),
     "tiles of 512 px": (("a", "b"), {"tile_px": 512, "batch_size": 8}),
     "1 µm/px": (("large",), {"tile_mpp": "1.0"}),
-    "resnet18": (("a",), {"encoder": "timm:resnet18", "pretrained": False, "tile_px": 224}),
+    "resnet18": (("b",), {"encoder": "timm:resnet18", "pretrained": False, "tile_px": 224}),
 }
-SIZES = {"a": (4000, 3000), "b": (3000, 3500), "large": (6000, 5000)}
+SIZES = {"a": (5000, 4000), "b": (4000, 5500), "large": (9000, 8000)}
 SMOKE_SIZES = {"a": (1200, 1000), "b": (1000, 1300), "large": (1800, 1500)}
 MEMORY_FACTOR, TIME_FACTOR = 1.2, 1.5
 

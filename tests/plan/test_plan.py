@@ -1,12 +1,20 @@
 """The cost models: monotone, additive, calibrated once, honest about what does not fit."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from thinsection.errors import ConfigError
-from thinsection.plan.calibration import Calibration, calibrate, encoder_rate, measure_decoding
+from thinsection.plan.calibration import (
+    Calibration,
+    calibrate,
+    encoder_peak,
+    encoder_rate,
+    measure_decoding,
+)
+from thinsection.plan.encoder import is_quick, measure_cpu_peak
 from thinsection.plan.gpus import ASSUMED_EFFICIENCY, GPUS, find_gpu
 from thinsection.plan.memory import MARGIN, EncoderSize, SlideSize, memory_plan
 from thinsection.plan.time import time_plan
@@ -29,15 +37,22 @@ def slide(num_tiles: int) -> SlideSize:
     )
 
 
-def memory(num_tiles: int, *, on_gpu: bool = False, batch_size: int = 32) -> Any:
+def memory(
+    num_tiles: int,
+    *,
+    on_gpu: bool = False,
+    batch_size: int = 32,
+    encoder: EncoderSize = ENCODER,
+    num_slides: int = 1,
+) -> Any:
     stream = stream_budget(
         budget_bytes=2 * GIB, batch_size=batch_size, tile_px=256, workers=2, scratch_bytes=32 * MIB
     )
     return memory_plan(
-        (slide(num_tiles),),
+        (slide(num_tiles),) * num_slides,
         stream=stream,
         batch_size=batch_size,
-        encoder=ENCODER,
+        encoder=encoder,
         process_bytes=300 * MIB,
         prefetch_slides=2,
         on_gpu=on_gpu,
@@ -61,6 +76,37 @@ def test_on_a_gpu_weights_and_batch_leave_the_host() -> None:
     assert "batch" not in plan.host
     assert plan.gpu_bytes > ENCODER.weights_bytes + ENCODER.batch_bytes
     assert plan.host_bytes < memory(1000).host_bytes
+
+
+def test_a_measured_peak_takes_the_place_of_process_weights_and_batch_on_a_cpu() -> None:
+    measured = replace(ENCODER, cpu_peak_bytes=700 * MIB)
+    counted, plan = memory(1000), memory(1000, encoder=measured)
+    assert plan.host["process and encoder"] == 700 * MIB
+    assert not {"process", "weights", "batch"} & set(plan.host)
+    shared = set(plan.host) - {"process and encoder"}
+    assert all(plan.host[name] == counted.host[name] for name in shared)
+    assert memory(1000, encoder=measured, on_gpu=True) == memory(1000, on_gpu=True)
+
+
+def test_several_slides_are_prepared_and_written_beside_the_encoder() -> None:
+    one, two = memory(1000), memory(1000, num_slides=2)
+    assert two.host_bytes > one.host_bytes + 50 * MIB
+
+
+def test_the_peak_of_encoding_is_measured_in_a_process_of_its_own_and_grows_with_the_batch() -> (
+    None
+):
+    peaks = [
+        measure_cpu_peak("efficientnet_lite0", precision="fp32", batch_size=n, tile_px=256)
+        for n in (2, 12)
+    ]
+    assert peaks[0] > 200 * MIB
+    assert 80 * MIB < peaks[1] - peaks[0] < 250 * MIB  # 12 MiB a tile by the dry pass
+
+
+def test_a_slow_measurement_is_not_made() -> None:
+    assert is_quick(replace(ENCODER, flops_per_tile=1e9), batch_size=32)
+    assert not is_quick(replace(ENCODER, flops_per_tile=1e11), batch_size=32)
 
 
 def test_on_a_cpu_time_adds_up_and_is_shared_by_the_cpus() -> None:
@@ -107,6 +153,9 @@ def test_a_machine_is_measured_once_and_an_encoder_once(tmp_path: Path) -> None:
     assert calibrate(path=path, measure=machine) == MACHINE
     assert calibrate(path=path, measure=machine) == MACHINE
     assert encoder_rate("lite0", rate, path=path)[1] == 12.5
+    assert encoder_rate("lite0", rate, path=path)[1] == 12.5
+    assert encoder_peak("lite0|32", lambda: 5, path=path) == 5
+    assert encoder_peak("lite0|32", lambda: 6, path=path) == 5
     assert encoder_rate("lite0", rate, path=path)[1] == 12.5
     assert calls == ["machine", "encoder"]
     path.write_text("{ torn")

@@ -36,6 +36,7 @@ class Calibration:
         decode_px_per_s: JPEG px decoded per CPU-second.
         slide_s: CPU-seconds of small work per slide.
         encoders: encoder's key -> tiles per CPU-second.
+        peaks: encoder's key and batch size -> peak bytes of a process that encodes such batches.
     """
 
     process_bytes: int
@@ -43,6 +44,7 @@ class Calibration:
     decode_px_per_s: float
     slide_s: float = SLIDE_S
     encoders: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict)
 
 
 def calibration_path() -> Path:
@@ -91,6 +93,15 @@ def encoder_rate(
     return machine, machine.encoders[key]
 
 
+def encoder_peak(key: str, measure: Callable[[], int], *, path: Path | None = None) -> int:
+    """Peak bytes of a process that encodes batches, kept or measured now."""
+    machine = calibrate(path=path)
+    if key not in machine.peaks:
+        machine = replace(machine, peaks={**machine.peaks, key: measure()})
+        keep(machine, path=path or calibration_path())
+    return machine.peaks[key]
+
+
 def keep(found: Calibration, *, path: Path) -> None:
     """Adds this machine's measurements to the file, atomically."""
     document = _load(path) | {machine_key(): asdict(found)}
@@ -105,17 +116,29 @@ def keep(found: Calibration, *, path: Path) -> None:
 
 def measure_machine() -> Calibration:
     """Measures in a fresh process (memory) and in this one (decoding); about 10 s."""
+    seconds, resident = run_probe(_PROBE)
+    return Calibration(
+        process_bytes=int(resident), start_s=seconds, decode_px_per_s=measure_decoding()
+    )
+
+
+def run_probe(code: str, *arguments: str) -> list[float]:
+    """What a fresh process prints as JSON, in which a run's libraries are loaded before `code`.
+
+    Raises:
+        StoreError: it failed; with the end of what it said.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", _PROBE],
+        [sys.executable, "-c", _IMPORTS + code, *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env=_environment(),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
     if done.returncode != 0:
         raise StoreError(f"calibration must run, got: {done.stderr.strip()[-500:]}")
-    seconds, resident = json.loads(done.stdout.splitlines()[-1])
-    return Calibration(process_bytes=resident, start_s=seconds, decode_px_per_s=measure_decoding())
+    found: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def measure_decoding() -> float:
@@ -136,20 +159,21 @@ def measure_decoding() -> float:
     return count * _TILE_PX**2 / spent
 
 
-_PROBE = """
+_IMPORTS = """
 import json, os, sys
 import torch, h5py, tifffile, simplejpeg, PIL.Image, scipy.ndimage, skimage.morphology
 import thinsection.aggregate, thinsection.encode, thinsection.slide, thinsection.stream
+
+def peak():
+    lines = [line for line in open('/proc/self/status') if line.startswith('VmHWM')]
+    return int(lines[0].split()[1]) * 1024
+"""
+_PROBE = """
 torch.nn.functional.conv2d(torch.zeros(1, 3, 64, 64), torch.zeros(8, 3, 3, 3))
 torch.zeros(64, 64) @ torch.zeros(64, 64)
 times = os.times()
-resident = [int(l.split()[1]) * 1024 for l in open('/proc/self/status') if l.startswith('VmHWM')]
-print(json.dumps([times.user + times.system, resident[0]]))
+print(json.dumps([times.user + times.system, peak()]))
 """
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from thinsection.encode import NetworkTileEncoder, TileEncoder
 from thinsection.encode.memory import batch_bytes, weights_bytes
 from thinsection.errors import InvalidInputError
+from thinsection.plan.calibration import run_probe
 from thinsection.plan.memory import EncoderSize
 
 _PROBE_TILES = 8
@@ -43,6 +44,30 @@ def measure_rate(encoder: TileEncoder, *, tile_px: int) -> float:
             encoder.encode(tiles)
             count += _PROBE_TILES
     return count / spent
+
+
+def measure_cpu_peak(name: str, *, precision: str, batch_size: int, tile_px: int) -> int:
+    """Peak bytes of a fresh process that encodes batches as a run does, with random weights."""
+    (peak,) = run_probe(_PEAK_PROBE, name, precision, str(tile_px), str(batch_size))
+    return int(peak)
+
+
+def is_quick(size: EncoderSize, *, batch_size: int) -> bool:
+    """Whether `measure_cpu_peak` takes some ten seconds of one core at most."""
+    return size.flops_per_tile * batch_size * _PEAK_BATCHES <= _PEAK_FLOPS
+
+
+_PEAK_BATCHES, _PEAK_FLOPS = 3.5, 1e12
+_PEAK_PROBE = """
+name, precision, edge, batch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+encoder = thinsection.encode.load_encoder(
+    name, device='cpu', precision=precision, pretrained=False
+)
+for count in (batch, batch, max(1, batch // 2), batch):
+    with torch.inference_mode():
+        encoder.encode(torch.randint(0, 256, (count, edge, edge, 3), dtype=torch.uint8))
+print(json.dumps([peak()]))
+"""
 
 
 def _flops(encoder: NetworkTileEncoder, tile_px: int) -> float:

@@ -1,15 +1,18 @@
 """Peak memory of a run as formulas over the sizes by which the stages allocate.
 
-Host peak = process + other + weights + batch + buffers + scratch + caches + prepared + results:
+Host peak = process + weights + batch + buffers + scratch + caches + prepared + results:
     process   interpreter, libraries, allocator: measured once per machine (plan.calibration)
     weights   of the encoder, and once more while they are loaded
     batch     what one encoding batch holds (encode.memory.batch_bytes, a dry pass); on a CPU
     buffers   min(slots, batches of the run) * batch_size * tile_px² * 3 (stream.budget)
     scratch   decode workers * (region + tile of the level that is read) (stream.budget)
     caches    decoded segments that readers keep, per opened slide
-    prepared  (prefetched + 2) * 40 bytes per px of the tissue mask
+    prepared  (prefetched + 2) * 40 bytes per px of the tissue mask, and what the threads hold that
+              prepare and write other slides beside the encoder
     results   tiles of the largest slide * embedding bytes * 3 (collected, pooled, written)
-On a GPU, weights and batch are there, beside the driver's context and two batches in transfer.
+On a CPU process, weights and batch are measured together where that is quick: a process of its own
+encodes a few batches, because the heap keeps holes that no formula knows. On a GPU, weights and
+batch are there, beside the driver's context and two batches in transfer.
 """
 
 from dataclasses import dataclass
@@ -19,12 +22,11 @@ from thinsection.stream.budget import CHANNELS, REGION_BYTES, StreamBudget
 from thinsection.types import MIB
 
 MASK_BYTES_PER_PX = 40
-# threads' stacks, allocator arenas, pictures and tables: what is not modelled one by one; the
-# least that kept every case of benchmarks/bench_plan.py from being under
-OTHER_BYTES = 72 * MIB
-# the allocator: the same run peaked at 0.93 and at 1.05 GB; a plan that is under is worse than one
-# that is over
-MARGIN = 1.18
+# threads' stacks and arenas, pictures and tables of a slide that is prepared or written while
+# another is encoded: what is not modelled one by one, fitted to benchmarks/bench_plan.py
+OTHER_SLIDES_BYTES = 56 * MIB
+# the allocator: peaks of the same run differ; a plan that is under is worse than one that is over
+MARGIN = 1.03
 CUDA_CONTEXT_BYTES = 600 * MIB
 _RESULT_COPIES = 3
 
@@ -38,12 +40,15 @@ class EncoderSize:
         batch_bytes: of one batch in work, weights not counted.
         dim: of an embedding.
         flops_per_tile: multiply-adds count as two.
+        cpu_peak_bytes: measured peak of a process that encodes such batches on this machine's CPU,
+            libraries and weights included; None where it was not measured.
     """
 
     weights_bytes: int
     batch_bytes: int
     dim: int
     flops_per_tile: float
+    cpu_peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +116,10 @@ def memory_plan(
     """
     ahead = min(prefetch_slides + 2, len(slides))
     mask = max(s.mask_px for s in slides)
-    parts = {
-        "process": process_bytes + OTHER_BYTES,
-        "prepared slides": ahead * mask * MASK_BYTES_PER_PX,
-    }
+    other = OTHER_SLIDES_BYTES if len(slides) > 1 else 0
+    parts = {"prepared slides": ahead * mask * MASK_BYTES_PER_PX + other}
     if encoder is None:
-        return MemoryPlan(host=parts, gpu={})
+        return MemoryPlan(host={"process": process_bytes, **parts}, gpu={})
     batches = sum(-(-s.num_tiles // batch_size) for s in slides)
     tile_bytes = stream.batch_bytes // batch_size
     largest = max(s.num_tiles for s in slides)
@@ -126,8 +129,11 @@ def memory_plan(
         "reader caches": min(CACHE_BYTES, _decoded(slides)),
         "results": largest * encoder.dim * 4 * _RESULT_COPIES,
     }
-    held = {"weights": 2 * encoder.weights_bytes, "batch": encoder.batch_bytes}
+    if not on_gpu and encoder.cpu_peak_bytes is not None:
+        return MemoryPlan(host={"process and encoder": encoder.cpu_peak_bytes, **parts}, gpu={})
+    parts = {"process": process_bytes, **parts}
     if not on_gpu:
+        held = {"weights": 2 * encoder.weights_bytes, "batch": encoder.batch_bytes}
         return MemoryPlan(host=parts | held, gpu={})
     parts |= {"weights while loading": encoder.weights_bytes}
     held = {

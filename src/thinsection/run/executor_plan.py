@@ -1,5 +1,6 @@
 """A run planned before it runs: headers and thumbnails in, memory and time out."""
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,8 +8,8 @@ from pathlib import Path
 
 from thinsection.encode import load_encoder
 from thinsection.errors import BudgetError, ThinsectionError
-from thinsection.plan.calibration import Calibration, calibrate, encoder_rate
-from thinsection.plan.encoder import encoder_size, measure_rate
+from thinsection.plan.calibration import Calibration, calibrate, encoder_peak, encoder_rate
+from thinsection.plan.encoder import encoder_size, is_quick, measure_cpu_peak, measure_rate
 from thinsection.plan.gpus import GPUS, Gpu, find_gpu
 from thinsection.plan.memory import EncoderSize, MemoryPlan, SlideSize, memory_plan
 from thinsection.plan.time import TimePlan, time_plan
@@ -110,9 +111,19 @@ def planner(config: RunConfig, *, stage: str = "aggregate") -> Planner:
     encoder = load_encoder(
         options.encoder, device="cpu", precision=options.precision, pretrained=False
     )
-    size = encoder_size(encoder, batch_size=_batch_size(config, gpu), tile_px=tile_px)
+    batch_size = _batch_size(config, gpu)
+    size = encoder_size(encoder, batch_size=batch_size, tile_px=tile_px)
     key = f"{options.encoder}|{encoder.precision}|{tile_px}"
     machine, rate = encoder_rate(key, lambda: measure_rate(encoder, tile_px=tile_px))
+    if gpu is None and is_quick(size, batch_size=batch_size):
+        measure = functools.partial(
+            measure_cpu_peak,
+            options.encoder,
+            precision=encoder.precision,
+            batch_size=batch_size,
+            tile_px=tile_px,
+        )
+        size = replace(size, cpu_peak_bytes=encoder_peak(f"{key}|{batch_size}", measure))
     return Planner(config=config, gpu=gpu, encoder=size, machine=machine, tiles_per_s=rate)
 
 
