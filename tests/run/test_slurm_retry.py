@@ -174,7 +174,7 @@ def test_a_task_that_exceeds_its_memory_is_collected_sent_again_with_twice_and_d
 ) -> None:
     write_he_slide(tmp_path / "a.tiff", (5000, 4000))
     out = tmp_path / "out"
-    config = replace_flat(CONFIG, {"job_memory": "330MiB", "tile_mpp": "0.5"})
+    config = replace_flat(CONFIG, {"job_memory": "290MiB", "tile_mpp": "0.5"})
     job = write_missing([tmp_path / "a.tiff"], out=out, config=config).job
     assert job is not None
     job.submit()
