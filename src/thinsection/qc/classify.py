@@ -26,7 +26,7 @@ class PixelClassifiers:
     rgb: Array
     checks: Sequence[ByExample]
     load: Callable[[ByExample], PixelModel]
-    _found: dict[ByExample, Array] = field(default_factory=dict)
+    _found: dict[ByExample, Array] = field(default_factory=dict, init=False)
 
     def __call__(self, check: ByExample) -> Array:
         """P of each px, float32 (H, W)."""
