@@ -1,7 +1,8 @@
 """How does a run scale? 1 against 2 processes on 8 slides, the executor's cost per slide, and a
 simulation of up to 512 workers on 100,000 slides with the measured costs.
 
-The two processes work on one output folder and share the slides through its locks alone.
+The two processes work on one output folder and share the slides through its locks alone. Each is
+kept on one core: free to roam, a single process uses 1.4 cores here, decoding beside encoding.
 """
 
 import heapq
@@ -22,7 +23,8 @@ SIMULATED_SLIDES = 100_000
 SLIDES_PER_TASK = 16
 
 _PROCESS = """
-import sys, torch
+import os, sys, torch
+os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[4])]})
 torch.set_num_threads(1)
 from thinsection.config import replace_flat
 from thinsection.run import RunConfig, load_cohort, process_slides
@@ -37,12 +39,38 @@ process_slides(entries[first:] + entries[:first], out=out, config=config, models
 """
 
 
+_BARE = """
+import os, sys, torch
+os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[2])]})
+torch.set_num_threads(1)
+from thinsection.run import RunConfig
+from thinsection.run.slides import load_models
+encoder = load_models(RunConfig(), "embed").encoder
+tiles = torch.randint(0, 256, (32, 256, 256, 3), dtype=torch.uint8)
+encoder.encode(tiles)
+print("ready", flush=True); sys.stdin.readline()
+for _ in range(int(sys.argv[1])):
+    encoder.encode(tiles)
+"""
+
+
 def wall_seconds(slides: Path, out: Path, processes: int) -> float:
     """Time of the work alone: every process is loaded and waits for the start."""
+    firsts = [number * NUM_SLIDES // processes for number in range(processes)]
+    return started_together(_PROCESS, [[str(slides), str(out), str(first)] for first in firsts])
+
+
+def bare_speedup(batches: int) -> float:
+    """What two cores of this machine give two processes that only encode: no run can give more."""
+    one = started_together(_BARE, [[str(batches)]])
+    return 2 * one / started_together(_BARE, [[str(batches)], [str(batches)]])
+
+
+def started_together(code: str, arguments: list[list[str]]) -> float:
+    """Seconds from the start of all processes, each on a core of its own, to the end of the last."""
     children = []
-    for number in range(processes):
-        first = number * NUM_SLIDES // processes
-        command = [sys.executable, "-c", _PROCESS, str(slides), str(out), str(first)]
+    for number, given in enumerate(arguments):
+        command = [sys.executable, "-c", code, *given, str(number)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         children.append(subprocess.Popen(command, **pipes))  # type: ignore[call-overload]
     for child in children:
@@ -110,6 +138,7 @@ def main() -> None:
         load = os.getloadavg()[0]
         one = wall_seconds(slides, Path(folder) / "one", 1)
         two = wall_seconds(slides, Path(folder) / "two", 2)
+        bare = bare_speedup(2 if args.smoke else 15)
         dispatch = executor_seconds_per_task(Path(folder) / "idle", 20 if args.smoke else 300)
     slide_s = one / NUM_SLIDES
     costs: dict[str, Any] = {"slide_s": slide_s, "dispatch_s": dispatch, "start_s": 10.0}
@@ -117,6 +146,8 @@ def main() -> None:
         "one_process_s": one,
         "two_processes_s": two,
         "speedup": one / two,
+        "speedup_of_two_bare_encoders": bare,
+        "of_two_bare_encoders": one / two / bare,
         "load_before": load,
         "executor_s_per_slide_in_tasks_of_one": dispatch,
         "executor_s_per_slide_in_tasks_of_16": dispatch / SLIDES_PER_TASK,

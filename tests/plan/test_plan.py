@@ -43,13 +43,12 @@ def memory(
     on_gpu: bool = False,
     batch_size: int = 32,
     encoder: EncoderSize = ENCODER,
-    num_slides: int = 1,
 ) -> Any:
     stream = stream_budget(
         budget_bytes=2 * GIB, batch_size=batch_size, tile_px=256, workers=2, scratch_bytes=32 * MIB
     )
     return memory_plan(
-        (slide(num_tiles),) * num_slides,
+        (slide(num_tiles),),
         stream=stream,
         batch_size=batch_size,
         encoder=encoder,
@@ -86,11 +85,6 @@ def test_a_measured_peak_takes_the_place_of_process_weights_and_batch_on_a_cpu()
     shared = set(plan.host) - {"process and encoder"}
     assert all(plan.host[name] == counted.host[name] for name in shared)
     assert memory(1000, encoder=measured, on_gpu=True) == memory(1000, on_gpu=True)
-
-
-def test_several_slides_are_prepared_and_written_beside_the_encoder() -> None:
-    one, two = memory(1000), memory(1000, num_slides=2)
-    assert two.host_bytes > one.host_bytes + 50 * MIB
 
 
 def test_the_peak_of_encoding_is_measured_in_a_process_of_its_own_and_grows_with_the_batch() -> (

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from thinsection.encode.backbone import Backbone
-from thinsection.encode.heap import give_back_free_memory
 from thinsection.encode.placement import DTYPES, Placement, Precision
 from thinsection.encode.preprocess import as_uint8_batch, preprocess
 from thinsection.encode.spec import EncoderSpec
@@ -115,8 +114,6 @@ class NetworkTileEncoder:
 
     def _pixels(self, tiles_u8: TileBatch) -> Tensor:
         batch = as_uint8_batch(tiles_u8).to(self.device, non_blocking=True)
-        if self.device.type == "cpu":
-            give_back_free_memory()
         return preprocess(batch, self._spec)
 
     @contextlib.contextmanager

@@ -6,6 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinsection.encode import NetworkTileEncoder, TileEncoder
+from thinsection.encode.heap import keep_freed_memory
 from thinsection.encode.memory import batch_bytes, weights_bytes
 from thinsection.errors import InvalidInputError
 from thinsection.plan.calibration import run_probe
@@ -35,7 +36,8 @@ def encoder_size(encoder: TileEncoder, *, batch_size: int, tile_px: int) -> Enco
 
 
 def measure_rate(encoder: TileEncoder, *, tile_px: int) -> float:
-    """Tiles per CPU-second, over all threads, after a warm-up."""
+    """Tiles per CPU-second, over all threads, after a warm-up; memory is kept as in a run."""
+    keep_freed_memory()
     tiles = torch.randint(0, 256, (_PROBE_TILES, tile_px, tile_px, 3), dtype=torch.uint8)
     with torch.inference_mode():
         encoder.encode(tiles)
@@ -57,13 +59,15 @@ def is_quick(size: EncoderSize, *, batch_size: int) -> bool:
     return size.flops_per_tile * batch_size * _PEAK_BATCHES <= _PEAK_FLOPS
 
 
-_PEAK_BATCHES, _PEAK_FLOPS = 3.5, 1e12
+_PEAK_BATCHES, _PEAK_FLOPS = 5, 1.5e12
 _PEAK_PROBE = """
+from thinsection.encode.heap import keep_freed_memory
+keep_freed_memory()
 name, precision, edge, batch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 encoder = thinsection.encode.load_encoder(
     name, device='cpu', precision=precision, pretrained=False
 )
-for count in (batch, batch, max(1, batch // 2), batch):
+for count in (batch, 1, batch, 1 + batch // 2, batch, 1 + batch // 3, batch):
     with torch.inference_mode():
         encoder.encode(torch.randint(0, 256, (count, edge, edge, 3), dtype=torch.uint8))
 print(json.dumps([peak()]))

@@ -8,7 +8,7 @@ Host peak = process + weights + batch + buffers + scratch + caches + prepared + 
     scratch   decode workers * (region + tile of the level that is read) (stream.budget)
     caches    decoded segments that readers keep, per opened slide
     prepared  (prefetched + 2) * 40 bytes per px of the tissue mask, and what the threads hold that
-              prepare and write other slides beside the encoder
+              prepare and write slides beside the encoder
     results   tiles of the largest slide * embedding bytes * 3 (collected, pooled, written)
 On a CPU process, weights and batch are measured together where that is quick: a process of its own
 encodes a few batches, because the heap keeps holes that no formula knows. On a GPU, weights and
@@ -22,11 +22,11 @@ from thinsection.stream.budget import CHANNELS, REGION_BYTES, StreamBudget
 from thinsection.types import MIB
 
 MASK_BYTES_PER_PX = 40
-# threads' stacks and arenas, pictures and tables of a slide that is prepared or written while
-# another is encoded: what is not modelled one by one, fitted to benchmarks/bench_plan.py
-OTHER_SLIDES_BYTES = 56 * MIB
+# threads' stacks and arenas, pictures and tables of slides that are prepared or written: what is
+# not modelled one by one, fitted to benchmarks/bench_plan.py
+OTHER_BYTES = 56 * MIB
 # the allocator: peaks of the same run differ; a plan that is under is worse than one that is over
-MARGIN = 1.03
+MARGIN = 1.06
 CUDA_CONTEXT_BYTES = 600 * MIB
 _RESULT_COPIES = 3
 
@@ -116,8 +116,7 @@ def memory_plan(
     """
     ahead = min(prefetch_slides + 2, len(slides))
     mask = max(s.mask_px for s in slides)
-    other = OTHER_SLIDES_BYTES if len(slides) > 1 else 0
-    parts = {"prepared slides": ahead * mask * MASK_BYTES_PER_PX + other}
+    parts = {"prepared slides": ahead * mask * MASK_BYTES_PER_PX + OTHER_BYTES}
     if encoder is None:
         return MemoryPlan(host={"process": process_bytes, **parts}, gpu={})
     batches = sum(-(-s.num_tiles // batch_size) for s in slides)

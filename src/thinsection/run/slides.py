@@ -9,6 +9,7 @@ from typing import Any
 from thinsection.aggregate import SlideEncoder, check_fit, load_slide_encoder
 from thinsection.encode import TileEncoder, load_encoder
 from thinsection.encode.embed import BatchEncoder, EmbeddedBatch, pinned_allocator
+from thinsection.encode.heap import keep_freed_memory
 from thinsection.errors import StoreError
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.config import RunConfig
@@ -85,7 +86,7 @@ class Models:
 
 
 def load_models(config: RunConfig, stage: str) -> Models:
-    """Loads what a run up to `stage` needs."""
+    """Loads what a run up to `stage` needs; on a CPU this process then keeps freed memory."""
     encoder = slide_encoder = None
     if stage in ("embed", "aggregate"):
         options = config.encode
@@ -98,6 +99,8 @@ def load_models(config: RunConfig, stage: str) -> Models:
             allow_remote_code=options.allow_remote_code,
             seed=options.seed,
         )
+        if encoder.device.type == "cpu":
+            keep_freed_memory()
     if stage == "aggregate":
         slide_encoder = load_slide_encoder(
             config.aggregate.slide_encoder,

@@ -1,0 +1,40 @@
+"""A process that keeps its heap clears no page twice."""
+
+import subprocess
+import sys
+
+import pytest
+
+from thinsection.encode import heap
+
+# 40 MiB is above the size from which malloc maps every block anew
+FAULTS = """
+import resource, sys
+import numpy as np
+from thinsection.encode.heap import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.empty(40 << 20, np.uint8).fill(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+print(faults())
+"""
+
+
+def faults_of_a_second_block(mode: str) -> int:
+    command = [sys.executable, "-c", FAULTS, mode]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(heap._glibc() is None, reason="no glibc")
+def test_freed_blocks_are_used_again_without_page_faults() -> None:
+    assert faults_of_a_second_block("keep") < 100
+    assert faults_of_a_second_block("plain") >= 20  # with huge pages; 10,240 without
+
+
+def test_without_glibc_it_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap, "_glibc", lambda: None)
+    assert heap.keep_freed_memory() is False
