@@ -67,7 +67,7 @@ def bare_speedup(batches: int) -> float:
 
 
 def started_together(code: str, arguments: list[list[str]]) -> float:
-    """Seconds from the start of all processes, each on a core of its own, to the end of the last."""
+    """Seconds from the start of processes, each on a core of its own, to the end of the last."""
     children = []
     for number, given in enumerate(arguments):
         command = [sys.executable, "-c", code, *given, str(number)]

@@ -1,4 +1,4 @@
-"""How does the memory of a TITAN slide embedding grow to 62k tiles, and does a block of 250k run?
+"""How does the memory of a TITAN slide embedding grow to 62k tiles?
 
 Memory peaks in each of the six blocks alike, and each takes the same time: one block is run.
 """
@@ -9,7 +9,6 @@ import numpy as np
 
 from benchmarks.harness import arguments, finish
 from benchmarks.titan_inputs import arithmetic, matmul_rate, measured
-from thinsection.types import GIB
 
 
 def main() -> None:
@@ -25,9 +24,6 @@ def main() -> None:
             results["memory_fit"] = memory_fit(results["one_block"])
             if not args.smoke:
                 finish("bench_titan_large", results, args)
-    if not args.smoke:
-        row = measured(250_000, "auto", blocks=1, budget_bytes=2 * GIB)
-        results["one_block_250k"] = {**row, **arithmetic(row, rate)}
     finish("bench_titan_large", results, args)
 
 

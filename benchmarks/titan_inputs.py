@@ -140,7 +140,7 @@ def measured(
     """Time and memory of one embedding in a fresh process, weights and inputs not counted."""
     options: dict[str, Any] = {"num_tiles": num_tiles, "way": way, "blocks": blocks}
     options["budget_bytes"] = budget_bytes
-    run = run_and_measure(MODULE, "embed", setup="set_up", **options)
+    run = run_and_measure(MODULE, "embed", setup="set_up", timeout_s=2 * 3600, **options)
     row = {
         **options,
         "cpu_s": run.cpu_seconds,

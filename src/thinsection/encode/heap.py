@@ -25,7 +25,8 @@ def keep_freed_memory() -> bool:
     if libc is None:
         return False
     options = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _LARGEST_INT), (_TOP_PAD, _TOP_PAD_BYTES))
-    return sum(libc.mallopt(name, value) for name, value in options) == len(options)
+    taken = [libc.mallopt(name, value) == 1 for name, value in options]
+    return all(taken)
 
 
 @functools.cache
