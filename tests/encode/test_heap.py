@@ -1,5 +1,6 @@
 """A process that keeps its heap clears no page twice."""
 
+import os
 import subprocess
 import sys
 
@@ -25,7 +26,10 @@ print(faults())
 
 def faults_of_a_second_block(mode: str) -> int:
     command = [sys.executable, "-c", FAULTS, mode]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    path = os.pathsep.join(p for p in sys.path if p)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
+    )
     return int(done.stdout)
 
 

@@ -95,7 +95,7 @@ def test_the_peak_of_encoding_is_measured_in_a_process_of_its_own_and_grows_with
         for n in (2, 12)
     ]
     assert peaks[0] > 200 * MIB
-    assert 80 * MIB < peaks[1] - peaks[0] < 250 * MIB  # 12 MiB a tile by the dry pass
+    assert 80 * MIB < peaks[1] - peaks[0] < 400 * MIB  # 12 MiB a tile by the dry pass
 
 
 def test_a_slow_measurement_is_not_made() -> None:
