@@ -31,7 +31,7 @@ def grid(data: Data, out: Out, config: ProbeGridConfig) -> None:
 
       thinsection probe grid a.csv b.csv --probe linear --probe knn --out probes/
 
-      thinsection probe grid BRACS_RoI/ --layout bracs --encoders uni --encoders conch_v1.5
+      thinsection probe grid BRACS_RoI/ --layout bracs --encoders uni --encoders conch_v15
       --seeds 0 --seeds 1 --executor dask --workers 4 --out probes/
     """
     from thinsection.run.probe_grid import TABLE_NAME, run_probes
