@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import harness
 
 NUM_SLIDES = 8
-SIZE, SMOKE_SIZE = (4000, 3500), (900, 700)
+SIZE, SMOKE_SIZE = (8000, 7000), (900, 700)
 WORKERS = (1, 8, 64, 512)
 SIMULATED_SLIDES = 100_000
 SLIDES_PER_TASK = 16
