@@ -45,7 +45,7 @@ class KeyBlock:
 class Reach:
     """Bounds of scores and distances between the blocks of one item.
 
-    Memory: 16 R C + 16 H C bytes, and 8 H T bytes while it is built.
+    Memory: 16 R C + 16 H C bytes, and one block in the dtype of the arithmetic while it is built.
 
     Args:
         item: the problem.
@@ -63,8 +63,8 @@ class Reach:
         self._k = _largest_norms(item.k, columns, item.math_dtype)
         self._nearest, self._farthest = _distance_bounds(item, rows, columns)
         # a value that is not finite must reach every row: 0 * inf is NaN
-        largest = torch.linalg.vector_norm(item.v, ord=math.inf, dim=(1, 2)).cpu()
-        self._never_ends = ~largest.isfinite()
+        finite = [item.v[:, part].isfinite().flatten(1).all(1) for part in columns]
+        self._never_ends = ~torch.stack(finite).all(0).cpu()
         self._negligible = math.log2(torch.finfo(item.math_dtype).eps / 2)
         scores = self._q.amax(1) * self._k.amax(1)
         self.score_bound = float(scores.max())
@@ -93,8 +93,9 @@ class Reach:
 
 def _largest_norms(x: torch.Tensor, blocks: Sequence[slice], dtype: torch.dtype) -> torch.Tensor:
     """Largest norm [H, blocks] of the vectors [H, T, D] in each block, float64 in host memory."""
-    norms = torch.linalg.vector_norm(x, dim=-1, dtype=dtype)
-    return torch.stack([norms[:, part].amax(1) for part in blocks], 1).double().cpu()
+    norm = torch.linalg.vector_norm  # block by block: all of x in another dtype would be a copy
+    largest = [norm(x[:, part], dim=-1, dtype=dtype).amax(1) for part in blocks]
+    return torch.stack(largest, 1).double().cpu()
 
 
 def _distance_bounds(
