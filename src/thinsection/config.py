@@ -7,6 +7,7 @@ configuration, so that `tiles.overlap` in TOML is `--overlap` on the command lin
 
 import dataclasses
 import difflib
+import os
 import tomllib
 import types
 import typing
@@ -17,6 +18,12 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from thinsection.errors import ConfigError
 
 T = TypeVar("T")
+
+
+def user_cache_dir() -> Path:
+    """$XDG_CACHE_HOME/thinsection, or ~/.cache/thinsection."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "thinsection"
 
 
 def option(default: Any, help: str, *, flag: str | None = None, hidden: bool = False) -> Any:

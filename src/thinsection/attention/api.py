@@ -78,11 +78,7 @@ def alibi2d_attention(
         DeviceError: 'triton' without CUDA or for an input that it does not take.
     """
     problem = check_problem(
-        q,
-        k,
-        v,
-        cells,
-        slopes,
+        *(q, k, v, cells, slopes),
         num_prefix_tokens=num_prefix_tokens,
         scale=scale,
         key_mask=key_mask,

@@ -17,7 +17,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from thinsection.config import user_cache_dir
 from thinsection.errors import StoreError
+from thinsection.store.atomic import write_json
 from thinsection.stream import cpu_count
 
 # CPU-seconds per slide for tissue, polygons, pictures and files, beside decoding its thumbnail
@@ -49,8 +51,7 @@ class Calibration:
 
 def calibration_path() -> Path:
     """Where the measurements are kept."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "thinsection" / "plan.json"
+    return user_cache_dir() / "plan.json"
 
 
 def machine_key() -> str:
@@ -106,12 +107,7 @@ def keep(found: Calibration, *, path: Path) -> None:
     """Adds this machine's measurements to the file, atomically."""
     document = _load(path) | {machine_key(): asdict(found)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_suffix(f".tmp-{os.getpid()}")
-    try:
-        tmp.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        tmp.replace(path)
-    finally:
-        tmp.unlink(missing_ok=True)
+    write_json(path, document)
 
 
 def measure_machine() -> Calibration:

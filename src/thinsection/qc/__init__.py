@@ -1,7 +1,7 @@
 """Tissue mask and artefact checks: array in, mask or score out."""
 
 from thinsection.qc.coverage import box_fractions
-from thinsection.qc.engine import QcResult, default_cache_dir, prepare_models, run_qc
+from thinsection.qc.engine import QcResult, prepare_models, run_qc
 from thinsection.qc.pipeline import Check, Pipeline, load_pipeline, preset_names
 from thinsection.qc.polygons import MaskPolygon, mask_polygons
 from thinsection.qc.row import qc_key, qc_row
@@ -18,7 +18,6 @@ __all__ = [
     "TissueConfig",
     "TissueMask",
     "box_fractions",
-    "default_cache_dir",
     "load_pipeline",
     "mask_polygons",
     "parse_rule",

@@ -1,6 +1,5 @@
 """Runs a pipeline on one slide: reads it once, narrows the mask check by check."""
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from thinsection.arrays import Array, ArrayNamespace, get_namespace
 from thinsection.arrays.colour import gray32_from_rgb, gray_from_rgb
+from thinsection.config import user_cache_dir
 from thinsection.qc.by_example import ByExample, trained_model
 from thinsection.qc.classify import PixelClassifiers
 from thinsection.qc.light import Blurry
@@ -56,16 +56,10 @@ class QcResult:
     crossings: Mapping[str, int] = field(default_factory=dict)
 
 
-def default_cache_dir() -> Path:
-    """$XDG_CACHE_HOME/thinsection, or ~/.cache/thinsection."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "thinsection"
-
-
 def prepare_models(pipeline: Pipeline, *, cache_dir: Path | None = None) -> None:
     """Trains the pipeline's pixel models into the cache, where they are not there yet."""
     for params in _by_example(pipeline):
-        trained_model(params, cache_dir or default_cache_dir())
+        trained_model(params, cache_dir or user_cache_dir())
 
 
 def run_qc(
@@ -84,7 +78,7 @@ def run_qc(
         slide: to look at.
         pipeline: of `load_pipeline`.
         device: 'cpu' or 'cuda[:index]'.
-        cache_dir: of the pixel models; None is `default_cache_dir()`.
+        cache_dir: of the pixel models; None is `user_cache_dir()`.
         slide_mpp: µm per level-0 px, in place of what the file says.
 
     Memory: O(work images + one strip of the level that is read), whatever the slide's size.
@@ -101,14 +95,8 @@ def run_qc(
     edges = [scale.max_edge(slide.size, mpp) for mpp in nominal]
     images = dict(zip(nominal, read_work_images(slide, edges), strict=True))
     seconds = {"read": time.perf_counter() - started}
-    view = _first_view(
-        ns,
-        images,
-        pipeline,
-        scale=scale,
-        slide=slide,
-        cache_dir=cache_dir or default_cache_dir(),
-    )
+    cache_dir = cache_dir or user_cache_dir()
+    view = _first_view(ns, images, pipeline, scale=scale, slide=slide, cache_dir=cache_dir)
     state = _State(view=view, warnings=[*scale.warnings, *suspicions(images[pipeline.work_mpp])])
     for check in pipeline.checks:
         started = time.perf_counter()

@@ -119,10 +119,12 @@ class RunTask:
 
     def lost(self, entry: SlideEntry, reason: str) -> SlideResult:
         """Records a slide that no worker survives; one that is done all the same stays done."""
+        return self.done(entry) or record_failure(self.out, entry, LOST_STAGE, ClusterError(reason))
+
+    def done(self, entry: SlideEntry) -> SlideResult | None:
+        """The result of a slide that is done; None where it is missing or failed."""
         found = read_result(self.out, entry, self.stage)
-        if found is not None and found.status == "done":
-            return found
-        return record_failure(self.out, entry, LOST_STAGE, ClusterError(reason))
+        return found if found is not None and found.status == "done" else None
 
     def as_document(self) -> dict[str, Any]:
         """Plain JSON values that `task_from_document` turns back into the task."""

@@ -6,16 +6,14 @@ OUT/slurm/<name>/probes.json   the task and the jobs of each array index
 """
 
 import json
-import secrets
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from thinsection.run.executor import ChunkReport, ExecutorConfig, chunked
 from thinsection.run.probe_jobs import ProbeJob, ProbeRow, ProbeTask
-from thinsection.run.slurm_job import FOLDER
+from thinsection.run.slurm_job import new_job_folder
 from thinsection.run.slurm_queue import TaskState, accounted_states, sbatch, task_states
 from thinsection.run.slurm_request import given_or_default
 from thinsection.run.slurm_script import MAX_ARRAY, ArrayScript
@@ -52,7 +50,7 @@ def execute_on_slurm(
     for line in request.lines():
         on_message(line)
     chunks = chunked(missing, -(-len(missing) // MAX_ARRAY))
-    folder = task.out / FOLDER / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    folder = new_job_folder(task.out)
     (folder / "logs").mkdir(parents=True)
     script = ArrayScript(
         folder=folder,

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from thinsection.config import user_cache_dir
 from thinsection.errors import ThinsectionError
 from thinsection.qc import (
     Pipeline,
     QcRule,
-    default_cache_dir,
     prepare_models,
     qc_fail,
     qc_key,
@@ -52,7 +52,7 @@ class QcSettings:
     workers: int = 1
     reader: str = "auto"
     resume: bool = True
-    cache_dir: Path = field(default_factory=default_cache_dir)
+    cache_dir: Path = field(default_factory=user_cache_dir)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

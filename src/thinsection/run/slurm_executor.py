@@ -117,7 +117,7 @@ def missing_entries(entries: Sequence[SlideEntry], task: RunTask) -> list[SlideE
     wanted = _result_settings(task)
     if any(_result_settings(job.task) != wanted for job in load_jobs(task.out)):
         return list(entries)
-    return [entry for entry in entries if not _is_done(entry, task)]
+    return [entry for entry in entries if not task.done(entry)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,11 +232,6 @@ class _Merge:
             self.results |= {r.slide_id: r for r in report.results if r.slide_id not in newer}
             self.stages.update(report.stage_seconds)
             self.identities = {**report.facts, **self.identities}
-
-
-def _is_done(entry: SlideEntry, task: RunTask) -> bool:
-    found = read_result(task.out, entry, task.stage)
-    return found is not None and found.status == "done"
 
 
 def _result_settings(task: RunTask) -> tuple[str, dict[str, Any]]:

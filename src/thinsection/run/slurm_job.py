@@ -142,6 +142,11 @@ class SlurmJob:
         write_json(self.report_path(index), asdict(report))
 
 
+def new_job_folder(out: Path) -> Path:
+    """A free OUT/slurm/<name>; it is not made yet."""
+    return out / FOLDER / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
 def write_job(
     chunks: Sequence[Sequence[SlideEntry]],
     task: RunTask,
@@ -161,8 +166,7 @@ def write_job(
 
     Memory: job.json, about 200 bytes per slide.
     """
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    folder = task.out / FOLDER / name
+    folder = new_job_folder(task.out)
     task = task.on_worker(threads=request.request.cpus, monitored=True)
     job = SlurmJob(
         folder=folder,

@@ -7,7 +7,6 @@ from dataclasses import replace
 from thinsection.errors import ClusterError
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.executor import chunked
-from thinsection.run.results import read_result
 from thinsection.run.slides import LOCK_NAME
 from thinsection.run.slurm_job import SlurmJob, write_job
 from thinsection.run.slurm_queue import TaskState
@@ -35,7 +34,7 @@ def slides_to_retry(
     found: list[SlideEntry] = []
     for index, end in ends.items():
         chunk = job.chunks[index - 1]
-        open_ones = [e for e in chunk if e.slide_id not in without and not _is_done(job, e)]
+        open_ones = [e for e in chunk if e.slide_id not in without and not job.task.done(e)]
         if open_ones and _worth_it(end, job, chunk):
             found += open_ones
     return found
@@ -80,11 +79,6 @@ def _submit(
         shutil.rmtree(again.folder)  # nobody has seen it
         raise
     return again
-
-
-def _is_done(job: SlurmJob, entry: SlideEntry) -> bool:
-    found = read_result(job.task.out, entry, job.task.stage)
-    return found is not None and found.status == "done"
 
 
 def _worth_it(end: TaskState, job: SlurmJob, chunk: Sequence[SlideEntry]) -> bool:

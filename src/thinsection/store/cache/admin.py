@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from thinsection.config import user_cache_dir
 from thinsection.errors import StoreError
 from thinsection.store.cache import layout
 from thinsection.store.cache.feature_cache import FeatureCache
@@ -38,8 +39,7 @@ class CacheEntry:
 
 def default_root() -> Path:
     """Where caches lie when nobody says: $XDG_CACHE_HOME/thinsection/features, or ~/.cache/..."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "thinsection" / "features"
+    return user_cache_dir() / "features"
 
 
 def list_caches(root: Path) -> list[CacheEntry]:
