@@ -102,6 +102,10 @@ def coerce(value: Any, kind: Any, key: str) -> Any:
         if isinstance(value, str) or not isinstance(value, list | tuple):
             raise ConfigError(f"{key} must be a list, got {value!r}")
         return tuple(coerce(v, get_args(kind)[0], key) for v in value)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key} must be a table, got {value!r}")
+        return dict(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is Path and isinstance(value, str):

@@ -18,7 +18,6 @@ Out = Annotated[Path, typer.Option("--out", help="Folder for probes.csv and a fo
 def add_to(app: typer.Typer) -> None:
     """Adds the subcommands to the group `probe`."""
     app.command("grid")(grid)
-    app.command("task", hidden=True)(task)
 
 
 @with_config(ProbeGridConfig)
@@ -42,14 +41,3 @@ def grid(data: Data, out: Out, config: ProbeGridConfig) -> None:
         typer.echo(f"{row.job}: {row.status}, {row.probe}: {score}")
     typer.echo(f"{out / TABLE_NAME}")
     raise typer.Exit(3 if any(row.status == "failed" for row in rows) else 0)
-
-
-def task(
-    folder: Annotated[Path, typer.Argument(help="Folder of the array.")],
-    index: Annotated[int, typer.Option(help="Array index, from 1.")],
-) -> None:
-    """Work on the jobs of one array index (what the batch script calls)."""
-    from thinsection.run.probe_slurm import run_probe_index
-
-    for row in run_probe_index(folder, index).results:
-        typer.echo(f"{row.job}: {row.status} {row.error}")

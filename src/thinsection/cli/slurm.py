@@ -1,5 +1,6 @@
 """`thinsection slurm`: array jobs written, submitted, looked at and collected."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ def register(app: typer.Typer) -> None:
     group.command("status")(_status)
     group.command("collect")(_collect)
     group.command("task", hidden=True)(_task)
+    group.command("array-task", hidden=True)(_array_task)
     app.add_typer(group, name="slurm")
 
 
@@ -122,6 +124,27 @@ def _task(
     job = load_job(folder)
     job.run_index(index, on_event=show)
     if any(result.status == "failed" for result in job.report(index).results):
+        raise typer.Exit(3)
+
+
+def _array_task(
+    folder: Annotated[Path, typer.Argument(help="Folder of the array.")],
+    index: Annotated[int, typer.Option(help="Array index, from 1.")],
+) -> None:
+    """Work on the entries of one array index: probes, quality control, aggregation."""
+    from thinsection.config import as_mapping
+    from thinsection.run.task_document import load_tasks
+
+    failed = False
+
+    def show(report: Any) -> None:
+        nonlocal failed
+        for result in report.results:
+            typer.echo(json.dumps(as_mapping(result), ensure_ascii=False))
+            failed = failed or result.status == "failed"
+
+    load_tasks(folder).run_index(index, on_report=show)
+    if failed:
         raise typer.Exit(3)
 
 

@@ -6,14 +6,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thinsection.errors import ClusterError, ThinsectionError
 from thinsection.run.dask_cluster import DaskSession, open_session
 from thinsection.run.executor import ChunkReport, ChunkTask, ExecutorConfig
-from thinsection.run.results import SlideResult
-from thinsection.run.slides import RunEvent
 from thinsection.store.atomic import write_text
+
+if TYPE_CHECKING:
+    from thinsection.run.slides import RunEvent
 
 LOG_NAME = "dask-workers.log"
 _POLL_S = 2.0
@@ -60,7 +61,7 @@ class DaskExecutor:
         task: ChunkTask[Any, Any],
         *,
         on_report: Callable[[ChunkReport[Any]], None],
-        on_event: Callable[[RunEvent], None],
+        on_event: Callable[["RunEvent"], None],
     ) -> None:
         """See `Executor.execute`."""
         with open_session(self._config, log_folder=self._log_folder) as session:
@@ -192,8 +193,11 @@ def run_chunk(task: ChunkTask[Any, Any], entries: tuple[Any, ...], topic: str) -
     return task(entries, on_event=lambda event: worker.log_event(topic, {"event": asdict(event)}))
 
 
-def event_from_plain(message: Mapping[str, Any]) -> RunEvent:
-    """The event that `asdict` made plain."""
+def event_from_plain(message: Mapping[str, Any]) -> "RunEvent":
+    """The event that `asdict` made plain; only tasks of a run have any."""
+    from thinsection.run.results import SlideResult
+    from thinsection.run.slides import RunEvent  # torch: workers of other tasks start without it
+
     result = message["result"]
     return RunEvent(**{**message, "result": SlideResult(**result) if result else None})
 

@@ -18,7 +18,9 @@ Entry = TypeVar("Entry")
 Result = TypeVar("Result")
 Task_contra = TypeVar("Task_contra", contravariant=True)  # a `ChunkTask`
 
+LOGS = "logs"  # folder of the workers' logs in the output folder
 MAX_CHUNK_SLIDES = 16
+MAX_ARRAY = 1000  # Slurm's default MaxArraySize is 1001, the first index that is refused
 # chunks per worker: enough that a slow one at the end does not leave the others idle
 _CHUNKS_PER_WORKER = 4
 
@@ -172,3 +174,11 @@ def chunked(entries: Sequence[Entry], size: int) -> list[tuple[Entry, ...]]:
 def chunk_size(num_slides: int, workers: int) -> int:
     """Slides per task: several tasks for each worker, and no more slides than a loss may cost."""
     return max(1, min(MAX_CHUNK_SLIDES, math.ceil(num_slides / (workers * _CHUNKS_PER_WORKER))))
+
+
+def make_chunks(
+    entries: Sequence[Entry], config: ExecutorConfig, *, workers: int
+) -> list[tuple[Entry, ...]]:
+    """The entries in the runs that tasks take, at most as many as an array may have tasks."""
+    size = config.chunk_slides or chunk_size(len(entries), workers)
+    return chunked(entries, max(size, -(-len(entries) // MAX_ARRAY)))

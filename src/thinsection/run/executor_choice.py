@@ -9,21 +9,18 @@ from thinsection.errors import InvalidInputError
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.config import RunConfig
 from thinsection.run.executor import (
+    LOGS,
     ChunkReport,
     Executor,
     ExecutorConfig,
     InlineExecutor,
-    chunk_size,
-    chunked,
+    make_chunks,
 )
 from thinsection.run.executor_task import RunTask, filesystem_now
 from thinsection.run.monitor import ResourceMonitor
 from thinsection.run.results import SlideResult
 from thinsection.run.slides import RunEvent
-from thinsection.run.slurm_script import MAX_ARRAY
 from thinsection.stream import StageClock
-
-LOGS = "logs"
 
 
 @dataclass(kw_only=True)
@@ -58,14 +55,6 @@ def make_task(out: Path, config: RunConfig, stage: str) -> RunTask:
         threads=config.executor.threads,
         started=filesystem_now(folder),
     )
-
-
-def make_chunks(
-    entries: Sequence[SlideEntry], config: ExecutorConfig, *, workers: int
-) -> list[tuple[SlideEntry, ...]]:
-    """The slides in the runs that tasks take, at most as many as an array may have tasks."""
-    size = config.chunk_slides or chunk_size(len(entries), workers)
-    return chunked(entries, max(size, -(-len(entries) // MAX_ARRAY)))
 
 
 def execute(

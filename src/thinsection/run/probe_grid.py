@@ -3,15 +3,15 @@
 import csv
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from thinsection.config import option, section
 from thinsection.errors import ConfigError
 from thinsection.probe.config import ComputeSection, DataSection, ProbeConfig
-from thinsection.run.executor import ChunkReport, ExecutorConfig, InlineExecutor
-from thinsection.run.executor_choice import LOGS
-from thinsection.run.probe_jobs import ProbeJob, ProbeRow, ProbeTask, probe_jobs
+from thinsection.run.execute_entries import execute_entries
+from thinsection.run.executor import ExecutorConfig
+from thinsection.run.probe_jobs import ProbeRow, ProbeTask, probe_jobs
 from thinsection.store.atomic import write_text
 
 TABLE_NAME = "probes.csv"
@@ -73,35 +73,19 @@ def run_probes(
     out = Path(out).resolve()
     out.mkdir(parents=True, exist_ok=True)
     task = ProbeTask(out=out, threads=config.executor.threads, resume=config.grid.resume)
-    rows = _execute(jobs, task, config.executor, on_message)
+    rows: list[ProbeRow] = []
+    execute_entries(
+        jobs,
+        task,
+        # a probe may take long: each is a task of its own
+        replace(config.executor, chunk_slides=config.executor.chunk_slides or 1),
+        out=out,
+        on_report=lambda report: rows.extend(report.results),
+        on_message=on_message,
+    )
     order = {job.name: number for number, job in enumerate(jobs)}
     rows.sort(key=lambda row: order[row.job])  # stable: the four of a tile set stay in order
     write_text(out / TABLE_NAME, _csv(rows))
-    return rows
-
-
-def _execute(
-    jobs: Sequence[ProbeJob],
-    task: ProbeTask,
-    config: ExecutorConfig,
-    on_message: Callable[[str], None],
-) -> list[ProbeRow]:
-    rows: list[ProbeRow] = []
-
-    def take(report: ChunkReport[ProbeRow]) -> None:
-        rows.extend(report.results)
-
-    if config.executor == "inline":
-        InlineExecutor().execute([jobs], task, on_report=take, on_event=lambda event: None)
-    elif config.executor == "dask":
-        from thinsection.run.dask_executor import DaskExecutor
-
-        dask = DaskExecutor(config, log_folder=task.out / LOGS, on_message=on_message)
-        dask.execute([[job] for job in jobs], task, on_report=take, on_event=lambda event: None)
-    else:
-        from thinsection.run.probe_slurm import execute_on_slurm
-
-        execute_on_slurm(jobs, task, config, on_report=take, on_message=on_message)
     return rows
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from thinsection.config import as_mapping, from_mapping, replace_flat
 from thinsection.errors import ConfigError
@@ -124,13 +124,17 @@ def probe_jobs(
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeTask:
-    """See `ChunkTask`: some probe jobs in one process. A failed job is a row.
+    """See `ArrayTask`: some probe jobs in one process. A failed job is a row.
 
     Attributes:
         out: output folder, absolute, on a file system that every worker sees.
         threads: CPU threads of torch; 0 leaves them.
         resume: whether a job that is done with the same settings is skipped.
     """
+
+    kind: ClassVar[str] = "probe"
+    entry_type: ClassVar[type] = ProbeJob
+    result_type: ClassVar[type] = ProbeRow
 
     out: Path
     threads: int = 0
@@ -155,19 +159,21 @@ class ProbeTask:
         """The row of a job whose worker died."""
         return _row(entry, entry.probe, status="failed", error=reason)
 
-    def done_rows(self, job: ProbeJob) -> list[ProbeRow]:
-        """The rows of a job that was done with the same settings; none where it was not."""
+    def skipped(self, entry: ProbeJob) -> list[ProbeRow]:
+        """See `ArrayTask.skipped`: the rows of a job that was done with the same settings."""
+        if not self.resume:
+            return []
         try:
-            document = json.loads((self.out / job.name / JOB_NAME).read_text(encoding="utf-8"))
+            document = json.loads((self.out / entry.name / JOB_NAME).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return []
-        if document["key"] != job.key:
+        if document["key"] != entry.key:
             return []
-        return [ProbeRow(**row) for row in document["rows"]]
+        return [ProbeRow(**{**row, "status": "skipped"}) for row in document["rows"]]
 
     def _run(self, job: ProbeJob) -> list[ProbeRow]:
-        if self.resume and (found := self.done_rows(job)):
-            return [replace(row, status="skipped") for row in found]
+        if found := self.skipped(job):
+            return found
         folder = self.out / job.name
         (folder / JOB_NAME).unlink(missing_ok=True)
         try:

@@ -13,8 +13,7 @@ from thinsection.plan.memory import SlideSize
 from thinsection.report.efficiency_analysis import Request, format_walltime
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.config import RunConfig
-from thinsection.run.executor import ExecutorConfig
-from thinsection.run.executor_choice import make_chunks
+from thinsection.run.executor import Entry, ExecutorConfig, make_chunks
 from thinsection.run.executor_plan import (
     ENCODING_STAGES,
     Planner,
@@ -56,9 +55,7 @@ class JobRequest:
         return (*([f"warning: {self.warning}"] if self.warning else []), *self.origins)
 
 
-def array_chunks(
-    entries: Sequence[SlideEntry], config: ExecutorConfig
-) -> list[tuple[SlideEntry, ...]]:
+def array_chunks(entries: Sequence[Entry], config: ExecutorConfig) -> list[tuple[Entry, ...]]:
     """The slides of each array task."""
     return make_chunks(entries, config, workers=config.workers or _ARRAY_TASKS)
 

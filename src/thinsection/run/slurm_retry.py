@@ -6,12 +6,11 @@ from dataclasses import replace
 
 from thinsection.errors import ClusterError
 from thinsection.run.cohort import SlideEntry
-from thinsection.run.executor import chunked
+from thinsection.run.executor import MAX_ARRAY, chunked
 from thinsection.run.slides import LOCK_NAME
 from thinsection.run.slurm_job import SlurmJob, write_job
 from thinsection.run.slurm_queue import TaskState
 from thinsection.run.slurm_request import JobRequest
-from thinsection.run.slurm_script import MAX_ARRAY
 
 _MORE = 2  # times the memory of the task that died
 

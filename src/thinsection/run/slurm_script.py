@@ -8,11 +8,10 @@ from pathlib import Path
 
 from thinsection.errors import ConfigError
 from thinsection.report.efficiency_analysis import Request, format_walltime
-from thinsection.run.executor import ExecutorConfig
+from thinsection.run.executor import MAX_ARRAY, ExecutorConfig
 from thinsection.types import MIB
 
 TIME_LIMIT_VARIABLE = "THINSECTION_TIME_LIMIT_S"  # Slurm before 23.02 does not tell its jobs
-MAX_ARRAY = 1000  # Slurm's default MaxArraySize is 1001, the first index that is refused
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,86 @@
+"""Independent entries of any kind (slides, tiles files, probes) through the chosen executor."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from thinsection.errors import ConfigError
+from thinsection.run.executor import (
+    LOGS,
+    ChunkReport,
+    Entry,
+    Executor,
+    ExecutorConfig,
+    InlineExecutor,
+    Result,
+    make_chunks,
+)
+from thinsection.run.task_document import ArrayTask
+
+
+def execute_entries(
+    entries: Sequence[Entry],
+    task: ArrayTask[Entry, Result],
+    config: ExecutorConfig,
+    *,
+    out: Path,
+    on_report: Callable[[ChunkReport[Result]], None],
+    on_message: Callable[[str], None],
+) -> None:
+    """Returns when every entry was reported once, in any order.
+
+    Args:
+        entries: in this process they are worked on one by one; elsewhere those that are done
+            already are not sent at all.
+        task: what is done with them.
+        config: which executor, and its settings.
+        out: absolute; gets logs/ of Dask's workers and slurm/ of arrays.
+        on_report: called in this thread.
+        on_message: lines for the person who waits.
+
+    Raises:
+        ConfigError: several workers, but no executor that has any.
+        ThinsectionError: settings, weights or the cluster; a bad entry does not raise.
+    """
+    if config.executor == "inline":
+        if config.workers > 1:
+            raise ConfigError(
+                f"executor.workers must be 0 or 1 with executor 'inline', got {config.workers}; "
+                "pass --executor dask"
+            )
+        ones = [(entry,) for entry in entries]
+        InlineExecutor().execute(ones, task, on_report=on_report, on_event=_no_event)
+        return
+    missing = []
+    for entry in entries:
+        done = tuple(task.skipped(entry))
+        if done:
+            on_report(ChunkReport(results=done))
+        else:
+            missing.append(entry)
+    if missing:
+        executor, chunks = _make(missing, config, out, on_message)
+        executor.execute(chunks, task, on_report=on_report, on_event=_no_event)
+
+
+def _make(
+    entries: Sequence[Entry],
+    config: ExecutorConfig,
+    out: Path,
+    on_message: Callable[[str], None],
+) -> tuple[Executor[Any], list[tuple[Entry, ...]]]:
+    if config.executor == "dask":
+        from thinsection.run.dask_cluster import worker_shape
+        from thinsection.run.dask_executor import DaskExecutor
+
+        dask = DaskExecutor(config, log_folder=out / LOGS, on_message=on_message)
+        return dask, make_chunks(entries, config, workers=worker_shape(config)[0])
+    from thinsection.run.slurm_request import array_chunks
+    from thinsection.run.task_array import ArrayExecutor
+
+    array = ArrayExecutor(config, out=out, on_message=on_message)
+    return array, array_chunks(entries, config)
+
+
+def _no_event(event: Any) -> None:
+    """These tasks say nothing on the way."""
