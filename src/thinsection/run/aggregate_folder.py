@@ -1,7 +1,7 @@
 """Slide embeddings from tiles files that are there already: ours, TRIDENT's or CLAM's."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def find_tiles(folder: Path, out: Path | None = None) -> list[TilesSource]:
 
 
 def aggregate_files(
-    sources: list[TilesSource], slide_encoder: SlideEncoder, *, tile_px_l0: int | None = None
+    sources: Sequence[TilesSource], slide_encoder: SlideEncoder, *, tile_px_l0: int | None = None
 ) -> Iterator[SlideResult]:
     """Pools each file; a bad one is a failed result and stops no other.
 

@@ -1,4 +1,4 @@
-"""Every setting of a run; the command line, the TOML file and the plan derive from this."""
+"""Settings of a run and of aggregation by itself; command line, TOML and plan derive from these."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,6 +9,7 @@ from thinsection.qc.tissue import TissueConfig
 from thinsection.run.executor import ExecutorConfig
 from thinsection.stream.budget import StreamConfig
 from thinsection.tiles.grid import TilesConfig
+from thinsection.units import parse_bytes
 
 EXTRA_FORMATS = ("tsv", "parquet", "zarr")
 
@@ -103,4 +104,32 @@ class RunConfig:
     aggregate: AggregateConfig = section(AggregateConfig)
     stream: StreamConfig = section(StreamConfig)
     output: OutputConfig = section(OutputConfig)
+    executor: ExecutorConfig = section(ExecutorConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingConfig:
+    """Which slide encoder pools tiles files that are there, and what these may leave open."""
+
+    slide_encoder: str = option(
+        AggregateConfig().slide_encoder, "Slide encoder: mean, max, abmil, titan, gigapath."
+    )
+    slide_weights: str | None = option(
+        None, "Local weights, or hub repository, of the slide encoder."
+    )
+    tile_px_l0: int | None = option(None, "Tile edge in level-0 px where files do not say.")
+    device: str = option("auto", "auto, cpu, cuda or cuda:1.")
+    memory: str = option(
+        AggregateConfig().aggregate_memory, "Memory of the slide encoder's attention."
+    )
+
+    def __post_init__(self) -> None:
+        parse_bytes(self.memory, name="pooling.memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregateRunConfig:
+    """All settings of `thinsection aggregate`, by section."""
+
+    pooling: PoolingConfig = section(PoolingConfig)
     executor: ExecutorConfig = section(ExecutorConfig)

@@ -20,6 +20,7 @@ DOCUMENT_NAME = "tasks.json"
 
 # kind -> module of this room and class; imported when asked for: quality control needs no torch
 TASKS = {
+    "aggregate": ("aggregate_task", "AggregateTask"),
     "probe": ("probe_jobs", "ProbeTask"),
 }
 

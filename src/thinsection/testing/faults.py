@@ -4,7 +4,10 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from thinsection.run.aggregate_folder import TilesSource
+from thinsection.run.aggregate_task import AggregateTask
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.executor import ChunkReport
 from thinsection.run.executor_task import RunTask
@@ -59,6 +62,28 @@ class FaultyTask(RunTask):
         except FileExistsError:
             return False
         return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class KilledAggregateTask(AggregateTask):
+    """Aggregation whose process gets SIGKILL whenever it comes to one of some slides.
+
+    Attributes:
+        killed_always: these slides.
+    """
+
+    killed_always: frozenset[str]
+
+    def __call__(
+        self, entries: Sequence[TilesSource], *, on_event: Callable[[Any], None]
+    ) -> ChunkReport[SlideResult]:
+        """See `AggregateTask.__call__`."""
+        results: list[SlideResult] = []
+        for entry in entries:
+            if entry.slide_id in self.killed_always:
+                os.kill(os.getpid(), signal.SIGKILL)
+            results += super().__call__([entry], on_event=on_event).results
+        return ChunkReport(results=tuple(results))
 
 
 @dataclass(frozen=True, kw_only=True)
