@@ -3,8 +3,10 @@
 import sys
 
 import pytest
+import torch
 
 from thinsection.encode import batch_bytes, largest_batch_size, load_encoder, weights_bytes
+from thinsection.encode.encoder import CPU_TILES
 from thinsection.errors import BudgetError, InvalidInputError
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB
@@ -18,9 +20,9 @@ def lite0():
 
 
 @needs_proc
-@pytest.mark.parametrize("batch_size", [16, 48])
-def test_the_estimate_is_within_a_fifth_of_the_measured_peak_and_not_under(
-    lite0, batch_size: int
+@pytest.mark.parametrize(("batch_size", "most"), [(16, 1.2), (48, 1.7)])  # parts leave holes
+def test_the_estimate_is_near_the_measured_peak_and_not_under(
+    lite0, batch_size: int, most: float
 ) -> None:
     measured = run_and_measure(
         "tests.encode.measured_encoding",
@@ -31,7 +33,7 @@ def test_the_estimate_is_within_a_fifth_of_the_measured_peak_and_not_under(
         batch_size=batch_size,
     )
     estimate = batch_bytes(lite0, batch_size=batch_size, tile_px=256)
-    assert measured.growth_bytes <= estimate <= 1.2 * measured.growth_bytes
+    assert measured.growth_bytes <= estimate <= most * measured.growth_bytes
 
 
 @needs_proc
@@ -44,14 +46,29 @@ def test_the_estimate_of_a_transformer_is_not_under_the_measured_peak() -> None:
 
 
 def test_the_estimate_grows_with_the_batch_and_allocates_nothing(lite0) -> None:
-    sizes = [batch_bytes(lite0, batch_size=n) for n in (10, 20, 40)]
+    sizes = [batch_bytes(lite0, batch_size=n) for n in (4, 8, 16)]
     assert sizes[2] - sizes[1] == 2 * (sizes[1] - sizes[0])
-    assert batch_bytes(lite0, batch_size=10_000) > 100 * GIB  # would not run here
+    assert batch_bytes(lite0, batch_size=16, tile_px=32_768) > 200 * GIB  # would not run here
     with pytest.raises(InvalidInputError, match="got 0"):
         batch_bytes(lite0, batch_size=0)
 
 
-@pytest.mark.parametrize("budget", [100 * MIB, 1 * GIB])
+def test_tiles_beyond_those_that_a_cpu_takes_at_once_cost_only_themselves(lite0) -> None:
+    more = batch_bytes(lite0, batch_size=CPU_TILES + 10) - batch_bytes(
+        lite0, batch_size=CPU_TILES + 9
+    )
+    assert more == 256 * 256 * 3 + 4 * lite0.dim
+
+
+def test_a_batch_in_parts_is_the_parts(lite0) -> None:
+    tiles = torch.randint(0, 256, (CPU_TILES + 3, 64, 64, 3), dtype=torch.uint8)
+    parts = [lite0.encode(tiles[:CPU_TILES]), lite0.encode(tiles[CPU_TILES:])]
+    assert torch.equal(lite0.encode(tiles), torch.cat(parts))
+    tokens = [lite0.encode_tokens(t) for t in (tiles[:CPU_TILES], tiles[CPU_TILES:])]
+    assert torch.equal(lite0.encode_tokens(tiles), torch.cat(tokens))
+
+
+@pytest.mark.parametrize("budget", [100 * MIB, 250 * MIB, 1 * GIB])
 def test_the_largest_batch_fits_and_one_more_tile_does_not(lite0, budget: int) -> None:
     size = largest_batch_size(lite0, budget_bytes=budget)
     assert batch_bytes(lite0, batch_size=size) <= budget

@@ -1,6 +1,7 @@
 """Tile encoders: the protocol that the pipeline knows, and the one that runs a torch network."""
 
 import contextlib
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +17,10 @@ from thinsection.encode.weights import hash_state_dict
 from thinsection.errors import InvalidInputError
 
 TileBatch = Tensor | npt.NDArray[Any]  # uint8 [B, H, W, 3]
+
+# tiles that a CPU puts through the network at once: as fast as 32, in half the memory
+# (benchmarks/bench_heap.py)
+CPU_TILES = 16
 
 
 @runtime_checkable
@@ -91,14 +96,13 @@ class NetworkTileEncoder:
         """float32 [B, D] embeddings on `device`.
 
         Memory:
-            `thinsection.encode.batch_bytes` says how much a batch takes.
+            `thinsection.encode.batch_bytes` says how much a batch takes. On a CPU the network sees
+            `CPU_TILES` at once, so that a larger batch costs its tiles and embeddings only.
 
         Raises:
             InvalidInputError: tiles are not uint8 [B, H, W, 3], or too small.
         """
-        with torch.no_grad(), self._arithmetic():
-            out: Tensor = self.backbone(self._pixels(tiles_u8))
-        return out.float()
+        return self._through(self.backbone, tiles_u8)
 
     def encode_tokens(self, tiles_u8: TileBatch) -> Tensor:
         """float32 [B, T, C] patch tokens on `device`.
@@ -108,13 +112,28 @@ class NetworkTileEncoder:
         """
         if not self._spec.supports_tokens:
             raise InvalidInputError(f"encoder must have patch tokens, got {self._spec.name!r}")
-        with torch.no_grad(), self._arithmetic():
-            out = self.backbone.tokens(self._pixels(tiles_u8))
-        return out.float()
+        return self._through(self.backbone.tokens, tiles_u8)
 
-    def _pixels(self, tiles_u8: TileBatch) -> Tensor:
-        batch = as_uint8_batch(tiles_u8).to(self.device, non_blocking=True)
-        return preprocess(batch, self._spec)
+    def tiles_at_once(self, batch_size: int) -> int:
+        """How many tiles of a batch the network sees at once on this device."""
+        return min(batch_size, CPU_TILES) if self.device.type == "cpu" else batch_size
+
+    def _through(self, network: Callable[[Tensor], Tensor], tiles_u8: TileBatch) -> Tensor:
+        """What the network makes of a batch, float32, part by part."""
+        batch = as_uint8_batch(tiles_u8)
+        step = max(1, self.tiles_at_once(len(batch)))
+        with torch.no_grad(), self._arithmetic():
+            first = network(self._pixels(batch[:step])).float()
+            if len(batch) <= step:
+                return first
+            found = first.new_empty((len(batch), *first.shape[1:]))
+            found[:step] = first
+            for start in range(step, len(batch), step):
+                found[start : start + step] = network(self._pixels(batch[start : start + step]))
+        return found
+
+    def _pixels(self, tiles_u8: Tensor) -> Tensor:
+        return preprocess(tiles_u8.to(self.device, non_blocking=True), self._spec)
 
     @contextlib.contextmanager
     def _arithmetic(self) -> Any:

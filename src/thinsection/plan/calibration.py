@@ -57,7 +57,7 @@ def calibration_path() -> Path:
 def machine_key() -> str:
     """Names this machine and the versions that its rates depend on."""
     parts = [platform.machine(), platform.processor(), cpu_model(), str(cpu_count())]
-    parts += [version(name) for name in ("torch", "simplejpeg", "numpy")]
+    parts += [version(name) for name in ("thinsection", "torch", "simplejpeg", "numpy")]
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
 

@@ -16,8 +16,10 @@ _PROBE_TILES = 8
 _PROBE_S = 2.0
 
 
-def encoder_size(encoder: TileEncoder, *, batch_size: int, tile_px: int) -> EncoderSize:
-    """What the encoder takes for a batch, by dry passes.
+def encoder_size(
+    encoder: TileEncoder, *, batch_size: int, tile_px: int, on_gpu: bool = False
+) -> EncoderSize:
+    """What the encoder takes for a batch, by dry passes on a CPU's or a GPU's behalf.
 
     Raises:
         InvalidInputError: another package's encoder, which cannot be looked into.
@@ -29,7 +31,12 @@ def encoder_size(encoder: TileEncoder, *, batch_size: int, tile_px: int) -> Enco
         )
     return EncoderSize(
         weights_bytes=weights_bytes(encoder),
-        batch_bytes=batch_bytes(encoder, batch_size=batch_size, tile_px=tile_px),
+        batch_bytes=batch_bytes(
+            encoder,
+            batch_size=batch_size,
+            tile_px=tile_px,
+            at_once=batch_size if on_gpu else None,
+        ),
         dim=encoder.dim,
         flops_per_tile=_flops(encoder, tile_px),
     )

@@ -112,7 +112,8 @@ def planner(config: RunConfig, *, stage: str = "aggregate") -> Planner:
         options.encoder, device="cpu", precision=options.precision, pretrained=False
     )
     batch_size = _batch_size(config, gpu)
-    size = encoder_size(encoder, batch_size=batch_size, tile_px=tile_px)
+    on_gpu = gpu is not None
+    size = encoder_size(encoder, batch_size=batch_size, tile_px=tile_px, on_gpu=on_gpu)
     key = f"{options.encoder}|{encoder.precision}|{tile_px}"
     machine, rate = encoder_rate(key, lambda: measure_rate(encoder, tile_px=tile_px))
     if gpu is None and is_quick(size, batch_size=batch_size):
