@@ -59,7 +59,7 @@ def test_a_histoqc_config_is_written_as_toml_and_an_unknown_key_is_one_line(
     assert "Traceback" not in failed.stderr
 
 
-@pytest.mark.parametrize("flag", [("--write", "xml"), ("--qc-fail", "x"), ("--workers", "0")])
+@pytest.mark.parametrize("flag", [("--write", "xml"), ("--qc-fail", "x"), ("--workers", "-1")])
 def test_a_wrong_flag_is_refused_before_any_work(flag: tuple[str, str], tmp_path: Path) -> None:
     done = run(str(tmp_path / "none.svs"), *flag, cache=tmp_path)
     assert done.returncode == 2

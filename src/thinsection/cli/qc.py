@@ -33,6 +33,8 @@ def qc(
 
         thinsection qc slides/ --out qc --workers 4
 
+        thinsection qc slides/ --out qc --executor slurm --job-cpus 1 --walltime 01:00:00
+
         thinsection qc slides/ --out qc --pipeline extended --qc-fail "pixels_to_use<1000"
 
         thinsection qc slides/ --out qc --from-histoqc config.ini --write histoqc
@@ -54,6 +56,7 @@ def qc(
         out=out,
         config=config,
         on_report=lambda report: print(_described(report), flush=True),
+        on_message=lambda text: print(text, flush=True),
     )
     for slide_id, rule in summary.failing:
         print(f"{slide_id}: fails {rule}")

@@ -2,6 +2,8 @@
 
 import logging
 import secrets
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 LOG_NAME = "dask-workers.log"
 _POLL_S = 2.0
+_RESTART_POLL_S = 0.2  # while no worker lives: the nanny starts a new one in about a second
 _NO_WORKERS_S = 300.0  # a cluster without a worker for so long is lost
 
 _log = logging.getLogger(__name__)
@@ -87,17 +90,18 @@ class DaskExecutor:
         on_report: Callable[[ChunkReport[Any]], None],
     ) -> None:
         running: dict[Any, _Job] = {}
-        idle_s = 0.0
+        seen = time.monotonic()  # when there was a worker
         while jobs or running:
             session.resize(len(jobs) + len(running))
             live = session.addresses()
             self._send(session, jobs, running, live=live, topic=topic)
             ended = _wait(list(running))
-            idle_s = 0.0 if ended or live else idle_s + _POLL_S
-            if idle_s > _NO_WORKERS_S:
+            if ended or live:
+                seen = time.monotonic()
+            elif time.monotonic() - seen > _NO_WORKERS_S:
                 raise ClusterError(
-                    f"the cluster must have a worker, got none for {idle_s:.0f} s; what is done "
-                    "stays: run the same command again"
+                    f"the cluster must have a worker, got none for {_NO_WORKERS_S:.0f} s; what is "
+                    "done stays: run the same command again"
                 )
             if not ended and running:
                 ended = self._stranded(session, running, before=live)
@@ -206,6 +210,9 @@ def _wait(futures: Sequence[Any]) -> list[Any]:
     """The futures that ended, after waiting for one for a while."""
     from distributed import wait
 
+    if not futures:
+        threading.Event().wait(_RESTART_POLL_S)
+        return []
     try:
         return list(wait(futures, timeout=_POLL_S, return_when="FIRST_COMPLETED").done)
     except TimeoutError:

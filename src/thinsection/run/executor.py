@@ -32,7 +32,9 @@ class ExecutorConfig:
     executor: Literal["inline", "dask", "slurm"] = option(
         "inline", "Where slides are worked on: this process, Dask workers, a Slurm job array."
     )
-    workers: int = option(0, "Worker processes or jobs; 0: one per GPU, else one per 4 CPUs.")
+    workers: int = option(
+        0, "Worker processes or jobs; 0: inline none, dask one per GPU, else one per 4 CPUs."
+    )
     threads: int = option(0, "CPU threads of each worker's encoder; 0: its share of the CPUs.")
     worker_memory: str | None = option(
         None, "Host memory of a worker; one that exceeds it is restarted. None: an equal share."

@@ -96,14 +96,11 @@ def qc_slides(entries: Sequence[SlideEntry], out: Path, settings: QcSettings) ->
 
 def qc_slide(entry: SlideEntry, out: Path, settings: QcSettings) -> QcReport:
     """Quality control of one slide, with every error kept in its report."""
-    folder = out / entry.slide_id
-    mpp = None if entry.slide_mpp is None else sum(entry.slide_mpp) / 2
-    key = qc_key(settings.pipeline, entry.slide_path, slide_mpp=mpp)
-    first: dict[str, Score] = {"slide_id": entry.slide_id, "slide_path": entry.slide_path}
-    done = finished_row(folder, key) if settings.resume else None
+    done = finished_report(entry, out, settings)
     if done is not None:
-        row = {**first, "status": "done", **done}
-        return QcReport(slide_id=entry.slide_id, status="skipped", row=row)
+        return done
+    folder = out / entry.slide_id
+    key = _key(entry, settings)  # of the file as it is before it is read
     try:
         with open_slide(
             entry.slide_path, reader=settings.reader, slide_mpp=entry.slide_mpp
@@ -113,7 +110,7 @@ def qc_slide(entry: SlideEntry, out: Path, settings: QcSettings) -> QcReport:
                 settings.pipeline,
                 device=settings.device,
                 cache_dir=settings.cache_dir,
-                slide_mpp=mpp,
+                slide_mpp=_mpp(entry),
             )
         write_qc(result, folder, key=key)
     except Exception as error:  # noqa: BLE001 - the per-slide boundary: recorded, the run goes on
@@ -121,8 +118,22 @@ def qc_slide(entry: SlideEntry, out: Path, settings: QcSettings) -> QcReport:
         message = str(error) if isinstance(error, ThinsectionError) else repr(error)
         return _failure(entry, out, message, traceback.format_exc())
     (folder / ERROR_FILE).unlink(missing_ok=True)
-    row = {**first, "status": "done", **qc_row(result)}
-    return QcReport(slide_id=entry.slide_id, status="done", row=row)
+    return QcReport(slide_id=entry.slide_id, status="done", row=_row(entry, qc_row(result)))
+
+
+def finished_report(entry: SlideEntry, out: Path, settings: QcSettings) -> QcReport | None:
+    """The report of a slide that is done; None where it is not, or where that does not count."""
+    if not settings.resume:
+        return None
+    done = finished_row(out / entry.slide_id, _key(entry, settings))
+    if done is None:
+        return None
+    return QcReport(slide_id=entry.slide_id, status="skipped", row=_row(entry, done))
+
+
+def lost_report(entry: SlideEntry, out: Path, reason: str) -> QcReport:
+    """Records a slide that no worker survives."""
+    return _failure(entry, out, reason, reason)
 
 
 def finished_row(folder: Path, key: str) -> dict[str, Score] | None:
@@ -184,6 +195,19 @@ def _alone(entry: SlideEntry, out: Path, settings: QcSettings) -> QcReport:
     except BrokenProcessPool:
         message = "the worker process was killed (out of memory?)"
         return _failure(entry, out, message, message)
+
+
+def _mpp(entry: SlideEntry) -> float | None:
+    return None if entry.slide_mpp is None else sum(entry.slide_mpp) / 2
+
+
+def _key(entry: SlideEntry, settings: QcSettings) -> str:
+    return qc_key(settings.pipeline, entry.slide_path, slide_mpp=_mpp(entry))
+
+
+def _row(entry: SlideEntry, found: Mapping[str, Score]) -> dict[str, Score]:
+    first = {"slide_id": entry.slide_id, "slide_path": entry.slide_path, "status": "done"}
+    return {**first, **found}
 
 
 def _failure(entry: SlideEntry, out: Path, message: str, details: str) -> QcReport:

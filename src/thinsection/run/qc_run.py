@@ -8,11 +8,14 @@ from pathlib import Path
 
 from thinsection.config import option, section
 from thinsection.errors import ConfigError
-from thinsection.qc import Pipeline, QcRule, load_pipeline, parse_rule
+from thinsection.qc import Pipeline, QcRule, load_pipeline, parse_rule, prepare_models
 from thinsection.qc.from_histoqc import pipeline_from_ini
-from thinsection.run.cohort import load_cohort, parse_mpp
+from thinsection.run.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.run.config import SlidesConfig
+from thinsection.run.execute_entries import execute_entries
+from thinsection.run.executor import ChunkReport, ExecutorConfig
 from thinsection.run.qc_batch import QcReport, QcSettings, qc_slides, write_tables
+from thinsection.run.qc_task import make_qc_task
 
 WRITE_FORMATS = ("histoqc",)
 
@@ -36,16 +39,13 @@ class ChecksConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkConfig:
-    """Where the checks run, and what is written."""
+    """What computes the checks, and what is written."""
 
     device: str = option("cpu", "cpu or cuda[:index].")
-    workers: int = option(1, "Processes.")
     resume: bool = option(True, "Keep what is finished with the same checks and file.")
     write: tuple[str, ...] = option((), "Further outputs: histoqc (results.tsv, pictures).")
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"work.workers must be >= 1, got {self.workers}")
         for name in self.write:
             if name not in WRITE_FORMATS:
                 raise ConfigError(f"work.write must be of {', '.join(WRITE_FORMATS)}, got {name!r}")
@@ -58,6 +58,7 @@ class QcRunConfig:
     checks: ChecksConfig = section(ChecksConfig)
     slides: SlidesConfig = section(SlidesConfig)
     work: WorkConfig = section(WorkConfig)
+    executor: ExecutorConfig = section(ExecutorConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,7 @@ def qc_run(
     out: Path,
     config: QcRunConfig,
     on_report: Callable[[QcReport], None] = lambda report: None,
+    on_message: Callable[[str], None] = lambda text: None,
 ) -> QcSummary:
     """Looks at every slide and writes its files, then qc.csv, qc.html and what else was asked for.
 
@@ -103,8 +105,9 @@ def qc_run(
         out: folder of the run.
         config: all settings.
         on_report: told of each slide as it ends.
+        on_message: lines of the executor for the person who waits.
 
-    Memory: that of `qc_slides`.
+    Memory: that of `run_qc`, in each worker.
 
     Raises:
         ThinsectionError: bad settings or no slides, before work starts. A bad slide does not raise.
@@ -117,15 +120,18 @@ def qc_run(
     settings = QcSettings(
         pipeline=pipeline,
         device=config.work.device,
-        workers=config.work.workers,
+        workers=max(1, config.executor.workers),  # processes of this node, where inline
         reader=config.slides.reader,
         resume=config.work.resume,
     )
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     ended: dict[str, QcReport] = {}
-    for report in qc_slides(entries, out, settings):
+
+    def take(report: QcReport) -> None:
         ended[report.slide_id] = report
         on_report(report)
+
+    _execute(entries, out, settings, config.executor, on_report=take, on_message=on_message)
     reports = tuple(ended[entry.slide_id] for entry in entries)
     headers = {
         "start_time": started,
@@ -141,3 +147,27 @@ def qc_run(
         histoqc_headers=headers if "histoqc" in config.work.write else None,
     )
     return QcSummary(reports=reports, failing=tuple(failing))
+
+
+def _execute(
+    entries: Sequence[SlideEntry],
+    out: Path,
+    settings: QcSettings,
+    executor: ExecutorConfig,
+    *,
+    on_report: Callable[[QcReport], None],
+    on_message: Callable[[str], None],
+) -> None:
+    """Returns when every slide was reported once."""
+    if executor.executor == "inline":
+        for report in qc_slides(entries, out, settings):
+            on_report(report)
+        return
+
+    def take(chunk: ChunkReport[QcReport]) -> None:
+        for report in chunk.results:
+            on_report(report)
+
+    prepare_models(settings.pipeline, cache_dir=settings.cache_dir)  # once, not by every worker
+    task = make_qc_task(out, settings, threads=executor.threads)
+    execute_entries(entries, task, executor, out=task.out, on_report=take, on_message=on_message)

@@ -22,6 +22,7 @@ DOCUMENT_NAME = "tasks.json"
 TASKS = {
     "aggregate": ("aggregate_task", "AggregateTask"),
     "probe": ("probe_jobs", "ProbeTask"),
+    "qc": ("qc_task", "QcTask"),
 }
 
 

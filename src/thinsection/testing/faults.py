@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from thinsection.run.aggregate_folder import TilesSource
@@ -11,6 +12,8 @@ from thinsection.run.aggregate_task import AggregateTask
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.executor import ChunkReport
 from thinsection.run.executor_task import RunTask
+from thinsection.run.qc_batch import QcReport
+from thinsection.run.qc_task import QcTask
 from thinsection.run.results import SlideResult
 from thinsection.run.slides import RunEvent
 from thinsection.types import MIB
@@ -48,20 +51,13 @@ class FaultyTask(RunTask):
 
     def _misbehave(self, slide_id: str) -> None:
         if slide_id in self.killed_always or (
-            slide_id in self.killed_once and self._first(slide_id)
+            slide_id in self.killed_once and _first(self.out, slide_id)
         ):
             os.kill(os.getpid(), signal.SIGKILL)
         if slide_id in self.bloated:
             hoard = []
             while True:
                 hoard.append(bytearray(os.urandom(MIB)) * 16)
-
-    def _first(self, slide_id: str) -> bool:
-        try:
-            (self.out / f".killed-{slide_id}").touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +83,31 @@ class KilledAggregateTask(AggregateTask):
 
 
 @dataclass(frozen=True, kw_only=True)
+class KilledQcTask(QcTask):
+    """Quality control whose process gets SIGKILL when it comes to one of some slides.
+
+    Attributes:
+        killed_once: these slides, the first time.
+        killed_always: these, every time.
+    """
+
+    killed_once: frozenset[str] = field(default_factory=frozenset)
+    killed_always: frozenset[str] = field(default_factory=frozenset)
+
+    def __call__(
+        self, entries: Sequence[SlideEntry], *, on_event: Callable[[Any], None]
+    ) -> ChunkReport[QcReport]:
+        """See `QcTask.__call__`."""
+        results: list[QcReport] = []
+        for entry in entries:
+            name = entry.slide_id
+            if name in self.killed_always or (name in self.killed_once and _first(self.out, name)):
+                os.kill(os.getpid(), signal.SIGKILL)
+            results += super().__call__([entry], on_event=on_event).results
+        return ChunkReport(results=tuple(results))
+
+
+@dataclass(frozen=True, kw_only=True)
 class IdleTask(RunTask):
     """A run's task that does nothing: what is left is the executor's own cost."""
 
@@ -99,3 +120,12 @@ class IdleTask(RunTask):
             for e in entries
         ]
         return ChunkReport(results=tuple(results))
+
+
+def _first(out: Path, slide_id: str) -> bool:
+    """Whether nobody asked so far, in any process."""
+    try:
+        (out / f".killed-{slide_id}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
