@@ -6,6 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from tests.run.make import write_features
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
@@ -37,14 +38,6 @@ def features(tmp_path: Path) -> Path:
         write_features(folder / f"{name}.h5", num_tiles=11 + 7 * index, seed=index)
     (folder / "d.h5").write_bytes(b"no HDF5")
     return folder
-
-
-def write_features(path: Path, *, num_tiles: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    with h5py.File(path, "w") as file:
-        file["features"] = rng.normal(size=(num_tiles, 24)).astype(np.float32)
-        file["coords"] = np.stack([np.arange(num_tiles) * 512, np.full(num_tiles, 512)], axis=1)
-        file["coords"].attrs["patch_size_level0"] = 512
 
 
 def settings(**changes: object) -> AggregateRunConfig:
