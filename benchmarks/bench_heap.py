@@ -1,4 +1,4 @@
-"""What do keeping freed memory and 16 tiles at once save an encoder on a CPU?
+"""What do keeping freed memory and few tiles at once save an encoder on a CPU?
 
 The same batches as a run does them, with malloc's defaults instead of `keep_freed_memory`, and with
 all 32 tiles through the network at once; each in a fresh process of one thread. Embeddings are

@@ -20,7 +20,7 @@ def lite0():
 
 
 @needs_proc
-@pytest.mark.parametrize(("batch_size", "most"), [(16, 1.2), (48, 1.7)])  # parts leave holes
+@pytest.mark.parametrize(("batch_size", "most"), [(4, 1.35), (48, 1.35)])
 def test_the_estimate_is_near_the_measured_peak_and_not_under(
     lite0, batch_size: int, most: float
 ) -> None:
@@ -39,16 +39,16 @@ def test_the_estimate_is_near_the_measured_peak_and_not_under(
 @needs_proc
 def test_the_estimate_of_a_transformer_is_not_under_the_measured_peak() -> None:
     encoder = load_encoder("lunit_vits16", device="cpu", precision="fp32", pretrained=False)
-    kwargs = {"name": "lunit_vits16", "tile_px": 256, "batch_size": 16}
+    kwargs = {"name": "lunit_vits16", "tile_px": 256, "batch_size": 4}
     measured = run_and_measure("tests.encode.measured_encoding", "encode", setup="load", **kwargs)
-    estimate = batch_bytes(encoder, batch_size=16, tile_px=256)
-    assert measured.growth_bytes <= estimate <= 1.8 * measured.growth_bytes
+    estimate = batch_bytes(encoder, batch_size=4, tile_px=256)
+    assert measured.growth_bytes <= estimate <= 2.5 * measured.growth_bytes
 
 
 def test_the_estimate_grows_with_the_batch_and_allocates_nothing(lite0) -> None:
-    sizes = [batch_bytes(lite0, batch_size=n) for n in (4, 8, 16)]
+    sizes = [batch_bytes(lite0, batch_size=n) for n in (1, 2, 4)]
     assert sizes[2] - sizes[1] == 2 * (sizes[1] - sizes[0])
-    assert batch_bytes(lite0, batch_size=16, tile_px=32_768) > 200 * GIB  # would not run here
+    assert batch_bytes(lite0, batch_size=16, tile_px=32_768) > 100 * GIB  # would not run here
     with pytest.raises(InvalidInputError, match="got 0"):
         batch_bytes(lite0, batch_size=0)
 

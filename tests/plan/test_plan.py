@@ -66,7 +66,7 @@ def test_the_peak_is_the_sum_of_its_parts_and_the_margin() -> None:
 
 
 def test_a_slide_with_few_tiles_needs_few_buffers_and_a_large_one_no_more_than_the_budget() -> None:
-    assert memory(40).host["batch buffers"] == 2 * 32 * 256 * 256 * 3
+    assert memory(40).host["batch buffers"] == 40 * 256 * 256 * 3
     assert memory(10**6).host["batch buffers"] == memory(1000).host["batch buffers"]
 
 
@@ -92,10 +92,10 @@ def test_the_peak_of_encoding_is_measured_in_a_process_of_its_own_and_grows_with
 ):
     peaks = [
         measure_cpu_peak("efficientnet_lite0", precision="fp32", batch_size=n, tile_px=256)
-        for n in (2, 12)
+        for n in (1, 12)
     ]
     assert peaks[0] > 200 * MIB
-    assert 80 * MIB < peaks[1] - peaks[0] < 400 * MIB  # 12 MiB a tile by the dry pass
+    assert 30 * MIB < peaks[1] - peaks[0] < 150 * MIB  # 12 MiB a tile by the dry pass, 4 at once
 
 
 def test_a_slow_measurement_is_not_made() -> None:

@@ -18,9 +18,9 @@ from thinsection.errors import InvalidInputError
 
 TileBatch = Tensor | npt.NDArray[Any]  # uint8 [B, H, W, 3]
 
-# tiles that a CPU puts through the network at once: as fast as 32, in half the memory
-# (benchmarks/bench_heap.py)
-CPU_TILES = 16
+# tiles that a CPU puts through the network at once: some per cent slower than 32 at most, in a
+# fraction of the memory, and with a peak that hardly varies (benchmarks/bench_heap.py)
+CPU_TILES = 4
 
 
 @runtime_checkable

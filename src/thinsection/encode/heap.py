@@ -15,9 +15,8 @@ def keep_freed_memory() -> bool:
     """Makes malloc keep what is freed, for the rest of this process; False where there is no glibc.
 
     By default every tensor above 32 MiB is mapped anew and its pages are cleared one by one at
-    first touch: with EfficientNet-Lite0 and batches of 32 that is half of the encoder's CPU time,
-    with ResNet-18 and ViT-S a tenth. The heap then stays at its peak, which grows by the holes
-    between tensors of different sizes (a quarter for EfficientNet-Lite0, nothing for the others).
+    first touch: up to half of an encoder's CPU time (benchmarks/bench_heap.py). The heap then
+    stays at its peak, which grows by the holes between tensors of different sizes.
 
     For a whole process to decide: a run calls it, `load_encoder` does not.
     """

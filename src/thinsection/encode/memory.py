@@ -24,14 +24,14 @@ from thinsection.types import MIB
 from thinsection.units import format_bytes
 
 # scratch space of convolutions and of the allocator that no tensor shows; EfficientNet-Lite0 on a
-# CPU took up to 23 MiB beyond the count, whatever the batch
-SCRATCH_BYTES = 32 * MIB
+# CPU took 8 MiB beyond the count of 4 tiles
+SCRATCH_BYTES = 16 * MIB
 # the same for transformers, whose matrix products pack their operands: ViT-S/16 took up to 1.37
 # times the count in RSS, with batches of 16 to 48
 TOKEN_MARGIN = 1.4
-# a second part of a batch on a CPU finds holes in the heap between what the first one freed:
-# EfficientNet-Lite0 took 0.98 to 1.53 times the count, ResNet-18 and ViT-S at most 1.0
-HOLES_MARGIN = 1.6
+# a second part of a batch on a CPU finds holes in the heap between what the first one freed: with
+# them EfficientNet-Lite0 took 0.9 to 1.4 times the count and scratch, ViT-S and ResNets less
+HOLES_MARGIN = 1.5
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,5 +1,6 @@
 """The size and the rate of a tile encoder, without its weights being downloaded."""
 
+import statistics
 import time
 
 import torch
@@ -56,17 +57,21 @@ def measure_rate(encoder: TileEncoder, *, tile_px: int) -> float:
 
 
 def measure_cpu_peak(name: str, *, precision: str, batch_size: int, tile_px: int) -> int:
-    """Peak bytes of a fresh process that encodes batches as a run does, with random weights."""
-    (peak,) = run_probe(_PEAK_PROBE, name, precision, str(tile_px), str(batch_size))
-    return int(peak)
+    """Peak bytes of a fresh process that encodes batches as a run does, with random weights.
+
+    The mean of a few: where small objects end up in the heap is chance, and moves the peak by 2 %.
+    """
+    arguments = (name, precision, str(tile_px), str(batch_size))
+    peaks = [run_probe(_PEAK_PROBE, *arguments)[0] for _ in range(_PEAK_TIMES)]
+    return int(statistics.mean(peaks))
 
 
 def is_quick(size: EncoderSize, *, batch_size: int) -> bool:
-    """Whether `measure_cpu_peak` takes some ten seconds of one core at most."""
-    return size.flops_per_tile * batch_size * _PEAK_BATCHES <= _PEAK_FLOPS
+    """Whether `measure_cpu_peak` takes half a minute of one core at most."""
+    return size.flops_per_tile * batch_size * _PEAK_BATCHES * _PEAK_TIMES <= _PEAK_FLOPS
 
 
-_PEAK_BATCHES, _PEAK_FLOPS = 5, 1.5e12
+_PEAK_BATCHES, _PEAK_TIMES, _PEAK_FLOPS = 2.5, 3, 2e12
 _PEAK_PROBE = """
 from thinsection.encode.heap import keep_freed_memory
 keep_freed_memory()
@@ -74,7 +79,7 @@ name, precision, edge, batch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(s
 encoder = thinsection.encode.load_encoder(
     name, device='cpu', precision=precision, pretrained=False
 )
-for count in (batch, 1, batch, 1 + batch // 2, batch, 1 + batch // 3, batch):
+for count in (batch, 1 + batch // 3, batch):
     with torch.inference_mode():
         encoder.encode(torch.randint(0, 256, (count, edge, edge, 3), dtype=torch.uint8))
 print(json.dumps([peak()]))

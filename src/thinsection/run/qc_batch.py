@@ -177,7 +177,7 @@ def write_tables(
 def _in_pool(
     entries: Sequence[SlideEntry], out: Path, settings: QcSettings, workers: int
 ) -> Iterator[QcReport]:
-    context = multiprocessing.get_context("spawn")  # no thread or lock of this process is copied
+    context = _worker_context()
     with ProcessPoolExecutor(
         min(workers, len(entries)), mp_context=context, initializer=_one_thread
     ) as pool:
@@ -219,6 +219,19 @@ def _failure(entry: SlideEntry, out: Path, message: str, details: str) -> QcRepo
         "warnings": message,
     }
     return QcReport(slide_id=entry.slide_id, status="failed", row=row, error=message)
+
+
+def _worker_context() -> multiprocessing.context.BaseContext:
+    """Fresh processes, so that no thread or lock of this one is copied.
+
+    Where the system can, one of them imports this module and is forked for each worker: half a
+    second once, not once per worker.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
 
 
 def _one_thread() -> None:
