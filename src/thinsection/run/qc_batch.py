@@ -1,5 +1,6 @@
 """Quality control of many slides: results per slide, resume, workers; a bad slide stays alone."""
 
+import gc
 import json
 import multiprocessing
 import traceback
@@ -193,8 +194,7 @@ def _alone(entry: SlideEntry, out: Path, settings: QcSettings) -> QcReport:
     try:
         return next(_in_pool([entry], out, settings, 1))
     except BrokenProcessPool:
-        message = "the worker process was killed (out of memory?)"
-        return _failure(entry, out, message, message)
+        return lost_report(entry, out, "the worker process was killed (out of memory?)")
 
 
 def _mpp(entry: SlideEntry) -> float | None:
@@ -238,4 +238,5 @@ def _one_thread() -> None:
     """Workers are the parallelism: matrix products keep to one core each."""
     import threadpoolctl
 
+    gc.freeze()  # what was there before the fork is shared, and stays out of collections
     threadpoolctl.threadpool_limits(1)

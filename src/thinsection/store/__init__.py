@@ -1,7 +1,16 @@
-"""Results on disk: names, dtypes, chunks, atomic writes, the feature cache, the resume ledger."""
+"""Results on disk: names, dtypes, chunks, atomic writes, the feature cache, the resume ledger.
+
+The cache is resolved on first use: most of what writes a file needs none.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from thinsection.store.atomic import atomic_path, write_bytes, write_json, write_text
-from thinsection.store.cache import CacheKey, FeatureCache
+
+if TYPE_CHECKING:
+    from thinsection.store.cache import CacheKey as CacheKey
+    from thinsection.store.cache import FeatureCache as FeatureCache
 
 __all__ = [
     "CacheKey",
@@ -11,3 +20,9 @@ __all__ = [
     "write_json",
     "write_text",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("CacheKey", "FeatureCache"):
+        return getattr(import_module("thinsection.store.cache"), name)
+    raise AttributeError(f"module 'thinsection.store' has no attribute {name!r}")
