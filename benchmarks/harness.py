@@ -30,11 +30,8 @@ def environment() -> dict[str, Any]:
             versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     return {
-        "commit": commit,
+        "commit": _commit(),
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -69,6 +66,17 @@ def finish(name: str, results: dict[str, Any], args: argparse.Namespace) -> None
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
+
+
+def _commit() -> str:
+    """The commit, '-dirty' where a file differs from it that is no earlier benchmark's result."""
+    changed = _git("status", "--porcelain", "-uno", "--", ":(top)", f":(exclude){RESULTS}")
+    return _git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _cpu_name() -> str:
