@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from thinsection.report.qc_table import HISTOQC_COLUMNS, read_qc_csv
 from thinsection.run import qc_batch
 from thinsection.run.cohort import SlideEntry, load_cohort
 from thinsection.run.qc_batch import QcSettings, qc_slide, qc_slides, write_tables
+from thinsection.store.lock import LOCK_NAME, hold
 from thinsection.testing.synthetic import write_he_slide
 
 HEADERS = {
@@ -86,6 +88,21 @@ def test_a_finished_slide_is_kept_and_another_pipeline_runs_again(
     assert qc_slide(entry, tmp_path, settings).status == "done"
     other = QcSettings(pipeline=load_pipeline("clinical"), cache_dir=settings.cache_dir)
     assert qc_slide(entry, tmp_path, other).status == "done"
+
+
+def test_a_slide_that_another_process_is_at_is_waited_for_and_not_done_twice(
+    tmp_path: Path, settings: QcSettings
+) -> None:
+    path = tmp_path / "a.svs"
+    write_he_slide(path, (900, 700))
+    entry = SlideEntry(slide_id="a", slide_path=str(path))
+    out = tmp_path / "out"
+    with ThreadPoolExecutor() as pool:
+        with hold(out / "a" / LOCK_NAME):
+            waiting = [pool.submit(qc_slide, entry, out, settings) for _ in range(2)]
+            assert not wait(waiting, timeout=1.5).done
+        assert sorted(f.result().status for f in waiting) == ["done", "skipped"]
+    assert not (out / "a" / LOCK_NAME).exists()
 
 
 def test_a_failed_slide_is_tried_again(tmp_path: Path, settings: QcSettings) -> None:

@@ -14,6 +14,7 @@ from thinsection.run.keys import aggregate_key
 from thinsection.run.results import SlideResult
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.store.ledger import SlideLedger, StageRecord, load_ledger
+from thinsection.store.lock import LOCK_NAME, hold
 from thinsection.store.slide_embedding import read_slide_embedding, write_slide_embedding
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
 
@@ -109,13 +110,23 @@ def _aggregate(
     }
     done = _embedded_already(source.target, key)
     if not done:
-        _replace(source, tiles, slide_encoder, tile_px_l0=edge, key=key)
+        with hold(_lock_path(source)):  # another process may have been at it
+            done = _embedded_already(source.target, key)
+            if not done:
+                _replace(source, tiles, slide_encoder, tile_px_l0=edge, key=key)
     return SlideResult(
         slide_id=source.slide_id,
         slide_path=str(source.path),
         status="skipped" if done else "done",
         facts=facts,
     )
+
+
+def _lock_path(source: TilesSource) -> Path:
+    """A run's lock of the slide in a folder of ours; elsewhere one per file."""
+    folder = source.target.parent
+    ours = folder == source.path.parent
+    return folder / (LOCK_NAME if ours else f"{LOCK_NAME}-{source.slide_id}")
 
 
 def _replace(

@@ -33,6 +33,7 @@ from thinsection.run.executor import ChunkReport
 from thinsection.run.executor_task import set_threads
 from thinsection.store.atomic import write_json, write_text
 from thinsection.store.ledger import stage_key
+from thinsection.store.lock import LOCK_NAME, hold
 
 KINDS = ("linear", "knn", "fewshot", "tileset", "slide", "abmil", "survival", "robustness")
 JOB_NAME, TRACEBACK_NAME = "job.json", "traceback.txt"
@@ -172,9 +173,11 @@ class ProbeTask:
         return [ProbeRow(**{**row, "status": "skipped"}) for row in document["rows"]]
 
     def _run(self, job: ProbeJob) -> list[ProbeRow]:
-        if found := self.skipped(job):
-            return found
         folder = self.out / job.name
+        with hold(folder / LOCK_NAME):  # another process that is at the same job is waited for
+            return self.skipped(job) or self._probe(job, folder)
+
+    def _probe(self, job: ProbeJob, folder: Path) -> list[ProbeRow]:
         (folder / JOB_NAME).unlink(missing_ok=True)
         try:
             results, tiles = run_probe(job.probe, Path(job.data), job.config)

@@ -30,6 +30,7 @@ from thinsection.report.qc_table import write_qc_csv
 from thinsection.run.cohort import SlideEntry
 from thinsection.slide import open_slide
 from thinsection.store.atomic import write_text
+from thinsection.store.lock import LOCK_NAME, hold
 
 ERROR_FILE = "qc-error.txt"
 Status = Literal["done", "skipped", "failed"]
@@ -96,10 +97,21 @@ def qc_slides(entries: Sequence[SlideEntry], out: Path, settings: QcSettings) ->
 
 
 def qc_slide(entry: SlideEntry, out: Path, settings: QcSettings) -> QcReport:
-    """Quality control of one slide, with every error kept in its report."""
+    """Quality control of one slide, with every error kept in its report.
+
+    Another process that is at the same slide is waited for; what it finished is not done again.
+
+    Raises:
+        StoreError: the output folder cannot be written.
+    """
     done = finished_report(entry, out, settings)
     if done is not None:
         return done
+    with hold(out / entry.slide_id / LOCK_NAME):
+        return finished_report(entry, out, settings) or _look_at(entry, out, settings)
+
+
+def _look_at(entry: SlideEntry, out: Path, settings: QcSettings) -> QcReport:
     folder = out / entry.slide_id
     key = _key(entry, settings)  # of the file as it is before it is read
     try:

@@ -16,9 +16,10 @@ from thinsection.run.api import RunSummary, run_in_folder
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.config import RunConfig
 from thinsection.run.results import ERROR_NAME, TRACEBACK_NAME, SlideResult, record_failure
-from thinsection.run.slides import LOCK_NAME, OnEvent, RunEvent
+from thinsection.run.slides import OnEvent, RunEvent
 from thinsection.store.atomic import TMP_MARK, write_json
 from thinsection.store.ledger import ELSEWHERE_NAME, LEDGER_NAME
+from thinsection.store.lock import LOCK_NAME
 from thinsection.store.remote_folder import RemoteFolder
 
 UPLOAD_STAGE = "upload"

@@ -18,7 +18,7 @@ from thinsection.run.results import SlideResult, clear_failure, read_result, rec
 from thinsection.run.work import SlideWork, prepare
 from thinsection.run.writer import Fail, Finish, ResultWriter
 from thinsection.store.ledger import fingerprint, load_ledger
-from thinsection.store.lock import FileLock, heartbeat
+from thinsection.store.lock import LOCK_NAME, FileLock, heartbeat
 from thinsection.stream import (
     SlideFinished,
     SlideStarted,
@@ -33,7 +33,6 @@ from thinsection.stream.budget import REGION_BYTES
 from thinsection.tiles import load_filters
 from thinsection.units import parse_bytes
 
-LOCK_NAME = ".lock"
 CPU_BATCH, GPU_BATCH = 32, 256
 _POLL_S = 1.0  # how often a slide that another process holds is looked at again
 SCRATCH_LIMIT = 2 * REGION_BYTES

@@ -7,10 +7,10 @@ from dataclasses import replace
 from thinsection.errors import ClusterError
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.executor import MAX_ARRAY, chunked
-from thinsection.run.slides import LOCK_NAME
 from thinsection.run.slurm_job import SlurmJob, write_job
 from thinsection.run.slurm_queue import TaskState
 from thinsection.run.slurm_request import JobRequest
+from thinsection.store.lock import LOCK_NAME
 
 _MORE = 2  # times the memory of the task that died
 

@@ -21,8 +21,10 @@ import psutil
 
 from thinsection.errors import LockedError, StoreError
 
+LOCK_NAME = ".lock"  # in the folder of a slide or of a job
 STALE_AFTER_S = 60.0
 _HEARTBEAT_S = 10.0
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,20 @@ def heartbeat(locks: set[FileLock]) -> Iterator[None]:
         thread.join()
         for lock in list(locks):
             lock.release()
+
+
+@contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Waits until nobody else holds the lock, and holds it while the block runs.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    lock = FileLock(path)
+    while not lock.acquire():
+        threading.Event().wait(_POLL_S)
+    with heartbeat({lock}):
+        yield
 
 
 def locked_error(lock: FileLock, what: str) -> LockedError:
