@@ -59,7 +59,7 @@ def measure_rate(encoder: TileEncoder, *, tile_px: int) -> float:
 def measure_cpu_peak(name: str, *, precision: str, batch_size: int, tile_px: int) -> int:
     """Peak bytes of a fresh process that encodes batches as a run does, with random weights.
 
-    The mean of a few: where small objects end up in the heap is chance, and moves the peak by 2 %.
+    The mean of a few: where small objects end up in the heap is chance, and moves the peak.
     """
     arguments = (name, precision, str(tile_px), str(batch_size))
     peaks = [run_probe(_PEAK_PROBE, *arguments)[0] for _ in range(_PEAK_TIMES)]
