@@ -94,6 +94,7 @@ def one_resolution(
 
     At 0.5 µm/px the work images have four times the px that they have at 0.25.
     """
+    from thinsection.plan.qc import qc_peak_bytes, qc_seconds
     from thinsection.testing.synthetic import write_he_slide
 
     with_levels, flat = root / "slide.svs", root / "flat.svs"
@@ -102,7 +103,10 @@ def one_resolution(
     check_readers_agree(with_levels, Path(cache))
     times = 1 if smoke else TIMES
     edge = round(max(size) * mpp / 4.0)  # 2.5x, the larger of the preset's two work images
+    planned = qc_peak_bytes(size[0] * size[1], slide_mpp=mpp)
+    seconds = qc_seconds(size[0] * size[1], slide_mpp=mpp)
     return {
+        "bounds that Slurm jobs ask for": {"peak_mb": round(planned / 1e6), "cpu_seconds": seconds},
         "default, levels": measured(
             "qc_once", times=times, slide_path=str(with_levels), cache_dir=cache, preset="default"
         ),

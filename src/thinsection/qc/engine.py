@@ -91,7 +91,7 @@ def run_qc(
     ns = get_namespace(device)
     scale = scale_of(slide, pipeline, slide_mpp)
     started = time.perf_counter()
-    nominal = [pipeline.work_mpp, *_other_images(pipeline)]
+    nominal = image_mpps(pipeline)
     edges = [scale.max_edge(slide.size, mpp) for mpp in nominal]
     images = dict(zip(nominal, read_work_images(slide, edges), strict=True))
     seconds = {"read": time.perf_counter() - started}
@@ -195,10 +195,10 @@ def _by_example(pipeline: Pipeline) -> list[ByExample]:
     return [c.params for c in pipeline.checks if isinstance(c.params, ByExample)]
 
 
-def _other_images(pipeline: Pipeline) -> list[float]:
-    """Nominal mpp of the further whole images that checks look at."""
+def image_mpps(pipeline: Pipeline) -> list[float]:
+    """Nominal mpp of the images that checks look at as a whole, the work image's first."""
     wanted = {c.params.image_mpp for c in pipeline.checks if isinstance(c.params, Blurry)}
-    return sorted(wanted - {pipeline.work_mpp})
+    return [pipeline.work_mpp, *sorted(wanted - {pipeline.work_mpp})]
 
 
 def _facts(slide: Slide, scale: Scale) -> dict[str, Score]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thinsection.errors import ConfigError
 from thinsection.run.executor import (
@@ -17,6 +17,9 @@ from thinsection.run.executor import (
 )
 from thinsection.run.task_document import ArrayTask
 
+if TYPE_CHECKING:
+    from thinsection.run.slurm_request import JobRequest
+
 
 def execute_entries(
     entries: Sequence[Entry],
@@ -26,6 +29,7 @@ def execute_entries(
     out: Path,
     on_report: Callable[[ChunkReport[Result]], None],
     on_message: Callable[[str], None],
+    request: "JobRequest | None" = None,
 ) -> None:
     """Returns when every entry was reported once, in any order.
 
@@ -37,6 +41,7 @@ def execute_entries(
         out: absolute; gets logs/ of Dask's workers and slurm/ of arrays.
         on_report: called in this thread.
         on_message: lines for the person who waits.
+        request: resources of an array task of Slurm; None takes flags and defaults.
 
     Raises:
         ConfigError: several workers, but no executor that has any.
@@ -59,7 +64,7 @@ def execute_entries(
         else:
             missing.append(entry)
     if missing:
-        executor, chunks = _make(missing, config, out, on_message)
+        executor, chunks = _make(missing, config, out, on_message, request)
         executor.execute(chunks, task, on_report=on_report, on_event=_no_event)
 
 
@@ -68,6 +73,7 @@ def _make(
     config: ExecutorConfig,
     out: Path,
     on_message: Callable[[str], None],
+    request: "JobRequest | None",
 ) -> tuple[Executor[Any], list[tuple[Entry, ...]]]:
     if config.executor == "dask":
         from thinsection.run.dask_cluster import worker_shape
@@ -78,7 +84,7 @@ def _make(
     from thinsection.run.slurm_request import array_chunks
     from thinsection.run.task_array import ArrayExecutor
 
-    array = ArrayExecutor(config, out=out, on_message=on_message)
+    array = ArrayExecutor(config, out=out, on_message=on_message, request=request)
     return array, array_chunks(entries, config)
 
 

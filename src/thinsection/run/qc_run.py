@@ -170,4 +170,17 @@ def _execute(
 
     prepare_models(settings.pipeline, cache_dir=settings.cache_dir)  # once, not by every worker
     task = make_qc_task(out, settings, threads=executor.threads)
-    execute_entries(entries, task, executor, out=task.out, on_report=take, on_message=on_message)
+    request = None
+    if executor.executor == "slurm":
+        from thinsection.run.qc_request import qc_request  # planning knows encoders: torch
+
+        request = qc_request(entries, settings, executor)
+    execute_entries(
+        entries,
+        task,
+        executor,
+        out=task.out,
+        on_report=take,
+        on_message=on_message,
+        request=request,
+    )

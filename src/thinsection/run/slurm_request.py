@@ -30,10 +30,10 @@ MEMORY_MARGIN, TIME_MARGIN = 1.2, 1.5  # over the prediction; said beside the nu
 MAX_OPENED = 64  # headers that a submission opens at most: seconds, not minutes
 _DEFAULT = Request(cpus=4, memory_bytes=8 * GIB, gpus=0, walltime_s=4 * 3600)
 _ARRAY_TASKS = 8  # for a small cohort, where --workers does not say it
-_MEMORY_STEP, _LEAST_TIME_S = 256 * MIB, 300
+_MEMORY_STEP, LEAST_TIME_S = 256 * MIB, 300
 _MIN_GPU_CPUS, _MAX_GPU_CPUS = 2, 16
 
-_Numbers = dict[str, tuple[int, str]]  # field of `Request` -> value, and where it comes from
+Numbers = dict[str, tuple[int, str]]  # field of `Request` -> value, and where it comes from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,26 +88,35 @@ def job_request(
     return JobRequest(request=request, origins=_origins(request, numbers), warning=warning)
 
 
-def given_or_default(settings: ExecutorConfig) -> JobRequest:
-    """The flags that were given, else defaults: for jobs that no plan knows."""
-    numbers = _plain(gpus=1 if (settings.gres or "").startswith("gpu") else 0) | _given(settings)
+def given_or_default(
+    settings: ExecutorConfig, *, bounds: Numbers | None = None, warning: str = ""
+) -> JobRequest:
+    """The flags that were given, else the bounds, else defaults: for jobs that no plan knows."""
+    gpus = 1 if (settings.gres or "").startswith("gpu") else 0
+    numbers = _plain(gpus=gpus) | (bounds or {}) | _given(settings)
     request = Request(**{name: value for name, (value, _) in numbers.items()})
-    return JobRequest(request=request, origins=_origins(request, numbers))
+    return JobRequest(request=request, origins=_origins(request, numbers), warning=warning)
 
 
-def _defaults(config: RunConfig, stage: str) -> _Numbers:
+def _defaults(config: RunConfig, stage: str) -> Numbers:
     wanted = stage in ENCODING_STAGES and planned_gpu(config) is not None
     return _plain(gpus=1 if wanted else 0)
 
 
-def _plain(*, gpus: int) -> _Numbers:
+def with_margins(memory_bytes: float, seconds: float) -> tuple[int, int]:
+    """What is asked for: memory in steps of 256 MiB, whole minutes of at least five."""
+    asked = math.ceil(memory_bytes * MEMORY_MARGIN / _MEMORY_STEP) * _MEMORY_STEP
+    return asked, max(LEAST_TIME_S, math.ceil(seconds * TIME_MARGIN / 60) * 60)
+
+
+def _plain(*, gpus: int) -> Numbers:
     names = ("cpus", "memory_bytes", "walltime_s")
     defaults = {name: (getattr(_DEFAULT, name), "default") for name in names}
     return {"gpus": (gpus, "the settings name one"), **defaults}
 
 
-def _given(settings: ExecutorConfig) -> _Numbers:
-    found: _Numbers = {}
+def _given(settings: ExecutorConfig) -> Numbers:
+    found: Numbers = {}
     if settings.job_cpus:
         found["cpus"] = (settings.job_cpus, "--job-cpus")
     if settings.job_memory:
@@ -117,8 +126,8 @@ def _given(settings: ExecutorConfig) -> _Numbers:
     return found
 
 
-def _predicted(chunks: Sequence[Sequence[SlideEntry]], config: RunConfig, stage: str) -> _Numbers:
-    opened = _sample([entry for chunk in chunks for entry in chunk])
+def _predicted(chunks: Sequence[Sequence[SlideEntry]], config: RunConfig, stage: str) -> Numbers:
+    opened = sample_entries([entry for chunk in chunks for entry in chunk])
     if not opened:
         raise CohortError(
             "no slide is a local file; those by URL are not opened before the job runs"
@@ -135,8 +144,7 @@ def _predicted(chunks: Sequence[Sequence[SlideEntry]], config: RunConfig, stage:
         cpus, why = _cpus(by, largest)
     memory = by.memory(largest, cpus=cpus).host_bytes
     seconds = by.time(largest, cpus=cpus).wall_s
-    asked = math.ceil(memory * MEMORY_MARGIN / _MEMORY_STEP) * _MEMORY_STEP
-    wall = max(_LEAST_TIME_S, math.ceil(seconds * TIME_MARGIN / 60) * 60)
+    asked, wall = with_margins(memory, seconds)
     on = f"on the {by.gpu.name}" if by.gpu else "at this machine's rates"
     slides = f"{count} slides" if count > 1 else "1 slide"
     return {
@@ -148,12 +156,12 @@ def _predicted(chunks: Sequence[Sequence[SlideEntry]], config: RunConfig, stage:
         "walltime_s": (
             wall,
             f"predicted {seconds:.0f} s {on} for {slides} as large as the largest of "
-            f"{len(sizes)} opened, +{TIME_MARGIN - 1:.0%}, at least {_LEAST_TIME_S} s",
+            f"{len(sizes)} opened, +{TIME_MARGIN - 1:.0%}, at least {LEAST_TIME_S} s",
         ),
     }
 
 
-def _sample(entries: Sequence[SlideEntry]) -> list[SlideEntry]:
+def sample_entries(entries: Sequence[SlideEntry]) -> list[SlideEntry]:
     """At most `MAX_OPENED` local slides, evenly over their file sizes, the largest among them."""
     local = [e for e in entries if not is_url(e.slide_path) and Path(e.slide_path).is_file()]
     if len(local) <= MAX_OPENED:
@@ -175,7 +183,7 @@ def _cpus(by: Planner, slides: Sequence[SlideSize]) -> tuple[int, str]:
     )
 
 
-def _origins(request: Request, numbers: _Numbers) -> tuple[str, ...]:
+def _origins(request: Request, numbers: Numbers) -> tuple[str, ...]:
     shown = {
         "cpus": f"{request.cpus} CPUs",
         "memory_bytes": format_bytes(request.memory_bytes),

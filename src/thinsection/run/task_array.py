@@ -34,7 +34,7 @@ class _Lost:
 class ArrayExecutor:
     """See `Executor`: submits an array and waits for it.
 
-    Such a task has no plan: CPUs, memory and time are those of the flags, or defaults. Where an
+    CPUs, memory and time are those of the request, else of the flags, or defaults. Where an
     array task dies that had several entries, those of which it has not reported are sent once more,
     each alone; all others that are lost are recorded. An interrupted wait leaves the array in the
     queue.
@@ -43,6 +43,7 @@ class ArrayExecutor:
         config: of the executor.
         out: folder that all nodes see.
         on_message: lines for the person who waits.
+        request: of a task; None takes flags and defaults.
         poll_s: seconds between two looks at the queue.
     """
 
@@ -52,9 +53,11 @@ class ArrayExecutor:
         *,
         out: Path,
         on_message: Callable[[str], None],
+        request: JobRequest | None = None,
         poll_s: float = _POLL_S,
     ) -> None:
         self._config, self._out, self._say, self._poll_s = config, out, on_message, poll_s
+        self._request = request or given_or_default(config)
 
     def execute(
         self,
@@ -65,7 +68,7 @@ class ArrayExecutor:
         on_event: Callable[[Any], None],
     ) -> None:
         """See `Executor.execute`; there are no events."""
-        request = given_or_default(self._config)
+        request = self._request
         for line in request.lines():
             self._say(line)
         task = task.on_worker(threads=request.request.cpus, monitored=True)
