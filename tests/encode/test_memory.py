@@ -20,10 +20,8 @@ def lite0():
 
 
 @needs_proc
-@pytest.mark.parametrize(("batch_size", "most"), [(4, 1.35), (48, 1.35)])
-def test_the_estimate_is_near_the_measured_peak_and_not_under(
-    lite0, batch_size: int, most: float
-) -> None:
+@pytest.mark.parametrize("batch_size", [4, 48])
+def test_the_estimate_is_near_the_measured_peak_and_not_under(lite0, batch_size: int) -> None:
     measured = run_and_measure(
         "tests.encode.measured_encoding",
         "encode",
@@ -33,7 +31,8 @@ def test_the_estimate_is_near_the_measured_peak_and_not_under(
         batch_size=batch_size,
     )
     estimate = batch_bytes(lite0, batch_size=batch_size, tile_px=256)
-    assert measured.growth_bytes <= estimate <= most * measured.growth_bytes
+    # of a few tiles the heap may hold some since the first one
+    assert measured.growth_bytes <= estimate <= 1.8 * measured.growth_bytes
 
 
 @needs_proc
