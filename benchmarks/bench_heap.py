@@ -70,7 +70,7 @@ def encode(found: Any, *, tile_px: int, scale: int, **_: Any) -> dict[str, Any]:
 
 
 def compare(encoder: str, tile_px: int, *, scale: int, times: int) -> dict[str, Any]:
-    """One encoder, every way, in turns: median CPU time, highest peak."""
+    """One encoder, every way, in turns: median CPU time, and each run's peak."""
     kwargs = {"encoder": encoder, "tile_px": tile_px, "scale": scale}
     runs: dict[str, list[Measured]] = {name: [] for name in WAYS}
     for _ in range(times):

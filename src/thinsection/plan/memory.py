@@ -25,7 +25,7 @@ MASK_BYTES_PER_PX = 40
 # threads' stacks and arenas, pictures and tables of slides that are prepared or written: what is
 # not modelled one by one, fitted to benchmarks/bench_plan.py
 OTHER_BYTES = 24 * MIB
-# over the parts: the peak of equal runs varies by some 3 % either way, as the heap falls
+# over the parts: peaks of equal runs differ, as the heap falls; see benchmarks/bench_plan.py
 MARGIN = 1.06
 CUDA_CONTEXT_BYTES = 600 * MIB
 _RESULT_COPIES = 3

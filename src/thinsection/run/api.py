@@ -13,7 +13,7 @@ import thinsection
 from thinsection.config import as_mapping
 from thinsection.errors import ConfigError, DiskSpaceError, StoreError
 from thinsection.neighbors import parse_graph_spec
-from thinsection.qc import load_pipeline, parse_rule, prepare_models, qc_key
+from thinsection.qc import load_pipeline, parse_rule, prepare_models
 from thinsection.run import qc_batch
 from thinsection.run.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.run.config import RunConfig
@@ -21,7 +21,7 @@ from thinsection.run.efficiency import write_efficiency
 from thinsection.run.executor_choice import execute, make_task
 from thinsection.run.exports import check_formats
 from thinsection.run.keys import STAGES
-from thinsection.run.qc_batch import finished_row
+from thinsection.run.qc_batch import finished_row, slide_key, slide_row
 from thinsection.run.results import SlideResult, write_tables
 from thinsection.run.slides import OnEvent, budget_of
 from thinsection.slide.remote import is_url
@@ -150,15 +150,11 @@ def write_qc_tables(entries: Sequence[SlideEntry], out: Path, config: RunConfig)
     pipeline = load_pipeline(config.qc.qc)
     rows = []
     for entry in entries:
-        mpp = None if entry.slide_mpp is None else sum(entry.slide_mpp) / 2
         if not Path(entry.slide_path).is_file():
             continue  # by URL, or gone: its failure is in failed.csv
-        found = finished_row(
-            out / entry.slide_id, qc_key(pipeline, entry.slide_path, slide_mpp=mpp)
-        )
+        found = finished_row(out / entry.slide_id, slide_key(entry, pipeline))
         if found is not None:
-            first = {"slide_id": entry.slide_id, "slide_path": entry.slide_path, "status": "done"}
-            rows.append({**first, **found})
+            rows.append(slide_row(entry, found))
     rules = [parse_rule(rule) for rule in config.qc.qc_fail]
     qc_batch.write_tables(rows, out, rules=rules)
 

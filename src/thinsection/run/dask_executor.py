@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinsection.errors import ClusterError, ThinsectionError
-from thinsection.run.dask_cluster import DaskSession, open_session
-from thinsection.run.executor import ChunkReport, ChunkTask, ExecutorConfig
+from thinsection.run.dask_cluster import DaskSession, open_session, worker_shape
+from thinsection.run.executor import (
+    LOGS,
+    ChunkReport,
+    ChunkTask,
+    Entry,
+    ExecutorConfig,
+    make_chunks,
+)
 from thinsection.store.atomic import write_text
 
 if TYPE_CHECKING:
@@ -187,6 +194,18 @@ class DaskExecutor:
             for worker, records in logs.items():
                 lines += [f"{worker} {level} {text}" for level, text in reversed(records)]
         write_text(self._log_folder / LOG_NAME, "\n".join(lines) + "\n")
+
+
+def dask_work(
+    entries: Sequence[Entry],
+    config: ExecutorConfig,
+    *,
+    out: Path,
+    on_message: Callable[[str], None],
+) -> tuple[DaskExecutor, list[tuple[Entry, ...]]]:
+    """The executor with its logs in an output folder, and the entries as its tasks take them."""
+    executor = DaskExecutor(config, log_folder=out / LOGS, on_message=on_message)
+    return executor, make_chunks(entries, config, workers=worker_shape(config)[0])
 
 
 def run_chunk(task: ChunkTask[Any, Any], entries: tuple[Any, ...], topic: str) -> ChunkReport[Any]:

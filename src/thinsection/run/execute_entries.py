@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from thinsection.errors import ConfigError
 from thinsection.run.executor import (
-    LOGS,
     ChunkReport,
     Entry,
     Executor,
     ExecutorConfig,
     InlineExecutor,
     Result,
-    make_chunks,
 )
 from thinsection.run.task_document import ArrayTask
 
@@ -76,11 +74,9 @@ def _make(
     request: "JobRequest | None",
 ) -> tuple[Executor[Any], list[tuple[Entry, ...]]]:
     if config.executor == "dask":
-        from thinsection.run.dask_cluster import worker_shape
-        from thinsection.run.dask_executor import DaskExecutor
+        from thinsection.run.dask_executor import dask_work
 
-        dask = DaskExecutor(config, log_folder=out / LOGS, on_message=on_message)
-        return dask, make_chunks(entries, config, workers=worker_shape(config)[0])
+        return dask_work(entries, config, out=out, on_message=on_message)
     from thinsection.run.slurm_request import array_chunks
     from thinsection.run.task_array import ArrayExecutor
 

@@ -9,12 +9,10 @@ from thinsection.errors import InvalidInputError
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.config import RunConfig
 from thinsection.run.executor import (
-    LOGS,
     ChunkReport,
     Executor,
     ExecutorConfig,
     InlineExecutor,
-    make_chunks,
 )
 from thinsection.run.executor_task import RunTask, filesystem_now
 from thinsection.run.monitor import ResourceMonitor
@@ -105,11 +103,9 @@ def _make(
     if config.executor == "inline":  # the stream goes through all slides without a pause
         return InlineExecutor(), [tuple(entries)]
     if config.executor == "dask":
-        from thinsection.run.dask_cluster import worker_shape
-        from thinsection.run.dask_executor import DaskExecutor
+        from thinsection.run.dask_executor import dask_work
 
-        dask = DaskExecutor(config, log_folder=out / LOGS, on_message=on_message)
-        return dask, make_chunks(entries, config, workers=worker_shape(config)[0])
+        return dask_work(entries, config, out=out, on_message=on_message)
     if config.executor == "slurm":
         from thinsection.run.slurm_executor import SlurmExecutor
         from thinsection.run.slurm_request import array_chunks

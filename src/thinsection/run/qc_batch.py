@@ -29,6 +29,7 @@ from thinsection.report.qc_sheet import write_qc_sheet
 from thinsection.report.qc_table import write_qc_csv
 from thinsection.run.cohort import SlideEntry
 from thinsection.slide import open_slide
+from thinsection.slide.geometry import mean_mpp
 from thinsection.store.atomic import write_text
 from thinsection.store.lock import LOCK_NAME, hold
 
@@ -104,16 +105,16 @@ def qc_slide(entry: SlideEntry, out: Path, settings: QcSettings) -> QcReport:
     Raises:
         StoreError: the output folder cannot be written.
     """
-    done = finished_report(entry, out, settings)
+    key = slide_key(entry, settings.pipeline)  # of the file as it is before it is read
+    done = _finished(entry, out, settings, key)
     if done is not None:
         return done
     with hold(out / entry.slide_id / LOCK_NAME):
-        return finished_report(entry, out, settings) or _look_at(entry, out, settings)
+        return _finished(entry, out, settings, key) or _look_at(entry, out, settings, key)
 
 
-def _look_at(entry: SlideEntry, out: Path, settings: QcSettings) -> QcReport:
+def _look_at(entry: SlideEntry, out: Path, settings: QcSettings, key: str) -> QcReport:
     folder = out / entry.slide_id
-    key = _key(entry, settings)  # of the file as it is before it is read
     try:
         with open_slide(
             entry.slide_path, reader=settings.reader, slide_mpp=entry.slide_mpp
@@ -123,7 +124,7 @@ def _look_at(entry: SlideEntry, out: Path, settings: QcSettings) -> QcReport:
                 settings.pipeline,
                 device=settings.device,
                 cache_dir=settings.cache_dir,
-                slide_mpp=_mpp(entry),
+                slide_mpp=mean_mpp(entry.slide_mpp),
             )
         write_qc(result, folder, key=key)
     except Exception as error:  # noqa: BLE001 - the per-slide boundary: recorded, the run goes on
@@ -131,17 +132,19 @@ def _look_at(entry: SlideEntry, out: Path, settings: QcSettings) -> QcReport:
         message = str(error) if isinstance(error, ThinsectionError) else repr(error)
         return _failure(entry, out, message, traceback.format_exc())
     (folder / ERROR_FILE).unlink(missing_ok=True)
-    return QcReport(slide_id=entry.slide_id, status="done", row=_row(entry, qc_row(result)))
+    return QcReport(slide_id=entry.slide_id, status="done", row=slide_row(entry, qc_row(result)))
 
 
 def finished_report(entry: SlideEntry, out: Path, settings: QcSettings) -> QcReport | None:
     """The report of a slide that is done; None where it is not, or where that does not count."""
-    if not settings.resume:
-        return None
-    done = finished_row(out / entry.slide_id, _key(entry, settings))
+    return _finished(entry, out, settings, slide_key(entry, settings.pipeline))
+
+
+def _finished(entry: SlideEntry, out: Path, settings: QcSettings, key: str) -> QcReport | None:
+    done = finished_row(out / entry.slide_id, key) if settings.resume else None
     if done is None:
         return None
-    return QcReport(slide_id=entry.slide_id, status="skipped", row=_row(entry, done))
+    return QcReport(slide_id=entry.slide_id, status="skipped", row=slide_row(entry, done))
 
 
 def lost_report(entry: SlideEntry, out: Path, reason: str) -> QcReport:
@@ -209,15 +212,13 @@ def _alone(entry: SlideEntry, out: Path, settings: QcSettings) -> QcReport:
         return lost_report(entry, out, "the worker process was killed (out of memory?)")
 
 
-def _mpp(entry: SlideEntry) -> float | None:
-    return None if entry.slide_mpp is None else sum(entry.slide_mpp) / 2
+def slide_key(entry: SlideEntry, pipeline: Pipeline) -> str:
+    """`qc_key` of a slide of a cohort."""
+    return qc_key(pipeline, entry.slide_path, slide_mpp=mean_mpp(entry.slide_mpp))
 
 
-def _key(entry: SlideEntry, settings: QcSettings) -> str:
-    return qc_key(settings.pipeline, entry.slide_path, slide_mpp=_mpp(entry))
-
-
-def _row(entry: SlideEntry, found: Mapping[str, Score]) -> dict[str, Score]:
+def slide_row(entry: SlideEntry, found: Mapping[str, Score]) -> dict[str, Score]:
+    """The line of qc.csv of a slide that is done."""
     first = {"slide_id": entry.slide_id, "slide_path": entry.slide_path, "status": "done"}
     return {**first, **found}
 

@@ -21,6 +21,7 @@ from thinsection.run.slurm_request import (
     with_margins,
 )
 from thinsection.slide import open_slide
+from thinsection.slide.geometry import mean_mpp
 from thinsection.units import format_bytes
 
 
@@ -71,9 +72,8 @@ def qc_request(
 
 def _bounds(entry: SlideEntry, settings: QcSettings) -> tuple[int, float]:
     """Bytes and seconds of one slide, from its header."""
-    given = None if entry.slide_mpp is None else sum(entry.slide_mpp) / 2
     with open_slide(entry.slide_path, reader=settings.reader, slide_mpp=entry.slide_mpp) as slide:
-        mpp = scale_of(slide, settings.pipeline, given).slide_mpp
+        mpp = scale_of(slide, settings.pipeline, mean_mpp(entry.slide_mpp)).slide_mpp
         num_px = math.prod(slide.size)
     work_mpp = min(COARSEST_MPP, *image_mpps(settings.pipeline))
     sizes = {"slide_mpp": mpp, "work_mpp": work_mpp}

@@ -13,7 +13,6 @@ from thinsection.qc import (
     QcResult,
     parse_rule,
     qc_fail,
-    qc_key,
     qc_row,
     run_qc,
     tile_qc_columns,
@@ -24,6 +23,7 @@ from thinsection.report.qc_files import write_qc
 from thinsection.run import naming
 from thinsection.run.cohort import SlideEntry
 from thinsection.run.config import QcConfig, RunConfig
+from thinsection.run.qc_batch import slide_key
 from thinsection.slide import Slide, open_slide
 from thinsection.slide.geometry import ReadPlan, plan_read
 from thinsection.slide.remote import FsspecSource
@@ -154,9 +154,7 @@ def check_quality(work: SlideWork, slide: Slide, pipeline: Pipeline, config: QcC
         QcExclusion: a rule of `qc_fail` holds.
     """
     result = run_qc(slide, pipeline, device=config.qc_device)
-    mpp = work.entry.slide_mpp
-    key = qc_key(pipeline, work.entry.slide_path, slide_mpp=None if mpp is None else sum(mpp) / 2)
-    write_qc(result, work.folder, key=key)
+    write_qc(result, work.folder, key=slide_key(work.entry, pipeline))
     work.warnings += result.warnings
     row = qc_row(result)
     for rule in config.qc_fail:

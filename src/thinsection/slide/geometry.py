@@ -36,6 +36,11 @@ def nominal_power(mpp: float) -> float:
     return _UM_PX_TIMES_POWER / mpp
 
 
+def mean_mpp(mpp: Mpp | None) -> float | None:
+    """One resolution, µm/px, for px that need not be square; None stays None."""
+    return None if mpp is None else sum(mpp) / 2
+
+
 def l0_from_lv(value_lv: float, downsample: float) -> int:
     """Level-0 px of a px position on a level."""
     return round(value_lv * downsample)
@@ -132,7 +137,7 @@ def plan_read(
     if not 0 <= overlap < tile_px:
         raise InvalidInputError(f"overlap must be in [0, tile_px), got {overlap} of {tile_px}")
     if tile_mpp is None:
-        mpp = None if slide_mpp is None else sum(slide_mpp) / 2
+        mpp = mean_mpp(slide_mpp)
         ratio = (1.0, 1.0)
     else:
         if not (tile_mpp > 0 and math.isfinite(tile_mpp)):
