@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from benchmarks.harness import arguments, finish
-from thinsection.neighbors import FrameOptions, frame_table, token_frame_atoms
-from thinsection.neighbors.frames_reference import token_frame_atoms_all_pairs
-from thinsection.neighbors.structure import ATOM, PROTEIN, Structure, joined
+from thinsection.structures import FrameOptions, frame_table, token_frame_atoms
+from thinsection.structures.frames_reference import token_frame_atoms_all_pairs
+from thinsection.structures.structure import ATOM, PROTEIN, Structure, joined
 from thinsection.testing import run_and_measure
 
 MODULE = "benchmarks.bench_frames"

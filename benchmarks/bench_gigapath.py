@@ -12,10 +12,10 @@ import torch
 
 from benchmarks.harness import arguments, finish
 from benchmarks.titan_inputs import give_back_freed_memory, tissue_cells
-from thinsection.aggregate import GigaPathSlideEncoder
-from thinsection.aggregate.gigapath import random_gigapath_weights
-from thinsection.aggregate.gigapath_net import LongNetConfig
-from thinsection.aggregate.registry import DEFAULT_BUDGET_BYTES, LoadOptions
+from thinsection.pool import GigaPathSlideEncoder
+from thinsection.pool.gigapath import random_gigapath_weights
+from thinsection.pool.gigapath_net import LongNetConfig
+from thinsection.pool.registry import DEFAULT_BUDGET_BYTES, LoadOptions
 from thinsection.testing import run_and_measure
 from thinsection.testing.plain_gigapath import plain_gigapath
 from thinsection.types import GIB, MIB

@@ -28,7 +28,7 @@ MEMORY_FACTOR, TIME_FACTOR = 1.2, 1.5
 def settings(overrides: dict[str, Any]) -> Any:
     """The run's configuration, one decoding thread unless the case says otherwise."""
     from thinsection.config import replace_flat
-    from thinsection.run.config import RunConfig
+    from thinsection.stages.config import RunConfig
 
     return replace_flat(RunConfig(), {"decode_workers": 1, "precision": "fp32", **overrides})
 
@@ -37,7 +37,7 @@ def measured_run(slides: list[str], out: str, overrides: dict[str, Any]) -> list
     """What the fresh process does; imports are part of it."""
     import torch
 
-    from thinsection.run import run
+    from thinsection.pipeline.api import run
 
     torch.set_num_threads(1)
     summary = run(slides, out=out, config=settings(overrides))
@@ -46,7 +46,7 @@ def measured_run(slides: list[str], out: str, overrides: dict[str, Any]) -> list
 
 def compare(slides: list[str], out: Path, overrides: dict[str, Any]) -> dict[str, Any]:
     """One case: the plan, then the run."""
-    from thinsection.run.executor_plan import plan_run
+    from thinsection.plan.run_plan import plan_run
     from thinsection.testing.memory import run_and_measure
 
     plan = plan_run(slides, config=settings({**overrides, "job_cpus": 1}))

@@ -49,14 +49,14 @@ def train_once(cache_dir: str) -> None:
 
 def load_batch(**_: Any) -> Any:
     """What `thinsection qc` has imported before it starts."""
-    from thinsection.run import qc_batch
+    from thinsection.pipeline import qc_batch
 
     return qc_batch
 
 
 def batch(qc_batch: Any, *, folder: str, cache_dir: str, workers: int, num_slides: int) -> int:
     """QC of one slide under several names."""
-    from thinsection.run.cohort import SlideEntry
+    from thinsection.slide.cohort import SlideEntry
 
     root = Path(folder)
     entries = [

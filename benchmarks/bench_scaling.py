@@ -27,8 +27,10 @@ import os, sys, torch
 os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[4])]})
 torch.set_num_threads(1)
 from thinsection.config import replace_flat
-from thinsection.run import RunConfig, load_cohort, process_slides
-from thinsection.run.slides import load_models
+from thinsection.pipeline.slides import process_slides
+from thinsection.slide.cohort import load_cohort
+from thinsection.stages.config import RunConfig
+from thinsection.pipeline.slides import load_models
 from pathlib import Path
 slides, out, first = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 config = replace_flat(RunConfig(), {"decode_workers": 1, "precision": "fp32"})
@@ -43,8 +45,8 @@ _BARE = """
 import os, sys, torch
 os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[2])]})
 torch.set_num_threads(1)
-from thinsection.run import RunConfig
-from thinsection.run.slides import load_models
+from thinsection.stages.config import RunConfig
+from thinsection.pipeline.slides import load_models
 encoder = load_models(RunConfig(), "embed").encoder
 tiles = torch.randint(0, 256, (32, 256, 256, 3), dtype=torch.uint8)
 encoder.encode(tiles)
@@ -87,9 +89,10 @@ def started_together(code: str, arguments: list[list[str]]) -> float:
 def executor_seconds_per_task(out: Path, num_tasks: int) -> float:
     """What a task costs beside its work: tasks that do nothing, through our executor on two
     workers, from the first report to the last."""
-    from thinsection.run import RunConfig, SlideEntry
-    from thinsection.run.dask_executor import DaskExecutor
-    from thinsection.run.executor import ExecutorConfig
+    from thinsection.jobs.dask_executor import DaskExecutor
+    from thinsection.jobs.executor import ExecutorConfig
+    from thinsection.slide.cohort import SlideEntry
+    from thinsection.stages.config import RunConfig
     from thinsection.testing.faults import IdleTask
 
     config = RunConfig(executor=ExecutorConfig(executor="dask", workers=2, threads=1))

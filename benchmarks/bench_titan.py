@@ -22,7 +22,7 @@ from benchmarks.titan_inputs import (
     slide,
     titan_of,
 )
-from thinsection.aggregate.titan import random_titan_weights
+from thinsection.pool.titan import random_titan_weights
 from thinsection.testing import run_and_measure
 from thinsection.testing.plain_titan import BiasWay, plain_titan
 from thinsection.types import MIB

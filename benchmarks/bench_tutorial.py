@@ -47,7 +47,8 @@ def tutorial(path: str, out: str) -> int:
 def ours(path: str, out: str) -> int:
     """The main job with the tutorial's settings; returns the number of tiles."""
     from thinsection.config import replace_flat
-    from thinsection.run import RunConfig, run
+    from thinsection.pipeline.api import run
+    from thinsection.stages.config import RunConfig
 
     settings = {"tile_mpp": "native", "tile_filter": ["contrast"], "write": ["tsv"]}
     config = replace_flat(RunConfig(), {**settings, "device": "cpu"})

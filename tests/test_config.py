@@ -6,7 +6,7 @@ import pytest
 
 from thinsection.config import as_mapping, dump_toml, flat_fields, load_toml, replace_flat
 from thinsection.errors import ConfigError
-from thinsection.run.config import RunConfig
+from thinsection.stages.config import RunConfig
 from thinsection.units import format_bytes, parse_bytes
 
 

@@ -3,25 +3,23 @@
 Names are resolved on first use, so that `import thinsection` pulls in neither torch nor a reader.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers see of the names below
-    from thinsection.aggregate import aggregate as aggregate
     from thinsection.attention import alibi2d_attention as alibi2d_attention
     from thinsection.encode import embed_tiles as embed_tiles
     from thinsection.encode import load_encoder as load_encoder
     from thinsection.neighbors import nearest_neighbors as nearest_neighbors
     from thinsection.neighbors import tile_graph as tile_graph
-    from thinsection.neighbors import token_frame_atoms as token_frame_atoms
+    from thinsection.pipeline.api import run as run
+    from thinsection.pool import aggregate as aggregate
     from thinsection.qc import tissue_mask as tissue_mask
-    from thinsection.run import RunConfig as RunConfig
-    from thinsection.run import run as run
     from thinsection.slide import open_slide as open_slide
+    from thinsection.stages.config import RunConfig as RunConfig
     from thinsection.store import FeatureCache as FeatureCache
     from thinsection.stream import iter_tiles as iter_tiles
+    from thinsection.structures import token_frame_atoms as token_frame_atoms
     from thinsection.tiles import tile_grid as tile_grid
 
 __version__ = "0.1.0"
@@ -34,13 +32,13 @@ _PUBLIC = {
     "iter_tiles": "thinsection.stream",
     "embed_tiles": "thinsection.encode",
     "load_encoder": "thinsection.encode",
-    "aggregate": "thinsection.aggregate",
-    "run": "thinsection.run",
-    "RunConfig": "thinsection.run",
+    "aggregate": "thinsection.pool",
+    "run": "thinsection.pipeline.api",
+    "RunConfig": "thinsection.stages.config",
     "alibi2d_attention": "thinsection.attention",
     "nearest_neighbors": "thinsection.neighbors",
     "tile_graph": "thinsection.neighbors",
-    "token_frame_atoms": "thinsection.neighbors",
+    "token_frame_atoms": "thinsection.structures",
     "FeatureCache": "thinsection.store",
 }
 
@@ -55,18 +53,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _Package(ModuleType):
-    """Keeps `thinsection.run` and `thinsection.aggregate` the functions of these names.
-
-    Importing a room would bind its module to the package under the same name; `from
-    thinsection.run import ...` does not need that binding.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _PUBLIC and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

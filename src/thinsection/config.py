@@ -11,9 +11,9 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 from thinsection.errors import ConfigError
 
@@ -26,7 +26,14 @@ def user_cache_dir() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "thinsection"
 
 
-def option(default: Any, help: str, *, flag: str | None = None, hidden: bool = False) -> Any:
+def option(
+    default: Any,
+    help: str,
+    *,
+    flag: str | None = None,
+    hidden: bool = False,
+    choices: Callable[[], Iterable[str]] | None = None,
+) -> Any:
     """A dataclass field with what the command line and the documentation say of it.
 
     Args:
@@ -34,8 +41,10 @@ def option(default: Any, help: str, *, flag: str | None = None, hidden: bool = F
         help: a line for `--help` and for the written TOML; names its unit.
         flag: long flag where it is not the field's name with dashes.
         hidden: True keeps it off the command line (TOML only).
+        choices: the allowed names (of a registry, for example), asked for when they are needed;
+            of a tuple each item must be one.
     """
-    metadata = {"help": help, "flag": flag, "hidden": hidden}
+    metadata = {"help": help, "flag": flag, "hidden": hidden, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -44,7 +53,7 @@ def section(cls: type[T]) -> T:
     return dataclasses.field(default_factory=cls)
 
 
-def nearest(name: str, known: typing.Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """'; did you mean ...?' for the nearest known name, else the list of what is known."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
@@ -67,12 +76,28 @@ def flat_fields(cls: type) -> dict[str, tuple[str, dataclasses.Field[Any], Any]]
     for name, kind in field_types(cls).items():
         if not dataclasses.is_dataclass(kind):
             continue
-        hints = field_types(typing.cast(type, kind))
+        hints = field_types(cast(type, kind))
         for f in dataclasses.fields(kind):
             if f.name in flat:
                 raise ConfigError(f"config field {f.name!r} must be unique, got it in two sections")
             flat[f.name] = (name, f, hints[f.name])
     return flat
+
+
+def checked(value: Any, f: dataclasses.Field[Any], kind: Any, key: str) -> Any:
+    """The value of a field as its declared type, of its choices where it has any.
+
+    Raises:
+        ConfigError: naming the key, the rule and the value.
+    """
+    found = coerce(value, kind, key)
+    choices = f.metadata.get("choices")
+    if choices is not None and found is not None:
+        known = tuple(choices())
+        for name in found if isinstance(found, tuple) else (found,):
+            if name not in known:
+                raise ConfigError(f"{key} must be a known name, got {name!r}{nearest(name, known)}")
+    return found
 
 
 def coerce(value: Any, kind: Any, key: str) -> Any:
@@ -122,6 +147,7 @@ def from_mapping(cls: type[T], data: Mapping[str, Any], *, where: str = "") -> T
         ConfigError: unknown key (with the nearest known one) or a value of the wrong type.
     """
     kinds = field_types(cls)
+    fields = {f.name: f for f in dataclasses.fields(cast(type, cls))}
     values: dict[str, Any] = {}
     for name, value in data.items():
         key = f"{where}{name}"
@@ -133,7 +159,7 @@ def from_mapping(cls: type[T], data: Mapping[str, Any], *, where: str = "") -> T
                 raise ConfigError(f"{key} must be a table, got {value!r}")
             values[name] = from_mapping(kinds[name], value, where=f"{key}.")
         else:
-            values[name] = coerce(value, kinds[name], key)
+            values[name] = checked(value, fields[name], kinds[name], key)
     return cls(**values)
 
 
@@ -161,14 +187,15 @@ def replace_flat(config: T, overrides: Mapping[str, Any]) -> T:
     flat = flat_fields(type(config))
     by_section: dict[str, dict[str, Any]] = {}
     for name, value in overrides.items():
-        section_name, _, kind = flat[name]
-        checked = coerce(value, kind, f"{section_name}.{name}")
-        by_section.setdefault(section_name, {})[name] = checked
+        section_name, f, kind = flat[name]
+        by_section.setdefault(section_name, {})[name] = checked(
+            value, f, kind, f"{section_name}.{name}"
+        )
     sections = {
         name: dataclasses.replace(getattr(config, name), **values)
         for name, values in by_section.items()
     }
-    return dataclasses.replace(typing.cast(Any, config), **sections)  # type: ignore[no-any-return]
+    return dataclasses.replace(cast(Any, config), **sections)  # type: ignore[no-any-return]
 
 
 def as_mapping(config: Any) -> dict[str, Any]:
@@ -181,7 +208,7 @@ def as_mapping(config: Any) -> dict[str, Any]:
             return [plain(v) for v in value]
         return str(value) if isinstance(value, Path) else value
 
-    return typing.cast(dict[str, Any], plain(config))
+    return cast(dict[str, Any], plain(config))
 
 
 def dump_toml(config: Any) -> str:

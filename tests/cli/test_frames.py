@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.neighbors.structures import write_small
+from tests.structures.structures import write_small
 
 import thinsection
 

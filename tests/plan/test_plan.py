@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from thinsection.errors import ConfigError
+from thinsection.jobs.executor import ExecutorConfig
 from thinsection.plan.calibration import (
     Calibration,
     calibrate,
@@ -17,11 +18,9 @@ from thinsection.plan.calibration import (
 from thinsection.plan.encoder import is_quick, measure_cpu_peak
 from thinsection.plan.gpus import ASSUMED_EFFICIENCY, GPUS, find_gpu
 from thinsection.plan.memory import MARGIN, EncoderSize, SlideSize, memory_plan
+from thinsection.plan.run_plan import plan_run, planned_gpu
 from thinsection.plan.time import time_plan
-from thinsection.run import RunConfig
-from thinsection.run.config import EncodeConfig
-from thinsection.run.executor import ExecutorConfig
-from thinsection.run.executor_plan import plan_run, planned_gpu
+from thinsection.stages.config import EncodeConfig, RunConfig
 from thinsection.stream import stream_budget
 from thinsection.stream.budget import MAX_SLOTS
 from thinsection.testing.synthetic import write_he_slide

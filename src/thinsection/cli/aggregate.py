@@ -10,7 +10,7 @@ from thinsection.cli.options import with_config
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    from thinsection.run.config import AggregateRunConfig
+    from thinsection.stages.config import AggregateRunConfig
 
     app.command("aggregate")(with_config(AggregateRunConfig)(aggregate))
 
@@ -33,8 +33,8 @@ def aggregate(
         thinsection aggregate results --slide-encoder titan --executor dask --workers 4
     """
     from thinsection.cli.progress import describe
-    from thinsection.run.aggregate_task import aggregate_run
-    from thinsection.run.api import EXIT_SOME_FAILED
+    from thinsection.pipeline.aggregate_task import aggregate_run
+    from thinsection.pipeline.api import EXIT_SOME_FAILED
 
     results = aggregate_run(
         folder,

@@ -21,8 +21,8 @@ def config_command(
     """
     from thinsection.config import dump_toml, load_toml
     from thinsection.errors import ConfigError
-    from thinsection.run.config import RunConfig
-    from thinsection.store.atomic import write_text
+    from thinsection.files.atomic import write_text
+    from thinsection.stages.config import RunConfig
 
     text = dump_toml(load_toml(config, RunConfig) if config else RunConfig())
     if write is None:

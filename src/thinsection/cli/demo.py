@@ -31,7 +31,8 @@ def demo(
     from rich.console import Console
 
     from thinsection.cli.progress import RunProgress
-    from thinsection.run import RunConfig, run
+    from thinsection.pipeline.api import run
+    from thinsection.stages.config import RunConfig
     from thinsection.testing.synthetic import write_he_slide
 
     console = Console()

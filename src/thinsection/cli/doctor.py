@@ -21,7 +21,7 @@ def doctor(
     from rich.console import Console
     from rich.table import Table
 
-    from thinsection.run.doctor import examine
+    from thinsection.pipeline.doctor import examine
 
     table = Table("", "area", "name", "detail")
     for finding in examine(out):

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
         from rich.console import Console
         from rich.table import Table
 
-        from thinsection.run.efficiency import PAGE_NAME, write_efficiency
+        from thinsection.pipeline.efficiency import PAGE_NAME, write_efficiency
 
         analysis = write_efficiency(out)
         console = Console()

@@ -22,7 +22,7 @@ def anndata_command(
     Example: thinsection export anndata results --out results/tiles.h5ad
     """
     from thinsection.errors import StoreError
-    from thinsection.run.anndata_export import export_anndata
+    from thinsection.pipeline.anndata_export import export_anndata
 
     if not folder.is_dir():
         raise StoreError(f"folder must be a run's output, got {str(folder)!r}")

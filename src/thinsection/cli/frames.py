@@ -39,9 +39,9 @@ def frames(
     from rich.console import Console
     from rich.table import Table
 
-    from thinsection.neighbors.frame_files import write_frames
-    from thinsection.neighbors.frames import ANGLE_THRESHOLD, FrameOptions
-    from thinsection.store.atomic import atomic_path, write_json
+    from thinsection.files.atomic import atomic_path, write_json
+    from thinsection.structures.frame_files import write_frames
+    from thinsection.structures.frames import ANGLE_THRESHOLD, FrameOptions
 
     threshold = ANGLE_THRESHOLD if angle_threshold is None else angle_threshold
     options = FrameOptions(impl="rows" if whole_rows else "chain")

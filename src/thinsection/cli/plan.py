@@ -10,7 +10,7 @@ from thinsection.cli.run import SlidesArgument
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    from thinsection.run.config import RunConfig
+    from thinsection.stages.config import RunConfig
 
     app.command("plan")(with_config(RunConfig)(_plan))
 
@@ -28,7 +28,7 @@ def _plan(
     from rich.table import Table
 
     from thinsection.plan.memory import MARGIN
-    from thinsection.run.executor_plan import plan_run
+    from thinsection.plan.run_plan import plan_run
     from thinsection.units import format_bytes
 
     plan = plan_run(slides, config=config)
@@ -60,9 +60,9 @@ def _plan(
 
 def _show_request(slides: list[str], config: Any) -> None:
     """Prints what `thinsection slurm script` would write for the same slides and settings."""
-    from thinsection.run.cohort import load_cohort, parse_mpp
-    from thinsection.run.slurm_request import array_chunks, job_request
-    from thinsection.run.slurm_script import resource_directives
+    from thinsection.jobs.slurm_request import array_chunks, job_request
+    from thinsection.jobs.slurm_script import resource_directives
+    from thinsection.slide.cohort import load_cohort, parse_mpp
 
     given = config.slides.slide_mpp
     mpp = parse_mpp(given, where="slides.slide_mpp") if given else None

@@ -135,7 +135,7 @@ def _tile_probe(
 
 def _finish(result: "ProbeResult", out: Path, tiles: "TileSet | None" = None) -> None:
     """Writes the report and prints the score and where to look."""
-    from thinsection.report.probe_page import METRIC_WORDS, write_probe_report
+    from thinsection.probe.page import METRIC_WORDS, write_probe_report
 
     files = write_probe_report(result, out, tiles=tiles)
     interval = result.interval

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from thinsection.cli.options import with_config
-from thinsection.run.probe_grid import ProbeGridConfig
+from thinsection.probe.grid import ProbeGridConfig
 
 Data = Annotated[
     list[Path],
@@ -33,7 +33,7 @@ def grid(data: Data, out: Out, config: ProbeGridConfig) -> None:
       thinsection probe grid BRACS_RoI/ --layout bracs --encoders uni --encoders conch_v15
       --seeds 0 --seeds 1 --executor dask --workers 4 --out probes/
     """
-    from thinsection.run.probe_grid import TABLE_NAME, run_probes
+    from thinsection.probe.grid import TABLE_NAME, run_probes
 
     rows = run_probes(data, out=out, config=config, on_message=typer.echo)
     for row in rows:

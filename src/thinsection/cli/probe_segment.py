@@ -25,9 +25,9 @@ def segment(data: Data, out: Out, config: SegmentConfig) -> None:
 
       thinsection probe segment PanNuke/ --dataset pannuke --encoder uni --out probe/
     """
+    from thinsection.probe.page import write_probe_report
     from thinsection.probe.segment_api import run_segment_probe
-    from thinsection.report.probe_page import write_probe_report
-    from thinsection.report.segment_plots import segment_pictures
+    from thinsection.probe.segment_plots import segment_pictures
 
     result, examples = run_segment_probe(data, config)
     pictures = segment_pictures(result, examples)

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from thinsection.run import RunEvent, SlideResult
+from thinsection.pipeline.results import SlideResult
+from thinsection.pipeline.slides import RunEvent
 
 
 class RunProgress:

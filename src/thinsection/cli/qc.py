@@ -10,7 +10,7 @@ from thinsection.cli.options import with_config
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    from thinsection.run.qc_run import QcRunConfig
+    from thinsection.pipeline.qc_run import QcRunConfig
 
     app.command("qc")(with_config(QcRunConfig)(qc))
 
@@ -39,9 +39,9 @@ def qc(
 
         thinsection qc slides/ --out qc --from-histoqc config.ini --write histoqc
     """
+    from thinsection.files.atomic import write_text
+    from thinsection.pipeline.qc_run import chosen_pipeline, qc_run
     from thinsection.qc.pipeline import dump_pipeline
-    from thinsection.run.qc_run import chosen_pipeline, qc_run
-    from thinsection.store.atomic import write_text
 
     pipeline, notes = chosen_pipeline(config)
     for note in notes:

@@ -35,7 +35,7 @@ Examples:
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    from thinsection.run.config import RunConfig
+    from thinsection.stages.config import RunConfig
 
     for name, (stage, summary) in _STAGES.items():
         command = with_config(RunConfig)(_command(name, stage))
@@ -54,7 +54,8 @@ def _command(name: str, stage: str) -> Any:
 def run_and_report(slides: list[str], out: str, config: Any, stage: str) -> None:
     """Runs with progress, prints where the results are, exits with the run's code."""
     from thinsection.cli.progress import RunProgress
-    from thinsection.run import load_cohort, run
+    from thinsection.pipeline.api import run
+    from thinsection.slide.cohort import load_cohort
 
     console = Console()
     progress = RunProgress(console, num_slides=len(load_cohort(slides)))

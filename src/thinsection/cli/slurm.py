@@ -17,7 +17,7 @@ JobsArgument = Annotated[Path, typer.Argument(help="Output folder of the jobs.")
 
 def register(app: typer.Typer) -> None:
     """Adds the group of commands."""
-    from thinsection.run.config import RunConfig
+    from thinsection.stages.config import RunConfig
 
     group = typer.Typer(no_args_is_help=True, help="A run as a Slurm job array.")
     group.command("script")(with_config(RunConfig)(_script))
@@ -56,7 +56,7 @@ def _submit(slides: SlidesArgument, out: OutOption, config: Any = None) -> None:
 
 def _write(slides: list[str], out: str, config: Any) -> Any:
     from thinsection.errors import ConfigError
-    from thinsection.run.slurm_submit import write_missing
+    from thinsection.jobs.slurm_submit import write_missing
     from thinsection.slide.remote import is_url
 
     if is_url(out):
@@ -76,8 +76,8 @@ def _status(out: JobsArgument) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from thinsection.run.slurm_executor import job_status
-    from thinsection.run.slurm_job import load_jobs
+    from thinsection.jobs.slurm_executor import job_status
+    from thinsection.jobs.slurm_job import load_jobs
 
     table = Table("job", "id", "array tasks", "slides")
     for job in load_jobs(out):
@@ -97,7 +97,7 @@ def _collect(
 
     Exit code 0: all slides are done; 3: some failed, were lost or are not done yet.
     """
-    from thinsection.run.slurm_submit import collect_run
+    from thinsection.jobs.slurm_submit import collect_run
 
     summary, waiting = collect_run(out, retry=retry, on_message=typer.echo)
     line = ", ".join(f"{count} {status}" for status, count in summary.counts.items() if count)
@@ -115,7 +115,7 @@ def _task(
 ) -> None:
     """Work on the slides of one array index (what the batch script calls)."""
     from thinsection.cli.progress import describe
-    from thinsection.run.slurm_job import load_job
+    from thinsection.jobs.slurm_job import load_job
 
     def show(event: Any) -> None:
         if event.kind == "ended" and event.result is not None:
@@ -133,7 +133,7 @@ def _array_task(
 ) -> None:
     """Work on the entries of one array index: probes, quality control, aggregation."""
     from thinsection.config import as_mapping
-    from thinsection.run.task_document import load_tasks
+    from thinsection.jobs.task_document import load_tasks
 
     failed = False
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from thinsection.config import user_cache_dir
 from thinsection.errors import StoreError
-from thinsection.store.atomic import write_json
+from thinsection.files.atomic import write_json
 from thinsection.stream import cpu_count
 
 # CPU-seconds per slide for tissue, polygons, pictures and files, beside decoding its thumbnail
@@ -158,7 +158,7 @@ def measure_decoding() -> float:
 _IMPORTS = """
 import json, os, sys
 import torch, h5py, tifffile, simplejpeg, PIL.Image, scipy.ndimage, skimage.morphology
-import thinsection.aggregate, thinsection.encode, thinsection.slide, thinsection.stream
+import thinsection.pool, thinsection.encode, thinsection.slide, thinsection.stream
 
 def peak():
     lines = [line for line in open('/proc/self/status') if line.startswith('VmHWM')]

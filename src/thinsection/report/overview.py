@@ -6,8 +6,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 from scipy import ndimage
 
+from thinsection.files.atomic import atomic_path
 from thinsection.qc.tissue import TissueMask
-from thinsection.store.atomic import atomic_path
 from thinsection.tiles import TileTable
 from thinsection.types import RgbArray
 

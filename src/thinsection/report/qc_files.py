@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
+from thinsection.files.atomic import atomic_path, write_json
 from thinsection.qc.engine import QcResult
 from thinsection.qc.light import Intensity
 from thinsection.qc.pipeline import Check
-from thinsection.store.atomic import atomic_path, write_json
 from thinsection.store.geojson import TISSUE_COLOR, Color, write_masks_geojson
 from thinsection.types import MaskArray, RgbArray
 

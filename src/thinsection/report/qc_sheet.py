@@ -11,8 +11,9 @@ from urllib.parse import quote
 
 from PIL import Image
 
+from thinsection.files.atomic import write_text
+from thinsection.files.pages import render_page
 from thinsection.qc.view import EMPTY_SCORE, Score
-from thinsection.store.atomic import write_text
 
 THUMBNAIL_EDGE_PX = 160
 _OUTLIER_DEVIATIONS = 3.5  # of the median absolute deviation, scaled to a normal's sigma
@@ -51,15 +52,12 @@ def write_qc_sheet(path: Path, rows: Sequence[Mapping[str, Score]], *, title: st
         title: of the page.
     """
     # here, as QC's workers import this module and write no page
-    from jinja2 import Environment, PackageLoader, select_autoescape
-
     columns = _columns(rows)
     usual = {name: _usual(rows, name) for name in columns}
     lines = [_line(row, columns, usual, path.parent) for row in rows]
-    environment = Environment(
-        loader=PackageLoader("thinsection.report"), autoescape=select_autoescape()
-    )
-    page = environment.get_template("qc_sheet.html").render(
+    page = render_page(
+        "thinsection.report",
+        "qc_sheet.html",
         title=title,
         columns=columns,
         lines=lines,

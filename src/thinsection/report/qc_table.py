@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from thinsection.files.atomic import write_text
 from thinsection.qc.view import Score
-from thinsection.store.atomic import write_text
 
 Row = Mapping[str, Score]
 

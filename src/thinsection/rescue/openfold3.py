@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from thinsection.errors import MissingDependencyError, RescueError
-from thinsection.neighbors.frames import Coordinates, FrameOptions, token_frame_atoms
+from thinsection.structures.frames import Coordinates, FrameOptions, token_frame_atoms
 
 VERSIONS = ("0.4.5", "0.5.0")  # whose function was compared with ours
 MODULE = "openfold3.core.utils.atomize_utils"

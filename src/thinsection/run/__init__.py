@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thinsection.run.api import RunSummary, run
-    from thinsection.run.cohort import SlideEntry, load_cohort
-    from thinsection.run.config import RunConfig
-    from thinsection.run.results import SlideResult
-    from thinsection.run.slides import RunEvent, process_slides
+    from thinsection.pipeline.api import RunSummary, run
+    from thinsection.pipeline.results import SlideResult
+    from thinsection.pipeline.slides import RunEvent, process_slides
+    from thinsection.slide.cohort import SlideEntry, load_cohort
+    from thinsection.stages.config import RunConfig
 
 _MODULES = {
     "RunConfig": "config",

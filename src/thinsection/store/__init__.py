@@ -1,12 +1,10 @@
-"""Results on disk: names, dtypes, chunks, atomic writes, the feature cache, the resume ledger.
+"""Results on disk: names, dtypes, chunks, the feature cache, the resume ledger.
 
 The cache is resolved on first use: most of what writes a file needs none.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from thinsection.store.atomic import atomic_path, write_bytes, write_json, write_text
 
 if TYPE_CHECKING:
     from thinsection.store.cache import CacheKey as CacheKey
@@ -15,10 +13,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CacheKey",
     "FeatureCache",
-    "atomic_path",
-    "write_bytes",
-    "write_json",
-    "write_text",
 ]
 
 

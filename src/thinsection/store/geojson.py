@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from thinsection.files.atomic import write_text
 from thinsection.qc.polygons import MaskPolygon, Ring, mask_polygons
-from thinsection.store.atomic import write_text
 from thinsection.types import MaskArray, MaskFrame
 
 Color = tuple[int, int, int]  # RGB, 0 to 255

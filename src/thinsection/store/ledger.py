@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.errors import StoreError
+from thinsection.files.atomic import write_json
 from thinsection.slide.remote import FsspecSource, is_url
-from thinsection.store.atomic import write_json
 
 LEDGER_NAME = "slide.json"
 ELSEWHERE_NAME = ".elsewhere.json"  # name -> bytes of files that were moved to a URL

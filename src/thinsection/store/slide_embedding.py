@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import StoreError
-from thinsection.store.atomic import atomic_path
+from thinsection.files.atomic import atomic_path
 from thinsection.store.tiles_h5 import open_h5
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thinsection.run.aggregate_folder import TilesSource
-from thinsection.run.aggregate_task import AggregateTask
-from thinsection.run.cohort import SlideEntry
-from thinsection.run.executor import ChunkReport
-from thinsection.run.executor_task import RunTask
-from thinsection.run.qc_batch import QcReport
-from thinsection.run.qc_task import QcTask
-from thinsection.run.results import SlideResult
-from thinsection.run.slides import RunEvent
+from thinsection.jobs.executor import ChunkReport
+from thinsection.pipeline.aggregate_folder import TilesSource
+from thinsection.pipeline.aggregate_task import AggregateTask
+from thinsection.pipeline.qc_batch import QcReport
+from thinsection.pipeline.qc_task import QcTask
+from thinsection.pipeline.results import SlideResult
+from thinsection.pipeline.run_task import RunTask
+from thinsection.pipeline.slides import RunEvent
+from thinsection.slide.cohort import SlideEntry
 from thinsection.types import MIB
 
 

@@ -1,6 +1,6 @@
 """LongNet as Prov-GigaPath uses it, the plain way: zero padding in memory, dense softmax, float64.
 
-Written from the published description alone and independent of `thinsection.aggregate`; the
+Written from the published description alone and independent of `thinsection.pool`; the
 yardstick of tests. O(g²) memory for segments of g tokens.
 """
 

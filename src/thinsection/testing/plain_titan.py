@@ -1,6 +1,6 @@
 """TITAN's slide encoder the plain way: dense grid, bias in full, one tensor after the other.
 
-Written from the published description alone and independent of `thinsection.aggregate`, in any
+Written from the published description alone and independent of `thinsection.pool`, in any
 floating dtype; the yardstick of tests and the published way of benchmarks. O(N²) memory.
 """
 

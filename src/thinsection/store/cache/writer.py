@@ -19,7 +19,7 @@ from thinsection.errors import (
     LockedError,
     StoreError,
 )
-from thinsection.store.atomic import write_json
+from thinsection.files.atomic import write_json
 from thinsection.store.cache import layout
 from thinsection.store.cache.dtypes import (
     F32,

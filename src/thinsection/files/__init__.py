@@ -1,0 +1,1 @@
+"""Files of any kind: atomic writes, locks, byte sources, pages."""

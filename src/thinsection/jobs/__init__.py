@@ -1,0 +1,1 @@
+"""Tasks, and where they are worked on: this process, Dask workers, Slurm jobs."""

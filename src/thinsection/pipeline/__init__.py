@@ -1,0 +1,1 @@
+"""`run` and its siblings: a cohort through the graph of stages."""

@@ -1,0 +1,120 @@
+"""One call: tile embeddings of a slide in, its embedding out; and slides of a patient to one."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from thinsection.errors import InvalidInputError
+from thinsection.pool.inputs import checked_coords, checked_embeddings, checked_tile_px
+from thinsection.pool.protocol import SlideEmbedding, SlideEncoder, TileEmbeddings
+from thinsection.pool.registry import load_slide_encoder
+from thinsection.types import CoordsL0
+
+Fusion = Literal["early", "late"]
+GAP_TILES = 2  # empty tiles between two slides that early fusion lays side by side
+
+
+def aggregate(
+    tile_embeddings: TileEmbeddings,
+    coords_l0: CoordsL0,
+    *,
+    slide_encoder: str | SlideEncoder = "mean",
+    tile_px_l0: int,
+    **options: Any,
+) -> SlideEmbedding:
+    """Slide embedding (D',) of one slide.
+
+    Args:
+        tile_embeddings: (N, D) float, N >= 1.
+        coords_l0: int64 (N, 2), top-left corners, level-0 px.
+        slide_encoder: a name (see `slide_encoder_names`) or a loaded slide encoder.
+        tile_px_l0: edge of a tile, level-0 px.
+        options: of `load_slide_encoder`, where `slide_encoder` is a name.
+
+    Raises:
+        InvalidInputError: shapes, dtypes or values do not fit.
+    """
+    encoder = _loaded(slide_encoder, options)
+    return encoder.encode(tile_embeddings, coords_l0, tile_px_l0=tile_px_l0)
+
+
+def patient_embedding(
+    slides: Sequence[tuple[TileEmbeddings, CoordsL0]],
+    *,
+    slide_encoder: str | SlideEncoder = "mean",
+    tile_px_l0: int | Sequence[int],
+    fusion: Fusion = "late",
+    **options: Any,
+) -> SlideEmbedding:
+    """One embedding (D',) from all slides of a patient.
+
+    'late' encodes each slide and takes the mean of the slide embeddings: every slide counts the
+    same. 'early' encodes all tiles as one slide, the slides side by side along x with GAP_TILES
+    empty tiles between them: every tile counts the same, and slides attend to each other.
+
+    Args:
+        slides: (tile_embeddings, coords_l0) of each slide, at least one.
+        tile_px_l0: edge of a tile, level-0 px; one, or one per slide.
+        fusion: 'late' or 'early'.
+
+    Memory: 'early' holds a float32 copy of all tile embeddings of the patient.
+
+    Raises:
+        InvalidInputError: no slides, another fusion, or a slide that does not fit (named by index).
+    """
+    if not slides:
+        raise InvalidInputError("slides must hold at least one slide, got none")
+    edges = [tile_px_l0] * len(slides) if isinstance(tile_px_l0, int) else list(tile_px_l0)
+    if len(edges) != len(slides):
+        rule = f"be one int or one per slide ({len(slides)})"
+        raise InvalidInputError(f"tile_px_l0 must {rule}, got {len(edges)}")
+    encoder = _loaded(slide_encoder, options)
+    if fusion == "late":
+        embeddings = []
+        for index, ((tiles, coords), edge) in enumerate(zip(slides, edges, strict=True)):
+            try:
+                embeddings.append(encoder.encode(tiles, coords, tile_px_l0=edge))
+            except InvalidInputError as error:
+                error.add_note(f"slide {index} of the patient")
+                raise
+        mean: SlideEmbedding = np.stack(embeddings).mean(0, dtype=np.float64).astype(np.float32)
+        return mean
+    if fusion == "early":
+        tiles, coords = _side_by_side(slides, edges)
+        return encoder.encode(tiles, coords, tile_px_l0=1)
+    raise InvalidInputError(f"fusion must be 'early' or 'late', got {fusion!r}")
+
+
+def _side_by_side(
+    slides: Sequence[tuple[TileEmbeddings, CoordsL0]], edges: Sequence[int]
+) -> tuple[Any, CoordsL0]:
+    """All tiles with coordinates in tiles (so that slides of other magnification line up)."""
+    all_tiles, all_cells, right = [], [], 0
+    for index, ((tiles, coords), edge) in enumerate(zip(slides, edges, strict=True)):
+        try:
+            checked = checked_embeddings(tiles)
+            cells = checked_coords(coords, checked.shape[0])
+            cells = (cells - cells.min(0)) // checked_tile_px(edge)
+        except InvalidInputError as error:
+            error.add_note(f"slide {index} of the patient")
+            raise
+        all_tiles.append(checked.detach().float().cpu().numpy())
+        all_cells.append(cells + np.array([right, 0]))
+        right += int(cells[:, 0].max()) + 1 + GAP_TILES
+    widths = {t.shape[1] for t in all_tiles}
+    if len(widths) > 1:
+        got = sorted(widths)
+        raise InvalidInputError(f"tile_embeddings must have one D over all slides, got {got}")
+    return np.concatenate(all_tiles), np.concatenate(all_cells)
+
+
+def _loaded(slide_encoder: str | SlideEncoder, options: dict[str, Any]) -> SlideEncoder:
+    if isinstance(slide_encoder, str):
+        return load_slide_encoder(slide_encoder, **options)
+    if options:
+        names = ", ".join(options)
+        raise InvalidInputError(
+            f"options must be left out with a loaded slide encoder, got {names}"
+        )
+    return slide_encoder

@@ -1,0 +1,136 @@
+"""Slide encoders without a transformer: mean, max, and attention pooling with given weights.
+
+Shapes: N tiles, D channels of a tile embedding, K hidden channels of the attention score.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from thinsection.errors import WeightsError
+from thinsection.pool.inputs import checked_coords, checked_embeddings, checked_tile_px
+from thinsection.pool.protocol import Expects, SlideEmbedding, TileEmbeddings
+from thinsection.pool.weights import state_dict_hash
+from thinsection.types import CoordsL0
+
+BLOCK_ROWS = 8192  # tiles a block: a float32 copy of 8192 x 1536 is 48 MiB
+
+
+class MeanSlideEncoder:
+    """The mean over tiles, summed in float64, so that the order of tiles does not matter."""
+
+    name = "mean"
+    dim = None
+    expects = Expects()
+    weights_hash = None
+
+    def encode(
+        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
+    ) -> SlideEmbedding:
+        """Mean (D,) float32.
+
+        Memory: one float64 block of BLOCK_ROWS x D.
+        """
+        tiles = _checked(tile_embeddings, coords_l0, tile_px_l0)
+        total = torch.zeros(tiles.shape[1], dtype=torch.float64, device=tiles.device)
+        for block in _blocks(tiles):
+            total += block.double().sum(0)
+        return _as_numpy(total / tiles.shape[0])
+
+
+class MaxSlideEncoder:
+    """The largest value of each channel over tiles."""
+
+    name = "max"
+    dim = None
+    expects = Expects()
+    weights_hash = None
+
+    def encode(
+        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
+    ) -> SlideEmbedding:
+        """Maximum (D,) float32."""
+        tiles = _checked(tile_embeddings, coords_l0, tile_px_l0)
+        return _as_numpy(tiles.amax(0))
+
+
+class AbmilSlideEncoder:
+    """Attention pooling with given weights: sum of a_n x_n, a = softmax over tiles of a score.
+
+    The score is w . tanh(V x + b), or gated, w . (tanh(V x + b) * sigmoid(U x + c)), where the
+    state dict holds `U.*`. Names: `V.weight` (K, D), `V.bias` (K), `U.weight`, `U.bias` alike,
+    `w.weight` (1, K), `w.bias` (1).
+
+    Source: Ilse, Tomczak, Welling, "Attention-based Deep Multiple Instance Learning", 2018.
+    """
+
+    name = "abmil"
+
+    def __init__(self, state_dict: Mapping[str, torch.Tensor], *, device: str = "cpu") -> None:
+        self._weights = _checked_abmil(state_dict, device)
+        self.dim = self._weights["V.weight"].shape[1]
+        self.expects = Expects(tile_dim=self.dim)
+        self.weights_hash = state_dict_hash(state_dict)
+        self._device = device
+
+    def encode(
+        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
+    ) -> SlideEmbedding:
+        """Weighted mean (D,) float32.
+
+        Memory: N scores and one float32 block of BLOCK_ROWS x D.
+        """
+        tiles = _checked(tile_embeddings, coords_l0, tile_px_l0, tile_dim=self.dim)
+        with torch.inference_mode():
+            scores = torch.cat([self._score(b.to(self._device).float()) for b in _blocks(tiles)])
+            attention = scores.double().softmax(0)
+            pooled = torch.zeros(self.dim, dtype=torch.float64, device=self._device)
+            for block, weight in zip(_blocks(tiles), _blocks(attention), strict=True):
+                pooled += weight @ block.to(self._device).double()
+        return _as_numpy(pooled)
+
+    def _score(self, tiles: torch.Tensor) -> torch.Tensor:
+        w = self._weights
+        hidden = torch.tanh(tiles @ w["V.weight"].T + w["V.bias"])
+        if "U.weight" in w:
+            hidden = hidden * torch.sigmoid(tiles @ w["U.weight"].T + w["U.bias"])
+        return hidden @ w["w.weight"][0] + w["w.bias"]
+
+
+def _checked_abmil(state_dict: Mapping[str, torch.Tensor], device: str) -> dict[str, torch.Tensor]:
+    plain = {"V.weight", "V.bias", "w.weight", "w.bias"}
+    allowed = (plain, plain | {"U.weight", "U.bias"})
+    if set(state_dict) not in allowed:
+        rule = "hold V.*, w.* and, where gated, U.* (weight and bias each)"
+        raise WeightsError(f"abmil state dict must {rule}, got {sorted(state_dict)}")
+    if state_dict["V.weight"].ndim != 2:
+        got = tuple(state_dict["V.weight"].shape)
+        raise WeightsError(f"V.weight must be of shape (K, D), got {got}")
+    hidden, dim = state_dict["V.weight"].shape
+    shapes = {"V.weight": (hidden, dim), "V.bias": (hidden,), "w.weight": (1, hidden)}
+    shapes |= {"U.weight": (hidden, dim), "U.bias": (hidden,), "w.bias": (1,)}
+    for name, value in state_dict.items():
+        if tuple(value.shape) != shapes[name]:
+            got = tuple(value.shape)
+            raise WeightsError(f"{name} must be of shape {shapes[name]}, got {got}")
+    return {name: value.detach().to(device).float() for name, value in state_dict.items()}
+
+
+def _checked(
+    tile_embeddings: Any, coords_l0: Any, tile_px_l0: Any, *, tile_dim: int | None = None
+) -> torch.Tensor:
+    tiles = checked_embeddings(tile_embeddings, tile_dim=tile_dim)
+    checked_coords(coords_l0, tiles.shape[0])
+    checked_tile_px(tile_px_l0)
+    return tiles
+
+
+def _blocks(tiles: torch.Tensor) -> Iterator[torch.Tensor]:
+    for start in range(0, tiles.shape[0], BLOCK_ROWS):
+        yield tiles[start : start + BLOCK_ROWS]
+
+
+def _as_numpy(vector: torch.Tensor) -> SlideEmbedding:
+    array: SlideEmbedding = vector.float().cpu().numpy()
+    return array

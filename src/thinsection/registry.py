@@ -1,0 +1,161 @@
+"""Named things that other packages may add to: readers, encoders, checks, formats, probes, ...
+
+A room declares its own entries in one tuple and makes one `Registry` of them. Another package adds
+one by an entry point of the registry's group that names an `Entry`, or a class or function whose
+attributes `help`, `suffixes`, `needs` and `extra` say the same. Choices of the command line,
+`thinsection doctor`, the tables of the docs and every "did you mean" derive from the registry.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module, metadata, util
+from typing import Any, Generic, TypeVar, cast
+
+from thinsection.errors import (
+    ConfigError,
+    InvalidInputError,
+    MissingDependencyError,
+    ThinsectionError,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One named thing of a registry, before it is imported.
+
+    Attributes:
+        name: as a person types it.
+        help: one line.
+        target: 'module:attribute', imported on first use; or the object itself.
+        suffixes: of the files that it opens or writes, lower case, with the dot.
+        needs: packages that it imports, by import name.
+        extra: of this package (`thinsection[extra]`) that brings them.
+    """
+
+    name: str
+    help: str
+    target: Any
+    suffixes: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    extra: str | None = None
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Packages of `needs` that are not installed; nothing is imported."""
+        return tuple(name for name in self.needs if util.find_spec(name) is None)
+
+    @property
+    def remedy(self) -> str:
+        """How to get what is missing."""
+        what = f"'thinsection[{self.extra}]'" if self.extra else " ".join(self.missing)
+        return f"pip install {what}"
+
+    def load(self) -> Any:
+        """The object.
+
+        Raises:
+            MissingDependencyError: a package that it needs is not installed.
+        """
+        if self.missing:
+            raise MissingDependencyError(
+                f"{self.name} needs {', '.join(self.missing)}; {self.remedy}"
+            )
+        if not isinstance(self.target, str):
+            return self.target
+        module, _, attribute = self.target.partition(":")
+        return getattr(import_module(module), attribute)
+
+
+class Registry(Generic[T]):
+    """Entries of one kind: those declared here, then those of other packages.
+
+    Args:
+        kind: what an entry is, as messages say it: 'reader', 'tile encoder'.
+        group: entry point group of other packages.
+        built_in: our own entries, or what makes them when they are first asked for.
+        error: class of the error for an unknown name.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        group: str,
+        built_in: Iterable[Entry] | Callable[[], Iterable[Entry]],
+        *,
+        error: type[ThinsectionError] = ConfigError,
+    ) -> None:
+        self.kind, self.group, self._error = kind, group, error
+        self._built_in = built_in
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Every entry; those of other packages are imported for their help."""
+        return (self.entry(name) for name in self.names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._declared or name in self._points
+
+    def names(self) -> tuple[str, ...]:
+        """Every name, ours first; nothing is imported."""
+        return (*self._declared, *(n for n in self._points if n not in self._declared))
+
+    def entry(self, name: str) -> Entry:
+        """The entry of a name.
+
+        Raises:
+            ThinsectionError: (of the class `error`) no such name, with the nearest ones.
+            InvalidInputError: another package's entry cannot be imported.
+        """
+        if name in self._declared:
+            return self._declared[name]
+        if name not in self._points:
+            raise self._error(f"{self.kind} must be a known name, got {name!r}{self.nearest(name)}")
+        return self._from_point(self._points[name])
+
+    def load(self, name: str) -> T:
+        """The object of a name.
+
+        Raises:
+            ThinsectionError: as of `entry`, or a package that it needs is missing.
+        """
+        return cast(T, self.entry(name).load())
+
+    def nearest(self, name: str) -> str:
+        """'; did you mean ...?' for a known name that is near, else '; known: ...'."""
+        names = self.names()
+        key = name.lower().replace("-", "_")
+        longer = [n for n in names if key and n.lower().startswith(key)]
+        close = longer or difflib.get_close_matches(key, names, n=1)
+        return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"
+
+    @cached_property
+    def _declared(self) -> dict[str, Entry]:
+        made = self._built_in() if callable(self._built_in) else self._built_in
+        return {entry.name: entry for entry in made}
+
+    @cached_property
+    def _points(self) -> dict[str, metadata.EntryPoint]:
+        return {point.name: point for point in metadata.entry_points(group=self.group)}
+
+    def _from_point(self, point: metadata.EntryPoint) -> Entry:
+        try:
+            found = point.load()
+        except Exception as error:  # another package's code: whatever it raises names the package
+            raise InvalidInputError(
+                f"{self.kind} {point.name!r} must be importable, got {error!r} from "
+                f"{point.value!r}; mend or remove the package that brings it"
+            ) from error
+        if isinstance(found, Entry):
+            return replace(found, name=point.name)
+        lines = (getattr(found, "help", None) or found.__doc__ or "").strip().splitlines()
+        return Entry(
+            name=point.name,
+            help=lines[0] if lines else f"from {point.value}",
+            target=found,
+            suffixes=tuple(getattr(found, "suffixes", ())),
+            needs=tuple(getattr(found, "needs", ())),
+            extra=getattr(found, "extra", None),
+        )

@@ -1,0 +1,135 @@
+"""Settings of a run and of aggregation by itself; command line, TOML and plan derive from these."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from thinsection.config import option, section
+from thinsection.errors import ConfigError
+from thinsection.jobs.executor import ExecutorConfig
+from thinsection.qc.tissue import TissueConfig
+from thinsection.stream.budget import StreamConfig
+from thinsection.tiles.grid import TilesConfig
+from thinsection.units import parse_bytes
+
+EXTRA_FORMATS = ("tsv", "parquet", "zarr")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidesConfig:
+    """How slides are opened."""
+
+    reader: Literal["auto", "openslide", "cucim", "tiff", "image"] = option(
+        "auto", "Reader; 'auto' takes the fastest that agrees with OpenSlide's pixels."
+    )
+    slide_mpp: str | None = option(
+        None, "µm/px of level 0 where a file has none: 0.25 or 0.25x0.26."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeConfig:
+    """Which tile encoder, and where it runs."""
+
+    encoder: str = option(
+        "efficientnet_lite0",
+        "Tile encoder: a name of `thinsection models`, timm:NAME, hf:REPO, a file.",
+    )
+    weights: str | None = option(
+        None, "Local weights for the encoder (safetensors, or .pth safely)."
+    )
+    pretrained: bool = option(True, "Load weights; --no-pretrained takes seeded random ones.")
+    allow_remote_code: bool = option(False, "Let a hub repository run its own code.")
+    device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.")
+    precision: Literal["auto", "fp32", "fp16", "bf16"] = option(
+        "auto", "Arithmetic of the encoder."
+    )
+    batch_size: int = option(0, "Tiles per batch; 0: 32 on a CPU, 256 on a GPU.")
+    seed: int = option(0, "Seed of random weights.")
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 0:
+            raise ConfigError(f"encode.batch_size must be >= 0, got {self.batch_size}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregateConfig:
+    """Which slide encoder pools the tile embeddings."""
+
+    slide_encoder: str = option("mean", "Slide encoder: mean, max, abmil, titan, gigapath.")
+    slide_weights: str | None = option(
+        None, "Local weights, or hub repository, of the slide encoder."
+    )
+    aggregate_memory: str = option("1GiB", "Memory of the slide encoder's attention.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QcConfig:
+    """Quality control inside a run."""
+
+    qc: str = option(
+        "off",
+        "QC whose mask the tiles use: off, default, extended, light, ihc, clinical, v2.1, a .toml.",
+    )
+    qc_fail: tuple[str, ...] = option(
+        (), "Leave out slides for which this holds: 'pixels_to_use<1000'; repeat."
+    )
+    qc_device: str = option("cpu", "Where the checks are computed: cpu or cuda.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputConfig:
+    """What is written beside tiles.h5 and slide.json."""
+
+    write: tuple[str, ...] = option((), f"Further formats; repeat: {', '.join(EXTRA_FORMATS)}.")
+    embedding_dtype: Literal["float32", "float16"] = option("float32", "Type of stored embeddings.")
+    graph: str | None = option(None, "Spatial graph of the tiles: knn:8 or radius:100 (µm).")
+    overview: bool = option(True, "One PNG per slide: thumbnail, tissue outline, tiles.")
+    resume: bool = option(True, "Skip what is done with the same settings and input.")
+
+    def __post_init__(self) -> None:
+        for name in self.write:
+            if name not in EXTRA_FORMATS:
+                raise ConfigError(f"output.write must be one of {EXTRA_FORMATS}, got {name!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All settings of a run, by section."""
+
+    slides: SlidesConfig = section(SlidesConfig)
+    tissue: TissueConfig = section(TissueConfig)
+    qc: QcConfig = section(QcConfig)
+    tiles: TilesConfig = section(TilesConfig)
+    encode: EncodeConfig = section(EncodeConfig)
+    aggregate: AggregateConfig = section(AggregateConfig)
+    stream: StreamConfig = section(StreamConfig)
+    output: OutputConfig = section(OutputConfig)
+    executor: ExecutorConfig = section(ExecutorConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingConfig:
+    """Which slide encoder pools tiles files that are there, and what these may leave open."""
+
+    slide_encoder: str = option(
+        AggregateConfig().slide_encoder, "Slide encoder: mean, max, abmil, titan, gigapath."
+    )
+    slide_weights: str | None = option(
+        None, "Local weights, or hub repository, of the slide encoder."
+    )
+    tile_px_l0: int | None = option(None, "Tile edge in level-0 px where files do not say.")
+    device: str = option("auto", "auto, cpu, cuda or cuda:1.")
+    memory: str = option(
+        AggregateConfig().aggregate_memory, "Memory of the slide encoder's attention."
+    )
+
+    def __post_init__(self) -> None:
+        parse_bytes(self.memory, name="pooling.memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregateRunConfig:
+    """All settings of `thinsection aggregate`, by section."""
+
+    pooling: PoolingConfig = section(PoolingConfig)
+    executor: ExecutorConfig = section(ExecutorConfig)

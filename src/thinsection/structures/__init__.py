@@ -1,0 +1,24 @@
+"""Token frames of structures in O(N) memory, and structure files (mmCIF)."""
+
+from thinsection.structures.frame_files import write_frames
+from thinsection.structures.frame_table import FrameSummary, frame_table
+from thinsection.structures.frames import (
+    FrameAtoms,
+    FrameOptions,
+    frame_atoms,
+    token_frame_atoms,
+)
+from thinsection.structures.mmcif import read_structure
+from thinsection.structures.structure import Structure
+
+__all__ = [
+    "FrameAtoms",
+    "FrameOptions",
+    "FrameSummary",
+    "Structure",
+    "frame_atoms",
+    "frame_table",
+    "read_structure",
+    "token_frame_atoms",
+    "write_frames",
+]

@@ -1,0 +1,1 @@
+"""What a run used of what it held, recorded and analysed."""

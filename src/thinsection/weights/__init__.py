@@ -1,0 +1,1 @@
+"""Weights of networks: find, pin, read, hash, place."""

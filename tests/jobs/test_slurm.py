@@ -1,0 +1,264 @@
+"""Array jobs on a real one-node Slurm, and the pure parts: script, times, what is missing."""
+
+import csv
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from thinsection.errors import ClusterError, ConfigError, StoreError
+from thinsection.jobs.executor import ExecutorConfig
+from thinsection.jobs.executor_choice import make_task
+from thinsection.jobs.slurm_executor import collect
+from thinsection.jobs.slurm_job import SlurmJob, load_job, load_jobs
+from thinsection.jobs.slurm_queue import task_states
+from thinsection.jobs.slurm_script import ArrayScript, parse_walltime
+from thinsection.jobs.slurm_submit import collect_run, write_missing
+from thinsection.pipeline.api import run
+from thinsection.stages.config import RunConfig
+from thinsection.testing.slurm_node import why_not
+from thinsection.testing.synthetic import write_he_slide
+from thinsection.types import GIB
+from thinsection.usage.analysis import Request
+from thinsection.usage.monitor import read_usage
+
+REASON = why_not()
+needs_slurm = pytest.mark.skipif(REASON is not None, reason=f"no Slurm here: {REASON}")
+TASK_FLAGS = ("--job-cpus", 1, "--job-memory", "1900MiB", "--walltime", "00:10:00")
+REQUEST = Request(cpus=3, memory_bytes=2 * GIB, gpus=0, walltime_s=3600)
+
+
+def settings(**changes: object) -> RunConfig:
+    executor = ExecutorConfig(
+        executor="slurm",
+        **{"chunk_slides": 1, "job_cpus": 1, "job_memory": "1900MiB", **changes},  # type: ignore[arg-type]
+        **({} if "walltime" in changes else {"walltime": "01:00:00"}),
+    )
+    return RunConfig(executor=executor)
+
+
+def test_the_script_asks_for_the_request_and_the_users_directives_come_last() -> None:
+    config = ExecutorConfig(
+        partition="gpu", account="lab", gres="gpu:a100:1", array_limit=4, directive=("--qos=long",)
+    )
+    script = ArrayScript(folder=Path("/o/j"), num_tasks=9, request=REQUEST, config=config)
+    lines = script.text().splitlines()
+    assert lines[0] == "#!/bin/bash"
+    directives = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
+    assert "--array=1-9%4" in directives
+    assert {"--cpus-per-task=3", "--mem=2048M", "--time=01:00:00"} <= set(directives)
+    assert {"--partition=gpu", "--account=lab", "--gres=gpu:a100:1"} <= set(directives)
+    assert directives[-1] == "--qos=long"
+    assert lines[-1].endswith('slurm task /o/j --index "$SLURM_ARRAY_TASK_ID"')
+
+
+def test_paths_with_spaces_are_quoted() -> None:
+    script = ArrayScript(
+        folder=Path("/o/a b"), num_tasks=1, request=REQUEST, config=ExecutorConfig(), python="/p y"
+    )
+    assert "'/p y' -m thinsection slurm task '/o/a b'" in script.text()
+
+
+def test_an_array_that_slurm_would_refuse_is_refused() -> None:
+    script = ArrayScript(
+        folder=Path("/o"), num_tasks=1001, request=REQUEST, config=ExecutorConfig()
+    )
+    with pytest.raises(ConfigError, match=r"num_tasks must be in \[1, 1000\], got 1001"):
+        script.text()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 1800), ("1:30", 90), ("01:00:05", 3605), ("2-03", 183600), ("1-00:10:00", 87000)],
+)
+def test_walltimes_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
+    assert parse_walltime(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "1h", "1:2:3:4", "x-1", "0"])
+def test_other_walltimes_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"executor\.walltime must be"):
+        parse_walltime(text)
+
+
+def test_a_job_folder_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    write_he_slide(tmp_path / "a.tiff", (600, 400))
+    cohort = tmp_path / "c.csv"
+    cohort.write_text("slide_path,slide_mpp,label\na.tiff,0.5x0.51,x\n")
+    written = write_missing([cohort], out=tmp_path / "out", config=settings())
+    job = written.job
+    assert job is not None
+    assert written.left_out == 0
+    loaded = load_job(job.folder)
+    assert loaded.chunks == job.chunks
+    assert loaded.chunks[0][0].slide_mpp == (0.5, 0.51)
+    assert loaded.task == job.task
+    assert loaded.states() == {1: "WRITTEN"}
+
+
+def test_a_folder_without_jobs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="must hold a job of 'thinsection slurm submit'"):
+        collect(tmp_path)
+
+
+def test_without_sbatch_the_error_says_where_to_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_he_slide(tmp_path / "a.tiff", (600, 400))
+    job = write_missing([tmp_path / "a.tiff"], out=tmp_path / "out", config=settings()).job
+    assert job is not None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        ClusterError, match=r"sbatch must be on the PATH.*--executor inline or dask"
+    ):
+        job.submit()
+    assert job.job_id is None
+
+
+def thinsection(
+    *arguments: object, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "thinsection", *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def await_end(job: SlurmJob, *, timeout_s: float = 200) -> None:
+    """Until every array task reported or left the queue."""
+    deadline = time.monotonic() + timeout_s
+
+    def running() -> bool:
+        listed = task_states(job.job_id or 0, len(job.chunks))
+        return not all(state.ended for state in listed.values())
+
+    while set(job.states().values()) - {"DONE", "LOST"} or running():
+        assert time.monotonic() < deadline, job.states()
+        threading.Event().wait(0.2)
+
+
+def rows(path: Path) -> dict[str, dict[str, str]]:
+    with path.open(newline="") as file:
+        return {row["slide_id"]: row for row in csv.DictReader(file)}
+
+
+@needs_slurm
+def test_an_array_with_a_bad_slide_and_a_cancelled_task_is_collected_and_resubmitted(
+    tmp_path: Path, on_slurm: dict[str, str]
+) -> None:
+    slides, out = tmp_path / "slides", tmp_path / "out"
+    slides.mkdir()
+    for index in range(2):
+        write_he_slide(slides / f"good{index}.tiff", (700, 600), seed=index)
+    (slides / "bad.tiff").write_bytes(b"II*\0 this is no slide")
+    write_he_slide(slides / "slow.tiff", (700, 600), seed=7)
+    flags = ["--out", out, "--chunk-slides", 1, *TASK_FLAGS]
+
+    first = thinsection("slurm", "submit", slides, *flags, environment=on_slurm)
+    assert first.returncode == 0, first.stderr
+    (job,) = load_jobs(out)
+    assert job.job_id is not None
+    assert f"slurm job {job.job_id}: 4 slides in 4 array tasks" in first.stdout
+    slow = next(i for i, c in enumerate(job.chunks, start=1) if c[0].slide_id == "slow")
+    subprocess.run(["scancel", f"{job.job_id}_{slow}"], check=True)
+    await_end(job)
+    assert job.states()[slow] == "LOST"
+
+    merged = thinsection("slurm", "collect", out, environment=on_slurm)
+    assert merged.returncode == 3, merged.stderr
+    summary, failed = rows(out / "summary.csv"), rows(out / "failed.csv")
+    assert {k: v["status"] for k, v in summary.items()} == {
+        **{"good0": "done", "good1": "done"},
+        **{"bad": "failed", "slow": "failed"},
+    }
+    assert failed["bad"]["stage"] == "open"
+    assert failed["slow"]["stage"] == "worker"
+    assert f"array task {job.job_id}_{slow} ended without a report" in failed["slow"]["error"]
+    assert len(load_jobs(out)) == 1  # who cancels a task does not want it again
+    assert "good" in "".join(p.read_text() for p in (job.folder / "logs").iterdir())
+    document = json.loads((out / "run.json").read_text())
+    assert document["stage_seconds"]["encode_busy"] > 0
+    assert document["efficiency"]["next_request"]["memory_bytes"] > 0
+
+    write_he_slide(slides / "bad.tiff", (700, 600), seed=9)  # repaired
+    before = (out / "good0" / "tiles.h5").stat().st_mtime_ns
+    again = thinsection("slurm", "submit", slides, *flags, environment=on_slurm)
+    assert "2 slides are done and left out" in again.stderr
+    second = load_jobs(out)[-1]
+    assert sorted(e.slide_id for e in second.entries) == ["bad", "slow"]
+    assert second.job_id is not None
+    await_end(second)
+    run, waiting = collect_run(out)
+    assert (waiting, run.counts["done"], run.exit_code) == (0, 4, 0)
+    assert (out / "good0" / "tiles.h5").stat().st_mtime_ns == before
+    status = thinsection("slurm", "status", out, environment=on_slurm)
+    assert "4 done" in status.stdout
+    nothing = thinsection("slurm", "submit", slides, *flags, environment=on_slurm)
+    assert "nothing is missing" in nothing.stderr
+    assert len(load_jobs(out)) == 2
+
+
+@needs_slurm
+def test_a_running_task_that_is_cancelled_loses_no_slide(
+    tmp_path: Path, on_slurm: dict[str, str]
+) -> None:
+    write_he_slide(tmp_path / "big.tiff", (6000, 5000))
+    out = tmp_path / "out"
+    job = write_missing([tmp_path / "big.tiff"], out=out, config=settings()).job
+    assert job is not None
+    number = job.submit()
+    lock = out / "big" / ".lock"
+    deadline = time.monotonic() + 100
+    while not lock.exists():
+        assert time.monotonic() < deadline, "the task did not begin"
+        threading.Event().wait(0.05)
+    subprocess.run(["scancel", f"{number}_1"], check=True)
+    await_end(job)
+    run, _ = collect_run(out)
+    assert run.counts["failed"] == 1
+    task = make_task(out, settings(), "tissue")
+    report = task(job.entries, on_event=lambda event: None)  # the dead task's lock is no obstacle
+    assert [r.status for r in report.results] == ["done"]
+
+
+@needs_slurm
+def test_run_with_the_slurm_executor_waits_and_gives_the_same_bytes_as_inline(
+    tmp_path: Path, on_slurm: dict[str, str]
+) -> None:
+    for index in range(2):
+        write_he_slide(tmp_path / f"s{index}.tiff", (700, 600), seed=index)
+    slides = [tmp_path / "s0.tiff", tmp_path / "s1.tiff"]
+    flags = [*TASK_FLAGS, "--threads", 1, "--executor"]
+    for name in ("inline", "slurm"):
+        done = thinsection(
+            "run", *slides, "--out", tmp_path / name, *flags, name, environment=on_slurm
+        )
+        assert done.returncode == 0, done.stderr
+    for name in ("s0/tiles.h5", "s1/tiles.h5", "s1/slide_embedding.h5", "summary.csv"):
+        inline, slurm = tmp_path / "inline" / name, tmp_path / "slurm" / name
+        assert inline.read_bytes() == slurm.read_bytes(), name
+
+
+@needs_slurm
+def test_dask_workers_come_up_as_two_slurm_jobs_and_do_the_work(
+    tmp_path: Path, on_slurm: dict[str, str]
+) -> None:
+    for index in range(4):
+        write_he_slide(tmp_path / f"s{index}.tiff", (700, 600), seed=index)
+    slides = sorted(tmp_path.glob("*.tiff"))
+    config = RunConfig(
+        executor=ExecutorConfig(
+            **{"executor": "dask", "jobqueue": "slurm", "workers": 2, "chunk_slides": 1},  # type: ignore[arg-type]
+            **{"job_cpus": 1, "job_memory": "1900MiB", "walltime": "00:10:00"},  # type: ignore[arg-type]
+        )
+    )
+    summary = run(slides, out=tmp_path / "out", config=config, stage="tile")
+    assert summary.counts["done"] == 4
+    records = read_usage(tmp_path / "out")
+    jobs = {record.requested.job for record in records} - {None}
+    assert 1 <= len(jobs) <= 2  # a quick job may have done the other's share
+    assert all(r.requested.source == "slurm" for r in records if r.requested.job)
+    logs = [p for p in (tmp_path / "out" / "logs").iterdir() if p.name.startswith("dask-worker-")]
+    assert len({path.stem for path in logs}) >= 2

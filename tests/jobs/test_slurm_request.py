@@ -1,0 +1,181 @@
+"""What an array task asks for: predicted, given, or a default that says why."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thinsection.config import replace_flat
+from thinsection.errors import ConfigError
+from thinsection.jobs import slurm_request as module
+from thinsection.jobs.slurm_request import MAX_OPENED, array_chunks, job_request
+from thinsection.plan.calibration import Calibration, keep
+from thinsection.plan.memory import EncoderSize, SlideSize
+from thinsection.plan.run_plan import Planner, planned_gpu
+from thinsection.slide.cohort import SlideEntry, load_cohort
+from thinsection.stages.config import RunConfig
+from thinsection.testing.synthetic import write_he_slide
+from thinsection.types import GIB, MIB
+
+MACHINE = Calibration(process_bytes=300 * MIB, start_s=5.0, decode_px_per_s=1e8, slide_s=0.5)
+ENCODER = EncoderSize(weights_bytes=50 * MIB, batch_bytes=400 * MIB, dim=1280, flops_per_tile=8e9)
+
+
+def settings(**changes: Any) -> RunConfig:
+    return replace_flat(RunConfig(), changes)
+
+
+def entries(number: int, folder: Path) -> list[SlideEntry]:
+    found = []
+    for index in range(number):
+        path = folder / f"s{index}.tiff"
+        path.write_bytes(b"x" * (index + 1))
+        found.append(SlideEntry(slide_id=path.stem, slide_path=str(path)))
+    return found
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> list[SlideEntry]:
+    """Slides with a thousand tiles more each, on a machine of known rates."""
+    opened: list[SlideEntry] = []
+
+    def sizes(found: list[SlideEntry], config: RunConfig) -> Any:
+        opened.extend(found)
+        sized = tuple(
+            SlideSize(
+                slide_id=e.slide_id,
+                num_tiles=1000 * (1 + int(e.slide_id[1:])),
+                read_px=65536,
+                mask_px=10_000,
+                thumbnail_px=10**6,
+            )
+            for e in found
+        )
+        return sized, {}
+
+    def plan(config: RunConfig, *, stage: str) -> Planner:
+        gpu = planned_gpu(config)
+        return Planner(config=config, gpu=gpu, encoder=ENCODER, machine=MACHINE, tiles_per_s=25)
+
+    monkeypatch.setattr(module, "slide_sizes", sizes)
+    monkeypatch.setattr(module, "planner", plan)
+    return opened
+
+
+def test_every_task_can_take_the_largest_slides_and_says_by_which_margin(
+    tmp_path: Path, known: list[SlideEntry]
+) -> None:
+    chunks = array_chunks(entries(8, tmp_path), settings(chunk_slides=3).executor)
+    found = job_request(chunks, settings(chunk_slides=3))
+    tiles = 8000 + 7000 + 6000  # three slides a task: the three largest
+    seconds = 5 + (3 * 0.51 + tiles * 65536 / 1e8 + tiles / 25) / 4
+    assert found.request.walltime_s == math.ceil(seconds * 1.5 / 60) * 60 == 360
+    assert found.request.cpus == 4
+    assert found.request.gpus == 0
+    assert found.request.memory_bytes % (256 * MIB) == 0
+    assert 1 * GIB < found.request.memory_bytes < 3 * GIB
+    assert found.warning == ""
+    cpus, memory, time = found.origins
+    assert cpus == "4 CPUs: default"
+    assert memory.endswith("+20%")
+    assert f"predicted {seconds:.0f} s" in time
+    assert "3 slides as large as the largest of 8 opened, +50%" in time
+
+
+def test_a_flag_always_wins_and_the_others_stay_predicted(
+    tmp_path: Path, known: list[SlideEntry]
+) -> None:
+    chunks = [tuple(entries(2, tmp_path))]
+    plain = job_request(chunks, settings()).request
+    found = job_request(chunks, settings(job_memory="7GiB", job_cpus=2))
+    assert found.request.memory_bytes == 7 * GIB
+    assert found.request.cpus == 2
+    assert found.request.walltime_s >= plain.walltime_s
+    assert found.origins[:2] == ("2 CPUs: --job-cpus", "7.0 GiB: --job-memory")
+
+
+def test_where_all_flags_are_given_nothing_is_opened(
+    tmp_path: Path, known: list[SlideEntry]
+) -> None:
+    config = settings(job_memory="1GiB", job_cpus=1, walltime="2-00", device="cuda")
+    found = job_request([tuple(entries(2, tmp_path))], config)
+    assert not known
+    assert found.request.walltime_s == 2 * 86400
+    assert found.request.gpus == 1
+
+
+def test_a_gpu_gets_as_many_cpus_as_feed_it(tmp_path: Path, known: list[SlideEntry]) -> None:
+    chunks = [tuple(entries(3, tmp_path))]
+    fast = job_request(chunks, settings(gpu="h100"))
+    assert fast.request.gpus == 1
+    host_s = 3 * 0.51 + 6000 * 65536 / 1e8
+    assert host_s / (6000 * 8e9 / (989e12 * 0.35)) > 16
+    assert fast.request.cpus == 16
+    assert "the h100 encodes" in fast.origins[0]
+    slow = job_request(chunks, settings(device="cuda"))
+    assert slow.request.cpus == math.ceil(host_s / (6000 * 8e9 / (65e12 * 0.35))) + 1
+    assert 2 < slow.request.cpus < 16
+    assert "on the t4" in slow.origins[2]
+
+
+def test_of_many_slides_a_few_are_opened_and_the_largest_among_them(
+    tmp_path: Path, known: list[SlideEntry]
+) -> None:
+    many = entries(MAX_OPENED * 3, tmp_path)
+    job_request([tuple(many[:16])] + [(e,) for e in many[16:]], settings())
+    assert len(known) == len({e.slide_id for e in known}) == MAX_OPENED
+    assert {"s0", f"s{len(many) - 1}"} <= {e.slide_id for e in known}
+
+
+def test_slides_by_url_or_broken_ones_fall_back_to_defaults_and_say_why(tmp_path: Path) -> None:
+    url = SlideEntry(slide_id="a", slide_path="s3://bucket/a.svs")
+    found = job_request([(url,)], settings(walltime="01:00:00"))
+    assert found.request.memory_bytes == 8 * GIB
+    assert found.request.walltime_s == 3600
+    assert "defaults are asked for: no slide is a local file" in found.warning
+    assert found.lines()[0].startswith("warning: no prediction")
+    (tmp_path / "s0.tiff").write_bytes(b"no slide")
+    broken = job_request([tuple(entries(1, tmp_path))], settings())
+    assert broken.request.cpus == 4
+    assert "no slide opens, got no reader opens 's0.tiff'" in broken.warning
+
+
+def test_an_unknown_card_is_refused_not_defaulted(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gpu must be a known one, got 'a4000'"):
+        job_request([tuple(entries(1, tmp_path))], settings(gpu="a4000"))
+
+
+def test_plan_and_script_print_the_same_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from thinsection.cli.main import build_app
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    keep(MACHINE, path=tmp_path / "cache" / "thinsection" / "plan.json")
+    slides = tmp_path / "slides"
+    slides.mkdir()
+    for index in range(2):
+        write_he_slide(slides / f"s{index}.tiff", (1500, 1200), seed=index)
+    flags = ["--batch-size", "8", "--chunk-slides", "2", "--gres", "gpu:v100:1"]
+    printed = []
+    for command in (["plan", "--slurm"], ["slurm", "script", "--out", str(tmp_path / "out")]):
+        build_app(command)([*command, str(slides), *flags], standalone_mode=False)
+        printed.append(capsys.readouterr())
+    names = ("--cpus-per-task", "--mem", "--time", "--gres")
+    planned, scripted = (
+        [
+            line
+            for line in out.out.splitlines()
+            if line.startswith("#SBATCH ") and line.removeprefix("#SBATCH ").startswith(names)
+        ]
+        for out in printed
+    )
+    assert len(planned) == 4
+    assert planned == scripted
+    assert "#SBATCH --gres=gpu:v100:1" in planned
+    origins = [line for line in printed[1].err.splitlines() if ": " in line][:4]
+    assert len(load_cohort([slides])) == 2
+    for line in origins:
+        assert f"# {line}" in printed[1].out  # in the script, where it stays
+        assert f"# {line}" in printed[0].out

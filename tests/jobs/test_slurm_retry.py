@@ -1,0 +1,204 @@
+"""Array tasks that die: what Slurm says of their end, and the second try, on a real Slurm."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from thinsection.config import replace_flat
+from thinsection.jobs import slurm_queue
+from thinsection.jobs.executor import ChunkReport
+from thinsection.jobs.executor_choice import make_task
+from thinsection.jobs.slurm_executor import SlurmExecutor
+from thinsection.jobs.slurm_job import load_jobs
+from thinsection.jobs.slurm_queue import TaskState, accounted_states, task_states
+from thinsection.jobs.slurm_retry import slides_to_retry
+from thinsection.jobs.slurm_submit import collect_run, write_missing
+from thinsection.pipeline.results import SlideResult
+from thinsection.slide.cohort import load_cohort
+from thinsection.stages.config import RunConfig
+from thinsection.testing.slurm_node import why_not
+from thinsection.testing.synthetic import write_he_slide
+from thinsection.types import MIB
+
+REASON = why_not()
+needs_slurm = pytest.mark.skipif(REASON is not None, reason=f"no Slurm here: {REASON}")
+CONFIG = replace_flat(
+    RunConfig(),
+    {
+        **{"executor": "slurm", "chunk_slides": 2, "batch_size": 2, "threads": 1},
+        **{"job_cpus": 1, "job_memory": "1500MiB", "walltime": "00:10:00"},
+    },
+)
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(slurm_queue, "_call", lambda command: text)
+
+
+def test_squeue_says_how_each_task_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, "7_1|RUNNING|0|\n7_2|FAILED|9|\n7_3|FAILED|512|\n7_4|FAILED|35072|\n")
+    found = task_states(7, 4)
+    assert [s.ended for s in found.values()] == [False, True, True, True]
+    assert [s.died for s in found.values()] == [False, True, False, True]  # 137 is 128 + SIGKILL
+    assert found[2].describe() == "FAILED, signal 9"
+    assert found[3].describe() == "FAILED, exit code 2"
+
+
+def test_an_array_that_was_cancelled_while_it_waited_has_one_line_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers(monkeypatch, "7_2|COMPLETED|0|\n7|CANCELLED|0|\n")
+    found = task_states(7, 3)
+    assert [found[i].state for i in (1, 2, 3)] == ["CANCELLED", "COMPLETED", "CANCELLED"]
+    assert not any(state.died for state in found.values())
+
+
+def test_the_accounting_is_read_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, "7_1|OUT_OF_MEMORY|0:125\n7_2|CANCELLED by 1000|0:15\n7_3|TIMEOUT|0:0\n")
+    found = accounted_states(7)
+    assert [found[i].state for i in (1, 2, 3)] == ["OUT_OF_MEMORY", "CANCELLED", "TIMEOUT"]
+    assert [found[i].died for i in (1, 2, 3)] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("end", "retried"),
+    [
+        (TaskState(state="OUT_OF_MEMORY", signal=125), True),
+        (TaskState(state="FAILED", signal=9), True),
+        (TaskState(state="NODE_FAIL"), True),
+        (TaskState(state="TIMEOUT"), True),
+        (TaskState(state="FAILED", exit_code=2), False),  # the settings: the same for every task
+        (TaskState(state="CANCELLED", signal=15), False),
+        (TaskState(), False),  # forgotten, and nothing was begun
+    ],
+)
+def test_only_slides_of_a_task_that_died_are_tried_again(
+    tmp_path: Path, end: TaskState, retried: bool
+) -> None:
+    for name in ("a", "b"):
+        write_he_slide(tmp_path / f"{name}.tiff", (400, 300))
+    out = tmp_path / "out"
+    job = write_missing([tmp_path / "a.tiff", tmp_path / "b.tiff"], out=out, config=CONFIG).job
+    assert job is not None
+    found = [e.slide_id for e in slides_to_retry(job, {1: end})]
+    assert found == (["a", "b"] if retried else [])
+    assert [e.slide_id for e in slides_to_retry(job, {1: end}, without={"a"})] == (
+        ["b"] if retried else []
+    )
+
+
+def test_a_slide_that_ran_out_of_time_alone_is_not_tried_again_and_a_begun_one_is(
+    tmp_path: Path,
+) -> None:
+    write_he_slide(tmp_path / "a.tiff", (400, 300))
+    out = tmp_path / "out"
+    job = write_missing([tmp_path / "a.tiff"], out=out, config=CONFIG).job
+    assert job is not None
+    assert slides_to_retry(job, {1: TaskState(state="TIMEOUT")}) == []
+    (out / "a").mkdir()
+    (out / "a" / ".lock").touch()  # what a killed process leaves of a slide that it had begun
+    assert [e.slide_id for e in slides_to_retry(job, {1: TaskState()})] == ["a"]
+
+
+class Killer(threading.Thread):
+    """Sends SIGKILL to whatever process begins a slide, so many times."""
+
+    def __init__(self, folder: Path, *, times: int) -> None:
+        super().__init__(daemon=True)
+        self.lock, self.times = folder / ".lock", times
+        self.killed: list[int] = []
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while len(self.killed) < self.times and not self.stop.wait(0.002):
+            try:
+                pid = int(json.loads(self.lock.read_text())["pid"])
+            except (OSError, ValueError):
+                continue
+            if pid not in self.killed:
+                os.kill(pid, signal.SIGKILL)
+                self.killed.append(pid)
+
+
+def execute(out: Path, slides: Path) -> tuple[dict[str, SlideResult], list[str]]:
+    """Runs the slides up to the tile grid through the executor."""
+    out.mkdir()
+    reports: list[ChunkReport[SlideResult]] = []
+    messages: list[str] = []
+    task = make_task(out, CONFIG, "tile")
+    executor = SlurmExecutor(CONFIG.executor, on_message=messages.append, poll_s=0.2)
+    executor.execute(
+        [load_cohort([slides])], task, on_report=reports.append, on_event=lambda event: None
+    )
+    results = [result for report in reports for result in report.results]
+    assert len(results) == len({r.slide_id for r in results}) == 2
+    return {r.slide_id: r for r in results}, messages
+
+
+@needs_slurm
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_slide_whose_task_is_killed_is_tried_once_more_alone(
+    tmp_path: Path, on_slurm: dict[str, str], times: int
+) -> None:
+    slides, out = tmp_path / "slides", tmp_path / "out"
+    slides.mkdir()
+    write_he_slide(slides / "a.tiff", (600, 500))
+    write_he_slide(slides / "big.tiff", (6000, 5000))
+    killer = Killer(out / "big", times=times)
+    killer.start()
+    try:
+        found, messages = execute(out, slides)
+    finally:
+        killer.stop.set()
+        killer.join()
+    assert len(killer.killed) == times
+    assert found["a"].status == "done"
+    first, second = load_jobs(out)
+    assert second.alone
+    assert second.request.memory_bytes == 2 * first.request.memory_bytes == 3000 * MIB
+    assert second.task.config.stream.decode_workers == 1
+    assert all(len(chunk) == 1 for chunk in second.chunks)
+    assert any("whose array task died, each once more alone" in text for text in messages)
+    if times == 1:
+        assert found["big"].status == "done"
+    else:
+        assert (found["big"].status, found["big"].stage) == ("failed", "worker")
+        assert "(FAILED, signal 9), the second time, alone; see" in found["big"].error
+
+
+@needs_slurm
+def test_a_task_that_exceeds_its_memory_is_collected_sent_again_with_twice_and_done(
+    tmp_path: Path, on_slurm: dict[str, str]
+) -> None:
+    write_he_slide(tmp_path / "a.tiff", (5000, 4000))
+    out = tmp_path / "out"
+    config = replace_flat(CONFIG, {"job_memory": "290MiB", "tile_mpp": "0.5"})
+    job = write_missing([tmp_path / "a.tiff"], out=out, config=config).job
+    assert job is not None
+    job.submit()
+    await_end(out)
+    assert job.ends([1])[1].died
+    messages: list[str] = []
+    summary, waiting = collect_run(out, on_message=messages.append)
+    assert waiting == 1
+    assert summary.results == ()
+    assert "slides whose array task died, each once more alone: 1" in messages[-1]
+    await_end(out)
+    summary, waiting = collect_run(out, on_message=messages.append)
+    assert (waiting, summary.counts["done"], summary.exit_code) == (0, 1, 0)
+    assert len(load_jobs(out)) == 2
+
+
+def await_end(out: Path) -> None:
+    """Until Slurm has nothing to do any more."""
+    for _ in range(1000):
+        listed = subprocess.run(["squeue", "--noheader"], capture_output=True, text=True)
+        if not listed.stdout.strip():
+            return
+        threading.Event().wait(0.2)
+    raise AssertionError(listed.stdout)

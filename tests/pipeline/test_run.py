@@ -1,0 +1,342 @@
+"""The main job from slides to embeddings: what it leaves, resumes, refuses and survives."""
+
+import csv
+import json
+import subprocess
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from thinsection.config import replace_flat
+from thinsection.encode import load_encoder
+from thinsection.encode.embed import embed_tiles
+from thinsection.errors import (
+    BudgetError,
+    ConfigError,
+    DiskSpaceError,
+    StoreError,
+    UnknownEncoderError,
+)
+from thinsection.files.lock import FileLock
+from thinsection.pipeline.api import run
+from thinsection.pipeline.slides import RunEvent
+from thinsection.slide import open_slide
+from thinsection.stages.config import RunConfig
+from thinsection.store.slide_embedding import read_slide_embedding
+from thinsection.store.tiles_h5 import read_tiles
+from thinsection.stream import iter_tiles
+from thinsection.testing.synthetic import write_he_slide
+from thinsection.tiles import TilesConfig, tile_grid
+from thinsection.tiles.filters import contrast
+
+FILES = {
+    *("overview.png", "slide.json", "slide_embedding.h5", "thumbnail.jpg", "tiles.h5"),
+    *("tissue.geojson", "tissue.png"),
+}
+
+
+def settings(**flat: object) -> RunConfig:
+    return replace_flat(RunConfig(), {"memory": "256MiB", **flat})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, he_slide: Path) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    assert run([he_slide], out=out, config=settings()).exit_code == 0
+    return out
+
+
+def test_a_slide_leaves_the_files_that_the_documentation_names(finished: Path) -> None:
+    assert {path.name for path in (finished / "he").iterdir()} == FILES
+    assert {path.name for path in finished.iterdir()} == {
+        *("efficiency.html", "failed.csv", "he", "run.json", "summary.csv", "usage")
+    }
+    with Image.open(finished / "he" / "overview.png") as picture:
+        assert picture.size[0] == 1600
+
+
+def test_embeddings_equal_those_of_the_plain_functions(finished: Path, he_slide: Path) -> None:
+    tiles = read_tiles(finished / "he" / "tiles.h5")
+    with open_slide(he_slide) as slide:
+        grid = tile_grid(slide, TilesConfig())
+        wanted = {tuple(c) for c in tiles.coords_l0.tolist()}
+        kept = np.array([tuple(c) in wanted for c in grid.coords_l0.tolist()])
+        plain, table = embed_tiles(slide, grid.select(kept), load_encoder("efficientnet_lite0"))
+    np.testing.assert_array_equal(table.coords_l0, tiles.coords_l0)
+    np.testing.assert_array_equal(plain, tiles.features)
+    assert tiles.features is not None
+    mean = tiles.features.astype(np.float64).mean(axis=0)
+    pooled = read_slide_embedding(finished / "he" / "slide_embedding.h5").slide_embedding
+    np.testing.assert_allclose(pooled, mean, atol=1e-6)
+
+
+def test_a_pixel_filter_leaves_the_bytes_of_a_run_over_the_kept_tiles_alone(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "white.svs"
+    write_he_slide(path, (1800, 1300), seed=3, downsamples=(1,), white=255)
+    sizes: list[int] = []
+
+    def count(event: RunEvent) -> None:
+        if event.kind == "tiles":
+            sizes.append(event.num_tiles)
+
+    config = settings(batch_size=4, tile_filter=["contrast"])
+    assert run([path], out=tmp_path / "out", config=config, on_event=count).exit_code == 0
+    tiles = read_tiles(tmp_path / "out" / "white" / "tiles.h5")
+    with open_slide(path) as slide:
+        grid = tile_grid(slide, TilesConfig())
+        kept = np.concatenate([contrast(b.tiles) for b in iter_tiles(slide, grid)])
+        encoder = load_encoder("efficientnet_lite0")
+        plain, table = embed_tiles(slide, grid.select(kept), encoder, batch_size=4)
+    assert 8 < kept.sum() < len(grid)
+    assert sizes == [4] * (kept.sum() // 4) + [kept.sum() % 4] * bool(kept.sum() % 4)
+    np.testing.assert_array_equal(tiles.coords_l0, table.coords_l0)
+    np.testing.assert_array_equal(tiles.features, plain)
+
+
+def test_the_attributes_that_trident_reads_are_there(finished: Path) -> None:
+    with h5py.File(finished / "he" / "tiles.h5") as file:
+        attributes = dict(file["coords"].attrs)
+    assert attributes["patch_size"] == 256
+    assert attributes["patch_size_level0"] == 256
+    assert attributes["level0_magnification"] == 20
+    assert attributes["target_magnification"] == 20
+    assert attributes["overlap"] == 0
+    assert attributes["name"] == "he"
+    assert attributes["encoder"] == "efficientnet_lite0"
+
+
+def test_the_geojson_is_one_feature_collection_for_qupath(finished: Path) -> None:
+    document = json.loads((finished / "he" / "tissue.geojson").read_text())
+    assert document["type"] == "FeatureCollection"
+    assert document["features"][0]["properties"]["objectType"] == "annotation"
+
+
+def test_a_second_run_skips_what_is_done_and_touches_nothing(
+    finished: Path, he_slide: Path
+) -> None:
+    before = {p: p.stat().st_mtime_ns for p in (finished / "he").iterdir()}
+    summary = run([he_slide], out=finished, config=settings())
+    assert [r.status for r in summary.results] == ["skipped"]
+    assert {p: p.stat().st_mtime_ns for p in (finished / "he").iterdir()} == before
+
+
+def test_settings_that_cannot_change_a_result_do_not_undo_it(
+    finished: Path, he_slide: Path
+) -> None:
+    config = settings(batch_size=8, decode_workers=1, memory="300MiB")
+    assert run([he_slide], out=finished, config=config).results[0].status == "skipped"
+
+
+@pytest.mark.parametrize("change", [{"overlap": 64}, {"mask_mpp": 6.0}, {"tile_px": 200}])
+def test_other_settings_are_computed_anew(
+    tmp_path: Path, he_slide: Path, change: dict[str, object]
+) -> None:
+    run([he_slide], out=tmp_path, config=settings(), stage="tile")
+    again = run([he_slide], out=tmp_path, config=settings(**change), stage="tile")
+    assert again.results[0].status == "done"
+
+
+def test_a_changed_or_missing_file_is_computed_anew(tmp_path: Path, he_slide: Path) -> None:
+    run([he_slide], out=tmp_path, config=settings(), stage="tile")
+    path = tmp_path / "he" / "tiles.h5"
+    good = path.read_bytes()
+    path.write_bytes(good[:100])
+    assert run([he_slide], out=tmp_path, config=settings(), stage="tile").counts["done"] == 1
+    assert path.read_bytes() == good
+
+
+def test_stages_build_on_each_other(tmp_path: Path, he_slide: Path) -> None:
+    for stage in ("tissue", "tile", "embed", "aggregate"):
+        assert run([he_slide], out=tmp_path, config=settings(), stage=stage).counts["done"] == 1
+        assert run([he_slide], out=tmp_path, config=settings(), stage=stage).counts["skipped"] == 1
+    # an earlier stage asked for again is done, and its result was not put back to the grid alone
+    assert run([he_slide], out=tmp_path, config=settings(), stage="tile").counts["skipped"] == 1
+    assert read_tiles(tmp_path / "he" / "tiles.h5").features is not None
+
+
+def test_a_bad_slide_stops_no_other_and_is_reported(tmp_path: Path, slide_folder: Path) -> None:
+    events: list[RunEvent] = []
+    summary = run([slide_folder], out=tmp_path, config=settings(), on_event=events.append)
+    status = {r.slide_id: (r.status, r.stage) for r in summary.results}
+    assert summary.exit_code == 3
+    assert status["good"] == ("done", "")
+    assert status["other"] == ("done", "")
+    assert {name for name, (state, _) in status.items() if state == "failed"} == {
+        *("truncated", "empty", "text")
+    }
+    with (tmp_path / "failed.csv").open() as file:
+        rows = {row["slide_id"]: row for row in csv.DictReader(file)}
+    assert "not a TIFF" in rows["text"]["error"]
+    assert "0 bytes" in rows["empty"]["error"]
+    assert "Traceback" in (tmp_path / rows["text"]["traceback"]).read_text()
+    assert not list((tmp_path / "truncated").glob("*.h5"))
+    assert {e.slide_id for e in events if e.kind == "ended"} == set(status)
+
+
+def test_a_failed_slide_is_tried_again_and_its_traces_go(
+    tmp_path: Path, slide_folder: Path, he_slide: Path
+) -> None:
+    path = tmp_path / "slide.svs"
+    path.write_bytes((slide_folder / "truncated.svs").read_bytes())
+    out = tmp_path / "out"
+    assert run([path], out=out, config=settings(), stage="tile").exit_code == 3
+    path.write_bytes(he_slide.read_bytes())
+    assert run([path], out=out, config=settings(), stage="tile").exit_code == 0
+    assert not (out / "slide" / "traceback.txt").exists()
+    assert (out / "failed.csv").read_text().count("\n") == 1
+
+
+def test_the_table_keeps_slides_of_earlier_runs(tmp_path: Path, slide_folder: Path) -> None:
+    run([slide_folder / "good.svs"], out=tmp_path, config=settings(), stage="tile")
+    run([slide_folder / "other.svs"], out=tmp_path, config=settings(), stage="tile")
+    with (tmp_path / "summary.csv").open() as file:
+        rows = {row["slide_id"]: row["status"] for row in csv.DictReader(file)}
+    assert rows == {"good": "done", "other": "done"}
+
+
+def test_a_slide_that_another_process_holds_is_waited_for(tmp_path: Path, he_slide: Path) -> None:
+    lock = FileLock(tmp_path / "he" / ".lock")
+    assert lock.acquire()
+    waited: list[str] = []
+
+    def on_event(event: RunEvent) -> None:
+        if event.kind == "waiting":
+            waited.append(event.slide_id)
+            lock.release()
+
+    summary = run([he_slide], out=tmp_path, config=settings(), stage="tile", on_event=on_event)
+    assert waited == ["he"]
+    assert summary.counts["done"] == 1
+
+
+def test_a_slide_without_mpp_says_what_to_do_before_any_pixel_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(np.full((300, 400, 3), 200, np.uint8)).save(path)
+    result = run([path], out=tmp_path / "out", config=settings(), stage="tile").results[0]
+    assert result.status == "failed"
+    assert "slide_mpp is missing in 'a.png'; pass --slide-mpp" in result.error
+    given = run(
+        [path], out=tmp_path / "out", config=settings(slide_mpp="0.5"), stage="tile"
+    ).results[0]
+    assert given.status == "done"
+
+
+def test_a_slide_without_tissue_is_done_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "white.png"
+    Image.fromarray(np.full((600, 800, 3), 244, np.uint8)).save(path)
+    summary = run([path], out=tmp_path / "out", config=settings(slide_mpp="0.5"))
+    assert summary.results[0].status == "done"
+    assert "no tissue" in str(summary.results[0].facts["warnings"])
+    assert read_tiles(tmp_path / "out" / "white" / "tiles.h5").coords_l0.shape == (0, 2)
+    assert not (tmp_path / "out" / "white" / "slide_embedding.h5").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"encoder": "uni3"}, UnknownEncoderError, "uni3"),
+        ({"tile_filter": ["contrats"]}, ConfigError, "did you mean 'contrast'"),
+        ({"graph": "knn"}, ValueError, "knn"),
+        ({"memory": "1MiB"}, BudgetError, "memory must be >="),
+    ],
+)
+def test_bad_settings_stop_the_run_before_it_starts(
+    tmp_path: Path,
+    he_slide: Path,
+    change: dict[str, object],
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        run([he_slide], out=tmp_path / "out", config=settings(**change))
+    assert not (tmp_path / "out" / "he").exists()
+
+
+def test_an_output_that_cannot_be_a_folder_is_named(tmp_path: Path, he_slide: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="out must be a writable folder"):
+        run([he_slide], out=tmp_path / "file" / "out", config=settings())
+
+
+def test_further_formats_hold_the_same_embeddings(tmp_path: Path, he_slide: Path) -> None:
+    import pyarrow.parquet as pq
+    import zarr
+
+    config = settings(write=["tsv", "parquet", "zarr"], graph="knn:4")
+    run([he_slide], out=tmp_path, config=config, stage="embed")
+    folder = tmp_path / "he"
+    tiles = read_tiles(folder / "tiles.h5")
+    assert tiles.features is not None
+    rows = (folder / "tiles.tsv").read_text().splitlines()
+    assert rows[0].split("\t")[-3:] == ["submitter_id", "cancer_type", "tile"]
+    values = np.array([row.split("\t")[:-3] for row in rows[1:]], dtype=np.float32)
+    np.testing.assert_array_equal(values, tiles.features)
+    x, y = tiles.coords_l0[0]
+    assert rows[1].split("\t")[-1] == f"{x}x_{y}y"
+    table = pq.read_table(folder / "tiles.parquet")
+    np.testing.assert_array_equal(np.stack(table["embedding"].to_numpy()), tiles.features)
+    store = zarr.storage.ZipStore(folder / "tiles.zarr.zip", mode="r")
+    np.testing.assert_array_equal(zarr.open_group(store, mode="r")["features"][:], tiles.features)
+    store.close()
+    with h5py.File(folder / "tiles.h5") as file:
+        assert file["graph/edge_index"].shape == (2, 4 * len(tiles.coords_l0))
+
+
+def test_half_precision_storage_is_asked_for_not_assumed(tmp_path: Path, he_slide: Path) -> None:
+    run([he_slide], out=tmp_path, config=settings(embedding_dtype="float16"), stage="embed")
+    features = read_tiles(tmp_path / "he" / "tiles.h5").features
+    assert features is not None
+    assert features.dtype == np.float16
+
+
+def test_quality_control_makes_the_mask_and_says_which_check_touched_each_tile(
+    tmp_path: Path, he_slide: Path
+) -> None:
+    summary = run([he_slide], out=tmp_path, config=settings(qc="light"), stage="tile")
+    assert summary.counts["done"] == 1, summary.results
+    tiles = read_tiles(tmp_path / "he" / "tiles.h5")
+    touched = [name for name in tiles.columns if name.startswith("qc_")]
+    assert touched
+    assert all(((c >= 0) & (c <= 1)).all() for c in tiles.columns.values())
+    assert (tmp_path / "he" / "qc.json").is_file()
+    assert "he" in (tmp_path / "qc.csv").read_text()
+    assert (tmp_path / "qc.html").is_file()
+    with (
+        Image.open(tmp_path / "he" / "mask_use.png") as used,
+        Image.open(tmp_path / "he" / "tissue.png") as mask,
+    ):
+        np.testing.assert_array_equal(np.asarray(used) > 0, np.asarray(mask) > 0)
+
+
+def test_a_slide_that_fails_a_quality_rule_is_left_out_and_said_so(
+    tmp_path: Path, he_slide: Path
+) -> None:
+    config = settings(qc="light", qc_fail=["pixels_to_use<100000000"])
+    summary = run([he_slide], out=tmp_path, config=config, stage="tile")
+    assert summary.counts["excluded"] == 1
+    assert summary.exit_code == 0
+    assert "left out by 'pixels_to_use<100000000'" in (tmp_path / "failed.csv").read_text()
+    assert not (tmp_path / "he" / "tiles.h5").exists()
+
+
+def test_a_quality_rule_without_quality_control_is_refused(tmp_path: Path, he_slide: Path) -> None:
+    with pytest.raises(ConfigError, match="qc_fail must go with --qc"):
+        run([he_slide], out=tmp_path, config=settings(qc_fail=["pixels_to_use<1"]), stage="tile")
+
+
+def test_a_full_disk_stops_the_run_before_it_starts(tmp_path: Path, he_slide: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(small)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small tmpfs is not allowed here")
+    try:
+        with pytest.raises(DiskSpaceError, match=r"out must have 256.0 MiB free, got 8.0 MiB"):
+            run([he_slide], out=small / "out", config=settings())
+    finally:
+        subprocess.run(["umount", str(small)], check=True)

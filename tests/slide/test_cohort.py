@@ -1,0 +1,86 @@
+"""Which slides a run takes."""
+
+from pathlib import Path
+
+import pytest
+
+from thinsection.errors import CohortError
+from thinsection.slide.cohort import load_cohort, parse_mpp
+
+
+def touch(*paths: Path) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def test_a_folder_gives_its_slides_in_a_stable_order(tmp_path: Path) -> None:
+    touch(
+        tmp_path / "b.svs", tmp_path / "a.tiff", tmp_path / "notes.txt", tmp_path / "x" / "c.ndpi"
+    )
+    touch(tmp_path / ".hidden.svs")
+    assert [e.slide_id for e in load_cohort([tmp_path])] == ["a", "b", "c"]
+
+
+def test_of_a_dicom_folder_one_file_stands_for_the_slide(tmp_path: Path) -> None:
+    touch(*[tmp_path / "case" / f"{i}.dcm" for i in range(3)])
+    assert [e.slide_path for e in load_cohort([tmp_path])] == [str(tmp_path / "case" / "0.dcm")]
+
+
+def test_equal_names_from_two_folders_stay_apart(tmp_path: Path) -> None:
+    touch(tmp_path / "p1" / "a.svs", tmp_path / "p2" / "a.svs")
+    ids = [e.slide_id for e in load_cohort([tmp_path])]
+    assert len(set(ids)) == 2
+    assert all(name.startswith("a-") for name in ids)
+
+
+def test_the_same_slide_given_twice_is_taken_once(tmp_path: Path) -> None:
+    touch(tmp_path / "a.svs")
+    assert len(load_cohort([tmp_path, tmp_path / "a.svs"])) == 1
+
+
+def test_a_table_gives_ids_mpp_and_labels(tmp_path: Path) -> None:
+    touch(tmp_path / "s" / "a.svs", tmp_path / "s" / "b.svs")
+    (tmp_path / "c.csv").write_text(
+        "slide_path,slide_id,slide_mpp,patient_id,label,split,extra\n"
+        "s/a.svs,first,0.25x0.26,p1,BRCA,train,x\n"
+        "s/b.svs,,,,,,\n"
+    )
+    first, second = load_cohort([tmp_path / "c.csv"], slide_mpp=(0.5, 0.5))
+    assert (first.slide_id, first.slide_mpp, first.label) == ("first", (0.25, 0.26), "BRCA")
+    assert (second.slide_id, second.slide_mpp, second.label) == ("b", (0.5, 0.5), None)
+    assert Path(second.slide_path) == tmp_path / "s" / "b.svs"
+
+
+def test_urls_pass_through() -> None:
+    (entry,) = load_cohort(["s3://bucket/cases/a.svs?versionId=1"])
+    assert (entry.slide_id, entry.slide_path) == ("a", "s3://bucket/cases/a.svs?versionId=1")
+
+
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CohortError, match=r"existing file, folder or URL, got 'none.svs'"):
+        load_cohort(["none.svs"])
+    with pytest.raises(CohortError, match=r"at least one slide, got .*known suffixes: .bif"):
+        load_cohort([tmp_path])
+    (tmp_path / "c.csv").write_text("path\na.svs\n")
+    with pytest.raises(CohortError, match=r"column 'slide_path', got \['path'\]"):
+        load_cohort([tmp_path / "c.csv"])
+    (tmp_path / "c.csv").write_text("slide_path,slide_mpp\na.svs,fine\n")
+    with pytest.raises(CohortError, match=r"'0.25x0.26', got 'fine' in line 2"):
+        load_cohort([tmp_path / "c.csv"])
+    (tmp_path / "c.csv").write_bytes(b"slide_path\n\xff\xfe\n")
+    with pytest.raises(CohortError, match="UTF-8 CSV"):
+        load_cohort([tmp_path / "c.csv"])
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "x" * 300, "nul\x01"])
+def test_an_id_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "c.csv").write_text(f'slide_path,slide_id\n/data/a.svs,"{name}"\n')
+    with pytest.raises(CohortError, match="slide_id must be usable"):
+        load_cohort([tmp_path / "c.csv"])
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "a", "1x2x3", "nan", "inf"])
+def test_an_mpp_must_be_positive_numbers(text: str) -> None:
+    with pytest.raises(CohortError, match="slide_mpp must be"):
+        parse_mpp(text, where="--slide-mpp")

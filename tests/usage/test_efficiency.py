@@ -1,0 +1,174 @@
+"""Requested against used: the sentence, the warnings, the next request, the page."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from thinsection.errors import StoreError
+from thinsection.pipeline.efficiency import efficiency, write_efficiency
+from thinsection.types import GIB
+from thinsection.usage.analysis import analyse, bottleneck, format_walltime
+from thinsection.usage.model import ProcessUsage, Requested, Sample
+from thinsection.usage.monitor import ResourceMonitor
+from thinsection.usage.page import efficiency_page, timeline_svg
+
+
+def sample(t_s: float, **changes: Any) -> Sample:
+    values: dict[str, Any] = {
+        **{"t_s": t_s, "cpu_s": t_s, "rss_bytes": GIB, "processes": 1},
+        **{"read_bytes": int(t_s) << 20, "write_bytes": 0, "net_bytes": 0},
+    }
+    return Sample(**values | changes)
+
+
+def usage(
+    *, requested: dict[str, Any] | None = None, seconds: int = 300, **changes: Any
+) -> ProcessUsage:
+    limits = {"cpus": 4.0, "memory_bytes": 20 * GIB} | (requested or {})
+    gpu = changes.pop("gpu", {})
+    return ProcessUsage(
+        host="node7",
+        pid=changes.pop("pid", 1),
+        started=1000.0,
+        requested=Requested(**limits),
+        samples=tuple(sample(float(t), **gpu) for t in range(seconds + 1)),
+        **changes,
+    )
+
+
+FED = {"encode_busy": 95.0, "encode_wait": 5.0, "decode_busy": 60.0}
+STARVED = {"encode_busy": 30.0, "transfer_busy": 8.0, "encode_wait": 62.0, "decode_busy": 190.0}
+
+
+def test_a_starved_gpu_is_told_in_one_sentence_with_the_flag() -> None:
+    facts = {"device": "cuda:0", "decode_workers": 2, "reader": "tiff"}
+    assert bottleneck(STARVED, facts, cpus=8) == (
+        "the GPU waited 62% of the time for decoding: raise --decode-workers from 2 to 6, "
+        "or use --reader cucim"
+    )
+
+
+def test_when_every_cpu_decodes_already_more_cpus_are_asked_for() -> None:
+    facts = {"device": "cuda:0", "decode_workers": 2, "reader": "cucim"}
+    said = bottleneck(STARVED, facts, cpus=2)
+    assert said.endswith("decoding on all 2 CPUs of the job: ask for 6 CPUs (--job-cpus 6)")
+
+
+def test_slow_opening_and_tissue_are_not_blamed_on_decoding() -> None:
+    stages = {**STARVED, "decode_busy": 20.0, "prepare_busy": 90.0}
+    assert "raise --prefetch-slides" in bottleneck(stages, {}, cpus=8)
+
+
+@pytest.mark.parametrize(
+    ("facts", "flag"),
+    [
+        ({"device": "cpu", "precision": "fp32"}, "--precision bf16"),
+        ({"device": "cpu", "precision": "bf16"}, "--device cuda"),
+        ({"device": "cuda"}, "more GPUs"),
+    ],
+)
+def test_a_fed_encoder_is_named_as_the_pace_setter(facts: dict[str, str], flag: str) -> None:
+    said = bottleneck(FED, facts, cpus=8)
+    assert "kept busy 95% of the time" in said
+    assert flag in said
+
+
+def test_the_story_of_the_issue_is_loud_about_its_gpu_and_asks_for_less() -> None:
+    job = usage(
+        requested={"gpus": 1, "walltime_s": 3600.0, "source": "slurm", "job": "9_1"},
+        gpu={"gpu_util": 0.0, "gpu_bytes": 0},
+        stage_seconds=FED,
+        facts={"torch_cuda_build": False, "gpus_visible": 1},
+    )
+    found = analyse([job])
+    assert any("allocated and never used" in w for w in found.warnings)
+    assert any("torch is a CPU build" in w for w in found.warnings)
+    assert found.next_request.gpus == 0
+    assert found.next_request.cpus == 1
+    assert found.next_request.memory_bytes == 1.25 * GIB  # 1 GiB + 20 %, to the next 256 MiB
+    assert found.next_request.walltime_s == 480  # 300 s + 50 %, to the next minute
+    assert found.next_request.sbatch_lines() == (
+        "#SBATCH --cpus-per-task=1",
+        "#SBATCH --mem=1280M",
+        "#SBATCH --time=00:08:00",
+    )
+    shares = {s.name: s.fraction for s in found.shares}
+    assert shares["CPU"] == pytest.approx(0.25)
+    assert shares["memory"] == pytest.approx(0.05)
+    assert shares["time"] == pytest.approx(1 / 12)
+    assert shares["GPU"] == 0
+
+
+def test_a_used_gpu_is_no_alarm_and_is_asked_for_again() -> None:
+    job = usage(requested={"gpus": 1}, gpu={"gpu_util": 0.4, "gpu_bytes": GIB})
+    found = analyse([job])
+    assert found.warnings == ()
+    assert "#SBATCH --gres=gpu:1" in found.next_request.sbatch_lines()
+
+
+def test_a_slow_cache_and_a_job_near_its_limits_are_told() -> None:
+    job = usage(
+        requested={"memory_bytes": int(1.05 * GIB), "walltime_s": 310.0, "job": "9_2"},
+        facts={"cache": "/home/a", "cache_filesystem": "nfs4"},
+    )
+    text = "\n".join(analyse([job]).warnings)
+    assert "slow file system (nfs4)" in text
+    assert "job 9_2 used 95% of its memory" in text
+    assert "job 9_2 used 97% of its time" in text
+
+
+def test_several_jobs_add_up_and_the_worst_one_sets_the_next_request() -> None:
+    small, large = usage(seconds=100), usage(seconds=700, pid=2)
+    found = analyse([small, large])
+    assert found.wall_s == 700
+    assert found.next_request.walltime_s == 1080  # 700 s + 50 %, to the next minute
+
+
+def test_nothing_recorded_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one sample"):
+        analyse([])
+    with pytest.raises(StoreError, match="must hold records of a run in usage/"):
+        efficiency(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(59.2, "00:01:00"), (3723, "01:02:03"), (183845, "2-03:04:05")]
+)
+def test_times_are_written_as_slurm_reads_them(seconds: float, text: str) -> None:
+    assert format_walltime(seconds) == text
+
+
+def test_the_picture_is_well_formed_and_bounded_however_long_the_run() -> None:
+    long = usage(seconds=20_000, gpu={"gpu_util": 0.5, "gpu_bytes": GIB})
+    tree = ElementTree.fromstring(timeline_svg([long, usage()]))
+    lines = [e for e in tree.iter() if e.tag.endswith("polyline")]
+    assert len(lines) == 8  # CPU, GPU, memory, disk of two processes
+    assert max(len(e.attrib["points"].split()) for e in lines) <= 601
+
+
+def test_the_page_holds_the_sentence_and_escapes_what_it_shows() -> None:
+    job = usage(
+        stage_seconds=STARVED,
+        facts={"cache": "<script>x</script>", "cache_filesystem": "nfs", "decode_workers": 2},
+    )
+    page = efficiency_page(analyse([job]), [job])
+    assert "raise --decode-workers from 2 to 4" in page
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert not re.search(r'(src|href)="http', page)
+
+
+def test_a_recorded_run_gets_its_page_and_its_section_of_run_json(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"host": "a"}')
+    with ResourceMonitor(tmp_path, stage_seconds=lambda: FED):
+        sum(range(10**5))
+    write_efficiency(tmp_path)
+    document = json.loads((tmp_path / "run.json").read_text())
+    assert document["host"] == "a"
+    assert document["efficiency"]["bottleneck"].startswith("the encoder was kept busy 95%")
+    assert document["efficiency"]["next_request"]["sbatch"][0].startswith("#SBATCH --cpus-per-task")
+    assert "<svg" in (tmp_path / "efficiency.html").read_text()
