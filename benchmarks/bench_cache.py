@@ -14,8 +14,7 @@ import psutil
 
 from benchmarks.cache_processes import BATCH
 from benchmarks.harness import arguments, finish
-from thinsection.testing import run_and_measure
-from thinsection.testing.memory import Measured
+from thinsection.testing import Measured, run_and_measure
 from thinsection.types import GIB, MIB
 
 ROW, SMOKE_ROW = (1024, 1024), (256, 256)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.support.plain_gigapath import plain_gigapath
 
 from benchmarks.harness import arguments, finish
 from benchmarks.titan_inputs import give_back_freed_memory, tissue_cells
@@ -17,7 +18,6 @@ from thinsection.pool.gigapath import random_gigapath_weights
 from thinsection.pool.gigapath_net import LongNetConfig
 from thinsection.pool.registry import DEFAULT_BUDGET_BYTES, LoadOptions
 from thinsection.testing import run_and_measure
-from thinsection.testing.plain_gigapath import plain_gigapath
 from thinsection.types import GIB, MIB
 
 State = tuple[GigaPathSlideEncoder, np.ndarray, np.ndarray]

@@ -16,7 +16,7 @@ from benchmarks.harness import arguments, finish
 from thinsection.encode import encoder as encoder_module
 from thinsection.encode import load_encoder
 from thinsection.encode.heap import keep_freed_memory
-from thinsection.testing.memory import Measured, run_and_measure
+from thinsection.testing import Measured, run_and_measure
 
 ENCODERS = {
     "efficientnet_lite0": 256,

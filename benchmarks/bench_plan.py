@@ -47,7 +47,7 @@ def measured_run(slides: list[str], out: str, overrides: dict[str, Any]) -> list
 def compare(slides: list[str], out: Path, overrides: dict[str, Any]) -> dict[str, Any]:
     """One case: the plan, then the run."""
     from thinsection.plan.run_plan import plan_run
-    from thinsection.testing.memory import run_and_measure
+    from thinsection.testing import run_and_measure
 
     plan = plan_run(slides, config=settings({**overrides, "job_cpus": 1}))
     found = run_and_measure(

@@ -17,7 +17,7 @@ from thinsection.probe.examples import TileSet, make_split
 from thinsection.probe.fewshot import draw_support_sets, simpleshot_votes
 from thinsection.probe.knn import count_votes
 from thinsection.probe.linear import linear_probe
-from thinsection.testing.memory import Measured, run_and_measure
+from thinsection.testing import Measured, run_and_measure
 from thinsection.types import MIB
 
 CLASSES, K, SHOTS, SUPPORT_SETS = 7, 50, 16, 1000

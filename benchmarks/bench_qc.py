@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.harness import arguments, finish
 from thinsection.qc import Pipeline, load_pipeline, prepare_models, run_qc
 from thinsection.slide import open_slide
-from thinsection.testing.memory import run_and_measure
+from thinsection.testing import run_and_measure
 
 FULL, SMOKE = (20_000, 16_000), (3_000, 2_400)
 TIMES = 3

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+from tests.support import artefacts
 
 from benchmarks.harness import arguments, finish
 from thinsection.qc import Pipeline, QcResult, load_pipeline, run_qc
 from thinsection.qc.pipeline import Check, check_from_mapping
 from thinsection.slide import Slide, open_slide
-from thinsection.testing import artefacts
 from thinsection.testing.array_slide import ArraySlide
 
 Picture = npt.NDArray[np.uint8]

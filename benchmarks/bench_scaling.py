@@ -89,11 +89,12 @@ def started_together(code: str, arguments: list[list[str]]) -> float:
 def executor_seconds_per_task(out: Path, num_tasks: int) -> float:
     """What a task costs beside its work: tasks that do nothing, through our executor on two
     workers, from the first report to the last."""
+    from tests.support.faults import IdleTask
+
     from thinsection.jobs.dask_executor import DaskExecutor
     from thinsection.jobs.executor import ExecutorConfig
     from thinsection.slide.cohort import SlideEntry
     from thinsection.stages.config import RunConfig
-    from thinsection.testing.faults import IdleTask
 
     config = RunConfig(executor=ExecutorConfig(executor="dask", workers=2, threads=1))
     out.mkdir()

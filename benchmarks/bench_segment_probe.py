@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.support.segmentation import MAKERS, StubEncoder, settings
 
 from benchmarks import cache_processes
 from benchmarks.harness import arguments, finish
@@ -23,7 +24,6 @@ from thinsection.probe.segment import CacheOptions, centre, segment_features, se
 from thinsection.probe.segment_train import RamFeatures
 from thinsection.store.cache.dtypes import Storage
 from thinsection.testing import run_and_measure
-from thinsection.testing.segmentation import MAKERS, StubEncoder, settings
 from thinsection.types import GIB, MIB
 
 PANNUKE = (5_179, 1024, 3072)

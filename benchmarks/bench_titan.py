@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.support.plain_titan import BiasWay, plain_titan
 
 from benchmarks.harness import arguments, finish
 from benchmarks.titan_inputs import (
@@ -24,7 +25,6 @@ from benchmarks.titan_inputs import (
 )
 from thinsection.pool.titan import random_titan_weights
 from thinsection.testing import run_and_measure
-from thinsection.testing.plain_titan import BiasWay, plain_titan
 from thinsection.types import MIB
 
 TURNS, MANY_TURNS = 2, 8_000  # tiles up to which there are so many turns

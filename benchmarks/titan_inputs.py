@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.support.plain_titan import plain_bias, plain_titan
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
 from thinsection.pool.registry import LoadOptions
 from thinsection.pool.titan import TitanSlideEncoder, random_titan_weights
 from thinsection.pool.titan_net import NUM_BLOCKS
 from thinsection.testing import run_and_measure
-from thinsection.testing.plain_titan import plain_bias, plain_titan
 from thinsection.types import GIB, MIB
 
 MODULE = "benchmarks.titan_inputs"

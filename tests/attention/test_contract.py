@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.attention.contract import Alibi2dContract
 
 from thinsection.attention.api import attend_items
 from thinsection.attention.chunked import BlockPlan, forward_chunked
 from thinsection.attention.problem import check_problem
-from thinsection.testing.attention_contract import Alibi2dContract
 
 
 class TestReference(Alibi2dContract):

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from tests.support.plain_gigapath import plain_dilated
 
 from thinsection.attention.dilated import Branch, HeadPart, dilated_attention
 from thinsection.errors import InvalidInputError
-from thinsection.testing.plain_gigapath import plain_dilated
 from thinsection.types import MIB
 
 BRANCHES = ((8, 1), (22, 2), (45, 4), (64, 8), (256, 16))

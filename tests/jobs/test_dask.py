@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.faults import FaultyTask
 
 from thinsection.errors import ClusterError, ConfigError, MissingDependencyError
 from thinsection.jobs.dask_cluster import worker_shape
@@ -18,7 +19,6 @@ from thinsection.pipeline.results import SlideResult
 from thinsection.pipeline.run_task import task_from_document
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
-from thinsection.testing.faults import FaultyTask
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB
 from thinsection.units import parse_bytes

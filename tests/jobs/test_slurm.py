@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.support.slurm_node import why_not
 
 from thinsection.errors import ClusterError, ConfigError, StoreError
 from thinsection.jobs.executor import ExecutorConfig
@@ -20,7 +21,6 @@ from thinsection.jobs.slurm_script import ArrayScript, parse_walltime
 from thinsection.jobs.slurm_submit import collect_run, write_missing
 from thinsection.pipeline.api import run
 from thinsection.stages.config import RunConfig
-from thinsection.testing.slurm_node import why_not
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB
 from thinsection.usage.analysis import Request

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.support.slurm_node import why_not
 
 from thinsection.config import replace_flat
 from thinsection.jobs import slurm_queue
@@ -21,7 +22,6 @@ from thinsection.jobs.slurm_submit import collect_run, write_missing
 from thinsection.pipeline.results import SlideResult
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig
-from thinsection.testing.slurm_node import why_not
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import MIB
 

@@ -5,8 +5,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-
-from thinsection.testing.slurm_node import slurm_node
+from tests.support.slurm_node import slurm_node
 
 
 @pytest.fixture(scope="session")

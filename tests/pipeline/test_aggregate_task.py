@@ -7,6 +7,8 @@ import h5py
 import numpy as np
 import pytest
 from tests.pipeline.make import write_features
+from tests.support.faults import KilledAggregateTask
+from tests.support.slurm_node import why_not
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
@@ -20,8 +22,6 @@ from thinsection.pipeline.aggregate_task import AggregateTask, aggregate_run, lo
 from thinsection.pipeline.results import SlideResult
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
 from thinsection.store.slide_embedding import read_slide_embedding
-from thinsection.testing.faults import KilledAggregateTask
-from thinsection.testing.slurm_node import why_not
 
 REASON = why_not()
 needs_slurm = pytest.mark.skipif(REASON is not None, reason=f"no Slurm here: {REASON}")

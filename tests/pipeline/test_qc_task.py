@@ -7,6 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.support.faults import KilledQcTask
+from tests.support.slurm_node import why_not
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
@@ -20,8 +22,6 @@ from thinsection.qc import load_pipeline
 from thinsection.report.qc_files import QC_JSON
 from thinsection.report.qc_table import read_qc_csv
 from thinsection.slide.cohort import load_cohort
-from thinsection.testing.faults import KilledQcTask
-from thinsection.testing.slurm_node import why_not
 from thinsection.testing.synthetic import write_he_slide
 
 REASON = why_not()

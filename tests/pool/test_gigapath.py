@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.support.plain_gigapath import plain_gigapath, plain_position
 
 from thinsection.attention.dilated import Branch
 from thinsection.errors import BudgetError, InvalidInputError, WeightsError
@@ -13,7 +14,6 @@ from thinsection.pool.gigapath import random_gigapath_weights
 from thinsection.pool.gigapath_net import LongNetConfig, plan_heads, position_embedding
 from thinsection.pool.registry import LoadOptions
 from thinsection.testing import run_and_measure
-from thinsection.testing.plain_gigapath import plain_gigapath, plain_position
 from thinsection.types import GIB, MIB
 
 BRANCHES = ((16, 1), (45, 2), (91, 4), (128, 8), (512, 16))  # the published ones, scaled down
@@ -151,7 +151,7 @@ def encode_random(num_tiles: int) -> None:
 def test_peak_memory_grows_by_kibibytes_a_tile() -> None:
     """States and head groups take 25 KiB a tile, the test's own input 6."""
     small, large = (
-        run_and_measure("tests.aggregate.test_gigapath", "encode_random", num_tiles=n).growth_bytes
+        run_and_measure("tests.pool.test_gigapath", "encode_random", num_tiles=n).growth_bytes
         for n in (500, 2_000)
     )
     assert large - small <= 1_500 * 36 * 1024 + 16 * MIB  # what the allocator keeps

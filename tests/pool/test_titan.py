@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.support.plain_titan import plain_titan
 
 from thinsection.errors import BudgetError, InvalidInputError, WeightsError
 from thinsection.pool import SlideEncoder, TitanSlideEncoder, check_fit, load_slide_encoder
@@ -14,7 +15,6 @@ from thinsection.pool.titan import random_titan_weights
 from thinsection.pool.titan_net import TitanNet, plan_tokens
 from thinsection.pool.token_grid import token_grid
 from thinsection.testing import run_and_measure
-from thinsection.testing.plain_titan import plain_titan
 from thinsection.types import GIB, MIB
 
 # below the smallest change that a wrong epsilon makes (1.5e-5), above float32 noise (3e-6)
@@ -225,7 +225,7 @@ def encode_random(num_tiles: int) -> None:
 def test_peak_memory_grows_by_kibibytes_a_tile() -> None:
     """States, q, k and v are 12 KiB a tile, the test's own input 9; the bias in full is 94."""
     small, large = (
-        run_and_measure("tests.aggregate.test_titan", "encode_random", num_tiles=n).growth_bytes
+        run_and_measure("tests.pool.test_titan", "encode_random", num_tiles=n).growth_bytes
         for n in (500, 2_000)
     )
     assert large - small <= 1_500 * 28 * 1024 + 8 * MIB

@@ -11,7 +11,7 @@ from thinsection.errors import BudgetError, DatasetError, InvalidInputError
 from thinsection.probe.cosine import cosine_neighbours
 from thinsection.probe.examples import TileSet, make_split
 from thinsection.probe.knn import count_votes, knn_probe
-from thinsection.testing.memory import run_and_measure
+from thinsection.testing import run_and_measure
 from thinsection.types import MIB
 
 

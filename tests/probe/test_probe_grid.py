@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.probe.make import two_regions
+from tests.support.slurm_node import why_not
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
@@ -16,7 +17,6 @@ from thinsection.errors import ConfigError
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.grid import ProbeGridConfig, run_probes
 from thinsection.probe.grid_task import JOB_NAME, TRACEBACK_NAME, ProbeRow, probe_jobs
-from thinsection.testing.slurm_node import why_not
 
 REASON = why_not()
 needs_slurm = pytest.mark.skipif(REASON is not None, reason=f"no Slurm here: {REASON}")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import jaccard_score
+from tests.support.segmentation import MAKERS, StubEncoder, settings
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
@@ -32,7 +33,6 @@ from thinsection.probe.segment_metric import (
 )
 from thinsection.probe.segment_settings import NANOPATH_SEGMENT
 from thinsection.probe.segment_train import RamFeatures, dice_loss, label_window, upsampled
-from thinsection.testing.segmentation import MAKERS, StubEncoder, settings
 
 SMALL_BUDGET = 9 * 4 * 196 * 24 // 2  # two batches of two and a little: the cache stays on disk
 

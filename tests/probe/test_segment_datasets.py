@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy.io import savemat
+from tests.support.segmentation import consep, monusac, pannuke
 
 from thinsection.errors import DatasetError
 from thinsection.probe.datasets_segment import (
@@ -16,7 +17,6 @@ from thinsection.probe.datasets_segment import (
     pannuke_label,
 )
 from thinsection.probe.splits import shuffled_folds
-from thinsection.testing.segmentation import consep, monusac, pannuke
 
 
 def test_pannuke_trains_on_fold_1_and_validates_on_fold_2(tmp_path: Path) -> None:

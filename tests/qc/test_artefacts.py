@@ -8,10 +8,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 from tests.qc.slides import ArraySlide, needs_real_slide, real_slide
-
-from thinsection.qc import Pipeline, QcResult, load_pipeline, run_qc
-from thinsection.qc.pipeline import Check, check_from_mapping
-from thinsection.testing.artefacts import (
+from tests.support.artefacts import (
     PENS,
     plant_blur,
     plant_coverslip,
@@ -19,6 +16,9 @@ from thinsection.testing.artefacts import (
     plant_pen,
     recall_precision,
 )
+
+from thinsection.qc import Pipeline, QcResult, load_pipeline, run_qc
+from thinsection.qc.pipeline import Check, check_from_mapping
 
 pytestmark = needs_real_slide
 TISSUE = (

@@ -1,10 +1,9 @@
 """A small stand-in for the hub's TITAN: the interface that its remote code shows, built plainly."""
 
 import torch
+from tests.support.plain_titan import plain_bias, plain_grid
 from torch import nn
 from torch.nn import functional as F
-
-from thinsection.testing.plain_titan import plain_bias, plain_grid
 
 DIM, HEADS = 48, 12
 

@@ -88,7 +88,8 @@ def test_a_consumer_may_hold_a_batch_while_it_asks_for_the_next_in_no_more_buffe
 
     held: TileBatch | None = None
     seen = 0
-    with stream_of([ArraySlide([PIXELS])] * 2, FILTERS["most"], allocate=allocate) as stream:
+    slides = [ArraySlide([PIXELS]), ArraySlide([PIXELS])]
+    with stream_of(slides, FILTERS["most"], allocate=allocate) as stream:
         for event in stream:
             if isinstance(event, TileBatch):
                 if held is not None:

@@ -1,5 +1,5 @@
-"""For tests, ours and our users': synthetic slides, contract suites, a peak-memory probe."""
+"""For the tests of our users: synthetic slides, contract suites, a peak-memory probe."""
 
-from thinsection.testing.memory import PeakMemory, run_and_measure
+from thinsection.testing.memory import Measured, run_and_measure
 
-__all__ = ["PeakMemory", "run_and_measure"]
+__all__ = ["Measured", "run_and_measure"]

@@ -1,60 +1,14 @@
-"""Peak memory, measured: in this process by sampling, or in a fresh process by its high-water mark.
+"""Peak memory, measured: a function in an interpreter of its own, by its high-water mark.
 
-RSS counts file-backed pages too; `run_and_measure` gives a clean baseline because every measured
-function runs in an interpreter of its own.
+A fresh process gives a clean baseline. RSS counts file-backed pages too.
 """
 
 import json
 import os
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
-
-import psutil
-
-
-class PeakMemory:
-    """Samples this process's RSS in a thread; `with PeakMemory() as peak: ...; peak.growth_bytes`.
-
-    Attributes:
-        start_bytes: RSS on entry.
-        peak_bytes: highest RSS seen.
-    """
-
-    def __init__(self, interval_s: float = 0.002) -> None:
-        self._interval_s = interval_s
-        self._process = psutil.Process(os.getpid())
-        self._stop = threading.Event()
-        self.start_bytes = 0
-        self.peak_bytes = 0
-
-    @property
-    def growth_bytes(self) -> int:
-        """Peak minus start."""
-        return self.peak_bytes - self.start_bytes
-
-    def __enter__(self) -> Self:
-        self.start_bytes = self.peak_bytes = self._process.memory_info().rss
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-        self.peak_bytes = max(self.peak_bytes, self._process.memory_info().rss)
-
-    def _sample(self) -> None:
-        while not self._stop.wait(self._interval_s):
-            self.peak_bytes = max(self.peak_bytes, self._process.memory_info().rss)
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@
 The suite writes small pyramids of many kinds, and opens each with `open_slide(reader=...)`.
 """
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,20 @@ class SlideContract:
         """The slide, by this reader."""
         return open_slide(path, reader=self.reader)
 
+    @pytest.fixture
+    def slide(self, tmp_path: Path) -> Iterator[Slide]:
+        """A slide of the usual kind, open."""
+        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
+        with self.open(tmp_path / "a.tif") as slide:
+            yield slide
+
+    @pytest.fixture
+    def any_slide(self, tmp_path: Path, kind: PyramidKind) -> Iterator[Slide]:
+        """A slide of each kind in turn, open."""
+        write_pyramid(tmp_path / "a.tif", SIZE, kind)
+        with self.open(tmp_path / "a.tif") as slide:
+            yield slide
+
     def test_is_a_slide_with_the_levels_and_the_resolution_that_were_written(
         self, tmp_path: Path, kind: PyramidKind
     ) -> None:
@@ -109,21 +124,17 @@ class SlideContract:
                 else:
                     np.testing.assert_array_equal(pixels, truth)
 
-    def test_a_region_is_the_crop_of_its_level_wherever_it_lies(
-        self, tmp_path: Path, kind: PyramidKind
-    ) -> None:
-        write_pyramid(tmp_path / "a.tif", SIZE, kind)
-        with self.open(tmp_path / "a.tif") as slide:
-            for level in slide.levels:
-                whole = slide.read_region((0, 0), level.index, level.size)
-                for origin_l0, size in regions(slide.size):
-                    origin = (
-                        round(lv_from_l0(origin_l0[0], level.downsample) * level.downsample),
-                        round(lv_from_l0(origin_l0[1], level.downsample) * level.downsample),
-                    )
-                    pixels = slide.read_region(origin, level.index, size)
-                    expected = crop_on_white(whole, origin, level.downsample, size)
-                    np.testing.assert_array_equal(pixels, expected, str((level, origin, size)))
+    def test_a_region_is_the_crop_of_its_level_wherever_it_lies(self, any_slide: Slide) -> None:
+        for level in any_slide.levels:
+            whole = any_slide.read_region((0, 0), level.index, level.size)
+            for origin_l0, size in regions(any_slide.size):
+                origin = (
+                    round(lv_from_l0(origin_l0[0], level.downsample) * level.downsample),
+                    round(lv_from_l0(origin_l0[1], level.downsample) * level.downsample),
+                )
+                pixels = any_slide.read_region(origin, level.index, size)
+                expected = crop_on_white(whole, origin, level.downsample, size)
+                np.testing.assert_array_equal(pixels, expected, str((level, origin, size)))
 
     def test_levels_that_are_no_whole_fraction_are_addressed_by_rounding(
         self, tmp_path: Path
@@ -147,72 +158,60 @@ class SlideContract:
                     assert (pixels[outside] == 255).all()
                     assert np.median(np.abs(pixels.astype(int) - expected)) <= 1
 
-    def test_decodes_into_out_and_refuses_one_that_does_not_fit(self, tmp_path: Path) -> None:
-        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
-        with self.open(tmp_path / "a.tif") as slide:
-            out = np.zeros((100, 130, 3), np.uint8)
-            assert slide.read_region((37, 41), 0, (130, 100), out=out) is out
-            np.testing.assert_array_equal(out, slide.read_region((37, 41), 0, (130, 100)))
-            wrong: Any
-            for wrong in (np.zeros((130, 100, 3), np.uint8), np.zeros((100, 130, 3), np.float32)):
-                with pytest.raises(InvalidInputError, match="out must be"):
-                    slide.read_region((0, 0), 0, (130, 100), out=wrong)
+    def test_decodes_into_out_and_refuses_one_that_does_not_fit(self, slide: Slide) -> None:
+        out = np.zeros((100, 130, 3), np.uint8)
+        assert slide.read_region((37, 41), 0, (130, 100), out=out) is out
+        np.testing.assert_array_equal(out, slide.read_region((37, 41), 0, (130, 100)))
+        wrong: Any
+        for wrong in (np.zeros((130, 100, 3), np.uint8), np.zeros((100, 130, 3), np.float32)):
+            with pytest.raises(InvalidInputError, match="out must be"):
+                slide.read_region((0, 0), 0, (130, 100), out=wrong)
 
-    def test_many_regions_are_each_the_region_read_alone(
-        self, tmp_path: Path, kind: PyramidKind
-    ) -> None:
-        write_pyramid(tmp_path / "a.tif", SIZE, kind)
-        with self.open(tmp_path / "a.tif") as slide:
-            for level in slide.levels:
-                for size in {(256, 256), level.segment or (64, 48), (33, 20)}:
-                    for origins_l0 in origin_sets(size, level.downsample):
-                        out = np.zeros((len(origins_l0), size[1], size[0], 3), np.uint8)
-                        slide.read_regions(origins_l0, level.index, out=out)
-                        for (x, y), pixels in zip(origins_l0.tolist(), out):
-                            alone = slide.read_region((x, y), level.index, size)
-                            np.testing.assert_array_equal(pixels, alone, str((level, x, y, size)))
+    def test_many_regions_are_each_the_region_read_alone(self, any_slide: Slide) -> None:
+        for level in any_slide.levels:
+            for size in {(256, 256), level.segment or (64, 48), (33, 20)}:
+                for origins_l0 in origin_sets(size, level.downsample):
+                    out = np.zeros((len(origins_l0), size[1], size[0], 3), np.uint8)
+                    any_slide.read_regions(origins_l0, level.index, out=out)
+                    for (x, y), pixels in zip(origins_l0.tolist(), out):
+                        alone = any_slide.read_region((x, y), level.index, size)
+                        np.testing.assert_array_equal(pixels, alone, str((level, x, y, size)))
 
-    def test_many_regions_need_a_level_and_an_out_that_fits(self, tmp_path: Path) -> None:
-        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
+    def test_many_regions_need_a_level_and_an_out_that_fits(self, slide: Slide) -> None:
         origins_l0 = np.zeros((3, 2), np.int64)
-        with self.open(tmp_path / "a.tif") as slide:
-            for wrong in ((2, 8, 8, 3), (3, 8, 8, 4), (3, 8, 8), (3, 0, 8, 3)):
-                with pytest.raises(InvalidInputError, match=r"out must be uint8 of shape \(3, h"):
-                    slide.read_regions(origins_l0, 0, out=np.zeros(wrong, np.uint8))
-            out = np.zeros((3, 8, 8, 3), np.uint8)
-            with pytest.raises(InvalidInputError, match=r"level must be in \[0, \d\], got 9"):
-                slide.read_regions(origins_l0, 9, out=out)
+        for wrong in ((2, 8, 8, 3), (3, 8, 8, 4), (3, 8, 8), (3, 0, 8, 3)):
+            with pytest.raises(InvalidInputError, match=r"out must be uint8 of shape \(3, h"):
+                slide.read_regions(origins_l0, 0, out=np.zeros(wrong, np.uint8))
+        out = np.zeros((3, 8, 8, 3), np.uint8)
+        with pytest.raises(InvalidInputError, match=r"level must be in \[0, \d\], got 9"):
+            slide.read_regions(origins_l0, 9, out=out)
+        slide.close()
         with pytest.raises(SlideReadError, match="closed"):
             slide.read_regions(origins_l0, 0, out=out)
 
-    def test_refuses_an_unknown_level_and_an_empty_size(self, tmp_path: Path) -> None:
-        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
-        with self.open(tmp_path / "a.tif") as slide:
-            with pytest.raises(InvalidInputError, match=r"level must be in \[0, \d\], got 9"):
-                slide.read_region((0, 0), 9, (10, 10))
-            with pytest.raises(InvalidInputError, match=r"size must be >= \(1, 1\), got \(10, 0\)"):
-                slide.read_region((0, 0), 0, (10, 0))
-            with pytest.raises(InvalidInputError, match="nosuch"):
-                slide.associated_image("nosuch")
+    def test_refuses_an_unknown_level_and_an_empty_size(self, slide: Slide) -> None:
+        with pytest.raises(InvalidInputError, match=r"level must be in \[0, \d\], got 9"):
+            slide.read_region((0, 0), 9, (10, 10))
+        with pytest.raises(InvalidInputError, match=r"size must be >= \(1, 1\), got \(10, 0\)"):
+            slide.read_region((0, 0), 0, (10, 0))
+        with pytest.raises(InvalidInputError, match="nosuch"):
+            slide.associated_image("nosuch")
 
-    def test_threads_read_the_same_px_as_one_thread(self, tmp_path: Path) -> None:
-        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
-        with self.open(tmp_path / "a.tif") as slide:
-            jobs = [
-                (origin, level.index, size)
-                for level in slide.levels
-                for origin, size in regions(slide.size)
-            ]
-            alone = [slide.read_region(*job) for job in jobs]
-            with ThreadPoolExecutor(8) as pool:
-                together = list(pool.map(lambda job: slide.read_region(*job), jobs * 6))
+    def test_threads_read_the_same_px_as_one_thread(self, slide: Slide) -> None:
+        jobs = [
+            (origin, level.index, size)
+            for level in slide.levels
+            for origin, size in regions(slide.size)
+        ]
+        alone = [slide.read_region(*job) for job in jobs]
+        with ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(lambda job: slide.read_region(*job), jobs * 6))
         for index, pixels in enumerate(together):
             np.testing.assert_array_equal(pixels, alone[index % len(jobs)])
 
-    def test_a_closed_slide_says_so_and_closes_twice(self, tmp_path: Path) -> None:
-        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
-        with self.open(tmp_path / "a.tif") as slide:
-            slide.read_region((0, 0), 0, (10, 10))
+    def test_a_closed_slide_says_so_and_closes_twice(self, slide: Slide) -> None:
+        slide.read_region((0, 0), 0, (10, 10))
+        slide.close()
         slide.close()
         with pytest.raises(SlideReadError, match=r"slide must be open, got a closed one"):
             slide.read_region((300, 300), 0, (10, 10))
@@ -274,21 +273,17 @@ class SlideContract:
 
     @pytest.mark.parametrize("size_th", [(150, 109), (97, 70), (600, 436), (33, 17), (1, 1)])
     def test_read_resized_is_pillows_lanczos_of_the_whole_level(
-        self, tmp_path: Path, size_th: Size
+        self, slide: Slide, size_th: Size
     ) -> None:
-        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
-        with self.open(tmp_path / "a.tif") as slide:
-            wanted = min(SIZE[0] / size_th[0], SIZE[1] / size_th[1])
-            level = best_level(slide.levels, wanted)
-            whole = slide.read_region((0, 0), level.index, level.size)
-            expected = Image.fromarray(whole).resize(size_th, Image.Resampling.LANCZOS)
-            np.testing.assert_array_equal(read_resized(slide, size_th), np.asarray(expected))
+        wanted = min(SIZE[0] / size_th[0], SIZE[1] / size_th[1])
+        level = best_level(slide.levels, wanted)
+        whole = slide.read_region((0, 0), level.index, level.size)
+        expected = Image.fromarray(whole).resize(size_th, Image.Resampling.LANCZOS)
+        np.testing.assert_array_equal(read_resized(slide, size_th), np.asarray(expected))
 
-    def test_a_thumbnail_fits_and_keeps_the_aspect(self, tmp_path: Path) -> None:
-        write_pyramid(tmp_path / "a.tif", SIZE, self.usual)
-        with self.open(tmp_path / "a.tif") as slide:
-            assert slide.thumbnail((100, 100)).shape == (73, 100, 3)
-            assert slide.thumbnail((5000, 5000)).shape == (436, 600, 3)
+    def test_a_thumbnail_fits_and_keeps_the_aspect(self, slide: Slide) -> None:
+        assert slide.thumbnail((100, 100)).shape == (73, 100, 3)
+        assert slide.thumbnail((5000, 5000)).shape == (436, 600, 3)
 
 
 def write_damaged(path: Path, kind: PyramidKind) -> Path:

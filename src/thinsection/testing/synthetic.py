@@ -10,12 +10,12 @@ from typing import Any
 
 import imagecodecs
 import numpy as np
+import simplejpeg
 import tifffile
 from PIL import Image
 from scipy import ndimage
 
 from thinsection.testing.array_slide import position_pixels
-from thinsection.testing.jpeg_tables import abbreviated_tiles
 from thinsection.types import Mpp, RgbArray, Size
 
 _UM_PER_CM = 10_000.0
@@ -67,28 +67,49 @@ def write_pyramid(path: Path, size: Size, kind: PyramidKind | None = None) -> li
             options = _options(kind, size, index)
             stored: RgbArray | Iterator[bytes] = pixels
             if kind.jpeg_tables and kind.tile is not None:
-                tables, stored = abbreviated_tiles(pixels, kind.tile, kind.quality)
-                options |= {"jpegtables": tables}
+                encoded = [_jpeg(tile, kind.quality) for tile in _tiles(pixels, kind.tile)]
+                options |= {"jpegtables": _split_jpeg(encoded[0])[0]}
+                stored = (_split_jpeg(data)[1] for data in encoded)
             elif kind.compression == "jpeg2000":
                 stored = _jpeg2000_segments(pixels, kind.tile)
             elif kind.compression == "jpeg" and kind.ycbcr:
-                stored = to_ycbcr(pixels)
+                stored = _to_ycbcr(pixels)
             writer.write(stored, shape=pixels.shape, dtype=np.uint8, **options)
     return levels
 
 
+def _tiles(pixels: RgbArray, tile: tuple[int, int]) -> Iterator[RgbArray]:
+    """Tiles of (height, width), row by row; the border is padded with black."""
+    rows, columns = tile
+    height, width = pixels.shape[:2]
+    padded = np.pad(pixels, ((0, -height % rows), (0, -width % columns), (0, 0)))
+    for top in range(0, height, rows):
+        for left in range(0, width, columns):
+            yield np.ascontiguousarray(padded[top : top + rows, left : left + columns])
+
+
 def _jpeg2000_segments(pixels: RgbArray, tile: tuple[int, int] | None) -> Iterator[bytes]:
-    rows, columns = tile or (_STRIP_ROWS, pixels.shape[1])
-    for top in range(0, pixels.shape[0], rows):
-        for left in range(0, pixels.shape[1], columns):
-            block = pixels[top : top + rows, left : left + columns]
-            if tile is not None:
-                missing = (rows - block.shape[0], columns - block.shape[1])
-                block = np.pad(block, ((0, missing[0]), (0, missing[1]), (0, 0)))
-            yield bytes(imagecodecs.jpeg2k_encode(block, level=0, codecformat="j2k", mct=False))
+    strips = (pixels[top : top + _STRIP_ROWS] for top in range(0, len(pixels), _STRIP_ROWS))
+    for block in strips if tile is None else _tiles(pixels, tile):
+        yield bytes(imagecodecs.jpeg2k_encode(block, level=0, codecformat="j2k", mct=False))
 
 
-def to_ycbcr(pixels: RgbArray) -> RgbArray:
+def _jpeg(block: RgbArray, quality: int) -> bytes:
+    return bytes(simplejpeg.encode_jpeg(block, quality=quality, colorsubsampling="420"))
+
+
+def _split_jpeg(data: bytes) -> tuple[bytes, bytes]:
+    """(tables, abbreviated image): the DQT and DHT segments apart from everything else."""
+    soi, eoi = b"\xff\xd8", b"\xff\xd9"
+    tables, rest, at = [soi], [soi], 2
+    while data[at + 1] != 0xDA:  # SOS: entropy-coded data follow
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        (tables if data[at + 1] in (0xDB, 0xC4) else rest).append(data[at:end])
+        at = end
+    return b"".join([*tables, eoi]), b"".join([*rest, data[at:]])
+
+
+def _to_ycbcr(pixels: RgbArray) -> RgbArray:
     """JPEG's YCbCr, which tifffile stores as it comes."""
     return np.asarray(Image.fromarray(pixels).convert("YCbCr"))
 
@@ -238,4 +259,4 @@ def _he_tiles(
             rows, columns = inside.shape
             source = period[oy : oy + rows, ox : ox + columns]
             np.copyto(tile[:rows, :columns], source, where=inside[..., None])
-            yield to_ycbcr(tile)
+            yield _to_ycbcr(tile)
