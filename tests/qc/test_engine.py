@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from tests.qc.slides import ArraySlide, reduced
 
-from thinsection.qc import Pipeline, load_pipeline, preset_names, qc_key, qc_row, run_qc
+from thinsection.qc import Pipeline, load_pipeline, preset_names, qc_key, run_qc
 from thinsection.qc.examples import tissue_picture
 from thinsection.qc.pipeline import check_from_mapping
 from thinsection.qc.view import EMPTY_SCORE
@@ -59,7 +59,7 @@ def test_an_odd_slide_is_a_row_with_a_warning_under_every_preset(
     levels, facts, warning = ODD_SLIDES[odd]
     slide = ArraySlide(levels, **facts)  # type: ignore[arg-type]
     result = run_qc(slide, load_pipeline(preset), cache_dir=cache)
-    row = qc_row(result)
+    row = result.row
     assert 0 <= float(row["pixels_to_use"]) <= result.mask_use.size
     if odd == "no power" and load_pipeline(preset).work_from == "mpp":
         return  # then it is not needed

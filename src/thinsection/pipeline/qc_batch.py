@@ -21,7 +21,6 @@ from thinsection.qc import (
     prepare_models,
     qc_fail,
     qc_key,
-    qc_row,
     run_qc,
 )
 from thinsection.qc.view import Score
@@ -132,7 +131,7 @@ def _look_at(entry: SlideEntry, out: Path, settings: QcSettings, key: str) -> Qc
         message = str(error) if isinstance(error, ThinsectionError) else repr(error)
         return _failure(entry, out, message, traceback.format_exc())
     (folder / ERROR_FILE).unlink(missing_ok=True)
-    return QcReport(slide_id=entry.slide_id, status="done", row=slide_row(entry, qc_row(result)))
+    return QcReport(slide_id=entry.slide_id, status="done", row=slide_row(entry, result.row))
 
 
 def finished_report(entry: SlideEntry, out: Path, settings: QcSettings) -> QcReport | None:

@@ -15,7 +15,6 @@ from thinsection.qc import (
     QcResult,
     parse_rule,
     qc_fail,
-    qc_row,
     run_qc,
     tile_qc_columns,
 )
@@ -115,7 +114,7 @@ def prepare(
         else:
             work.stage = "qc"
             work.qc = check_quality(work, slide, work.pipeline, config.qc)
-            work.tissue = tissue_of(work.qc)
+            work.tissue = work.qc.tissue
         write_tissue(work)
         work.stage = "tile"
         work.table = lay_tiles(work, slide, config)
@@ -156,23 +155,12 @@ def check_quality(work: SlideWork, slide: Slide, pipeline: Pipeline, config: QcC
     result = run_qc(slide, pipeline, device=config.qc_device)
     write_qc(result, work.folder, key=slide_key(work.entry, pipeline))
     work.warnings += result.warnings
-    row = qc_row(result)
+    row = result.row
     for rule in config.qc_fail:
         if qc_fail(row, rule):
             column = parse_rule(rule).column
             raise QcExclusion(f"left out by {rule!r}: {column} is {row[column]}")
     return result
-
-
-def tissue_of(result: QcResult) -> TissueMask:
-    """What passed quality control, in the place of the default tissue mask."""
-    return TissueMask(
-        mask=result.mask_use,
-        frame=result.frame,
-        mask_mpp=None if result.mpp_th is None else (result.mpp_th, result.mpp_th),
-        thumbnail=result.rgb,
-        threshold=None,
-    )
 
 
 def lay_tiles(work: SlideWork, slide: Slide, config: RunConfig) -> TileTable:

@@ -193,7 +193,14 @@ class ResultWriter:
             files += write_extra(work.entry, work.folder, self._config.output.write)
         facts: dict[str, Any] = {"num_tiles": len(table), "warnings": "; ".join(work.warnings)}
         if self._config.output.overview and work.tissue is not None:
-            draw_overview(work.folder / naming.OVERVIEW, work.tissue, table)
+            draw_overview(
+                work.folder / naming.OVERVIEW,
+                work.tissue.thumbnail,
+                work.tissue.mask,
+                table.coords_l0,
+                tile_size_l0=table.plan.size_l0,
+                size_l0=work.tissue.frame.size_l0,
+            )
         work.finish("tile", (naming.TILES,), facts)
         if self._dim:
             work.finish("embed", tuple(files), {**self._encoder, "dim": self._dim})

@@ -17,6 +17,7 @@ from thinsection.qc.light import Blurry
 from thinsection.qc.pipeline import Check, Pipeline
 from thinsection.qc.scale import Scale, scale_of
 from thinsection.qc.suspicion import suspicions
+from thinsection.qc.tissue import TissueMask
 from thinsection.qc.view import QcView, Score, Strips
 from thinsection.qc.work_image import read_strips, read_work_images
 from thinsection.slide import Slide
@@ -54,6 +55,22 @@ class QcResult:
     tables: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     crossings: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def row(self) -> dict[str, Score]:
+        """Facts, scores and warnings by column name; numbers are float, the rest str."""
+        return {**self.facts, **self.scores, "warnings": "|".join(self.warnings)}
+
+    @property
+    def tissue(self) -> TissueMask:
+        """What passed every check, in the place of the default tissue mask."""
+        return TissueMask(
+            mask=self.mask_use,
+            frame=self.frame,
+            mask_mpp=(self.mpp_th, self.mpp_th),
+            thumbnail=self.rgb,
+            threshold=None,
+        )
 
 
 def prepare_models(pipeline: Pipeline, *, cache_dir: Path | None = None) -> None:

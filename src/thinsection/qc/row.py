@@ -1,21 +1,14 @@
-"""One row of a slide's results, and the key by which a finished one is known again."""
+"""The key by which a finished slide is known again."""
 
 import hashlib
 import json
 from pathlib import Path
 
 from thinsection.qc.by_example import ByExample
-from thinsection.qc.engine import QcResult
 from thinsection.qc.measures import Histogram
 from thinsection.qc.pipeline import Pipeline
-from thinsection.qc.view import Score
 
 _VERSION = 1  # of the checks: raise it when one answers differently
-
-
-def qc_row(result: QcResult) -> dict[str, Score]:
-    """Facts, scores and warnings of a slide by column name; numbers are float, the rest str."""
-    return {**result.facts, **result.scores, "warnings": "|".join(result.warnings)}
 
 
 def qc_key(pipeline: Pipeline, slide_path: str, *, slide_mpp: float | None = None) -> str:

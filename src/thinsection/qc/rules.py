@@ -54,7 +54,7 @@ def qc_fail(row: Mapping[str, Score], rule: QcRule | str) -> bool:
     """Whether the rule holds for the row, i.e. the slide fails.
 
     Args:
-        row: of `qc_row`.
+        row: of a `QcResult`.
         rule: a rule or its text.
 
     Raises:

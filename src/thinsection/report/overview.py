@@ -7,9 +7,7 @@ from PIL import Image, ImageDraw
 from scipy import ndimage
 
 from thinsection.files.atomic import atomic_path
-from thinsection.qc.tissue import TissueMask
-from thinsection.tiles import TileTable
-from thinsection.types import RgbArray
+from thinsection.types import CoordsL0, MaskArray, RgbArray, Size
 
 LONG_SIDE = 1600  # px of the picture
 OUTLINE = (0, 90, 60)
@@ -17,29 +15,60 @@ TILE = (32, 96, 200)
 _TILE_ALPHA = 0.28
 
 
-def draw_overview(path: Path, tissue: TissueMask, table: TileTable) -> None:
-    """Writes the picture as PNG, atomically.
+def draw_overview(
+    path: Path,
+    thumbnail: RgbArray | Path,
+    mask: MaskArray,
+    coords_l0: CoordsL0,
+    *,
+    tile_size_l0: Size,
+    size_l0: Size,
+) -> None:
+    """Writes the picture of `overview` as PNG, atomically.
+
+    Args:
+        path: of the PNG.
+        thumbnail: uint8 (H, W, 3) of the whole slide, or its picture file.
+        mask, coords_l0, tile_size_l0, size_l0: of `overview`.
 
     Memory: O(picture), at most 1600 px along its long side.
     """
-    image = Image.fromarray(overview(tissue, table))
+    if isinstance(thumbnail, Path):
+        with Image.open(thumbnail) as picture:
+            thumbnail = np.asarray(picture.convert("RGB"))
+    pixels = overview(thumbnail, mask, coords_l0, tile_size_l0=tile_size_l0, size_l0=size_l0)
     with atomic_path(path) as tmp:
-        image.save(tmp)
+        Image.fromarray(pixels).save(tmp)
 
 
-def overview(tissue: TissueMask, table: TileTable) -> RgbArray:
-    """The picture as uint8 (H, W, 3): tiles shaded blue with thin borders, the tissue outlined."""
-    thumbnail = Image.fromarray(tissue.thumbnail)
-    factor = LONG_SIDE / max(thumbnail.size)
-    size = (max(1, round(thumbnail.width * factor)), max(1, round(thumbnail.height * factor)))
-    base = thumbnail.resize(size, Image.Resampling.LANCZOS)
+def overview(
+    thumbnail: RgbArray,
+    mask: MaskArray,
+    coords_l0: CoordsL0,
+    *,
+    tile_size_l0: Size,
+    size_l0: Size,
+) -> RgbArray:
+    """Tiles shaded blue with thin borders, the tissue outlined: uint8 (H, W, 3).
+
+    Args:
+        thumbnail: uint8 (H, W, 3) of the whole slide.
+        mask: bool, True = tissue, of the whole slide at any resolution.
+        coords_l0: (N, 2) x, y of the tiles' top-left corners, level-0 px.
+        tile_size_l0: (width, height) of a tile, level-0 px.
+        size_l0: (width, height) of the slide's level 0.
+    """
+    small = Image.fromarray(thumbnail)
+    factor = LONG_SIDE / max(small.size)
+    size = (max(1, round(small.width * factor)), max(1, round(small.height * factor)))
+    base = small.resize(size, Image.Resampling.LANCZOS)
     shade = Image.new("L", size, 0)
     borders = Image.new("L", size, 0)
     draw_shade, draw_borders = ImageDraw.Draw(shade), ImageDraw.Draw(borders)
-    scale = np.array(size) / np.array(tissue.frame.size_l0)
-    edge = np.array(table.plan.size_l0) * scale
+    scale = np.array(size) / np.array(size_l0)
+    edge = np.array(tile_size_l0) * scale
     alpha = round(255 * _TILE_ALPHA)
-    for x, y in (table.coords_l0 * scale).tolist():
+    for x, y in (coords_l0 * scale).tolist():
         box = (round(x), round(y), round(x + edge[0]) - 1, round(y + edge[1]) - 1)
         box = (*box[:2], max(box[2], box[0]), max(box[3], box[1]))
         draw_shade.rectangle(box, fill=alpha)
@@ -47,11 +76,9 @@ def overview(tissue: TissueMask, table: TileTable) -> RgbArray:
     base.paste(Image.new("RGB", size, TILE), mask=shade)
     if edge.min() >= 6:  # finer grids would be borders only
         base.paste(Image.new("RGB", size, TILE), mask=borders)
-    mask = Image.fromarray(tissue.mask.astype(np.uint8) * 255).resize(
-        size, Image.Resampling.NEAREST
+    inside = (
+        np.asarray(Image.fromarray(mask).convert("L").resize(size, Image.Resampling.NEAREST)) > 0
     )
-    inside = np.asarray(mask) > 0
-    outline = inside ^ ndimage.binary_erosion(inside, iterations=2)
     pixels = np.array(base)
-    pixels[outline] = OUTLINE
+    pixels[inside ^ ndimage.binary_erosion(inside, iterations=2)] = OUTLINE
     return pixels

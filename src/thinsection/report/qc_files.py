@@ -1,6 +1,7 @@
-"""The files that quality control leaves for one slide."""
+"""The files that quality control leaves for one slide, and the result read back from them."""
 
 import colorsys
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,15 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
+from thinsection.errors import StoreError
 from thinsection.files.atomic import atomic_path, write_json
 from thinsection.qc.engine import QcResult
 from thinsection.qc.light import Intensity
-from thinsection.qc.pipeline import Check
+from thinsection.qc.pipeline import Check, pipeline_from_mapping
 from thinsection.store.geojson import TISSUE_COLOR, Color, write_masks_geojson
-from thinsection.types import MaskArray, RgbArray
+from thinsection.types import MaskArray, MaskFrame, RgbArray
 
-QC_FORMAT = "thinsection-qc/1"
+QC_FORMAT = "thinsection-qc/2"
 QC_JSON = "qc.json"  # written last: where it is, everything is
 GLASS_COLOR: Color = (222, 226, 231)
 _DIMMED = 0.35  # share of its own colour that a px out of use keeps in the overlay
@@ -40,7 +42,7 @@ def write_qc(result: QcResult, folder: Path, *, key: str = "") -> None:
     write_png(folder / "thumbnail.png", result.rgb)
     write_png(folder / "overlay.png", overlay(result))
     for name, table in result.tables.items():
-        picture = table if table.dtype == np.uint8 else histogram_picture(table)
+        picture = table if _is_picture(table) else histogram_picture(table)
         write_png(folder / f"{name}.png", picture)
     masks = [("Usable tissue", result.mask_use, TISSUE_COLOR)]
     masks += [(name, mask, colors[name]) for name, mask in result.masks.items()]
@@ -61,9 +63,71 @@ def qc_document(result: QcResult, key: str) -> dict[str, Any]:
         "mpp_th": result.mpp_th,
         "masks": [*result.masks, "mask_use"],
         "pipeline": result.pipeline.as_mapping(),
-        "seconds": {name: round(value, 6) for name, value in result.seconds.items()},
+        "seconds": dict(result.seconds),
         "crossings": dict(result.crossings),
+        "tables": {n: None if _is_picture(t) else t.tolist() for n, t in result.tables.items()},
     }
+
+
+def load_qc(folder: Path) -> QcResult:
+    """The result that `write_qc` left in a folder, equal to the fresh one; no slide is opened.
+
+    Args:
+        folder: with `qc.json` and the PNG files beside it.
+
+    Memory: O(H * W) for each mask, and the work image.
+
+    Raises:
+        StoreError: the files are not there, are damaged, or are of another format.
+        ConfigError: the pipeline names a check that is not installed.
+    """
+    document = _read_document(folder / QC_JSON)
+    names = [name for name in document["masks"] if name != "mask_use"]
+    return QcResult(
+        mask_use=_read_png(folder / "mask_use.png"),
+        frame=MaskFrame(size_th=tuple(document["size_th"]), size_l0=tuple(document["size_l0"])),
+        masks={name: _read_png(folder / f"{name}.png") for name in names},
+        scores=document["scores"],
+        warnings=tuple(document["warnings"]),
+        pipeline=pipeline_from_mapping(document["pipeline"]),
+        rgb=_read_png(folder / "thumbnail.png"),
+        mpp_th=document["mpp_th"],
+        facts=document["facts"],
+        tables={
+            name: _read_png(folder / f"{name}.png") if rows is None else np.array(rows)
+            for name, rows in document["tables"].items()
+        },
+        seconds=document["seconds"],
+        crossings=document["crossings"],
+    )
+
+
+def _read_document(path: Path) -> dict[str, Any]:
+    remedy = "run quality control again"
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"qc result must be whole, got {str(path)!r}: {error}; {remedy}") from None
+    if document.get("format") != QC_FORMAT:
+        found = document.get("format")
+        raise StoreError(
+            f"qc result must be {QC_FORMAT!r}, got {found!r} in {str(path)!r}; {remedy}"
+        )
+    return document
+
+
+def _read_png(path: Path) -> npt.NDArray[Any]:
+    try:
+        with Image.open(path) as picture:
+            return np.array(picture)
+    except (OSError, SyntaxError) as error:  # a damaged PNG is a SyntaxError to Pillow
+        raise StoreError(
+            f"qc picture must be readable, got {str(path)!r}: {error}; run quality control again"
+        ) from None
+
+
+def _is_picture(table: npt.NDArray[Any]) -> bool:
+    return table.dtype == np.uint8
 
 
 def check_colors(result: QcResult) -> dict[str, Color]:

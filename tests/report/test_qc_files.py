@@ -1,0 +1,131 @@
+"""What quality control leaves for a slide is read back whole; the overview is drawn from arrays."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.qc.slides import ArraySlide
+
+from thinsection.errors import StoreError
+from thinsection.qc import QcResult, load_pipeline, run_qc, tile_qc_columns
+from thinsection.qc.pipeline import pipeline_from_mapping
+from thinsection.report.overview import OUTLINE, TILE, draw_overview, overview
+from thinsection.report.qc_files import QC_JSON, load_qc, write_qc
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> QcResult:
+    """Of a slide that is not square, by a pipeline that fills masks, measures and draws."""
+    rng = np.random.default_rng(5)
+    rgb = rng.integers(120, 250, (640, 810, 3), dtype=np.uint8)
+    rgb[100:300, 200:700] = (180, 90, 150)
+    plain = load_pipeline("light").as_mapping()
+    plain["work_mpp"] = 2.0
+    plain["check"] += [{"kind": "histogram"}, {"kind": "equalised"}]
+    slide = ArraySlide([rgb], slide_mpp=(0.5, 0.6))
+    return run_qc(slide, pipeline_from_mapping(plain), cache_dir=tmp_path_factory.mktemp("cache"))
+
+
+def assert_same(stored: QcResult, fresh: QcResult) -> None:
+    for f in fields(QcResult):
+        got, expected = getattr(stored, f.name), getattr(fresh, f.name)
+        if f.name in ("masks", "tables"):
+            assert list(got) == list(expected)
+            pairs = [(got[name], expected[name]) for name in expected]
+        elif isinstance(expected, np.ndarray):
+            pairs = [(got, expected)]
+        else:
+            assert got == expected, f.name
+            continue
+        for one, other in pairs:
+            assert one.dtype == other.dtype, f.name
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_stored_result_equals_the_fresh_one_in_every_field(
+    fresh: QcResult, tmp_path: Path
+) -> None:
+    assert fresh.masks
+    assert fresh.warnings
+    assert set(fresh.tables) == {"histogram", "equalised"}
+    write_qc(fresh, tmp_path / "qc", key="k")
+    stored = load_qc(tmp_path / "qc")
+    assert_same(stored, fresh)
+    assert stored.row == fresh.row
+    np.testing.assert_array_equal(stored.tissue.mask, fresh.mask_use)
+    assert stored.tissue.mask_mpp == (fresh.mpp_th, fresh.mpp_th)
+
+
+def test_columns_of_another_grid_come_from_the_stored_masks(
+    fresh: QcResult, tmp_path: Path
+) -> None:
+    write_qc(fresh, tmp_path)
+    coords_l0 = np.array([[0, 0], [300, 128], [700, 500]])
+    expected = tile_qc_columns(fresh, coords_l0, 144)
+    got = tile_qc_columns(load_qc(tmp_path), coords_l0, 144)
+    assert expected
+    assert {k: v.tolist() for k, v in got.items()} == {k: v.tolist() for k, v in expected.items()}
+
+
+def test_a_result_writes_into_its_own_folder_only_and_qc_json_last(
+    fresh: QcResult, tmp_path: Path
+) -> None:
+    folder = tmp_path / "slides" / "a" / "qc_light"
+    write_qc(fresh, folder, key="of the slide")
+    assert [p.relative_to(tmp_path) for p in tmp_path.rglob("*.*")] != []
+    assert all(p.parent == folder for p in tmp_path.rglob("*") if p.is_file())
+    last = max(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert last.name == QC_JSON
+    assert json.loads(last.read_text())["key"] == "of the slide"
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "old", "mask"])
+def test_what_is_not_whole_is_refused(damage: str, fresh: QcResult, tmp_path: Path) -> None:
+    write_qc(fresh, tmp_path)
+    path = tmp_path / QC_JSON
+    if damage == "gone":
+        path.unlink()
+    elif damage == "cut":
+        path.write_text(path.read_text()[:100])
+    elif damage == "old":
+        path.write_text(path.read_text().replace("thinsection-qc/2", "thinsection-qc/1"))
+    else:
+        mask = tmp_path / "mask_use.png"
+        mask.write_bytes(mask.read_bytes()[:60])
+    with pytest.raises(StoreError, match=r"qc .*; run quality control again"):
+        load_qc(tmp_path)
+
+
+def test_the_overview_shades_tiles_and_outlines_tissue_at_any_resolution_of_the_mask() -> None:
+    thumbnail = np.full((100, 160, 3), 240, np.uint8)
+    mask = np.zeros((50, 80), dtype=bool)
+    mask[20:40, 10:30] = True
+    coords_l0 = np.array([[320, 640]])
+    picture = overview(thumbnail, mask, coords_l0, tile_size_l0=(320, 160), size_l0=(1600, 1000))
+    assert picture.shape == (1000, 1600, 3)
+    inside = picture[650:790, 330:630].reshape(-1, 3)
+    expected = (0.72 * 240 + 0.28 * np.array(TILE)).round()
+    assert (abs(inside[:, None].astype(int) - expected) <= 2).all(axis=-1).mean() > 0.9
+    assert (picture[20, 20] == 240).all()
+    outline = (picture == OUTLINE).all(axis=2)
+    rows, columns = np.nonzero(outline)
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (400, 799, 200, 599)
+    assert not outline[450:750, 250:550].any()
+
+
+def test_the_overview_from_a_picture_file_is_that_from_its_pixels(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    Image.fromarray(rng.integers(0, 256, (90, 150, 3), dtype=np.uint8)).save(tmp_path / "a.jpg")
+    with Image.open(tmp_path / "a.jpg") as picture:
+        pixels = np.asarray(picture)
+    mask, coords_l0 = pixels[..., 0] > 128, np.array([[0, 0], [64, 32]])
+    for name, thumbnail in (("a.png", pixels), ("b.png", tmp_path / "a.jpg")):
+        draw_overview(
+            *(tmp_path / name, thumbnail, mask, coords_l0),
+            tile_size_l0=(32, 32),
+            size_l0=(1500, 900),
+        )
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
