@@ -8,6 +8,7 @@ import pytest
 
 from thinsection.errors import BudgetError, SlideReadError
 from thinsection.slide.geometry import origins_lv
+from thinsection.slide.resize import resample
 from thinsection.stream import (
     PrepareFailed,
     SlideFailed,
@@ -20,8 +21,7 @@ from thinsection.stream import (
     iter_tiles,
     stream_budget,
 )
-from thinsection.stream.decode import resample
-from thinsection.stream.regions import Region, TileRun, plan_reads, plan_regions
+from thinsection.stream.reading import Region, TileRun, plan_reads, plan_regions
 from thinsection.testing.array_slide import ArraySlide, position_pixels
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
 

@@ -1,4 +1,4 @@
-"""The whole slide at a small size, in one streamed pass over the best level."""
+"""Reading with resampling: tiles under a read plan, and the whole slide at a small size."""
 
 import math
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ import numpy as np
 from PIL import Image
 
 from thinsection.errors import InvalidInputError
-from thinsection.slide.geometry import best_level, l0_from_lv
+from thinsection.slide.geometry import ReadPlan, best_level, l0_from_lv
 from thinsection.slide.protocol import Slide
-from thinsection.types import MIB, Level, RgbArray, Size
+from thinsection.types import MIB, CoordsL0, Level, RgbArray, Size, TileArray
 
 _STRIP_BYTES = 32 * MIB  # of source rows
 _EXACT_BYTES = 128 * MIB  # of rows that were reduced along x and wait to be reduced along y
@@ -97,3 +97,28 @@ def _resize(
 ) -> RgbArray:
     image = Image.fromarray(pixels)
     return np.asarray(image.resize(size, Image.Resampling.LANCZOS, box=box))
+
+
+def read_tiles(slide: Slide, plan: ReadPlan, coords_l0: CoordsL0, out: TileArray) -> None:
+    """Reads tiles one by one into `out`.
+
+    Args:
+        slide: the opened slide.
+        plan: its read plan.
+        coords_l0: int64 (b, 2), the tiles' corners.
+        out: uint8 (b, tile_px, tile_px, 3).
+
+    Memory: one tile of the level where tiles are resampled, else none.
+    """
+    if not plan.resamples:
+        slide.read_regions(coords_l0, plan.level, out=out)
+        return
+    pixels = np.empty((*plan.size_lv[::-1], 3), dtype=np.uint8)
+    for (x, y), tile in zip(coords_l0.tolist(), out):
+        slide.read_region((x, y), plan.level, plan.size_lv, out=pixels)
+        tile[:] = resample(pixels, plan.tile_px)
+
+
+def resample(pixels: RgbArray, tile_px: int) -> RgbArray:
+    """Reduces (h, w, 3) to (tile_px, tile_px, 3) with Pillow's anti-aliased Lanczos filter."""
+    return _resize(np.ascontiguousarray(pixels), (tile_px, tile_px))

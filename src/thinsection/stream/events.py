@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.slide import Slide
-from thinsection.tiles import TileTable
+from thinsection.tiles import TileTable, TileTransform
 from thinsection.types import CoordsL0, RgbArray
 
 
@@ -20,11 +20,13 @@ class SlideTiles:
         key: whatever the caller knows the slide by; comes back with every event.
         slide: opened.
         table: its tiles; may be empty.
+        transform: changes the tiles that filters keep, in the decode workers; None leaves them.
     """
 
     key: Any
     slide: Slide
     table: TileTable
+    transform: TileTransform | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from thinsection.slide.resize import read_tiles
 from thinsection.stream.batches import (
     Allocate,
     BatchPacker,
@@ -27,7 +28,6 @@ from thinsection.stream.batches import (
 from thinsection.stream.budget import StreamBudget
 from thinsection.stream.channel import Channel, ChannelClosed
 from thinsection.stream.clock import StageClock
-from thinsection.stream.decode import decode_region, decode_run
 from thinsection.stream.events import (
     PrepareFailed,
     SlideFailed,
@@ -36,7 +36,7 @@ from thinsection.stream.events import (
     SlideTiles,
     StreamEvent,
 )
-from thinsection.stream.regions import Reads, Region, TileRun, plan_reads
+from thinsection.stream.reading import Reads, Region, TileRun, decode_region, plan_reads
 from thinsection.tiles import TileFilter
 from thinsection.types import TileArray
 
@@ -244,8 +244,12 @@ class TileStream:
         slide, plan = batch.owner.source.slide, batch.owner.source.table.plan
         out = batch.buffer[rows]
         if isinstance(read, TileRun):
-            decode_run(slide, plan, batch.coords_l0[rows], out)
+            read_tiles(slide, plan, batch.coords_l0[rows], out)
         else:
             decode_region(slide, plan, read, batch.corners_lv[rows], out)
         for tile_filter in self._filters:
             batch.keep[rows] &= tile_filter(out)
+        transform = batch.owner.source.transform
+        if transform is not None:
+            for index in np.flatnonzero(batch.keep[rows]).tolist():
+                transform(out[index : index + 1])

@@ -6,7 +6,7 @@ from thinsection.slide import Slide
 from thinsection.stream.budget import StreamConfig, cpu_count, scratch_bytes, stream_budget
 from thinsection.stream.events import SlideFailed, SlideTiles, TileBatch
 from thinsection.stream.pipeline import TileStream
-from thinsection.tiles import TileFilter, TileTable
+from thinsection.tiles import TileFilter, TileTable, TileTransform
 from thinsection.units import parse_bytes
 
 
@@ -29,6 +29,7 @@ def iter_tiles(
     *,
     batch_size: int = 64,
     filters: Sequence[TileFilter] = (),
+    transform: TileTransform | None = None,
     config: StreamConfig | None = None,
 ) -> Iterator[TileBatch]:
     """Batches of decoded tiles of one opened slide, in table order.
@@ -40,6 +41,7 @@ def iter_tiles(
         tiles: from `tile_grid`, or a table of your own coordinates.
         batch_size: tiles per batch.
         filters: pixel filters, see `thinsection.tiles.load_filters`.
+        transform: changes the tiles that are kept, in place; see `thinsection.tiles.fit_stain`.
         config: memory and decoding threads.
 
     Yields:
@@ -62,7 +64,7 @@ def iter_tiles(
     )
 
     def prepare(borrowed: Slide) -> SlideTiles:
-        return SlideTiles(key=borrowed.slide_path, slide=borrowed, table=tiles)
+        return SlideTiles(key=slide.slide_path, slide=borrowed, table=tiles, transform=transform)
 
     entries = [_Borrowed(slide)]
     with TileStream(

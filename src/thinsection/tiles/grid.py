@@ -8,6 +8,7 @@ import numpy as np
 from thinsection.config import option
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc.coverage import box_fractions
+from thinsection.qc.tissue import TissueMask
 from thinsection.slide import Slide
 from thinsection.slide.geometry import ReadPlan, plan_read
 from thinsection.tiles.table import TileTable
@@ -16,6 +17,8 @@ from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size
 # Tiles are ordered in blocks of this many columns and rows: a block is read as one region, so that
 # segments of the file which several tiles share are decoded once.
 BLOCK_TILES = 8
+
+Tissue = TissueMask | tuple[MaskArray, MaskFrame]  # what says where tissue is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +67,14 @@ def tile_grid(
     slide: Slide,
     config: TilesConfig | None = None,
     *,
-    tissue: tuple[MaskArray, MaskFrame] | None = None,
+    tissue: Tissue | None = None,
 ) -> TileTable:
     """The tiles of a slide that hold enough tissue.
 
     Args:
         slide: an opened slide.
         config: tile size, resolution, overlap, least tissue fraction, edge rule.
-        tissue: mask (H, W) and its frame; None keeps the whole grid.
+        tissue: a `TissueMask`, or mask (H, W) and its frame; None keeps the whole grid.
 
     Returns:
         The table, with column `tissue_fraction` (float32; NaN without a mask).
@@ -95,16 +98,26 @@ def tile_grid(
     if tissue is None:
         fraction = np.full(len(coords_l0), np.nan, dtype=np.float32)
         return TileTable(coords_l0=coords_l0, plan=plan, columns={"tissue_fraction": fraction})
-    mask, frame = tissue
+    mask, frame = mask_and_frame(tissue)
+    fraction = box_fractions(mask, frame, coords_l0, plan.size_l0)
+    table = TileTable(coords_l0=coords_l0, plan=plan, columns={"tissue_fraction": fraction})
+    # a threshold of 0 still needs some tissue: 'tissue' asked for, tissue given
+    return table.select(fraction >= max(config.min_tissue_fraction, 1e-30))
+
+
+def mask_and_frame(tissue: Tissue) -> tuple[MaskArray, MaskFrame]:
+    """The mask, bool (H, W), and where it lies.
+
+    Raises:
+        InvalidInputError: another dtype, or a shape that is not the frame's.
+    """
+    mask, frame = tissue if isinstance(tissue, tuple) else (tissue.mask, tissue.frame)
     if mask.dtype != np.bool_ or mask.shape != frame.size_th[::-1]:
         raise InvalidInputError(
             f"tissue_mask must be bool of shape {frame.size_th[::-1]}, "
             f"got {mask.dtype} {mask.shape}"
         )
-    fraction = box_fractions(mask, frame, coords_l0, plan.size_l0)
-    table = TileTable(coords_l0=coords_l0, plan=plan, columns={"tissue_fraction": fraction})
-    # a threshold of 0 still needs some tissue: 'tissue' asked for, tissue given
-    return table.select(fraction >= max(config.min_tissue_fraction, 1e-30))
+    return mask, frame
 
 
 def grid_coords(size_l0: Size, plan: ReadPlan, *, pad: bool = False) -> CoordsL0:

@@ -1,4 +1,4 @@
-"""Which tiles are read together: pure planning over the corners of one batch of tiles."""
+"""Which tiles are read together, planned purely over the corners of one batch; and the reading."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,10 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from thinsection.slide.geometry import ReadPlan, origins_lv
+from thinsection.slide import Slide
+from thinsection.slide.geometry import ReadPlan, l0_from_lv, origins_lv
+from thinsection.slide.resize import resample
 from thinsection.stream.budget import CHANNELS, REGION_BYTES
 from thinsection.tiles.grid import BLOCK_TILES
-from thinsection.types import CoordsL0, CoordsLv, Size
+from thinsection.types import CoordsL0, CoordsLv, Size, TileArray
 
 # a region may cover this many times the px of its tiles: reading a gap is cheaper than decoding
 # the segments along a cut twice
@@ -119,3 +121,33 @@ def _split(
         yield from _split(corners_lv, plan, middle, stop)
     else:
         yield start, stop
+
+
+def decode_region(
+    slide: Slide, plan: ReadPlan, region: Region, corners_lv: CoordsLv, out: TileArray
+) -> None:
+    """Reads a region and cuts its tiles into `out`.
+
+    A tile of a region is, to the bit, the tile read by itself: each is cut out first and resampled
+    (Lanczos, anti-aliased) within its own borders.
+
+    Args:
+        slide: the opened slide.
+        plan: its read plan.
+        region: what to read.
+        corners_lv: int64 (b, 2), the tiles' corners on the plan's level.
+        out: uint8 (b, tile_px, tile_px, 3).
+
+    Memory: the region and one tile of the level.
+    """
+    x0, y0 = region.origin_lv
+    origin_l0 = (l0_from_lv(x0, plan.downsample), l0_from_lv(y0, plan.downsample))
+    alone = len(out) == 1 and not plan.resamples
+    target = out[0] if alone else None
+    pixels = slide.read_region(origin_l0, plan.level, region.size_lv, out=target)
+    if alone:
+        return
+    width, height = plan.size_lv
+    for (x, y), tile in zip((corners_lv - region.origin_lv).tolist(), out):
+        cut = pixels[y : y + height, x : x + width]
+        tile[:] = resample(cut, plan.tile_px) if plan.resamples else cut
