@@ -23,6 +23,7 @@ from thinsection.errors import (
     UnknownEncoderError,
     WeightsError,
 )
+from thinsection.weights.origin import slug
 
 TILES = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
 
@@ -199,7 +200,8 @@ def test_an_entry_point_brings_an_encoder_and_is_held_to_the_protocol(monkeypatc
     ]
     monkeypatch.setattr(metadata, "entry_points", lambda group: metadata.EntryPoints(points))
     monkeypatch.setattr(metadata.EntryPoint, "load", lambda point: FACTORIES[point.name])
-    assert load_encoder("mine", device="cpu").dim == 384
+    mine = load_encoder("mine", device="cpu", precision="fp32")
+    assert mine.dim == 384 and mine.label == "mine"
     with pytest.raises(InvalidInputError, match="must give a TileEncoder, got dict"):
         load_encoder("broken", device="cpu")
     with pytest.raises(UnknownEncoderError, match="did you mean 'broken'"):
@@ -225,6 +227,39 @@ def test_random_weights_come_from_the_seed_alone() -> None:
         assert torch.equal(torch.get_rng_state(), before)
         hashes.append(encoder.weights_hash)
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_label_says_what_was_loaded_and_an_identity_what_decides(
+    timm_folder: Path, tmp_path: Path
+) -> None:
+    default = load_encoder("efficientnet_lite0", device="cpu")
+    assert default.label == "efficientnet_lite0"
+    assert default.identity == {
+        "name": "efficientnet_lite0",
+        "weights_hash": default.weights_hash,
+        "precision": "fp32",
+    }
+    half = load_encoder("efficientnet_lite0", device="cpu", precision="bf16")
+    assert half.label == "efficientnet_lite0_bf16" and half.identity["precision"] == "bf16"
+    own = load_encoder(
+        "efficientnet_lite0", device="cpu", precision="fp16", weights=packaged_weights_path()
+    )
+    assert own.label == f"efficientnet_lite0_fp16_w{default.weights_hash[:6]}"
+    options = {"device": "cpu", "precision": "fp32"}
+    random = load_encoder("timm:resnet18", pretrained=False, seed=3, **options)
+    assert random.label == "timm-resnet18_seed3"
+    assert load_encoder(str(timm_folder), **options).label == timm_folder.name
+    same_name = timm_folder / "model.safetensors"
+    assert load_encoder(str(same_name), **options).label == timm_folder.name
+    (tmp_path / "config.json").write_bytes((timm_folder / "config.json").read_bytes())
+    (tmp_path / "epoch 7.safetensors").write_bytes(same_name.read_bytes())
+    assert load_encoder(str(tmp_path / "epoch 7.safetensors"), **options).label == "epoch-7"
+
+
+def test_a_slug_is_a_file_name() -> None:
+    commit = "0123456789abcdef" * 2 + "01234567"
+    assert slug(f"hf:owner/Name_b@{commit}") == "hf-owner-Name_b-0123456"
+    assert slug("../..") == "model" and slug("größe.v2") == "gr-e.v2"
 
 
 def test_the_weights_hash_sees_names_and_values() -> None:

@@ -23,6 +23,7 @@ from thinsection.pool import (
     patient_embedding,
     slide_encoder_names,
 )
+from thinsection.weights.origin import Origin
 
 
 def slide(num_tiles: int = 37, dim: int = 5, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -174,3 +175,26 @@ def test_a_patient_without_slides_or_with_a_bad_one_is_named() -> None:
     assert caught.value.__notes__ == ["slide 1 of the patient"]
     with pytest.raises(InvalidInputError, match="fusion must be 'early' or 'late', got 'middle'"):
         patient_embedding([good], tile_px_l0=256, fusion="middle")  # type: ignore[arg-type]
+
+
+def test_a_label_names_the_tile_embeddings_that_it_was_made_of() -> None:
+    assert load_slide_encoder("mean").label("uni2_h") == "mean-uni2_h"
+    assert load_slide_encoder("max", pretrained=False).label("a_bf16") == "max-a_bf16"
+    titan = load_slide_encoder("titan", device="cpu", precision="bf16", pretrained=False)
+    assert titan.label("conch_v15") == "titan_bf16_seed0"
+    assert titan.label("conch_v15_bf16") == "titan_bf16_seed0-conch_v15_bf16"
+    assert titan.identity == {
+        "name": "titan",
+        "weights_hash": titan.weights_hash,
+        "precision": "bf16",
+    }
+    titan.origin = Origin()
+    titan.precision = "fp32"
+    assert titan.label("conch_v15") == "titan"
+
+
+def test_given_weights_show_in_the_label(tmp_path: Path) -> None:
+    save_file(abmil_weights(gated=False), weights := tmp_path / "mine.safetensors")
+    encoder = load_slide_encoder("abmil", weights=weights, device="cpu")
+    assert encoder.weights_hash is not None
+    assert encoder.label("uni") == f"abmil_w{encoder.weights_hash[:6]}-uni"

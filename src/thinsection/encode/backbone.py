@@ -37,7 +37,14 @@ class Backbone(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, D] embeddings in float32."""
+        return self._pooled(self.features(pixels))
+
+    def pooled_and_tokens(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """What `forward` and `tokens` give, from one pass."""
         features = self.features(pixels)
+        return self._pooled(features), self._patch_tokens(features)
+
+    def _pooled(self, features: Tensor) -> Tensor:
         if self.pooling == "head":
             return self.head(features).float()
         if self.pooling == "mean":

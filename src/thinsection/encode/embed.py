@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from thinsection.encode.encoder import TileEncoder
+from thinsection.errors import InvalidInputError
 from thinsection.slide import Slide
 from thinsection.stream import StageClock, StreamConfig, TileBatch, iter_tiles
 from thinsection.tiles import TileFilter, TileTable
@@ -21,65 +22,88 @@ _IN_FLIGHT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedBatch:
-    """Embeddings of one batch of tiles.
+    """Embeddings of one batch of tiles, one array per encoder, in the order of the encoders.
 
     Attributes:
         key: of the slide.
         indices: int64 (b,), places in the tile table.
         coords_l0: int64 (b, 2).
-        tile_embeddings: float32 (b, D), on the host.
+        tile_embeddings: float32 (b, D) of each encoder, on the host.
+        tokens: float32 (b, T, C) of each encoder, on the host; empty where none were asked for.
     """
 
     key: Any
     indices: npt.NDArray[np.int64]
     coords_l0: CoordsL0
-    tile_embeddings: npt.NDArray[np.float32]
+    tile_embeddings: tuple[npt.NDArray[np.float32], ...]
+    tokens: tuple[npt.NDArray[np.float32], ...] = ()
 
 
 @dataclass(kw_only=True)
 class _Pending:
     batch: TileBatch
-    copied: torch.cuda.Event | None
-    embeddings: torch.Tensor
+    copied: list[torch.cuda.Event]
+    found: list[tuple[torch.Tensor, ...]]
 
 
 class BatchEncoder:
-    """Feeds batches to an encoder and hands embeddings back in order.
+    """Feeds each batch to every encoder from one buffer and hands embeddings back in order.
 
-    On CUDA the copy to the device and the encoder are queued and the embeddings of the batch
+    On CUDA the copy to the device and the encoders are queued and the embeddings of the batch
     before are fetched meanwhile, so that the device always has work; elsewhere it runs at once.
+    Each encoder gets the batch that it would get alone: its embeddings are the same to the byte.
 
     Args:
-        encoder: the tile encoder.
+        encoders: the tile encoders, at least one; a device gets one copy of the batch for all.
+        tokens: whether every encoder also gives its patch tokens.
         clock: where transfer and encoding time is added up.
 
-    Memory: `_IN_FLIGHT` batches on the device, beside the encoder's own.
+    Memory: `_IN_FLIGHT` batches on the device, beside the encoders' own; encoders run one after
+    another.
     """
 
-    def __init__(self, encoder: TileEncoder, *, clock: StageClock | None = None) -> None:
-        self._encoder = encoder
+    def __init__(
+        self,
+        encoders: Sequence[TileEncoder],
+        *,
+        tokens: bool = False,
+        clock: StageClock | None = None,
+    ) -> None:
+        if not encoders:
+            raise InvalidInputError("encoders must hold at least one encoder, got none")
+        self._encoders = tuple(encoders)
+        self._tokens = tokens
         self._clock = clock or StageClock()
-        self._cuda = encoder.device.type == "cuda"
+        self._devices = {e.device for e in self._encoders if e.device.type == "cuda"}
         self._queue: deque[_Pending | Any] = deque()
 
     def submit(self, batch: TileBatch) -> Iterator[EmbeddedBatch | Any]:
-        """Encodes a batch and releases its buffer when it was copied; yields what is ready."""
+        """Encodes a batch and releases its buffer when all have taken it; yields what is ready."""
         with self._clock.timed("transfer_busy"):
-            tiles = torch.from_numpy(batch.tiles)
-            copied = None
-            if self._cuda:
-                tiles = tiles.to(self._encoder.device, non_blocking=True)
-                copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                copied.record(torch.cuda.current_stream(self._encoder.device))
+            host = torch.from_numpy(batch.tiles)
+            copies, copied = {}, []
+            for device in self._devices:
+                copies[device] = host.to(device, non_blocking=True)
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(torch.cuda.current_stream(device))
+                copied.append(event)
         with self._clock.timed("encode_busy"):
-            embeddings = self._encoder.encode(tiles)
-        self._queue.append(_Pending(batch=batch, copied=copied, embeddings=embeddings))
-        yield from self._drain(_IN_FLIGHT - 1 if self._cuda else 0)
+            found = [self._encoded(e, copies.get(e.device, host)) for e in self._encoders]
+        self._queue.append(_Pending(batch=batch, copied=copied, found=found))
+        yield from self._drain(self._leave)
+
+    def _encoded(self, encoder: TileEncoder, tiles: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return encoder.encode_with_tokens(tiles) if self._tokens else (encoder.encode(tiles),)
+
+    @property
+    def _leave(self) -> int:
+        """Batches that may stay under way."""
+        return _IN_FLIGHT - 1 if self._devices else 0
 
     def mark(self, marker: Any) -> Iterator[EmbeddedBatch | Any]:
         """Passes a marker through the queue: it comes out after every batch submitted before it."""
         self._queue.append(marker)
-        yield from self._drain(_IN_FLIGHT - 1 if self._cuda else 0)
+        yield from self._drain(self._leave)
 
     def flush(self) -> Iterator[EmbeddedBatch | Any]:
         """Yields all that is still under way."""
@@ -93,23 +117,26 @@ class BatchEncoder:
             yield self._fetch(item) if isinstance(item, _Pending) else item
 
     def _fetch(self, item: _Pending) -> EmbeddedBatch:
-        if item.copied is not None:
-            item.copied.synchronize()
+        for event in item.copied:
+            event.synchronize()
         batch = item.batch
         batch.release()
         with self._clock.timed("encode_busy"):
-            embeddings = item.embeddings.float().cpu().numpy()
+            on_host = [tuple(t.float().cpu().numpy() for t in found) for found in item.found]
         return EmbeddedBatch(
             key=batch.key,
             indices=batch.indices,
             coords_l0=batch.coords_l0,
-            tile_embeddings=embeddings,
+            tile_embeddings=tuple(found[0] for found in on_host),
+            tokens=tuple(found[1] for found in on_host) if self._tokens else (),
         )
 
 
-def pinned_allocator(encoder: TileEncoder) -> Callable[[tuple[int, ...]], RgbArray]:
-    """Allocates batch buffers: page-locked where the encoder's device copies asynchronously."""
-    pin = encoder.device.type == "cuda"
+def pinned_allocator(
+    encoders: Sequence[TileEncoder],
+) -> Callable[[tuple[int, ...]], RgbArray]:
+    """Allocates batch buffers: page-locked where a device of the encoders copies asynchronously."""
+    pin = any(encoder.device.type == "cuda" for encoder in encoders)
 
     def allocate(shape: tuple[int, ...]) -> RgbArray:
         return np.asarray(torch.empty(shape, dtype=torch.uint8, pin_memory=pin).numpy())
@@ -144,7 +171,7 @@ def embed_tiles(
     Raises:
         SlideReadError: a region cannot be decoded.
     """
-    worker = BatchEncoder(encoder)
+    worker = BatchEncoder([encoder])
     found: list[EmbeddedBatch] = []
     batches = iter_tiles(slide, tiles, batch_size=batch_size, filters=filters, config=config)
     for batch in batches:
@@ -153,4 +180,4 @@ def embed_tiles(
     if not found:
         return np.empty((0, encoder.dim), dtype=np.float32), tiles.select(np.arange(0))
     indices = np.concatenate([batch.indices for batch in found])
-    return np.concatenate([batch.tile_embeddings for batch in found]), tiles.select(indices)
+    return np.concatenate([batch.tile_embeddings[0] for batch in found]), tiles.select(indices)

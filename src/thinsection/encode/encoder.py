@@ -1,9 +1,10 @@
-"""Tile encoders: the protocol that the pipeline knows, and the one that runs a torch network."""
+"""Tile encoders: the contract that the pipeline knows, and the one that runs a torch network."""
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy.typing as npt
 import torch
@@ -12,9 +13,11 @@ from torch import Tensor
 from thinsection.encode.backbone import Backbone
 from thinsection.encode.placement import DTYPES, Placement, Precision
 from thinsection.encode.preprocess import as_uint8_batch, preprocess
+from thinsection.encode.registry import declared_encoders
 from thinsection.encode.spec import EncoderSpec
 from thinsection.encode.weights import hash_state_dict
 from thinsection.errors import InvalidInputError
+from thinsection.weights.origin import Origin
 
 TileBatch = Tensor | npt.NDArray[Any]  # uint8 [B, H, W, 3]
 
@@ -23,43 +26,97 @@ TileBatch = Tensor | npt.NDArray[Any]  # uint8 [B, H, W, 3]
 CPU_TILES = 4
 
 
-@runtime_checkable
-class TileEncoder(Protocol):
-    """Tiles in, one vector per tile out. The same batch gives the same bytes."""
+class TileEncoder(ABC):
+    """Tiles in, one vector per tile out. The same batch gives the same bytes.
+
+    A package that brings one implements the abstract members, and `encode_with_tokens` where its
+    network has a dense map.
+
+    Attributes:
+        origin: of the weights; `load_encoder` sets it.
+    """
+
+    origin: Origin = Origin()
 
     @property
+    @abstractmethod
     def spec(self) -> EncoderSpec:
         """What was declared."""
 
     @property
-    def dim(self) -> int:
-        """Length of an embedding."""
-
-    @property
+    @abstractmethod
     def device(self) -> torch.device:
         """Where it computes."""
 
     @property
+    @abstractmethod
     def precision(self) -> str:
         """fp32, fp16 or bf16: what matrix products are computed in."""
 
     @property
+    @abstractmethod
     def weights_hash(self) -> str:
         """sha256 of the weights' names and bytes."""
 
+    @abstractmethod
     def encode(self, tiles_u8: TileBatch) -> Tensor:
         """float32 [B, D] on `device`."""
 
+    def encode_with_tokens(self, tiles_u8: TileBatch) -> tuple[Tensor, Tensor]:
+        """What `encode` gives, to the bit, and float32 [B, T, C], from one pass.
+
+        Tokens are patch tokens in row-major order, without prefix tokens, or the positions of a
+        feature map.
+
+        Raises:
+            InvalidInputError: the encoder has no dense map.
+        """
+        names = ", ".join(n for n, spec in declared_encoders().items() if spec.supports_tokens)
+        raise InvalidInputError(
+            f"encoder must have patch tokens, got {self.spec.name!r}; these have: {names}"
+        )
+
     def encode_tokens(self, tiles_u8: TileBatch) -> Tensor:
-        """float32 [B, T, C] on `device`: patch tokens in row-major order, without prefix tokens."""
+        """float32 [B, T, C] on `device`: the tokens of `encode_with_tokens` alone.
+
+        Raises:
+            InvalidInputError: the encoder has no dense map.
+        """
+        return self.encode_with_tokens(tiles_u8)[1]
+
+    @property
+    def dim(self) -> int:
+        """Length D of an embedding."""
+        return self.spec.dim
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What decides an embedding (name, weights_hash, precision), and the hub's `revision`."""
+        return self.origin.identity(
+            self.spec.name, precision=self.precision, weights_hash=self.weights_hash
+        )
+
+    @property
+    def label(self) -> str:
+        """A readable name for a folder of results: 'uni2_h', 'uni2_h_bf16', 'uni_w1a2b3c'."""
+        own = self.weights_hash if self.origin.own_weights else None  # hashing takes its time
+        return self.origin.label(self.spec.name, precision=self.precision, weights_hash=own)
 
 
-class NetworkTileEncoder:
+class NetworkTileEncoder(TileEncoder):
     """A `Backbone` with its preprocessing, on one device, in one precision."""
 
-    def __init__(self, spec: EncoderSpec, backbone: Backbone, placement: Placement) -> None:
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        backbone: Backbone,
+        placement: Placement,
+        *,
+        origin: Origin | None = None,
+    ) -> None:
         self._spec = spec
         self._placement = placement
+        self.origin = origin or Origin()
         self.backbone = backbone.eval().requires_grad_(False)
         # convolutions are up to twice as fast with channels last; linear layers do not care
         self.backbone.to(placement.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -70,10 +127,6 @@ class NetworkTileEncoder:
     @property
     def spec(self) -> EncoderSpec:
         return self._spec
-
-    @property
-    def dim(self) -> int:
-        return self._spec.dim
 
     @property
     def device(self) -> torch.device:
@@ -102,35 +155,55 @@ class NetworkTileEncoder:
         Raises:
             InvalidInputError: tiles are not uint8 [B, H, W, 3], or too small.
         """
-        return self._through(self.backbone, tiles_u8)
+        return self._through(lambda pixels: (self.backbone(pixels),), tiles_u8)[0]
 
-    def encode_tokens(self, tiles_u8: TileBatch) -> Tensor:
-        """float32 [B, T, C] patch tokens on `device`.
+    def encode_with_tokens(self, tiles_u8: TileBatch) -> tuple[Tensor, Tensor]:
+        """Embeddings [B, D] and patch tokens [B, T, C], float32, from one pass.
+
+        Memory:
+            That of `encode`, and 4 B T C bytes; `batch_bytes(..., tokens=True)` counts it.
 
         Raises:
             InvalidInputError: the encoder has no dense map, or the tiles are of the wrong form.
         """
         if not self._spec.supports_tokens:
-            raise InvalidInputError(f"encoder must have patch tokens, got {self._spec.name!r}")
-        return self._through(self.backbone.tokens, tiles_u8)
+            return super().encode_with_tokens(tiles_u8)
+        pooled, tokens = self._through(self.backbone.pooled_and_tokens, tiles_u8)
+        return pooled, tokens
+
+    def encode_tokens(self, tiles_u8: TileBatch) -> Tensor:
+        """float32 [B, T, C] patch tokens on `device`, nothing pooled.
+
+        Raises:
+            InvalidInputError: the encoder has no dense map, or the tiles are of the wrong form.
+        """
+        if not self._spec.supports_tokens:
+            return super().encode_tokens(tiles_u8)
+        return self._through(lambda pixels: (self.backbone.tokens(pixels),), tiles_u8)[0]
 
     def tiles_at_once(self, batch_size: int) -> int:
         """How many tiles of a batch the network sees at once on this device."""
         return min(batch_size, CPU_TILES) if self.device.type == "cpu" else batch_size
 
-    def _through(self, network: Callable[[Tensor], Tensor], tiles_u8: TileBatch) -> Tensor:
+    def _through(
+        self, network: Callable[[Tensor], tuple[Tensor, ...]], tiles_u8: TileBatch
+    ) -> tuple[Tensor, ...]:
         """What the network makes of a batch, float32, part by part."""
         batch = as_uint8_batch(tiles_u8)
         step = max(1, self.tiles_at_once(len(batch)))
         with torch.no_grad(), self._arithmetic():
-            first = network(self._pixels(batch[:step])).float()
+            first = [out.float() for out in network(self._pixels(batch[:step]))]
             if len(batch) <= step:
-                return first
-            found = first.new_empty((len(batch), *first.shape[1:]))
-            found[:step] = first
+                return tuple(first)
+            found = [out.new_empty((len(batch), *out.shape[1:])) for out in first]
+            for whole, part in zip(found, first, strict=True):
+                whole[:step] = part
+            del first
             for start in range(step, len(batch), step):
-                found[start : start + step] = network(self._pixels(batch[start : start + step]))
-        return found
+                parts = network(self._pixels(batch[start : start + step]))
+                for whole, part in zip(found, parts, strict=True):
+                    whole[start : start + step] = part
+        return tuple(found)
 
     def _pixels(self, tiles_u8: Tensor) -> Tensor:
         return preprocess(tiles_u8.to(self.device, non_blocking=True), self._spec)

@@ -20,6 +20,7 @@ from thinsection.encode.undeclared import (
     timm_spec,
 )
 from thinsection.errors import InvalidInputError, WeightsError
+from thinsection.weights.origin import Origin
 
 TIMM_PREFIX, HUB_PREFIX = "timm:", "hf:"
 
@@ -60,11 +61,14 @@ def load_encoder(
         return _load_plugin(plugins[name], where, weights=weights, pretrained=pretrained, seed=seed)
     spec = find_spec(name)
     placement = place(device, precision, half_precision=spec.half_precision)
+    origin = Origin(name=_label_name(name, spec))
     if not pretrained:
-        return NetworkTileEncoder(spec, build_backbone(spec, seed=seed), placement)
+        origin = dataclasses.replace(origin, seed=seed)
+        return NetworkTileEncoder(spec, build_backbone(spec, seed=seed), placement, origin=origin)
     path = Path(weights) if weights is not None else _own_weights(name, spec)
     backbone = pretrained_backbone(spec, path, allow_remote_code=allow_remote_code)
-    return NetworkTileEncoder(spec, backbone, placement)
+    origin = dataclasses.replace(origin, own_weights=weights is not None)
+    return NetworkTileEncoder(spec, backbone, placement, origin=origin)
 
 
 def find_spec(name: str) -> EncoderSpec:
@@ -112,6 +116,14 @@ def _own_weights(name: str, spec: EncoderSpec) -> Path | None:
     )
 
 
+def _label_name(name: str, spec: EncoderSpec) -> str:
+    """The name that a label begins with: of a checkpoint its stem, or its folder's name."""
+    path = Path(name)
+    if name in declared_encoders() or not path.is_file() or path.name in spec.weights_files:
+        return spec.name
+    return path.stem
+
+
 def _load_plugin(
     point: metadata.EntryPoint,
     placement: Placement,
@@ -132,4 +144,7 @@ def _load_plugin(
             f"entry point {point.name!r} must give a TileEncoder, "
             f"got {type(encoder).__name__} from {point.value!r}"
         )
+    encoder.origin = Origin(
+        name=point.name, own_weights=weights is not None, seed=None if pretrained else seed
+    )
     return encoder

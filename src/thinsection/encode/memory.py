@@ -6,17 +6,19 @@ is what the real pass holds, apart from scratch space inside single operations, 
 allowance is added.
 """
 
+import math
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from thinsection.encode.backbone import Backbone
 from thinsection.encode.encoder import CPU_TILES, NetworkTileEncoder
 from thinsection.encode.preprocess import preprocess
 from thinsection.errors import BudgetError, InvalidInputError
@@ -83,6 +85,7 @@ def batch_bytes(
     batch_size: int,
     tile_px: int | None = None,
     at_once: int | None = None,
+    tokens: bool = False,
 ) -> int:
     """Peak bytes that `encode` holds for one batch, the uint8 tiles included, the weights not.
 
@@ -94,6 +97,7 @@ def batch_bytes(
         batch_size: tiles per batch.
         tile_px: their edge; None: the one that the encoder was made for.
         at_once: tiles in the network at once; None: as on the device where the encoder is.
+        tokens: for `encode_with_tokens` instead.
 
     Memory:
         None: nothing is allocated for the counted tensors.
@@ -103,10 +107,34 @@ def batch_bytes(
     edge = tile_px or encoder.spec.tile_px
     at_once = at_once or encoder.tiles_at_once(batch_size)
     waiting = batch_size - at_once
+    found = 4 * math.prod(token_shape(encoder)) if tokens else 0
+    held = _network_bytes(encoder, at_once, edge) + at_once * found
     if not waiting:
-        return _network_bytes(encoder, at_once, edge)
-    held = _network_bytes(encoder, at_once, edge) * HOLES_MARGIN
-    return int(held) + waiting * (edge * edge * 3 + encoder.dim * 4)
+        return held
+    # on a CPU the tokens of all tiles lie beside those of the part that is in the network
+    return int(held * HOLES_MARGIN) + waiting * (edge * edge * 3 + encoder.dim * 4 + found)
+
+
+def token_shape(encoder: NetworkTileEncoder) -> tuple[int, int]:
+    """(T, C): how many patch tokens a tile has, and how many channels one of them."""
+    spec = encoder.spec
+    backbone = _TokensOnly(encoder.backbone)
+    state = {n: torch.empty_like(t, device="meta") for n, t in backbone.state_dict().items()}
+    with torch.no_grad():
+        pixels = torch.empty((1, 3, spec.input_px, spec.input_px), device="meta")
+        _, count, channels = functional_call(backbone, state, (pixels,)).shape
+    return int(count), int(channels)
+
+
+class _TokensOnly(nn.Module):
+    """`Backbone.tokens` as a module, so that it can be called with other weights."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.backbone.tokens(pixels)
 
 
 def _network_bytes(encoder: NetworkTileEncoder, num_tiles: int, edge: int) -> int:

@@ -216,7 +216,7 @@ class _Job:
             prefetch_slides=self.config.stream.prefetch_slides,
             clock=self.clock,
             decode=encoder is not None,
-            **({"allocate": pinned_allocator(encoder)} if encoder else {}),
+            **({"allocate": pinned_allocator([encoder])} if encoder else {}),
         )
         identity: dict[str, Any] = {}
         if encoder is not None:
@@ -239,7 +239,7 @@ class _Job:
 
     def _pump(self, stream: TileStream, writer: ResultWriter) -> None:
         encoder = self.models.encoder
-        batches = BatchEncoder(encoder, clock=self.clock) if encoder else None
+        batches = BatchEncoder([encoder], clock=self.clock) if encoder else None
         for event in stream:
             if isinstance(event, SlideStarted):
                 slide_id = event.key.entry.slide_id

@@ -142,7 +142,7 @@ class ResultWriter:
             with self._clock.timed("write_busy"):
                 opened = self._file_of(work)
                 if isinstance(item, EmbeddedBatch):
-                    opened.writer.append(item.coords_l0, item.tile_embeddings)
+                    opened.writer.append(item.coords_l0, item.tile_embeddings[0])
                     opened.indices.append(item.indices)
                     return
                 self._close(opened)

@@ -15,7 +15,7 @@ from thinsection.encode.placement import resolve_device
 from thinsection.errors import WeightsError
 from thinsection.pool.gigapath_net import GigaPathNet, LongNetConfig
 from thinsection.pool.inputs import checked_coords, checked_embeddings, checked_tile_px
-from thinsection.pool.protocol import Expects, SlideEmbedding, TileEmbeddings
+from thinsection.pool.protocol import Expects, SlideEmbedding, SlideEncoder, TileEmbeddings
 from thinsection.pool.registry import LoadOptions
 from thinsection.pool.weights import (
     check_names,
@@ -29,7 +29,7 @@ REPOSITORY = "prov-gigapath/prov-gigapath"
 FILES = ("slide_encoder.safetensors", "slide_encoder.pth")
 
 
-class GigaPathSlideEncoder:
+class GigaPathSlideEncoder(SlideEncoder):
     """Prov-GigaPath's slide embedding (768,): the normed cls token after the last layer.
 
     With `global_pool`, the normed mean over tiles instead of the cls token.
@@ -48,6 +48,7 @@ class GigaPathSlideEncoder:
         self.weights_hash = weights_hash
         self._budget_bytes, self._global_pool = options.budget_bytes, global_pool
         if options.precision == "bf16":
+            self.precision = "bf16"
             for layer in self.net.layers():
                 attn, ffn = layer.self_attn, layer.ffn
                 for linear in (attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj):

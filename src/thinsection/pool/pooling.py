@@ -10,20 +10,17 @@ import torch
 
 from thinsection.errors import WeightsError
 from thinsection.pool.inputs import checked_coords, checked_embeddings, checked_tile_px
-from thinsection.pool.protocol import Expects, SlideEmbedding, TileEmbeddings
+from thinsection.pool.protocol import Expects, SlideEmbedding, SlideEncoder, TileEmbeddings
 from thinsection.pool.weights import state_dict_hash
 from thinsection.types import CoordsL0
 
 BLOCK_ROWS = 8192  # tiles a block: a float32 copy of 8192 x 1536 is 48 MiB
 
 
-class MeanSlideEncoder:
+class MeanSlideEncoder(SlideEncoder):
     """The mean over tiles, summed in float64, so that the order of tiles does not matter."""
 
     name = "mean"
-    dim = None
-    expects = Expects()
-    weights_hash = None
 
     def encode(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
@@ -39,13 +36,10 @@ class MeanSlideEncoder:
         return _as_numpy(total / tiles.shape[0])
 
 
-class MaxSlideEncoder:
+class MaxSlideEncoder(SlideEncoder):
     """The largest value of each channel over tiles."""
 
     name = "max"
-    dim = None
-    expects = Expects()
-    weights_hash = None
 
     def encode(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
@@ -55,7 +49,7 @@ class MaxSlideEncoder:
         return _as_numpy(tiles.amax(0))
 
 
-class AbmilSlideEncoder:
+class AbmilSlideEncoder(SlideEncoder):
     """Attention pooling with given weights: sum of a_n x_n, a = softmax over tiles of a score.
 
     The score is w . tanh(V x + b), or gated, w . (tanh(V x + b) * sigmoid(U x + c)), where the
@@ -85,7 +79,7 @@ class AbmilSlideEncoder:
         with torch.inference_mode():
             scores = torch.cat([self._score(b.to(self._device).float()) for b in _blocks(tiles)])
             attention = scores.double().softmax(0)
-            pooled = torch.zeros(self.dim, dtype=torch.float64, device=self._device)
+            pooled = torch.zeros(tiles.shape[1], dtype=torch.float64, device=self._device)
             for block, weight in zip(_blocks(tiles), _blocks(attention), strict=True):
                 pooled += weight @ block.to(self._device).double()
         return _as_numpy(pooled)

@@ -3,13 +3,15 @@
 Shapes: N tiles of one slide, D channels of a tile embedding, D' of the slide embedding.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.types import CoordsL0
+from thinsection.weights.origin import Origin
 
 if TYPE_CHECKING:
     import torch
@@ -38,30 +40,26 @@ class Expects:
     tile_mpp: float | None = None
 
 
-@runtime_checkable
-class SlideEncoder(Protocol):
-    """Tile embeddings and coordinates in, one embedding per slide out."""
+class SlideEncoder(ABC):
+    """Tile embeddings and coordinates in, one embedding per slide out.
 
-    @property
-    def name(self) -> str:
-        """Name in the registry."""
-        ...
+    Attributes:
+        name: in the registry.
+        dim: channels D' of the slide embedding; None where it is the tile embedding's D.
+        expects: what it was trained on.
+        weights_hash: of its weights, in hex; None where it has none.
+        precision: fp32 or bf16: what matrix products are computed in.
+        origin: of the weights; `load_slide_encoder` sets it.
+    """
 
-    @property
-    def dim(self) -> int | None:
-        """Channels D' of the slide embedding; None where it is the tile embedding's D."""
-        ...
+    name: str
+    dim: int | None = None
+    expects: Expects = Expects()
+    weights_hash: str | None = None
+    precision: str = "fp32"
+    origin: Origin = Origin()
 
-    @property
-    def expects(self) -> Expects:
-        """What it was trained on."""
-        ...
-
-    @property
-    def weights_hash(self) -> str | None:
-        """SHA-256 over names, shapes, dtypes and bytes of the weights; None where it has none."""
-        ...
-
+    @abstractmethod
     def encode(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
@@ -75,4 +73,21 @@ class SlideEncoder(Protocol):
         Raises:
             InvalidInputError: shapes, dtypes or values are not as above.
         """
-        ...
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What decides a slide embedding beside its tiles: name, weights_hash, precision; and the
+        hub's `revision`."""
+        return self.origin.identity(
+            self.name, precision=self.precision, weights_hash=self.weights_hash
+        )
+
+    def label(self, features_label: str) -> str:
+        """A readable name for a folder of slide embeddings made of those tile embeddings.
+
+        'mean-uni2_h'; and bare 'titan' where the tile encoder is the one that it was trained on.
+        """
+        own = self.origin.label(self.name, precision=self.precision, weights_hash=self.weights_hash)
+        if features_label in (self.expects.tile_encoders or ()):
+            return own
+        return f"{own}-{features_label}"

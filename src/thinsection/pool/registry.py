@@ -12,6 +12,7 @@ from thinsection.pool.pooling import AbmilSlideEncoder, MaxSlideEncoder, MeanSli
 from thinsection.pool.protocol import SlideEncoder
 from thinsection.pool.weights import find_weights, read_state_dict
 from thinsection.types import GIB
+from thinsection.weights.origin import Origin
 
 Precision = Literal["auto", "fp32", "bf16"]
 DEFAULT_BUDGET_BYTES = GIB  # working memory of one `encode` beyond weights and inputs
@@ -71,7 +72,10 @@ def load_slide_encoder(
         budget_bytes=budget_bytes,
         pretrained=pretrained,
     )
-    return _BUILDERS[name](options)
+    encoder = _BUILDERS[name](options)
+    random = not pretrained and encoder.weights_hash is not None
+    encoder.origin = Origin(own_weights=weights is not None, seed=0 if random else None)
+    return encoder
 
 
 def _without_weights(encoder: Callable[[], SlideEncoder]) -> Callable[[LoadOptions], SlideEncoder]:

@@ -12,7 +12,7 @@ import torch
 from thinsection.encode.placement import resolve_device
 from thinsection.errors import WeightsError
 from thinsection.pool.inputs import checked_coords, checked_embeddings, checked_tile_px
-from thinsection.pool.protocol import Expects, SlideEmbedding, TileEmbeddings
+from thinsection.pool.protocol import Expects, SlideEmbedding, SlideEncoder, TileEmbeddings
 from thinsection.pool.registry import LoadOptions
 from thinsection.pool.titan_net import DIM, TitanNet, plan_tokens
 from thinsection.pool.token_grid import token_grid
@@ -30,7 +30,7 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 PREFIX = "vision_encoder."
 
 
-class TitanSlideEncoder:
+class TitanSlideEncoder(SlideEncoder):
     """TITAN's pooled slide embedding (768,), before the projection into the text space."""
 
     name = "titan"
@@ -44,6 +44,7 @@ class TitanSlideEncoder:
         self.weights_hash = weights_hash
         self._element_bytes = 4
         if options.precision == "bf16":
+            self.precision = "bf16"
             self.net.to_low_precision()
             self._element_bytes = 2
 

@@ -1,0 +1,50 @@
+"""Where weights came from, and what a model that uses them is called in a folder of results."""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a model's weights came from, as its loader was asked.
+
+    Attributes:
+        name: what the model is called in a label; None: the name in its registry.
+        revision: commit on the hub; None where the weights did not come from there.
+        own_weights: whether the caller's weights took the place of the declared ones.
+        seed: of random weights; None: published or own ones.
+    """
+
+    name: str | None = None
+    revision: str | None = None
+    own_weights: bool = False
+    seed: int | None = None
+
+    def label(self, name: str, *, precision: str, weights_hash: str | None) -> str:
+        """A readable folder name, by what was loaded and nothing else.
+
+        The name, then `_bf16` or `_fp16`, `_w` and six digits of the hash of own weights, `_seed`
+        and the seed of random ones: 'uni2_h', 'timm-resnet18_bf16', 'uni_w1a2b3c'.
+        """
+        parts = [slug(self.name or name)]
+        if precision != "fp32":
+            parts.append(precision)
+        if self.own_weights and weights_hash is not None:
+            parts.append(f"w{weights_hash[:6]}")
+        if self.seed is not None:
+            parts.append(f"seed{self.seed}")
+        return "_".join(parts)
+
+    def identity(self, name: str, *, precision: str, weights_hash: str | None) -> dict[str, str]:
+        """Name, weights_hash and precision; and for the record the revision on the hub, if any.
+
+        The hash sees every weight: two revisions of equal weights give the same results.
+        """
+        found = {"name": name, "weights_hash": weights_hash or "", "precision": precision}
+        return found | ({"revision": self.revision} if self.revision else {})
+
+
+def slug(name: str) -> str:
+    """A name as a file name: 'timm:resnet18' is 'timm-resnet18'; commits keep seven digits."""
+    short = re.sub("[0-9a-f]{40}", lambda commit: commit[0][:7], name)
+    return re.sub(r"[^\w.]+", "-", short, flags=re.ASCII).strip("-.") or "model"
