@@ -131,6 +131,10 @@ def coerce(value: Any, kind: Any, key: str) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{key} must be a table, got {value!r}")
         return dict(value)
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key} must be a table, got {value!r}")
+        return from_mapping(cast(type, kind), value, where=f"{key}.")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is Path and isinstance(value, str):
@@ -154,12 +158,7 @@ def from_mapping(cls: type[T], data: Mapping[str, Any], *, where: str = "") -> T
         if name not in kinds:
             hint = nearest(key, [f"{where}{k}" for k in kinds])
             raise ConfigError(f"unknown config key {key!r}{hint}")
-        if dataclasses.is_dataclass(kinds[name]):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"{key} must be a table, got {value!r}")
-            values[name] = from_mapping(kinds[name], value, where=f"{key}.")
-        else:
-            values[name] = checked(value, fields[name], kinds[name], key)
+        values[name] = checked(value, fields[name], kinds[name], key)
     return cls(**values)
 
 

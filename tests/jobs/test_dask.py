@@ -1,5 +1,6 @@
 """Dask workers: the same bytes as inline; deaths, losses and errors of a cluster."""
 
+import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -9,14 +10,14 @@ from typing import Any
 import pytest
 from tests.support.faults import FaultyTask
 
+from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ClusterError, ConfigError, MissingDependencyError
 from thinsection.jobs.dask_cluster import worker_shape
 from thinsection.jobs.dask_executor import LOG_NAME, DaskExecutor
 from thinsection.jobs.executor import ExecutorConfig, chunked
-from thinsection.jobs.executor_choice import make_task
 from thinsection.pipeline.api import run
 from thinsection.pipeline.results import SlideResult
-from thinsection.pipeline.run_task import task_from_document
+from thinsection.pipeline.run_task import RunTask, make_task
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
@@ -152,7 +153,7 @@ def test_a_lost_slide_that_is_done_all_the_same_stays_done(
 def test_the_task_comes_back_from_its_document(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     task = make_task(tmp_path / "out", RunConfig(executor=DASK), "embed")
-    assert task_from_document(task.as_document()) == task
+    assert from_mapping(RunTask, json.loads(json.dumps(as_mapping(task)))) == task
 
 
 def test_an_error_of_the_settings_ends_the_run_at_once(tmp_path: Path, slides: list[Path]) -> None:

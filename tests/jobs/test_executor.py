@@ -2,48 +2,56 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from thinsection.errors import ConfigError
+from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import (
-    ChunkReport,
     ExecutorConfig,
-    InlineExecutor,
     chunk_size,
     chunked,
 )
+from thinsection.jobs.task import Report, Task
 
 
 @dataclass(frozen=True)
-class Doubling:
-    def __call__(
-        self, entries: Sequence[int], *, on_event: Callable[[Any], None]
-    ) -> ChunkReport[int]:
+class Doubling(Task[int, int]):
+    def __call__(self, entries: Sequence[int], *, on_event: Callable[[Any], None]) -> Report[int]:
         for entry in entries:
             on_event(entry)
-        return ChunkReport(results=tuple(2 * entry for entry in entries))
-
-    def on_worker(self, *, threads: int, monitored: bool) -> "Doubling":
-        return self
-
-    def smaller(self) -> "Doubling":
-        return self
+        return Report(results=tuple(2 * entry for entry in entries))
 
     def lost(self, entry: int, reason: str) -> int:
         raise AssertionError(f"{entry} was lost: {reason}")
 
 
-def test_inline_reports_every_entry_once_and_passes_events_on() -> None:
-    reports: list[ChunkReport[int]] = []
+class Streaming(Doubling):
+    streams: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(
+    ("task", "results"), [(Doubling(), [(0,), (2,), (4,)]), (Streaming(), [(0, 2, 4)])]
+)
+def test_inline_reports_every_entry_once_and_passes_events_on(
+    tmp_path: Path, task: Doubling, results: list[tuple[int, ...]]
+) -> None:
+    reports: list[Report[int]] = []
     events: list[Any] = []
-    chunks = chunked(range(7), 3)
-    InlineExecutor().execute(chunks, Doubling(), on_report=reports.append, on_event=events.append)
-    assert [r.results for r in reports] == [(0, 2, 4), (6, 8, 10), (12,)]
-    assert events == list(range(7))
+    execute(
+        range(3),
+        task,
+        ExecutorConfig(),
+        folder=tmp_path,
+        on_report=reports.append,
+        on_event=events.append,
+    )
+    assert [r.results for r in reports] == results
+    assert events == list(range(3))
 
 
 @given(st.integers(1, 100_000), st.integers(1, 600))

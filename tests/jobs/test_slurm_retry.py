@@ -12,14 +12,14 @@ from tests.support.slurm_node import why_not
 
 from thinsection.config import replace_flat
 from thinsection.jobs import slurm_queue
-from thinsection.jobs.executor import ChunkReport
-from thinsection.jobs.executor_choice import make_task
 from thinsection.jobs.slurm_executor import SlurmExecutor
 from thinsection.jobs.slurm_job import load_jobs
 from thinsection.jobs.slurm_queue import TaskState, accounted_states, task_states
 from thinsection.jobs.slurm_retry import slides_to_retry
-from thinsection.jobs.slurm_submit import collect_run, write_missing
+from thinsection.jobs.task import Report
 from thinsection.pipeline.results import SlideResult
+from thinsection.pipeline.run_task import make_task
+from thinsection.pipeline.slurm_run import collect_run, write_missing
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
@@ -128,7 +128,7 @@ class Killer(threading.Thread):
 def execute(out: Path, slides: Path) -> tuple[dict[str, SlideResult], list[str]]:
     """Runs the slides up to the tile grid through the executor."""
     out.mkdir()
-    reports: list[ChunkReport[SlideResult]] = []
+    reports: list[Report[SlideResult]] = []
     messages: list[str] = []
     task = make_task(out, CONFIG, "tile")
     executor = SlurmExecutor(CONFIG.executor, on_message=messages.append, poll_s=0.2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from thinsection.errors import ClusterError, StoreError
-from thinsection.jobs.executor import ChunkReport
+from thinsection.jobs.task import Report
 from thinsection.jobs.task_document import (
     DOCUMENT_NAME,
     TASKS,
@@ -64,10 +64,10 @@ def test_a_folder_without_tasks_is_refused(tmp_path: Path) -> None:
 
 def test_an_index_reports_entry_by_entry_and_another_one_is_refused(tmp_path: Path) -> None:
     tasks = document(tmp_path)
-    told: list[ChunkReport[Any]] = []
+    told: list[Report[Any]] = []
     seen: list[int] = []
 
-    def take(report: ChunkReport[Any]) -> None:
+    def take(report: Report[Any]) -> None:
         told.append(report)
         seen.append(len(tasks.reports(1)))
 

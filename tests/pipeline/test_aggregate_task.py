@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, StoreError, UnknownEncoderError
-from thinsection.jobs.execute_entries import execute_entries
+from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task_document import TaskDocument, load_tasks
 from thinsection.pipeline.aggregate_folder import find_tiles
@@ -87,11 +87,11 @@ def test_a_slide_whose_worker_dies_is_recorded_and_the_others_are_done(
     sources = find_tiles(features, tmp_path / "out")
     task = KilledAggregateTask(pooling=PoolingConfig(), killed_always=frozenset("b"))
     results: list[SlideResult] = []
-    execute_entries(
+    execute(
         sources,
         task,
         replace_flat(settings(), DASK).executor,
-        out=tmp_path / "out",
+        folder=tmp_path / "out",
         on_report=lambda report: results.extend(report.results),
         on_message=lambda text: None,
     )

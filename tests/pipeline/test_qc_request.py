@@ -34,13 +34,13 @@ def test_array_tasks_ask_for_what_the_largest_slide_may_take(
 ) -> None:
     bad = SlideEntry(slide_id="bad", slide_path=str(tmp_path / "bad.svs"))
     Path(bad.slide_path).write_bytes(b"no slide")
-    config = ExecutorConfig(chunk_slides=2)
-    found = qc_request([entry, bad], settings, config)
+    config = ExecutorConfig()
+    found = qc_request([[entry, bad]], settings, config)
     bound = qc_peak_bytes(SIZE[0] * SIZE[1], slide_mpp=0.5)
     assert found.request.cpus == 1
     assert bound * 1.2 <= found.request.memory_bytes < bound * 1.2 + 256 * MIB
     assert found.request.walltime_s == 300  # the least
-    many = qc_request([entry] * 500, settings, ExecutorConfig(chunk_slides=500))
+    many = qc_request([[entry] * 500], settings, ExecutorConfig())
     assert many.request.walltime_s > 1.5 * (TRAINING_S + 500)
     assert any("the largest of 1 opened, +20%" in line for line in found.origins)
 
@@ -49,7 +49,7 @@ def test_a_slide_given_as_finer_is_larger_and_so_is_a_finer_work_image(
     entry: SlideEntry, settings: QcSettings
 ) -> None:
     huge = replace(entry, slide_mpp=(50.0, 50.0))
-    plain, more = (qc_request([e], settings, ExecutorConfig()) for e in (entry, huge))
+    plain, more = (qc_request([[e]], settings, ExecutorConfig()) for e in (entry, huge))
     assert more.request.memory_bytes > 10 * plain.request.memory_bytes
     one, four = (qc_peak_bytes(10**9, slide_mpp=0.25, work_mpp=mpp) for mpp in (2.0, 4.0))
     none = qc_peak_bytes(0, slide_mpp=0.25)
@@ -60,10 +60,10 @@ def test_flags_win_and_without_a_slide_that_opens_defaults_are_asked_for(
     entry: SlideEntry, settings: QcSettings, tmp_path: Path
 ) -> None:
     given = ExecutorConfig(job_memory="3GiB", walltime="02:00:00")
-    found = qc_request([entry], settings, given)
+    found = qc_request([[entry]], settings, given)
     assert (found.request.memory_bytes, found.request.walltime_s) == (3 * GIB, 7200)
     gone = SlideEntry(slide_id="gone", slide_path=str(tmp_path / "gone.svs"))
-    lost = qc_request([gone], settings, ExecutorConfig())
+    lost = qc_request([[gone]], settings, ExecutorConfig())
     assert lost.request.memory_bytes == 8 * GIB
     assert "no slide is a local file" in lost.warning
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
-from thinsection.jobs.execute_entries import execute_entries
+from thinsection.jobs.execute import execute
 from thinsection.jobs.task_document import TaskDocument, load_tasks
 from thinsection.pipeline.qc_batch import ERROR_FILE, QcReport, QcSettings, qc_slide
 from thinsection.pipeline.qc_run import QcRunConfig, QcSummary, qc_run
@@ -102,11 +102,11 @@ def test_a_worker_killed_in_the_middle_loses_no_slide(
     entries = load_cohort([folder / f"s{index}.svs" for index in range(3)])
     reports: list[QcReport] = []
     messages: list[str] = []
-    execute_entries(
+    execute(
         entries,
         task,
         replace_flat(settings(), {**DASK, "workers": 1, "chunk_slides": 3}).executor,
-        out=tmp_path,
+        folder=tmp_path,
         on_report=lambda report: reports.extend(report.results),
         on_message=messages.append,
     )
@@ -184,15 +184,16 @@ def test_a_finished_slide_is_not_sent_and_a_changed_file_is(folder: Path, tmp_pa
     (entry,) = load_cohort([folder / "s0.svs"])
     chosen = QcSettings(pipeline=load_pipeline("light"))
     task = make_qc_task(tmp_path / "out", chosen, threads=1)
-    assert task.skipped(entry) == ()
+    assert task.finished(entry) is None
     done = qc_slide(entry, tmp_path / "out", chosen)
-    (known,) = task.skipped(entry)
+    known = task.finished(entry)
+    assert known is not None
     assert (known.status, known.row) == ("skipped", done.row)
     assert task.lost(entry, "its worker died") == known
     anew = make_qc_task(
         tmp_path / "out", QcSettings(pipeline=chosen.pipeline, resume=False), threads=1
     )
-    assert anew.skipped(entry) == ()
+    assert anew.finished(entry) is None
 
 
 @pytest.mark.parametrize("pipeline", ["extended", "clinical"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thinsection.jobs.executor import ChunkReport
+from thinsection.jobs.task import Report
 from thinsection.pipeline.aggregate_folder import TilesSource
 from thinsection.pipeline.aggregate_task import AggregateTask
 from thinsection.pipeline.qc_batch import QcReport
@@ -37,7 +37,7 @@ class FaultyTask(RunTask):
 
     def __call__(
         self, entries: Sequence[SlideEntry], *, on_event: Callable[[RunEvent], None]
-    ) -> ChunkReport[SlideResult]:
+    ) -> Report[SlideResult]:
         """See `RunTask.__call__`."""
         if self.failing is not None:
             raise self.failing
@@ -72,14 +72,14 @@ class KilledAggregateTask(AggregateTask):
 
     def __call__(
         self, entries: Sequence[TilesSource], *, on_event: Callable[[Any], None]
-    ) -> ChunkReport[SlideResult]:
+    ) -> Report[SlideResult]:
         """See `AggregateTask.__call__`."""
         results: list[SlideResult] = []
         for entry in entries:
             if entry.slide_id in self.killed_always:
                 os.kill(os.getpid(), signal.SIGKILL)
             results += super().__call__([entry], on_event=on_event).results
-        return ChunkReport(results=tuple(results))
+        return Report(results=tuple(results))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class KilledQcTask(QcTask):
 
     def __call__(
         self, entries: Sequence[SlideEntry], *, on_event: Callable[[Any], None]
-    ) -> ChunkReport[QcReport]:
+    ) -> Report[QcReport]:
         """See `QcTask.__call__`."""
         results: list[QcReport] = []
         for entry in entries:
@@ -104,7 +104,7 @@ class KilledQcTask(QcTask):
             if name in self.killed_always or (name in self.killed_once and _first(self.out, name)):
                 os.kill(os.getpid(), signal.SIGKILL)
             results += super().__call__([entry], on_event=on_event).results
-        return ChunkReport(results=tuple(results))
+        return Report(results=tuple(results))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +113,13 @@ class IdleTask(RunTask):
 
     def __call__(
         self, entries: Sequence[SlideEntry], *, on_event: Callable[[RunEvent], None]
-    ) -> ChunkReport[SlideResult]:
+    ) -> Report[SlideResult]:
         """Says that every slide is done."""
         results = [
             SlideResult(slide_id=e.slide_id, slide_path=e.slide_path, status="done")
             for e in entries
         ]
-        return ChunkReport(results=tuple(results))
+        return Report(results=tuple(results))
 
 
 def _first(out: Path, slide_id: str) -> bool:

@@ -60,14 +60,15 @@ def _plan(
 
 def _show_request(slides: list[str], config: Any) -> None:
     """Prints what `thinsection slurm script` would write for the same slides and settings."""
-    from thinsection.jobs.slurm_request import array_chunks, job_request
+    from thinsection.jobs.executor import array_chunks
     from thinsection.jobs.slurm_script import resource_directives
+    from thinsection.plan.request import run_request
     from thinsection.slide.cohort import load_cohort, parse_mpp
 
     given = config.slides.slide_mpp
     mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
     chunks = array_chunks(load_cohort(slides, slide_mpp=mpp), config.executor)
-    found = job_request(chunks, config)
+    found = run_request(chunks, config)
     typer.echo(f"# for each of {len(chunks)} array tasks")
     for line in found.lines():
         typer.echo(f"# {line}")

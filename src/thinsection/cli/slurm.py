@@ -56,7 +56,7 @@ def _submit(slides: SlidesArgument, out: OutOption, config: Any = None) -> None:
 
 def _write(slides: list[str], out: str, config: Any) -> Any:
     from thinsection.errors import ConfigError
-    from thinsection.jobs.slurm_submit import write_missing
+    from thinsection.pipeline.slurm_run import write_missing
     from thinsection.slide.remote import is_url
 
     if is_url(out):
@@ -97,7 +97,7 @@ def _collect(
 
     Exit code 0: all slides are done; 3: some failed, were lost or are not done yet.
     """
-    from thinsection.jobs.slurm_submit import collect_run
+    from thinsection.pipeline.slurm_run import collect_run
 
     summary, waiting = collect_run(out, retry=retry, on_message=typer.echo)
     line = ", ".join(f"{count} {status}" for status, count in summary.counts.items() if count)

@@ -6,24 +6,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
+from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ClusterError, ThinsectionError
 from thinsection.files.atomic import write_text
 from thinsection.jobs.dask_cluster import DaskSession, open_session, worker_shape
-from thinsection.jobs.executor import (
-    LOGS,
-    ChunkReport,
-    ChunkTask,
-    Entry,
-    ExecutorConfig,
-    make_chunks,
-)
-
-if TYPE_CHECKING:
-    from thinsection.pipeline.slides import RunEvent
+from thinsection.jobs.executor import LOGS, ExecutorConfig, make_chunks
+from thinsection.jobs.task import Entry, Report, Task
 
 LOG_NAME = "dask-workers.log"
 _POLL_S = 2.0
@@ -41,7 +33,7 @@ class _Job:
     """
 
     entries: tuple[Any, ...]
-    task: ChunkTask[Any, Any]
+    task: Task[Any, Any]
     attempt: int = 0
     alone: bool = False
     worker: str = ""
@@ -68,10 +60,10 @@ class DaskExecutor:
     def execute(
         self,
         chunks: Sequence[Sequence[Any]],
-        task: ChunkTask[Any, Any],
+        task: Task[Any, Any],
         *,
-        on_report: Callable[[ChunkReport[Any]], None],
-        on_event: Callable[["RunEvent"], None],
+        on_report: Callable[[Report[Any]], None],
+        on_event: Callable[[Any], None],
     ) -> None:
         """See `Executor.execute`."""
         with open_session(self._config, log_folder=self._log_folder) as session:
@@ -79,7 +71,7 @@ class DaskExecutor:
                 self._say(f"dask dashboard: {session.client.dashboard_link}")
             topic = f"thinsection-{secrets.token_hex(4)}"
             session.client.subscribe_topic(
-                topic, lambda e: on_event(event_from_plain(e[1]["event"]))
+                topic, lambda e: on_event(from_mapping(cast(type, task.event_type), e[1]["event"]))
             )
             task = task.on_worker(threads=session.threads, monitored=not session.local)
             jobs = deque(_Job(entries=tuple(chunk), task=task) for chunk in chunks)
@@ -94,7 +86,7 @@ class DaskExecutor:
         session: DaskSession,
         jobs: deque[_Job],
         topic: str,
-        on_report: Callable[[ChunkReport[Any]], None],
+        on_report: Callable[[Report[Any]], None],
     ) -> None:
         running: dict[Any, _Job] = {}
         seen = time.monotonic()  # when there was a worker
@@ -152,7 +144,7 @@ class DaskExecutor:
         return found
 
     def _settle(
-        self, future: Any, job: _Job, on_report: Callable[[ChunkReport[Any]], None]
+        self, future: Any, job: _Job, on_report: Callable[[Report[Any]], None]
     ) -> list[_Job]:
         """Reports what ended; returns what must be tried again."""
         from distributed.scheduler import KilledWorker
@@ -179,8 +171,8 @@ class DaskExecutor:
         return []
 
     @staticmethod
-    def _lost(job: _Job, reason: str) -> ChunkReport[Any]:
-        return ChunkReport(results=tuple(job.task.lost(entry, reason) for entry in job.entries))
+    def _lost(job: _Job, reason: str) -> Report[Any]:
+        return Report(results=tuple(job.task.lost(entry, reason) for entry in job.entries))
 
     def _save_logs(self, session: DaskSession) -> None:
         """Brings the workers' and their nannies' logs home."""
@@ -208,23 +200,14 @@ def dask_work(
     return executor, make_chunks(entries, config, workers=worker_shape(config)[0])
 
 
-def run_chunk(task: ChunkTask[Any, Any], entries: tuple[Any, ...], topic: str) -> ChunkReport[Any]:
+def run_chunk(task: Task[Any, Any], entries: tuple[Any, ...], topic: str) -> Report[Any]:
     """Runs on the worker: the task, with its events sent to the client."""
     from distributed import get_worker
 
     worker = get_worker()
-    return task(entries, on_event=lambda event: worker.log_event(topic, {"event": asdict(event)}))
-
-
-def event_from_plain(message: Mapping[str, Any]) -> "RunEvent":
-    """The event that `asdict` made plain; only tasks of a run have any."""
-    from thinsection.pipeline.results import SlideResult
-    from thinsection.pipeline.slides import (
-        RunEvent,  # torch: workers of other tasks start without it
+    return task(
+        entries, on_event=lambda event: worker.log_event(topic, {"event": as_mapping(event)})
     )
-
-    result = message["result"]
-    return RunEvent(**{**message, "result": SlideResult(**result) if result else None})
 
 
 def _wait(futures: Sequence[Any]) -> list[Any]:

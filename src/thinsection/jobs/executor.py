@@ -1,28 +1,21 @@
-"""Where the slides of a run are worked on: in this process, on Dask workers, or in Slurm jobs.
-
-An executor takes chunks of slides and a task that turns a chunk into a report. Tasks are plain
-picklable values; all that a result is made of lies on the shared file system under the output
-folder, guarded by per-slide locks and ledgers, so that any number of executors may work on it.
-"""
+"""The settings of executors: where entries are worked on, how wide, and in which chunks."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from thinsection.config import option
 from thinsection.errors import ConfigError
+from thinsection.jobs.task import Entry
 from thinsection.units import parse_bytes
-
-Entry = TypeVar("Entry")
-Result = TypeVar("Result")
-Task_contra = TypeVar("Task_contra", contravariant=True)  # a `ChunkTask`
 
 LOGS = "logs"  # folder of the workers' logs in the output folder
 MAX_CHUNK_SLIDES = 16
 MAX_ARRAY = 1000  # Slurm's default MaxArraySize is 1001, the first index that is refused
 # chunks per worker: enough that a slow one at the end does not leave the others idle
 _CHUNKS_PER_WORKER = 4
+_ARRAY_TASKS = 8  # for a small cohort, where --workers does not say it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,93 +74,6 @@ class ExecutorConfig:
         return tuple(part.strip() for part in (self.gpus or "").split(",") if part.strip())
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChunkReport(Generic[Result]):
-    """What a task says of its chunk; plain values.
-
-    Attributes:
-        results: one per slide of the chunk, in its order.
-        stage_seconds: busy and waiting seconds by stage, as `StageClock.seconds()`.
-        worker: 'host:pid' of the process that did it.
-        seconds: wall-clock time of the task.
-        facts: which models did it (`Models.identities`).
-    """
-
-    results: tuple[Result, ...]
-    stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    worker: str = ""
-    seconds: float = 0.0
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-
-class ChunkTask(Protocol[Entry, Result]):
-    """Work on a chunk of slides; picklable."""
-
-    def __call__(
-        self, entries: Sequence[Entry], *, on_event: Callable[[Any], None]
-    ) -> ChunkReport[Result]:
-        """Works on the slides. A bad slide is a failed result; an exception is the cluster's."""
-        ...
-
-    def on_worker(self, *, threads: int, monitored: bool) -> "ChunkTask[Entry, Result]":
-        """The same work in a worker that has so many CPUs.
-
-        Args:
-            threads: 0 leaves the library's own choice.
-            monitored: whether the worker records what it uses, because no process above it does.
-        """
-        ...
-
-    def smaller(self) -> "ChunkTask[Entry, Result]":
-        """The same work in less memory, for a slide whose worker died. Same results."""
-        ...
-
-    def lost(self, entry: Entry, reason: str) -> Result:
-        """Records a slide that no worker survives, and returns its result."""
-        ...
-
-
-class Executor(Protocol[Task_contra]):
-    """Runs tasks of one kind over chunks of slides."""
-
-    def execute(
-        self,
-        chunks: Sequence[Sequence[Any]],
-        task: Task_contra,
-        *,
-        on_report: Callable[[ChunkReport[Any]], None],
-        on_event: Callable[[Any], None],
-    ) -> None:
-        """Returns when every slide of every chunk was reported exactly once.
-
-        Args:
-            chunks: slides that one task streams through one process.
-            task: what is done with a chunk.
-            on_report: called in the caller's thread as chunks end, in any order.
-            on_event: progress of slides on the way; from any thread, may lag.
-
-        Raises:
-            ClusterError: the cluster cannot be had, or all of it was lost.
-        """
-        ...
-
-
-class InlineExecutor:
-    """This process, one chunk after the other."""
-
-    def execute(
-        self,
-        chunks: Sequence[Sequence[Entry]],
-        task: ChunkTask[Entry, Result],
-        *,
-        on_report: Callable[[ChunkReport[Result]], None],
-        on_event: Callable[[Any], None],
-    ) -> None:
-        """See `Executor.execute`."""
-        for chunk in chunks:
-            on_report(task(chunk, on_event=on_event))
-
-
 def chunked(entries: Sequence[Entry], size: int) -> list[tuple[Entry, ...]]:
     """The entries in runs of `size`, the last one shorter."""
     return [tuple(entries[i : i + size]) for i in range(0, len(entries), size)]
@@ -184,3 +90,32 @@ def make_chunks(
     """The entries in the runs that tasks take, at most as many as an array may have tasks."""
     size = config.chunk_slides or chunk_size(len(entries), workers)
     return chunked(entries, max(size, -(-len(entries) // MAX_ARRAY)))
+
+
+def array_chunks(entries: Sequence[Entry], config: ExecutorConfig) -> list[tuple[Entry, ...]]:
+    """The entries of each task of a batch array."""
+    return make_chunks(entries, config, workers=config.workers or _ARRAY_TASKS)
+
+
+def parse_walltime(text: str) -> int:
+    """Seconds of Slurm's 'MM', 'MM:SS', 'HH:MM:SS', 'D-HH', 'D-HH:MM' or 'D-HH:MM:SS'.
+
+    Raises:
+        ConfigError: the text is none of these.
+    """
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(p.isdigit() for p in parts) or len(parts) > 3 or (dash and not days.isdigit()):
+        raise ConfigError(f"executor.walltime must be 'HH:MM:SS' or 'D-HH:MM:SS', got {text!r}")
+    numbers = [int(p) for p in parts]
+    if dash:
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+    elif len(numbers) == 3:
+        hours, minutes, seconds = numbers
+    else:
+        hours = 0
+        minutes, seconds = [*numbers, 0][:2]
+    total = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
+    if total <= 0:
+        raise ConfigError(f"executor.walltime must be > 0, got {text!r}")
+    return total

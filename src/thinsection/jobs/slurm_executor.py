@@ -10,11 +10,11 @@ from typing import Any
 
 from thinsection.config import as_mapping
 from thinsection.errors import StoreError
-from thinsection.jobs.executor import ChunkReport, ExecutorConfig
+from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.slurm_job import SlurmJob, load_jobs, write_job
 from thinsection.jobs.slurm_queue import TaskState
-from thinsection.jobs.slurm_request import job_request
 from thinsection.jobs.slurm_retry import slides_to_retry, submit_alone
+from thinsection.jobs.task import Report
 from thinsection.pipeline.results import SlideResult, read_result
 from thinsection.pipeline.run_task import RunTask
 from thinsection.pipeline.slides import RunEvent
@@ -53,11 +53,11 @@ class SlurmExecutor:
         chunks: Sequence[Sequence[SlideEntry]],
         task: RunTask,
         *,
-        on_report: Callable[[ChunkReport[SlideResult]], None],
+        on_report: Callable[[Report[SlideResult]], None],
         on_event: Callable[[RunEvent], None],
     ) -> None:
         """See `Executor.execute`."""
-        request = job_request(chunks, task.config, stage=task.stage)
+        request = task.request(chunks, self._config)
         for line in request.lines():
             self._say(line)
         job = write_job(chunks, task, self._config, request=request)
@@ -77,7 +77,7 @@ class SlurmExecutor:
     def _follow(
         self,
         job: SlurmJob,
-        on_report: Callable[[ChunkReport[SlideResult]], None],
+        on_report: Callable[[Report[SlideResult]], None],
         on_event: Callable[[RunEvent], None],
     ) -> dict[int, TaskState]:
         """Passes reports on until the array has ended; returns how the others ended, by index."""
@@ -99,8 +99,8 @@ class SlurmExecutor:
 
 
 def _pass_on(
-    report: ChunkReport[SlideResult],
-    on_report: Callable[[ChunkReport[SlideResult]], None],
+    report: Report[SlideResult],
+    on_report: Callable[[Report[SlideResult]], None],
     on_event: Callable[[RunEvent], None],
 ) -> None:
     on_report(report)

@@ -15,14 +15,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ClusterError, StoreError
 from thinsection.files.atomic import write_json, write_text
-from thinsection.jobs.executor import ChunkReport, ExecutorConfig
+from thinsection.jobs.executor import ExecutorConfig
+from thinsection.jobs.request import JobRequest
 from thinsection.jobs.slurm_queue import TaskState, accounted_states, sbatch, task_states
-from thinsection.jobs.slurm_request import JobRequest
 from thinsection.jobs.slurm_script import ArrayScript
+from thinsection.jobs.task import Report
 from thinsection.pipeline.results import SlideResult
-from thinsection.pipeline.run_task import RunTask, task_from_document
+from thinsection.pipeline.run_task import RunTask
 from thinsection.pipeline.slides import RunEvent
 from thinsection.slide.cohort import SlideEntry
 from thinsection.usage.analysis import Request
@@ -103,11 +105,11 @@ class SlurmJob:
         """Where array index `index` reports."""
         return self.folder / "results" / f"{index}.json"
 
-    def report(self, index: int) -> ChunkReport[SlideResult]:
+    def report(self, index: int) -> Report[SlideResult]:
         """What array index `index` reported."""
         document = json.loads(self.report_path(index).read_text(encoding="utf-8"))
         results = tuple(SlideResult(**result) for result in document.pop("results"))
-        return ChunkReport(results=results, **document)
+        return Report(results=results, **document)
 
     def log_path(self, index: int) -> Path:
         """Where array index `index` logs."""
@@ -115,7 +117,7 @@ class SlurmJob:
 
     def lost_report(
         self, index: int, end: TaskState, *, without: Collection[str] = ()
-    ) -> ChunkReport[SlideResult]:
+    ) -> Report[SlideResult]:
         """The report of an array task that ended without one: killed, cancelled, out of time.
 
         A slide that it finished before stays done; the others are recorded as failed.
@@ -130,7 +132,7 @@ class SlurmJob:
         reason += ", the second time, alone" if self.alone else ""
         reason += f"; see {self.log_path(index)}"
         chunk = self.chunks[index - 1]
-        return ChunkReport(
+        return Report(
             results=tuple(self.task.lost(e, reason) for e in chunk if e.slide_id not in without)
         )
 
@@ -184,7 +186,7 @@ def write_job(
     ).text()
     (folder / "logs").mkdir(parents=True)
     write_text(job.script, script)
-    document: dict[str, Any] = {"task": task.as_document(), "alone": alone}
+    document: dict[str, Any] = {"task": as_mapping(task), "alone": alone}
     document["request"] = asdict(request.request)
     document["chunks"] = [[asdict(entry) for entry in chunk] for chunk in job.chunks]
     write_json(folder / "job.json", document)
@@ -201,7 +203,7 @@ def load_job(folder: Path) -> SlurmJob:
         document = json.loads((folder / "job.json").read_text(encoding="utf-8"))
         return SlurmJob(
             folder=folder,
-            task=task_from_document(document["task"]),
+            task=from_mapping(RunTask, document["task"]),
             chunks=tuple(tuple(_entry(e) for e in chunk) for chunk in document["chunks"]),
             request=Request(**document["request"]),
             alone=document["alone"],

@@ -7,9 +7,9 @@ from dataclasses import replace
 from thinsection.errors import ClusterError
 from thinsection.files.lock import LOCK_NAME
 from thinsection.jobs.executor import MAX_ARRAY, chunked
+from thinsection.jobs.request import JobRequest
 from thinsection.jobs.slurm_job import SlurmJob, write_job
 from thinsection.jobs.slurm_queue import TaskState
-from thinsection.jobs.slurm_request import JobRequest
 from thinsection.slide.cohort import SlideEntry
 
 _MORE = 2  # times the memory of the task that died

@@ -76,27 +76,3 @@ def resource_directives(request: Request, config: ExecutorConfig) -> list[str]:
         f"--time={format_walltime(request.walltime_s)}",
         *([f"--gres={gres}"] if gres else []),
     ]
-
-
-def parse_walltime(text: str) -> int:
-    """Seconds of Slurm's 'MM', 'MM:SS', 'HH:MM:SS', 'D-HH', 'D-HH:MM' or 'D-HH:MM:SS'.
-
-    Raises:
-        ConfigError: the text is none of these.
-    """
-    days, dash, rest = text.rpartition("-")
-    parts = rest.split(":")
-    if not all(p.isdigit() for p in parts) or len(parts) > 3 or (dash and not days.isdigit()):
-        raise ConfigError(f"executor.walltime must be 'HH:MM:SS' or 'D-HH:MM:SS', got {text!r}")
-    numbers = [int(p) for p in parts]
-    if dash:
-        hours, minutes, seconds = [*numbers, 0, 0][:3]
-    elif len(numbers) == 3:
-        hours, minutes, seconds = numbers
-    else:
-        hours = 0
-        minutes, seconds = [*numbers, 0][:2]
-    total = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
-    if total <= 0:
-        raise ConfigError(f"executor.walltime must be > 0, got {text!r}")
-    return total

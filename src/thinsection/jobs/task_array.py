@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.files.atomic import write_text
-from thinsection.jobs.executor import ChunkReport, ExecutorConfig, make_chunks
+from thinsection.jobs.executor import ExecutorConfig, make_chunks
+from thinsection.jobs.request import JobRequest, job_request
 from thinsection.jobs.slurm_job import new_job_folder
 from thinsection.jobs.slurm_queue import TaskState, accounted_states, sbatch, task_states
-from thinsection.jobs.slurm_request import JobRequest, given_or_default
 from thinsection.jobs.slurm_script import ArrayScript
-from thinsection.jobs.task_document import ArrayTask, TaskDocument
+from thinsection.jobs.task import Report, Task
+from thinsection.jobs.task_document import TaskDocument
 
 _POLL_S = 5.0
 
@@ -43,7 +44,6 @@ class ArrayExecutor:
         config: of the executor.
         out: folder that all nodes see.
         on_message: lines for the person who waits.
-        request: of a task; None takes flags and defaults.
         poll_s: seconds between two looks at the queue.
     """
 
@@ -53,22 +53,20 @@ class ArrayExecutor:
         *,
         out: Path,
         on_message: Callable[[str], None],
-        request: JobRequest | None = None,
         poll_s: float = _POLL_S,
     ) -> None:
         self._config, self._out, self._say, self._poll_s = config, out, on_message, poll_s
-        self._request = request or given_or_default(config)
 
     def execute(
         self,
         chunks: Sequence[Sequence[Any]],
-        task: ArrayTask[Any, Any],
+        task: Task[Any, Any],
         *,
-        on_report: Callable[[ChunkReport[Any]], None],
+        on_report: Callable[[Report[Any]], None],
         on_event: Callable[[Any], None],
     ) -> None:
         """See `Executor.execute`; there are no events."""
-        request = self._request
+        request = task.request(chunks, self._config) or job_request(self._config)
         for line in request.lines():
             self._say(line)
         task = task.on_worker(threads=request.request.cpus, monitored=True)
@@ -89,9 +87,9 @@ class ArrayExecutor:
     def _run(
         self,
         chunks: Sequence[Sequence[Any]],
-        task: ArrayTask[Any, Any],
+        task: Task[Any, Any],
         request: JobRequest,
-        on_report: Callable[[ChunkReport[Any]], None],
+        on_report: Callable[[Report[Any]], None],
     ) -> list[_Lost]:
         """Submits one array, passes its reports on as its tasks end, returns what they left."""
         folder = new_job_folder(self._out)
@@ -137,6 +135,6 @@ class ArrayExecutor:
             threading.Event().wait(self._poll_s)
 
 
-def _lost_report(task: ArrayTask[Any, Any], lost: _Lost, note: str) -> ChunkReport[Any]:
+def _lost_report(task: Task[Any, Any], lost: _Lost, note: str) -> Report[Any]:
     reason = lost.reason + note
-    return ChunkReport(results=tuple(task.lost(entry, reason) for entry in lost.entries))
+    return Report(results=tuple(task.lost(entry, reason) for entry in lost.entries))

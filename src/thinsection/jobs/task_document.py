@@ -5,16 +5,16 @@ FOLDER/tasks.json        kind and settings of the task, and the entries of each 
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ClusterError, StoreError
 from thinsection.files.atomic import write_json
-from thinsection.jobs.executor import ChunkReport, ChunkTask, Entry, Result
+from thinsection.jobs.task import Report, Task
 
 DOCUMENT_NAME = "tasks.json"
 
@@ -24,33 +24,6 @@ TASKS = {
     "probe": ("probe.grid_task", "ProbeTask"),
     "qc": ("pipeline.qc_task", "QcTask"),
 }
-
-
-class ArrayTask(ChunkTask[Entry, Result], Protocol[Entry, Result]):
-    """A `ChunkTask` whose entries do not depend on each other, and that JSON can describe.
-
-    The task, its entries and its results are dataclasses that `from_mapping` takes back.
-
-    Attributes:
-        kind: its name in `TASKS`.
-        entry_type, result_type: of its entries and results.
-    """
-
-    kind: ClassVar[str]
-    entry_type: ClassVar[type[Any]]
-    result_type: ClassVar[type[Any]]
-
-    def on_worker(self, *, threads: int, monitored: bool) -> "ArrayTask[Entry, Result]":
-        """See `ChunkTask.on_worker`."""
-        ...
-
-    def smaller(self) -> "ArrayTask[Entry, Result]":
-        """See `ChunkTask.smaller`."""
-        ...
-
-    def skipped(self, entry: Entry) -> Sequence[Result]:
-        """The results of an entry that is done already, as far as its files alone can tell."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +37,7 @@ class TaskDocument:
     """
 
     folder: Path
-    task: ArrayTask[Any, Any]
+    task: Task[Any, Any]
     chunks: tuple[tuple[Any, ...], ...]
 
     def save(self) -> None:
@@ -76,7 +49,7 @@ class TaskDocument:
         document = {"kind": self.task.kind, "task": as_mapping(self.task), "chunks": chunks}
         write_json(self.folder / DOCUMENT_NAME, document)
 
-    def run_index(self, index: int, *, on_report: Callable[[ChunkReport[Any]], None]) -> None:
+    def run_index(self, index: int, *, on_report: Callable[[Report[Any]], None]) -> None:
         """Works on the entries of one array index, in this process, and keeps what came of each."""
         if not 1 <= index <= len(self.chunks):
             raise ClusterError(f"index must be in [1, {len(self.chunks)}], got {index}")
@@ -87,7 +60,7 @@ class TaskDocument:
             write_json(self._results(index), reports)
             on_report(report)
 
-    def reports(self, index: int) -> list[ChunkReport[Any]]:
+    def reports(self, index: int) -> list[Report[Any]]:
         """What array index `index` has said so far: a report for each of its first entries."""
         try:
             documents = json.loads(self._results(index).read_text(encoding="utf-8"))
@@ -95,9 +68,9 @@ class TaskDocument:
             return []
         return [self._report(document) for document in documents]
 
-    def _report(self, document: dict[str, Any]) -> ChunkReport[Any]:
+    def _report(self, document: dict[str, Any]) -> Report[Any]:
         results = [from_mapping(self.task.result_type, r) for r in document.pop("results")]
-        return ChunkReport(results=tuple(results), **document)
+        return Report(results=tuple(results), **document)
 
     def _results(self, index: int) -> Path:
         return self.folder / "results" / f"{index}.json"

@@ -4,12 +4,12 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from thinsection.config import nearest
 from thinsection.errors import StoreError, UnknownEncoderError
-from thinsection.jobs.execute_entries import execute_entries
-from thinsection.jobs.executor import ChunkReport
+from thinsection.jobs.execute import execute
+from thinsection.jobs.task import Report, Task
 from thinsection.pipeline.aggregate_folder import TilesSource, aggregate_files, find_tiles
 from thinsection.pipeline.results import SlideResult
 from thinsection.pipeline.run_task import LOST_STAGE, set_threads
@@ -19,8 +19,8 @@ from thinsection.units import parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class AggregateTask:
-    """See `ArrayTask`: some tiles files in one process, which loads the slide encoder once.
+class AggregateTask(Task[TilesSource, SlideResult]):
+    """See `Task`: some tiles files in one process, which loads the slide encoder once.
 
     Attributes:
         pooling: the slide encoder and its settings.
@@ -28,31 +28,27 @@ class AggregateTask:
     """
 
     kind: ClassVar[str] = "aggregate"
-    entry_type: ClassVar[type] = TilesSource
-    result_type: ClassVar[type] = SlideResult
+    entry_type: ClassVar[type[Any]] = TilesSource
+    result_type: ClassVar[type[Any]] = SlideResult
 
     pooling: PoolingConfig
     threads: int = 0
 
     def __call__(
         self, entries: Sequence[TilesSource], *, on_event: Callable[[Any], None]
-    ) -> ChunkReport[SlideResult]:
-        """See `ChunkTask.__call__`."""
+    ) -> Report[SlideResult]:
+        """See `Task.__call__`."""
         set_threads(self.threads)
         encoder = loaded_encoder(self.pooling)
         results = aggregate_files(entries, encoder, tile_px_l0=self.pooling.tile_px_l0)
-        return ChunkReport(results=tuple(results))
+        return Report(results=tuple(results))
 
-    def on_worker(self, *, threads: int, monitored: bool) -> "AggregateTask":
-        """See `ChunkTask.on_worker`; aggregation is not monitored."""
+    def on_worker(self, *, threads: int, monitored: bool) -> Self:
+        """See `Task.on_worker`; aggregation is not monitored."""
         return replace(self, threads=threads)
 
-    def smaller(self) -> "AggregateTask":
-        """The same: the memory decides the attention's blocks, and with them the last bit."""
-        return self
-
     def lost(self, entry: TilesSource, reason: str) -> SlideResult:
-        """See `ChunkTask.lost`."""
+        """See `Task.lost`."""
         return SlideResult(
             slide_id=entry.slide_id,
             slide_path=str(entry.path),
@@ -60,10 +56,6 @@ class AggregateTask:
             stage=LOST_STAGE,
             error=reason,
         )
-
-    def skipped(self, entry: TilesSource) -> tuple[SlideResult, ...]:
-        """None: what is done is known by the hash of the weights, which only the task has."""
-        return ()
 
 
 def aggregate_run(
@@ -103,16 +95,16 @@ def aggregate_run(
     sources = find_tiles(folder, out)
     results: dict[str, SlideResult] = {}
 
-    def take(report: ChunkReport[SlideResult]) -> None:
+    def take(report: Report[SlideResult]) -> None:
         for result in report.results:
             results[result.slide_path] = result
             on_result(result)
 
-    execute_entries(
+    execute(
         sources,
         AggregateTask(pooling=config.pooling, threads=config.executor.threads),
         config.executor,
-        out=out or (folder.parent if folder.is_file() else folder),
+        folder=out or (folder.parent if folder.is_file() else folder),
         on_report=take,
         on_message=on_message,
     )

@@ -5,7 +5,7 @@ import platform
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,26 @@ import thinsection
 from thinsection.config import as_mapping
 from thinsection.errors import ConfigError, DiskSpaceError, StoreError
 from thinsection.files.atomic import atomic_path, write_json
-from thinsection.jobs.executor_choice import execute, make_task
+from thinsection.jobs.execute import execute
+from thinsection.jobs.task import Report
 from thinsection.neighbors import parse_graph_spec
 from thinsection.pipeline import qc_batch
 from thinsection.pipeline.efficiency import write_efficiency
 from thinsection.pipeline.exports import check_formats
 from thinsection.pipeline.qc_batch import finished_row, slide_key, slide_row
 from thinsection.pipeline.results import SlideResult, write_tables
+from thinsection.pipeline.run_task import RunTask, make_task
 from thinsection.pipeline.slides import OnEvent, budget_of
 from thinsection.qc import load_pipeline, parse_rule, prepare_models
 from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.slide.remote import is_url
 from thinsection.stages.config import RunConfig
 from thinsection.stages.keys import STAGES
+from thinsection.stream import StageClock
 from thinsection.tiles import load_filters
 from thinsection.types import MIB
 from thinsection.units import format_bytes
+from thinsection.usage.monitor import ResourceMonitor
 
 MIN_FREE_BYTES = 256 * MIB
 EXIT_OK, EXIT_SOME_FAILED = 0, 3
@@ -132,7 +136,7 @@ def run_in_folder(
     """`run` on checked settings and a folder that exists; `settle` has the last word on a slide."""
     started = datetime.datetime.now(datetime.UTC)
     task = make_task(out, config, stage)
-    work = execute(entries, task, on_event=on_event, on_message=on_message)
+    work = do_slides(entries, task, on_event=on_event, on_message=on_message)
     results = [settle(entry, work.results[entry.slide_id]) for entry in entries]
     seconds = (datetime.datetime.now(datetime.UTC) - started).total_seconds()
     summary = RunSummary(
@@ -143,6 +147,72 @@ def run_in_folder(
         write_qc_tables(entries, out, config)
     write_efficiency(out)
     return summary
+
+
+@dataclass(kw_only=True)
+class Work:
+    """What came of a run's slides.
+
+    Attributes:
+        results: by slide id.
+        clock: busy and waiting seconds, over all workers.
+        identities: of the models that did it.
+    """
+
+    results: dict[str, SlideResult] = field(default_factory=dict)
+    clock: StageClock = field(default_factory=StageClock)
+    identities: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, report: Report[SlideResult]) -> None:
+        """Adds the report of a chunk."""
+        self.results |= {result.slide_id: result for result in report.results}
+        for name, seconds in report.stage_seconds.items():
+            self.clock.add(name, seconds)
+        self.identities |= report.facts
+
+
+def do_slides(
+    entries: Sequence[SlideEntry],
+    task: RunTask,
+    *,
+    on_event: OnEvent,
+    on_message: Callable[[str], None],
+) -> Work:
+    """Runs the slides through the executor of the task's settings, monitored.
+
+    Raises:
+        ThinsectionError: settings, weights or the cluster; a bad slide does not raise.
+    """
+    config = task.config.executor
+    work, facts = Work(), {}
+    if config.executor == "inline":
+        facts = task.facts(task.models())  # errors of settings and weights come before any work
+    else:
+        check_encoder_name(task.config.encode.encoder)
+    with ResourceMonitor(task.out, facts=facts, stage_seconds=work.clock.seconds):
+        execute(
+            entries,
+            task,
+            config,
+            folder=task.out,
+            on_report=work.take,
+            on_event=on_event,
+            on_message=on_message,
+        )
+    return work
+
+
+def check_encoder_name(name: str) -> None:
+    """Refuses an unknown encoder where the driver does not load it.
+
+    Raises:
+        UnknownEncoderError: no such name.
+    """
+    from thinsection.encode.load import find_spec
+    from thinsection.encode.registry import plugin_encoders
+
+    if name not in plugin_encoders():
+        find_spec(name)
 
 
 def write_qc_tables(entries: Sequence[SlideEntry], out: Path, config: RunConfig) -> None:

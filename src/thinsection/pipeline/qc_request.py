@@ -5,18 +5,18 @@ from collections.abc import Sequence
 
 from thinsection.errors import ThinsectionError
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.jobs.slurm_request import (
+from thinsection.jobs.request import (
     LEAST_TIME_S,
     MEMORY_MARGIN,
     TIME_MARGIN,
     JobRequest,
-    array_chunks,
-    given_or_default,
-    sample_entries,
+    all_given,
+    job_request,
     with_margins,
 )
 from thinsection.pipeline.qc_batch import QcSettings
 from thinsection.plan.qc import COARSEST_MPP, TRAINING_S, qc_peak_bytes, qc_seconds
+from thinsection.plan.request import sample_entries
 from thinsection.qc.engine import image_mpps
 from thinsection.qc.scale import scale_of
 from thinsection.slide import open_slide
@@ -26,7 +26,7 @@ from thinsection.units import format_bytes
 
 
 def qc_request(
-    entries: Sequence[SlideEntry], settings: QcSettings, config: ExecutorConfig
+    chunks: Sequence[Sequence[SlideEntry]], settings: QcSettings, config: ExecutorConfig
 ) -> JobRequest:
     """One CPU, and memory and time for as many slides as the largest chunk has.
 
@@ -34,28 +34,28 @@ def qc_request(
     file size. A flag always wins; where all are given, or nothing opens, no bound is taken.
 
     Args:
-        entries: the slides that the array gets.
+        chunks: the slides of each job.
         settings: of the checks.
         config: of the executor.
     """
-    if config.job_cpus and config.job_memory and config.walltime:
-        return given_or_default(config)
+    if all_given(config):
+        return job_request(config)
     sizes, error = [], "no slide is a local file"
-    for entry in sample_entries(entries):
+    for entry in sample_entries([entry for chunk in chunks for entry in chunk]):
         try:
             sizes.append(_bounds(entry, settings))
         except (ThinsectionError, OSError) as problem:
             error = str(problem)
     if not sizes:
-        return given_or_default(config, warning=f"defaults are asked for: {error}")
+        return job_request(config, warning=f"defaults are asked for: {error}")
     memory = max(size[0] for size in sizes)
-    count = max(len(chunk) for chunk in array_chunks(entries, config))
+    count = max(len(chunk) for chunk in chunks)
     seconds = TRAINING_S + count * max(size[1] for size in sizes)
     asked, wall = with_margins(memory, seconds)
     largest = f"the largest of {len(sizes)} opened"
-    return given_or_default(
+    return job_request(
         config,
-        bounds={
+        {
             "cpus": (1, "the checks use one"),
             "memory_bytes": (
                 asked,

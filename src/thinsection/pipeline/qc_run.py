@@ -8,8 +8,9 @@ from pathlib import Path
 
 from thinsection.config import option, section
 from thinsection.errors import ConfigError
-from thinsection.jobs.execute_entries import execute_entries
-from thinsection.jobs.executor import ChunkReport, ExecutorConfig
+from thinsection.jobs.execute import execute
+from thinsection.jobs.executor import ExecutorConfig
+from thinsection.jobs.task import Report
 from thinsection.pipeline.qc_batch import QcReport, QcSettings, qc_slides, write_tables
 from thinsection.pipeline.qc_task import make_qc_task
 from thinsection.qc import Pipeline, QcRule, load_pipeline, parse_rule, prepare_models
@@ -164,23 +165,10 @@ def _execute(
             on_report(report)
         return
 
-    def take(chunk: ChunkReport[QcReport]) -> None:
+    def take(chunk: Report[QcReport]) -> None:
         for report in chunk.results:
             on_report(report)
 
     prepare_models(settings.pipeline, cache_dir=settings.cache_dir)  # once, not by every worker
     task = make_qc_task(out, settings, threads=executor.threads)
-    request = None
-    if executor.executor == "slurm":
-        from thinsection.pipeline.qc_request import qc_request  # planning knows encoders: torch
-
-        request = qc_request(entries, settings, executor)
-    execute_entries(
-        entries,
-        task,
-        executor,
-        out=task.out,
-        on_report=take,
-        on_message=on_message,
-        request=request,
-    )
+    execute(entries, task, executor, folder=task.out, on_report=take, on_message=on_message)

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import threadpoolctl
 
-from thinsection.jobs.executor import ChunkReport
+from thinsection.jobs.executor import ExecutorConfig
+from thinsection.jobs.request import JobRequest
+from thinsection.jobs.task import Report, Task
 from thinsection.pipeline.qc_batch import (
     QcReport,
     QcSettings,
@@ -20,8 +22,8 @@ from thinsection.slide.cohort import SlideEntry
 
 
 @dataclass(frozen=True, kw_only=True)
-class QcTask:
-    """See `ArrayTask`: slides one after the other.
+class QcTask(Task[SlideEntry, QcReport]):
+    """See `Task`: slides one after the other.
 
     Attributes:
         out: output folder, absolute, on a file system that every worker sees.
@@ -32,8 +34,8 @@ class QcTask:
     """
 
     kind: ClassVar[str] = "qc"
-    entry_type: ClassVar[type] = SlideEntry
-    result_type: ClassVar[type] = QcReport
+    entry_type: ClassVar[type[Any]] = SlideEntry
+    result_type: ClassVar[type[Any]] = QcReport
 
     out: Path
     pipeline: dict[str, Any]
@@ -45,12 +47,12 @@ class QcTask:
 
     def __call__(
         self, entries: Sequence[SlideEntry], *, on_event: Callable[[Any], None]
-    ) -> ChunkReport[QcReport]:
-        """See `ChunkTask.__call__`."""
+    ) -> Report[QcReport]:
+        """See `Task.__call__`."""
         settings = self.settings()
         with threadpoolctl.threadpool_limits(self.threads or None):
             reports = [qc_slide(entry, self.out, settings) for entry in entries]
-        return ChunkReport(results=tuple(reports))
+        return Report(results=tuple(reports))
 
     def settings(self) -> QcSettings:
         """The settings, in this process."""
@@ -62,23 +64,24 @@ class QcTask:
             cache_dir=self.cache_dir,
         )
 
-    def on_worker(self, *, threads: int, monitored: bool) -> "QcTask":
-        """See `ChunkTask.on_worker`; quality control is not monitored."""
+    def on_worker(self, *, threads: int, monitored: bool) -> Self:
+        """See `Task.on_worker`; quality control is not monitored."""
         return replace(self, threads=threads)
 
-    def smaller(self) -> "QcTask":
-        """The same: the checks' memory does not grow with the slide."""
-        return self
-
     def lost(self, entry: SlideEntry, reason: str) -> QcReport:
-        """See `ChunkTask.lost`; a slide that was finished all the same stays done."""
+        """See `Task.lost`; a slide that was finished all the same stays done."""
         done = finished_report(entry, self.out, self.settings())
         return done or lost_report(entry, self.out, reason)
 
-    def skipped(self, entry: SlideEntry) -> tuple[QcReport, ...]:
-        """See `ArrayTask.skipped`: done with the same file and pipeline."""
-        done = finished_report(entry, self.out, self.settings())
-        return () if done is None else (done,)
+    def finished(self, entry: SlideEntry) -> QcReport | None:
+        """See `Task.finished`: done with the same file and pipeline."""
+        return finished_report(entry, self.out, self.settings())
+
+    def request(self, chunks: Sequence[Sequence[SlideEntry]], config: ExecutorConfig) -> JobRequest:
+        """See `Task.request`: bounds by the largest slide."""
+        from thinsection.pipeline.qc_request import qc_request  # planning knows encoders: torch
+
+        return qc_request(chunks, self.settings(), config)
 
 
 def make_qc_task(out: Path, settings: QcSettings, *, threads: int) -> QcTask:

@@ -5,15 +5,15 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ClusterError
 from thinsection.files.atomic import TMP_MARK
-from thinsection.jobs.executor import ChunkReport
+from thinsection.jobs.executor import ExecutorConfig
+from thinsection.jobs.task import Report, Task
 from thinsection.pipeline.results import SlideResult, read_result, record_failure
 from thinsection.pipeline.slides import (
     GPU_BATCH,
@@ -32,12 +32,15 @@ from thinsection.tiles.grid import TilesConfig
 from thinsection.units import parse_bytes
 from thinsection.usage.monitor import ResourceMonitor
 
+if TYPE_CHECKING:
+    from thinsection.jobs.request import JobRequest
+
 LOST_STAGE = "worker"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunTask:
-    """See `ChunkTask`.
+class RunTask(Task[SlideEntry, SlideResult]):
+    """See `Task`.
 
     Attributes:
         out: output folder, absolute, on a file system that every worker sees.
@@ -47,10 +50,17 @@ class RunTask:
             embedding may depend on it: the same number gives the same bytes everywhere.
         monitored: record this process under out/usage; for workers that are no descendants of a
             monitored process.
+        kept: earlier jobs in `out` had the same settings: what is done there need not be sent.
         started: when the run began, by the clock of the file system (`filesystem_now`). A slide
             that a worker finished since and could not report, because it died, was done, not
             skipped.
     """
+
+    kind: ClassVar[str] = "run"
+    entry_type: ClassVar[type[Any]] = SlideEntry
+    result_type: ClassVar[type[Any]] = SlideResult
+    event_type: ClassVar[type[Any] | None] = RunEvent
+    streams: ClassVar[bool] = True
 
     out: Path
     config: RunConfig
@@ -58,11 +68,12 @@ class RunTask:
     threads: int = 0
     monitored: bool = False
     started: float = float("inf")
+    kept: bool = False
 
     def __call__(
         self, entries: Sequence[SlideEntry], *, on_event: Callable[[RunEvent], None]
-    ) -> ChunkReport[SlideResult]:
-        """See `ChunkTask.__call__`."""
+    ) -> Report[SlideResult]:
+        """See `Task.__call__`."""
         started = time.perf_counter()
         set_threads(self.threads)
         models = self.models()
@@ -72,7 +83,7 @@ class RunTask:
                 results = self._process(entries, models, clock, on_event)
         else:
             results = self._process(entries, models, clock, on_event)
-        return ChunkReport(
+        return Report(
             results=tuple(results),
             stage_seconds=clock.seconds(),
             worker=f"{socket.gethostname()}:{os.getpid()}",
@@ -94,17 +105,17 @@ class RunTask:
             "decode_workers": self.config.stream.decode_workers or cpu_count(),
         }
 
-    def with_threads(self, threads: int) -> "RunTask":
+    def with_threads(self, threads: int) -> Self:
         """The task in a worker that has so many CPUs; 0 leaves everything as it is."""
         stream = self.config.stream
         stream = replace(stream, decode_workers=stream.decode_workers or threads)
         return replace(self, threads=threads, config=replace(self.config, stream=stream))
 
-    def on_worker(self, *, threads: int, monitored: bool) -> "RunTask":
-        """See `ChunkTask.on_worker`."""
+    def on_worker(self, *, threads: int, monitored: bool) -> Self:
+        """See `Task.on_worker`."""
         return replace(self.with_threads(threads), monitored=monitored)
 
-    def smaller(self) -> "RunTask":
+    def smaller(self) -> Self:
         """Half the stream's memory, or what three batches need; one decoding thread.
 
         Batches keep their size: what a batch holds may show in the last bit of its embeddings.
@@ -126,16 +137,29 @@ class RunTask:
         found = read_result(self.out, entry, self.stage)
         return found if found is not None and found.status == "done" else None
 
-    def as_document(self) -> dict[str, Any]:
-        """Plain JSON values that `task_from_document` turns back into the task."""
-        return {
-            "out": str(self.out),
-            "config": as_mapping(self.config),
-            "stage": self.stage,
-            "threads": self.threads,
-            "monitored": self.monitored,
-            "started": self.started,
-        }
+    def finished(self, entry: SlideEntry) -> SlideResult | None:
+        """See `Task.finished`: finished by this run, or by a job of the same settings.
+
+        Whether a slide is done to the letter is decided by the worker, which has the models.
+        """
+        done = self.done(entry)
+        if done is None:
+            return None
+        truly = self._truly(replace(done, status="skipped"))
+        return truly if self.kept or truly.status == "done" else None
+
+    def ended(self, result: SlideResult) -> RunEvent:
+        """See `Task.ended`."""
+        return RunEvent(kind="ended", slide_id=result.slide_id, result=result)
+
+    def request(
+        self, chunks: Sequence[Sequence[SlideEntry]], config: ExecutorConfig
+    ) -> "JobRequest":
+        """See `Task.request`: what the plan predicts."""
+        from thinsection.plan.request import run_request
+
+        planned = replace(self.config, executor=config)
+        return run_request(chunks, planned, stage=self.stage)
 
     def _process(
         self,
@@ -163,15 +187,15 @@ class RunTask:
         return replace(result, status="done") if written >= self.started else result
 
 
-def task_from_document(document: Mapping[str, Any]) -> RunTask:
-    """The task that `RunTask.as_document` described."""
+def make_task(out: Path, config: RunConfig, stage: str) -> RunTask:
+    """The task of a run that begins now."""
+    folder = out.resolve()
     return RunTask(
-        out=Path(document["out"]),
-        config=from_mapping(RunConfig, document["config"]),
-        stage=document["stage"],
-        threads=document["threads"],
-        monitored=document["monitored"],
-        started=document["started"],
+        out=folder,
+        config=config,
+        stage=stage,
+        threads=config.executor.threads,
+        started=filesystem_now(folder),
     )
 
 

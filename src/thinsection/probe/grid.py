@@ -9,7 +9,7 @@ from pathlib import Path
 from thinsection.config import option, section
 from thinsection.errors import ConfigError
 from thinsection.files.atomic import write_text
-from thinsection.jobs.execute_entries import execute_entries
+from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.probe.config import ComputeSection, DataSection, ProbeConfig
 from thinsection.probe.grid_task import ProbeRow, ProbeTask, probe_jobs
@@ -74,13 +74,13 @@ def run_probes(
     out.mkdir(parents=True, exist_ok=True)
     task = ProbeTask(out=out, threads=config.executor.threads, resume=config.grid.resume)
     rows: list[ProbeRow] = []
-    execute_entries(
+    execute(
         jobs,
         task,
         # a probe may take long: each is a task of its own
         replace(config.executor, chunk_slides=config.executor.chunk_slides or 1),
-        out=out,
-        on_report=lambda report: rows.extend(report.results),
+        folder=out,
+        on_report=lambda report: rows.extend(row for job in report.results for row in job.rows),
         on_message=on_message,
     )
     order = {job.name: number for number, job in enumerate(jobs)}

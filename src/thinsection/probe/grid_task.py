@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from thinsection.config import as_mapping, from_mapping, replace_flat
 from thinsection.errors import ConfigError
 from thinsection.files.atomic import write_json, write_text
 from thinsection.files.lock import LOCK_NAME, hold
-from thinsection.jobs.executor import ChunkReport
+from thinsection.jobs.task import Report, Task
 from thinsection.pipeline.run_task import set_threads
 from thinsection.probe import ProbeResult, TileSet
 from thinsection.probe.api import (
@@ -91,6 +91,21 @@ class ProbeRow:
     error: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProbeDone:
+    """What became of a job.
+
+    Attributes:
+        job: its name.
+        status: of all its rows.
+        rows: one per score; 'tileset' has four, a failed job one.
+    """
+
+    job: str
+    status: Literal["done", "skipped", "failed"]
+    rows: tuple[ProbeRow, ...]
+
+
 def probe_jobs(
     data: Sequence[Path],
     base: ProbeConfig,
@@ -124,8 +139,8 @@ def probe_jobs(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeTask:
-    """See `ArrayTask`: some probe jobs in one process. A failed job is a row.
+class ProbeTask(Task[ProbeJob, ProbeDone]):
+    """See `Task`: some probe jobs in one process. A failed job is a row.
 
     Attributes:
         out: output folder, absolute, on a file system that every worker sees.
@@ -134,8 +149,8 @@ class ProbeTask:
     """
 
     kind: ClassVar[str] = "probe"
-    entry_type: ClassVar[type] = ProbeJob
-    result_type: ClassVar[type] = ProbeRow
+    entry_type: ClassVar[type[Any]] = ProbeJob
+    result_type: ClassVar[type[Any]] = ProbeDone
 
     out: Path
     threads: int = 0
@@ -143,41 +158,39 @@ class ProbeTask:
 
     def __call__(
         self, entries: Sequence[ProbeJob], *, on_event: Callable[[Any], None]
-    ) -> ChunkReport[ProbeRow]:
-        """See `ChunkTask.__call__`."""
+    ) -> Report[ProbeDone]:
+        """See `Task.__call__`."""
         set_threads(self.threads)
-        return ChunkReport(results=tuple(row for job in entries for row in self._run(job)))
+        return Report(results=tuple(self._run(job) for job in entries))
 
-    def on_worker(self, *, threads: int, monitored: bool) -> "ProbeTask":
-        """See `ChunkTask.on_worker`; probes are not monitored."""
+    def on_worker(self, *, threads: int, monitored: bool) -> Self:
+        """See `Task.on_worker`; probes are not monitored."""
         return replace(self, threads=threads)
 
-    def smaller(self) -> "ProbeTask":
-        """The same: a probe's memory is its data's."""
-        return self
-
-    def lost(self, entry: ProbeJob, reason: str) -> ProbeRow:
+    def lost(self, entry: ProbeJob, reason: str) -> ProbeDone:
         """The row of a job whose worker died."""
-        return _row(entry, entry.probe, status="failed", error=reason)
+        row = _row(entry, entry.probe, status="failed", error=reason)
+        return ProbeDone(job=entry.name, status="failed", rows=(row,))
 
-    def skipped(self, entry: ProbeJob) -> list[ProbeRow]:
-        """See `ArrayTask.skipped`: the rows of a job that was done with the same settings."""
+    def finished(self, entry: ProbeJob) -> ProbeDone | None:
+        """See `Task.finished`: the rows of a job that was done with the same settings."""
         if not self.resume:
-            return []
+            return None
         try:
             document = json.loads((self.out / entry.name / JOB_NAME).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
-            return []
+            return None
         if document["key"] != entry.key:
-            return []
-        return [ProbeRow(**{**row, "status": "skipped"}) for row in document["rows"]]
+            return None
+        rows = tuple(ProbeRow(**{**row, "status": "skipped"}) for row in document["rows"])
+        return ProbeDone(job=entry.name, status="skipped", rows=rows)
 
-    def _run(self, job: ProbeJob) -> list[ProbeRow]:
+    def _run(self, job: ProbeJob) -> ProbeDone:
         folder = self.out / job.name
         with hold(folder / LOCK_NAME):  # another process that is at the same job is waited for
-            return self.skipped(job) or self._probe(job, folder)
+            return self.finished(job) or self._probe(job, folder)
 
-    def _probe(self, job: ProbeJob, folder: Path) -> list[ProbeRow]:
+    def _probe(self, job: ProbeJob, folder: Path) -> ProbeDone:
         (folder / JOB_NAME).unlink(missing_ok=True)
         try:
             results, tiles = run_probe(job.probe, Path(job.data), job.config)
@@ -185,11 +198,11 @@ class ProbeTask:
                 write_probe_report(result, folder, tiles=tiles)
         except Exception as error:  # noqa: BLE001 - the per-job boundary; its traceback is kept
             write_text(folder / TRACEBACK_NAME, "".join(traceback.format_exception(error)))
-            return [self.lost(job, f"{type(error).__name__}: {error}".replace("\n", " "))]
+            return self.lost(job, f"{type(error).__name__}: {error}".replace("\n", " "))
         (folder / TRACEBACK_NAME).unlink(missing_ok=True)
-        rows = [_row_of(job, result) for result in results]
+        rows = tuple(_row_of(job, result) for result in results)
         write_json(folder / JOB_NAME, {"key": job.key, "rows": [asdict(row) for row in rows]})
-        return rows
+        return ProbeDone(job=job.name, status="done", rows=rows)
 
 
 def run_probe(

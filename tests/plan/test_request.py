@@ -8,10 +8,11 @@ import pytest
 
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
-from thinsection.jobs import slurm_request as module
-from thinsection.jobs.slurm_request import MAX_OPENED, array_chunks, job_request
+from thinsection.jobs.executor import array_chunks
+from thinsection.plan import request as module
 from thinsection.plan.calibration import Calibration, keep
 from thinsection.plan.memory import EncoderSize, SlideSize
+from thinsection.plan.request import MAX_OPENED, run_request
 from thinsection.plan.run_plan import Planner, planned_gpu
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.stages.config import RunConfig
@@ -67,7 +68,7 @@ def test_every_task_can_take_the_largest_slides_and_says_by_which_margin(
     tmp_path: Path, known: list[SlideEntry]
 ) -> None:
     chunks = array_chunks(entries(8, tmp_path), settings(chunk_slides=3).executor)
-    found = job_request(chunks, settings(chunk_slides=3))
+    found = run_request(chunks, settings(chunk_slides=3))
     tiles = 8000 + 7000 + 6000  # three slides a task: the three largest
     seconds = 5 + (3 * 0.51 + tiles * 65536 / 1e8 + tiles / 25) / 4
     assert found.request.walltime_s == math.ceil(seconds * 1.5 / 60) * 60 == 360
@@ -87,8 +88,8 @@ def test_a_flag_always_wins_and_the_others_stay_predicted(
     tmp_path: Path, known: list[SlideEntry]
 ) -> None:
     chunks = [tuple(entries(2, tmp_path))]
-    plain = job_request(chunks, settings()).request
-    found = job_request(chunks, settings(job_memory="7GiB", job_cpus=2))
+    plain = run_request(chunks, settings()).request
+    found = run_request(chunks, settings(job_memory="7GiB", job_cpus=2))
     assert found.request.memory_bytes == 7 * GIB
     assert found.request.cpus == 2
     assert found.request.walltime_s >= plain.walltime_s
@@ -99,7 +100,7 @@ def test_where_all_flags_are_given_nothing_is_opened(
     tmp_path: Path, known: list[SlideEntry]
 ) -> None:
     config = settings(job_memory="1GiB", job_cpus=1, walltime="2-00", device="cuda")
-    found = job_request([tuple(entries(2, tmp_path))], config)
+    found = run_request([tuple(entries(2, tmp_path))], config)
     assert not known
     assert found.request.walltime_s == 2 * 86400
     assert found.request.gpus == 1
@@ -107,13 +108,13 @@ def test_where_all_flags_are_given_nothing_is_opened(
 
 def test_a_gpu_gets_as_many_cpus_as_feed_it(tmp_path: Path, known: list[SlideEntry]) -> None:
     chunks = [tuple(entries(3, tmp_path))]
-    fast = job_request(chunks, settings(gpu="h100"))
+    fast = run_request(chunks, settings(gpu="h100"))
     assert fast.request.gpus == 1
     host_s = 3 * 0.51 + 6000 * 65536 / 1e8
     assert host_s / (6000 * 8e9 / (989e12 * 0.35)) > 16
     assert fast.request.cpus == 16
     assert "the h100 encodes" in fast.origins[0]
-    slow = job_request(chunks, settings(device="cuda"))
+    slow = run_request(chunks, settings(device="cuda"))
     assert slow.request.cpus == math.ceil(host_s / (6000 * 8e9 / (65e12 * 0.35))) + 1
     assert 2 < slow.request.cpus < 16
     assert "on the t4" in slow.origins[2]
@@ -123,27 +124,27 @@ def test_of_many_slides_a_few_are_opened_and_the_largest_among_them(
     tmp_path: Path, known: list[SlideEntry]
 ) -> None:
     many = entries(MAX_OPENED * 3, tmp_path)
-    job_request([tuple(many[:16])] + [(e,) for e in many[16:]], settings())
+    run_request([tuple(many[:16])] + [(e,) for e in many[16:]], settings())
     assert len(known) == len({e.slide_id for e in known}) == MAX_OPENED
     assert {"s0", f"s{len(many) - 1}"} <= {e.slide_id for e in known}
 
 
 def test_slides_by_url_or_broken_ones_fall_back_to_defaults_and_say_why(tmp_path: Path) -> None:
     url = SlideEntry(slide_id="a", slide_path="s3://bucket/a.svs")
-    found = job_request([(url,)], settings(walltime="01:00:00"))
+    found = run_request([(url,)], settings(walltime="01:00:00"))
     assert found.request.memory_bytes == 8 * GIB
     assert found.request.walltime_s == 3600
     assert "defaults are asked for: no slide is a local file" in found.warning
     assert found.lines()[0].startswith("warning: no prediction")
     (tmp_path / "s0.tiff").write_bytes(b"no slide")
-    broken = job_request([tuple(entries(1, tmp_path))], settings())
+    broken = run_request([tuple(entries(1, tmp_path))], settings())
     assert broken.request.cpus == 4
     assert "no slide opens, got no reader opens 's0.tiff'" in broken.warning
 
 
 def test_an_unknown_card_is_refused_not_defaulted(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="gpu must be a known one, got 'a4000'"):
-        job_request([tuple(entries(1, tmp_path))], settings(gpu="a4000"))
+        run_request([tuple(entries(1, tmp_path))], settings(gpu="a4000"))
 
 
 def test_plan_and_script_print_the_same_request(

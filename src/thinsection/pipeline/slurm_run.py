@@ -5,12 +5,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from thinsection.jobs.executor_choice import check_encoder_name, make_task
+from thinsection.jobs.executor import array_chunks
+from thinsection.jobs.request import JobRequest
 from thinsection.jobs.slurm_executor import collect, missing_entries
 from thinsection.jobs.slurm_job import SlurmJob, write_job
-from thinsection.jobs.slurm_request import JobRequest, array_chunks, job_request
-from thinsection.pipeline.api import RunSummary, check_folder, check_settings, write_run
+from thinsection.pipeline.api import (
+    RunSummary,
+    check_encoder_name,
+    check_folder,
+    check_settings,
+    write_run,
+)
 from thinsection.pipeline.efficiency import write_efficiency
+from thinsection.pipeline.run_task import make_task
 from thinsection.slide.cohort import load_cohort, parse_mpp
 from thinsection.stages.config import RunConfig
 from thinsection.usage.monitor import read_usage
@@ -45,7 +52,7 @@ def write_missing(
     if not missing:
         return Written(job=None, left_out=len(entries))
     chunks = array_chunks(missing, config.executor)
-    request = job_request(chunks, config, stage=stage)
+    request = task.request(chunks, config.executor)
     job = write_job(chunks, task, config.executor, request=request)
     return Written(job=job, left_out=len(entries) - len(missing), request=request)
 
