@@ -11,10 +11,11 @@ import tifffile
 
 from thinsection.cli.progress import describe
 from thinsection.errors import DiskSpaceError, SlideOpenError
+from thinsection.files.sources import FsspecSource, is_url
 from thinsection.pipeline.api import run
 from thinsection.pipeline.results import SlideResult
 from thinsection.slide import open_slide
-from thinsection.slide.remote import CACHE_VARIABLE, FsspecSource, StagedSlide, is_url
+from thinsection.slide.open import CACHE_VARIABLE, StagedSlide
 from thinsection.stages.config import RunConfig, SlidesConfig
 from thinsection.store.ledger import fingerprint
 from thinsection.testing.synthetic import write_he_slide

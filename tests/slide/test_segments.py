@@ -7,8 +7,8 @@ import pytest
 import tifffile
 
 from thinsection.errors import SlideReadError
+from thinsection.files.sources import FileSource
 from thinsection.slide import segments
-from thinsection.slide.sources import FileSource
 from thinsection.slide.tiff_reader import TiffSlide
 from thinsection.testing.slide_contract import KINDS
 from thinsection.testing.synthetic import write_pyramid

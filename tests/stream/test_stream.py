@@ -21,7 +21,7 @@ from thinsection.stream import (
     iter_tiles,
     stream_budget,
 )
-from thinsection.stream.reading import Region, TileRun, plan_reads, plan_regions
+from thinsection.stream.reading import RegionRead, TileRun, plan_batch, plan_regions
 from thinsection.testing.array_slide import ArraySlide, position_pixels
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
 
@@ -99,15 +99,15 @@ def test_regions_cover_each_tile_once_and_stay_small() -> None:
 def test_a_whole_block_is_one_read() -> None:
     slide = ArraySlide([PIXELS])
     table = tile_grid(slide, TilesConfig(tile_px=16))
-    corners, tasks = plan_reads(table.coords_l0[:64], table.plan)
-    assert tasks == [[Region(0, 64, tuple(corners[0].tolist()), (128, 128))]]
+    corners, tasks = plan_batch(table.coords_l0[:64], table.plan)
+    assert tasks == [[RegionRead(0, 64, tuple(corners[0].tolist()), (128, 128))]]
 
 
 @pytest.mark.parametrize("segment", [(32, 32), (16, 32), (16, 16)])
 def test_tiles_of_whole_segments_are_read_one_by_one(segment: tuple[int, int]) -> None:
     slide = ArraySlide([PIXELS], segment=segment)
     table = tile_grid(slide, TilesConfig(tile_px=32))
-    _, tasks = plan_reads(table.coords_l0[:21], table.plan, segment=segment)
+    _, tasks = plan_batch(table.coords_l0[:21], table.plan, segment=segment)
     assert tasks == [(TileRun(0, 8),), (TileRun(8, 16),), (TileRun(16, 21),)]
 
 
@@ -115,8 +115,8 @@ def test_tiles_of_whole_segments_are_read_one_by_one(segment: tuple[int, int]) -
 def test_tiles_that_share_segments_are_read_together(segment: tuple[int, int]) -> None:
     slide = ArraySlide([PIXELS], segment=segment)
     table = tile_grid(slide, TilesConfig(tile_px=32))
-    _, tasks = plan_reads(table.coords_l0[:64], table.plan, segment=segment)
-    assert all(isinstance(read, Region) for reads in tasks for read in reads)
+    _, tasks = plan_batch(table.coords_l0[:64], table.plan, segment=segment)
+    assert all(isinstance(read, RegionRead) for reads in tasks for read in reads)
 
 
 def entries(*slides: ArraySlide | Exception) -> Iterator[tuple[int, ArraySlide | Exception]]:

@@ -13,6 +13,8 @@ from thinsection.config import flat_fields, from_mapping, read_toml, replace_fla
 
 T = TypeVar("T")
 
+_LISTED = 12  # names of a registry that a line of `--help` lists; of more it lists none
+
 
 def with_config(cls: type, *, name: str = "config") -> Callable[[Callable[..., Any]], Any]:
     """Decorates a typer command: adds a flag per setting of `cls` and `--config`, passes one `cls`.
@@ -66,6 +68,9 @@ def _flag_parameters(cls: type) -> dict[str, inspect.Parameter]:
         declared = f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
         shown = ",".join(default) if isinstance(default, tuple) else default
         choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+        if f.metadata.get("choices"):
+            names = tuple(f.metadata["choices"]())
+            choices = names if len(names) <= _LISTED else ()
         listed = f" [{'|'.join(map(str, choices))}]" if choices else ""
         suffix = "" if default is None or shown == "" else f" [default: {shown}]"
         typer_option = typer.Option(

@@ -56,8 +56,8 @@ def _submit(slides: SlidesArgument, out: OutOption, config: Any = None) -> None:
 
 def _write(slides: list[str], out: str, config: Any) -> Any:
     from thinsection.errors import ConfigError
+    from thinsection.files.sources import is_url
     from thinsection.pipeline.slurm_run import write_missing
-    from thinsection.slide.remote import is_url
 
     if is_url(out):
         raise ConfigError(f"out must be a folder that all nodes see, got {out!r}")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from thinsection.errors import StoreError
 from thinsection.files.atomic import TMP_MARK
-from thinsection.slide.remote import URL_MARK, filesystem
+from thinsection.files.sources import URL_MARK, filesystem
 
 # a put of these stores is seen whole or not at all; elsewhere a temporary name is moved into place
 _WHOLE_PUTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"))

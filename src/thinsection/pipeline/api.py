@@ -13,6 +13,7 @@ import thinsection
 from thinsection.config import as_mapping
 from thinsection.errors import ConfigError, DiskSpaceError, StoreError
 from thinsection.files.atomic import atomic_path, write_json
+from thinsection.files.sources import is_url
 from thinsection.jobs.execute import execute
 from thinsection.jobs.task import Report
 from thinsection.neighbors import parse_graph_spec
@@ -25,7 +26,6 @@ from thinsection.pipeline.run_task import RunTask, make_task
 from thinsection.pipeline.slides import OnEvent, budget_of
 from thinsection.qc import load_pipeline, parse_rule, prepare_models
 from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
-from thinsection.slide.remote import is_url
 from thinsection.stages.config import RunConfig
 from thinsection.stages.keys import STAGES
 from thinsection.stream import StageClock

@@ -9,6 +9,7 @@ from PIL import Image
 
 from thinsection.errors import BudgetError, QcExclusion
 from thinsection.files.atomic import atomic_path
+from thinsection.files.sources import FsspecSource
 from thinsection.pipeline.qc_batch import slide_key
 from thinsection.qc import (
     Pipeline,
@@ -24,7 +25,6 @@ from thinsection.report.qc_files import write_qc
 from thinsection.slide import Slide, open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import ReadPlan, plan_read
-from thinsection.slide.remote import FsspecSource
 from thinsection.stages import naming
 from thinsection.stages.config import QcConfig, RunConfig
 from thinsection.store.geojson import write_mask_geojson

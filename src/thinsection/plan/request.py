@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thinsection.errors import BudgetError, CohortError, ConfigError, ThinsectionError
+from thinsection.files.sources import is_url
 from thinsection.jobs.request import (
     DEFAULT,
     LEAST_TIME_S,
@@ -25,7 +26,6 @@ from thinsection.plan.run_plan import (
     slide_sizes,
 )
 from thinsection.slide.cohort import SlideEntry
-from thinsection.slide.remote import is_url
 from thinsection.stages.config import RunConfig
 from thinsection.units import format_bytes
 

@@ -8,13 +8,12 @@ import numpy.typing as npt
 
 from thinsection.errors import DatasetError
 from thinsection.probe.examples import Embeddings
+from thinsection.slide.readers import slide_suffixes
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.types import CoordsL0
 
 H5_SUFFIXES = (".h5", ".hdf5")
 EMBEDDING_SUFFIXES = (*H5_SUFFIXES, ".npy", ".pt")
-# stripped from a slide_id when its embeddings are looked for: tables often keep the file name
-SLIDE_SUFFIXES = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".dcm", ".h5", ".png")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +182,8 @@ def slide_files(folder: Path, slide_ids: list[str]) -> dict[str, Path]:
 
 def _candidates(folder: Path, slide_id: str) -> list[Path]:
     names = [slide_id]
-    if Path(slide_id).suffix.lower() in SLIDE_SUFFIXES:
+    # tables often keep the file name
+    if Path(slide_id).suffix.lower() in (*slide_suffixes(), *H5_SUFFIXES):
         names.append(slide_id[: -len(Path(slide_id).suffix)])
     files = [folder / f"{name}{suffix}" for name in names for suffix in EMBEDDING_SUFFIXES]
     return files + [folder / name / "tiles.h5" for name in names]

@@ -1,4 +1,4 @@
-"""What readers share: clipping at the slide's border, thumbnails, context management."""
+"""`Slide`: what every reader offers, in the vocabulary of OpenSlide, and what readers share."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -6,16 +6,33 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from thinsection.errors import InvalidInputError
+from thinsection.files.sources import FsspecSource, closed_error
 from thinsection.slide.geometry import lv_from_l0
 from thinsection.slide.resize import fitted_size, read_resized
-from thinsection.slide.sources import closed_error
 from thinsection.types import Closing, CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
 
 WHITE = 255
 
 
-class BaseSlide(Closing):
-    """A `Slide` whose reader only fills regions that lie inside a level."""
+class Slide(Closing):
+    """An opened slide. Thread-safe: any number of threads may read at once.
+
+    A reader calls this constructor with what it found in the file, and fills regions that lie
+    inside a level (`_fill`); where another package brings it, it also says its `help`, `suffixes`,
+    `needs` and `extra`, see `thinsection.registry.Entry`.
+
+    Attributes:
+        reader: name of the reader that holds it: 'openslide', 'tiff', 'cucim', 'image'.
+        slide_path: the path or URL it was opened from.
+        levels: finest first; `levels[0].downsample == 1.0`.
+        size: (width, height) of level 0, px.
+        slide_mpp: (x, y) µm per level-0 px, or None where the file does not say.
+        objective_power: nominal magnification of the objective, or None.
+        vendor: the scanner family as OpenSlide names it, or None.
+        properties: the file's own metadata, as strings.
+        choice: why 'auto' took this reader.
+        source: counts what was fetched of a slide by URL; None of a local file.
+    """
 
     reader: str = ""
 
@@ -36,12 +53,13 @@ class BaseSlide(Closing):
         self.objective_power = objective_power
         self.vendor = vendor
         self.properties: Mapping[str, str] = dict(properties or {})
-        self.choice = ""  # why 'auto' took this reader
+        self.choice = ""
+        self.source: FsspecSource | None = None
         self._closed = False
 
     @property
     def associated_names(self) -> tuple[str, ...]:
-        """Names of associated images; none by default."""
+        """Names of associated images ('label', 'macro', 'thumbnail'); none by default."""
         return ()
 
     @abstractmethod
@@ -56,7 +74,24 @@ class BaseSlide(Closing):
     def read_region(
         self, origin_l0: PointL0, level: int, size: Size, *, out: RgbArray | None = None
     ) -> RgbArray:
-        """See `Slide.read_region`."""
+        """Pixels of one level as uint8 (size[1], size[0], 3), RGB.
+
+        Args:
+            origin_l0: (x, y) of the top-left corner in level-0 px; may lie outside the slide.
+            level: pyramid level to read from.
+            size: (width, height) in px of that level, each >= 1.
+            out: C-contiguous uint8 array of that shape to decode into; it is what is returned.
+
+        Returns:
+            The region; px outside the slide, and transparent ones, are white (255). Px (0, 0) of
+            it is px round(origin_l0 / downsample) of the level.
+
+        Memory: the region plus the compressed and decoded segments that it touches.
+
+        Raises:
+            SlideReadError: a segment cannot be decoded.
+            InvalidInputError: no such level, or an empty size.
+        """
         self._check(level)
         width, height = size
         if width < 1 or height < 1:
@@ -79,7 +114,19 @@ class BaseSlide(Closing):
         return region
 
     def read_regions(self, origins_l0: CoordsL0, level: int, *, out: TileArray) -> None:
-        """See `Slide.read_regions`."""
+        """Fills `out` with several regions of one size, each as `read_region` gives it.
+
+        Args:
+            origins_l0: int64 (B, 2), their top-left corners in level-0 px.
+            level: pyramid level to read from.
+            out: C-contiguous uint8 (B, height, width, 3); the size is read off it.
+
+        Memory: as of one region, and up to 1 MiB of compressed segments.
+
+        Raises:
+            SlideReadError: a segment cannot be decoded.
+            InvalidInputError: no such level, or an `out` of another kind.
+        """
         self._check(level)
         count, size = len(origins_l0), out.shape[2:0:-1]
         if out.ndim != 4 or out.shape[::3] != (count, 3) or 0 in size or out.dtype != np.uint8:
@@ -108,11 +155,18 @@ class BaseSlide(Closing):
             )
 
     def thumbnail(self, max_size: Size) -> RgbArray:
-        """See `Slide.thumbnail`."""
+        """The whole slide, aspect kept, fitted into max_size, uint8 (H, W, 3).
+
+        Memory: O(thumbnail + one strip of the level that is read), also when levels are missing.
+        """
         return read_resized(self, fitted_size(self.size, max_size))
 
     def associated_image(self, name: str) -> RgbArray:
-        """See `Slide.associated_image`."""
+        """One associated image, uint8 (H, W, 3).
+
+        Raises:
+            InvalidInputError: there is none of that name.
+        """
         known = ", ".join(self.associated_names) or "none"
         raise InvalidInputError(
             f"associated image must be one of: {known}; got {name!r} in {self.slide_path!r}"

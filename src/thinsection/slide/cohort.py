@@ -10,17 +10,11 @@ from pathlib import Path
 
 from thinsection.config import nearest
 from thinsection.errors import CohortError
+from thinsection.files.sources import is_url
+from thinsection.slide.readers import slide_suffixes
 from thinsection.types import Mpp
 
-# what OpenSlide, the TIFF reader and the image reader may open; others are named one by one
-SLIDE_SUFFIXES = frozenset(
-    (
-        *(".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu"),
-        *(".svslide", ".czi", ".dcm", ".png", ".jpg", ".jpeg"),
-    )
-)
 _MAX_ID_BYTES = 200
-_URL_MARK = "://"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +44,9 @@ def load_cohort(
 ) -> tuple[SlideEntry, ...]:
     """The slides that files, folders, URLs and cohort CSVs name, in a stable order.
 
-    Folders are searched for known suffixes, subfolders too; of a folder of .dcm files one is taken,
-    since they are the levels of one slide. Equal file names from different folders get a suffix
-    made from their path, so that no result overwrites another.
+    Folders are searched for files of the readers' suffixes, subfolders too; of a folder of .dcm
+    files one is taken, since they are the levels of one slide. Equal file names from different
+    folders get a suffix made from their path, so that no result overwrites another.
 
     Args:
         slides: each a slide file, a folder, a URL or a `.csv` with a column `slide_path`.
@@ -68,7 +62,7 @@ def load_cohort(
         given = ", ".join(repr(str(s)) for s in slides) or "nothing"
         raise CohortError(
             f"slides must name at least one slide, got {given}; "
-            f"known suffixes: {' '.join(sorted(SLIDE_SUFFIXES))}"
+            f"known suffixes: {' '.join(slide_suffixes())}"
         )
     entries = _unique(entries)
     for entry in entries:
@@ -92,7 +86,7 @@ def parse_mpp(text: str, *, where: str) -> Mpp:
 
 
 def _expand(item: str) -> list[SlideEntry]:
-    if _URL_MARK in item:
+    if is_url(item):
         return [SlideEntry(slide_id=_id_of(item), slide_path=item)]
     path = Path(item)
     if path.is_dir():
@@ -107,8 +101,9 @@ def _expand(item: str) -> list[SlideEntry]:
 def _find(folder: Path) -> list[Path]:
     found: list[Path] = []
     dicom_folders: set[Path] = set()
+    suffixes = frozenset(slide_suffixes())
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() not in SLIDE_SUFFIXES or not path.is_file():
+        if path.suffix.lower() not in suffixes or not path.is_file():
             continue
         if path.name.startswith("."):
             continue
@@ -145,7 +140,7 @@ def _entry(row: dict[str, str | None], cohort: Path, line: int) -> SlideEntry:
     text = values["slide_path"]
     if not text:
         raise CohortError(f"slide_path must not be empty, got '' in {where}")
-    if _URL_MARK not in text:
+    if not is_url(text):
         text = str(cohort.parent / text)  # an absolute path stays as it is
     mpp = values["slide_mpp"]
     return SlideEntry(
@@ -179,7 +174,7 @@ def _unique(entries: Iterable[SlideEntry]) -> list[SlideEntry]:
 
 
 def _absolute(slide_path: str) -> str:
-    return slide_path if _URL_MARK in slide_path else str(Path(slide_path).resolve())
+    return slide_path if is_url(slide_path) else str(Path(slide_path).resolve())
 
 
 def _check_id(entry: SlideEntry) -> None:

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cucim.clara import CuImage
 
-from thinsection.errors import MissingDependencyError, SlideOpenError, SlideReadError
-from thinsection.slide.base import BaseSlide
-from thinsection.slide.sources import closed_error
+from thinsection.errors import SlideOpenError, SlideReadError
+from thinsection.files.sources import closed_error
+from thinsection.slide.base import Slide
 from thinsection.slide.tiff_reader import open_layout
 from thinsection.types import Mpp, RgbArray
 
 
-class CucimSlide(BaseSlide):
+class CucimSlide(Slide):
     """A TIFF slide whose pixels cuCIM decodes. Thread-safe, as cuCIM is.
 
     Metadata and level geometry come from our own TIFF layout, so that every reader says the same.
@@ -33,10 +34,9 @@ class CucimSlide(BaseSlide):
 
     def __init__(self, path: str, *, slide_mpp: Mpp | None = None, device: str = "cpu") -> None:
         layout = open_layout(path)
-        image = _import_cucim().CuImage
         try:
             with _native_stderr_silenced():
-                self._image: Any = image(path)
+                self._image: Any = CuImage(path)
             sizes = [tuple(size) for size in self._image.resolutions["level_dimensions"]]
             self._downsamples = tuple(map(float, self._image.resolutions["level_downsamples"]))
         except (RuntimeError, ValueError) as error:
@@ -104,16 +104,6 @@ def _to_host(region: Any) -> np.ndarray:
     import cupy
 
     return np.asarray(cupy.asnumpy(cupy.asarray(region)))
-
-
-def _import_cucim() -> Any:
-    try:
-        import cucim
-    except ImportError as error:
-        raise MissingDependencyError(
-            "reader 'cucim' needs cucim; pip install 'thinsection[cucim]'"
-        ) from error
-    return cucim
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import numpy as np
 import simplejpeg
 
 from thinsection.errors import SlideOpenError, SlideReadError
-from thinsection.slide.base import BaseSlide
+from thinsection.slide.base import Slide
 from thinsection.slide.tiff_reader import TiffSlide
 from thinsection.types import GIB, Level, Mpp, RgbArray, Size
 
@@ -30,7 +30,7 @@ class FlatTiffSlide(TiffSlide):
             raise SlideOpenError(f"image: a TIFF of {len(self.levels)} levels; use reader 'tiff'")
 
 
-class FlatSlide(BaseSlide):
+class FlatSlide(Slide):
     """A PNG or JPEG. Thread-safe.
 
     Memory: 3 bytes per px of the whole image from the first read on; an image of more than 2 GiB is
@@ -87,7 +87,7 @@ class FlatSlide(BaseSlide):
             self._pixels = None
 
 
-def open_image(path: str, *, slide_mpp: Mpp | None = None) -> BaseSlide:
+def open_image(path: str, *, slide_mpp: Mpp | None = None) -> Slide:
     """A PNG, JPEG or single-level TIFF.
 
     Raises:

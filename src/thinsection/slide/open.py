@@ -1,9 +1,14 @@
-"""Opening slides: by a named reader, or by the fastest that agrees with OpenSlide."""
+"""Opening slides: by a named reader, by the fastest that agrees with OpenSlide, or by URL.
 
-import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+By URL a TIFF is streamed by range requests: its metadata through a block cache, its segments one by
+one as tiles need them, so that of a pyramid only the levels which a run reads are fetched. Other
+files are staged to a local folder while they are in use.
+"""
+
+import io
+import os
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,49 +16,32 @@ import numpy as np
 from thinsection.config import nearest
 from thinsection.errors import (
     ConfigError,
+    DiskSpaceError,
     InvalidInputError,
     MissingDependencyError,
     SlideOpenError,
     SlideReadError,
 )
-from thinsection.slide.base import BaseSlide
-from thinsection.slide.remote import is_url, open_remote
-from thinsection.types import Mpp
+from thinsection.files.sources import FsspecSource, RangeFile, is_url
+from thinsection.slide.base import Slide
+from thinsection.slide.readers import AUTO, OURS, READERS, reader_choices
+from thinsection.types import GIB, MIB, Mpp, RgbArray, TileArray
+from thinsection.units import format_bytes, parse_bytes
 
-# reader -> (module, function or class, package whose version is shown)
-READERS = {
-    "tiff": ("thinsection.slide.tiff_reader", "TiffSlide", "tifffile"),
-    "cucim": ("thinsection.slide.cucim_reader", "CucimSlide", "cucim-cu12"),
-    "openslide": ("thinsection.slide.openslide_reader", "OpenSlideSlide", "openslide-python"),
-    "image": ("thinsection.slide.image_reader", "open_image", "imagecodecs"),
-}
+CACHE_VARIABLE = "THINSECTION_STAGING_BYTES"  # how much staged slides may take, e.g. 50GiB
+_DEFAULT_STAGING = 20 * GIB
+_CHUNK = 8 * MIB  # that staging copies at once
 # What 'auto' tries before OpenSlide, fastest first. Not cuCIM: of a tile that it cannot decode it
 # returns memory that nobody wrote, without an error, and no probe can find every such tile.
 _AUTO = ("tiff",)
+_WITHOUT_REFERENCE = ("tiff", "image")  # for formats that OpenSlide does not know
 _PROBE_PX = 48
 # On lower levels OpenSlide interpolates where a downsample is no whole number, so a reader that
 # takes the px as they are may differ there a little: allowed mean absolute difference, of 255.
 _LOWER_LEVEL_TOLERANCE = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderStatus:
-    """Whether a reader can be used here.
-
-    Attributes:
-        name: of the reader.
-        available: whether it imports.
-        detail: its library's version, or what is missing and how to install it.
-    """
-
-    name: str
-    available: bool
-    detail: str
-
-
-def open_slide(
-    path: str | Path, *, reader: str = "auto", slide_mpp: Mpp | None = None
-) -> BaseSlide:
+def open_slide(path: str | Path, *, reader: str = AUTO, slide_mpp: Mpp | None = None) -> Slide:
     """Opens a slide.
 
     'auto' opens the file with OpenSlide and with the faster reader, compares levels, resolution
@@ -62,7 +50,7 @@ def open_slide(
 
     Args:
         path: file, or a URL that fsspec knows (a TIFF is streamed, others are staged).
-        reader: 'auto', 'tiff', 'cucim', 'openslide' or 'image'.
+        reader: 'auto', or a name of `available_readers()`.
         slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
 
     Raises:
@@ -74,50 +62,30 @@ def open_slide(
     name = str(path)
     if slide_mpp is not None and not all(0 < mpp < float("inf") for mpp in slide_mpp):
         raise InvalidInputError(f"slide_mpp must be > 0 and finite, got {slide_mpp} for {name!r}")
+    if reader not in reader_choices():
+        hint = nearest(reader, reader_choices())
+        raise ConfigError(f"reader must be a known name, got {reader!r}{hint}")
     if is_url(name):
-        remote: BaseSlide = open_remote(name, reader=reader, slide_mpp=slide_mpp)
-        return remote
+        return _open_url(name, reader, slide_mpp)
     if not Path(name).is_file():
         raise SlideOpenError(f"slide must be an existing file, got {name!r}")
     if Path(name).stat().st_size == 0:
         raise SlideOpenError(f"slide must not be empty, got 0 bytes in {name!r}; copy it again")
-    if reader == "auto":
+    if reader == AUTO:
         return _open_auto(name, slide_mpp)
-    if reader not in READERS:
-        hint = nearest(reader, ["auto", *READERS])
-        raise ConfigError(f"reader must be a known name, got {reader!r}{hint}")
-    slide = _open_with(reader, name, slide_mpp)
-    slide.choice = f"{reader}: asked for"
+    try:
+        slide = READERS.load(reader)(name, slide_mpp=slide_mpp)
+    except SlideOpenError as error:
+        raise SlideOpenError(f"{error} in {name!r}") from None
+    slide.reader, slide.choice = slide.reader or reader, f"{reader}: asked for"
     return slide
 
 
-def available_readers() -> list[ReaderStatus]:
-    """Every reader, with its library's version or what it lacks."""
-    found = []
-    for name, (module, _, package) in READERS.items():
-        try:
-            importlib.import_module(module)
-            found.append(ReaderStatus(name, True, f"{package} {version(package)}"))
-        except (ImportError, PackageNotFoundError) as error:
-            remedy = f"pip install 'thinsection[{name}]'" if name == "cucim" else str(error)
-            found.append(ReaderStatus(name, False, f"{package} is missing; {remedy}"))
-    return found
-
-
-def _open_with(reader: str, path: str, slide_mpp: Mpp | None) -> BaseSlide:
-    module, attribute, _ = READERS[reader]
-    opener: Callable[..., BaseSlide] = getattr(importlib.import_module(module), attribute)
-    try:
-        return opener(path, slide_mpp=slide_mpp)
-    except SlideOpenError as error:
-        raise SlideOpenError(f"{error} in {path!r}") from None
-
-
-def _open_auto(path: str, slide_mpp: Mpp | None) -> BaseSlide:
+def _open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
     answers: list[str] = []
     reference = _try(path, "openslide", slide_mpp, answers)
     if reference is None:  # nothing to agree with: the readers that need no reference
-        for name in ("tiff", "image"):
+        for name in (*_WITHOUT_REFERENCE, *_others(path, answers)):
             slide = _try(path, name, slide_mpp, answers)
             if slide is not None:
                 slide.choice = f"{name}: OpenSlide does not know the format"
@@ -141,11 +109,9 @@ def _open_auto(path: str, slide_mpp: Mpp | None) -> BaseSlide:
     return reference
 
 
-def _try(path: str, name: str, slide_mpp: Mpp | None, answers: list[str]) -> BaseSlide | None:
-    module, attribute, _ = READERS[name]
+def _try(path: str, name: str, slide_mpp: Mpp | None, answers: list[str]) -> Slide | None:
     try:
-        opener: Callable[..., BaseSlide] = getattr(importlib.import_module(module), attribute)
-        return opener(path, slide_mpp=slide_mpp)
+        return READERS.load(name)(path, slide_mpp=slide_mpp)
     except SlideOpenError as error:
         answers.append(str(error))
     except MissingDependencyError:
@@ -153,7 +119,19 @@ def _try(path: str, name: str, slide_mpp: Mpp | None, answers: list[str]) -> Bas
     return None
 
 
-def compare(slide: BaseSlide, reference: BaseSlide) -> str:
+def _others(path: str, answers: list[str]) -> list[str]:
+    """Readers of other packages that say they open files of this suffix."""
+    found = []
+    for name in READERS.names():
+        try:
+            if name not in OURS and Path(path).suffix.lower() in READERS.entry(name).suffixes:
+                found.append(name)
+        except InvalidInputError as error:  # a package that cannot be imported
+            answers.append(str(error))
+    return found
+
+
+def compare(slide: Slide, reference: Slide) -> str:
     """In what a slide differs from OpenSlide's view of it; '' where they agree."""
     sizes = [level.size for level in slide.levels]
     if sizes != [level.size for level in reference.levels]:
@@ -192,3 +170,101 @@ def _probe_origins(size: tuple[int, int], downsample: float) -> list[tuple[int, 
         y = max(0, min(int(fy * size[1]), size[1] - _PROBE_PX))
         origins.append((round(x * downsample), round(y * downsample)))
     return origins
+
+
+class StagedSlide(Slide):
+    """A slide whose local copy goes when it is closed."""
+
+    def __init__(
+        self, slide: Slide, folder: tempfile.TemporaryDirectory[str], source: FsspecSource
+    ) -> None:
+        super().__init__(
+            source.name,
+            slide.levels,
+            slide_mpp=slide.slide_mpp,
+            objective_power=slide.objective_power,
+            vendor=slide.vendor,
+            properties=slide.properties,
+        )
+        self.reader, self.choice, self.source = slide.reader, slide.choice, source
+        self._slide, self._folder = slide, folder
+
+    @property
+    def associated_names(self) -> tuple[str, ...]:
+        return self._slide.associated_names
+
+    def associated_image(self, name: str) -> RgbArray:
+        """See `Slide.associated_image`."""
+        return self._slide.associated_image(name)
+
+    def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
+        self._slide._fill(origin_lv, level, out)
+
+    def _fill_all(self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray) -> None:
+        self._slide._fill_all(origins_lv, level, out)
+
+    def close(self) -> None:
+        """Closes the slide and deletes the copy."""
+        super().close()
+        self._slide.close()
+        self._folder.cleanup()
+
+
+def _open_url(url: str, reader: str, slide_mpp: Mpp | None) -> Slide:
+    """A slide by URL: streamed where it is a TIFF that our own reader opens, else staged.
+
+    Raises:
+        SlideOpenError: not reachable, or no reader opens it.
+        DiskSpaceError: the staging folder has no room for it.
+        MissingDependencyError: fsspec or the URL's own package is not installed.
+    """
+    source = FsspecSource(url)
+    if reader in (AUTO, "tiff"):
+        try:
+            handle = io.BufferedReader(RangeFile(source), RangeFile.BLOCK)
+            opener = READERS.load("tiff")
+            slide = opener(url, slide_mpp=slide_mpp, source=source, handle=handle)
+            slide.choice, slide.source = "tiff: streamed by range requests", source
+            return slide
+        except SlideOpenError:
+            if reader == "tiff":
+                raise
+    return _stage(source, reader, slide_mpp)
+
+
+def _stage(source: FsspecSource, reader: str, slide_mpp: Mpp | None) -> StagedSlide:
+    """Copies a slide to a local folder and opens it there.
+
+    A run stages as far ahead as it opens slides (`--prefetch-slides`); each copy is deleted when
+    its slide is done, so the folder holds a few slides at any time.
+
+    Memory: one piece of 8 MiB.
+    """
+    _check_room(source.size, name=source.name)
+    folder = tempfile.TemporaryDirectory(prefix=f"thinsection-staged-{source.size}-")
+    try:
+        local = Path(folder.name) / Path(source.name.split("?", 1)[0]).name
+        with local.open("wb") as file:
+            for start in range(0, source.size, _CHUNK):
+                file.write(source.read_at(start, min(_CHUNK, source.size - start)))
+        slide = open_slide(local, reader=reader, slide_mpp=slide_mpp)
+    except BaseException:
+        folder.cleanup()
+        raise
+    return StagedSlide(slide, folder, source)
+
+
+def _check_room(num_bytes: int, *, name: str) -> None:
+    """Refuses a copy that would exceed the bound of all staged slides of this machine.
+
+    Raises:
+        DiskSpaceError: says what is there and which variable raises the bound.
+    """
+    limit = parse_bytes(os.environ.get(CACHE_VARIABLE, str(_DEFAULT_STAGING)), name=CACHE_VARIABLE)
+    parent = Path(tempfile.gettempdir())
+    held = sum(int(path.name.split("-")[2]) for path in parent.glob("thinsection-staged-*-*"))
+    if held + num_bytes > limit:
+        raise DiskSpaceError(
+            f"staged slides must fit into {format_bytes(limit)}, got {format_bytes(held)} and "
+            f"{format_bytes(num_bytes)} of {name!r}; set {CACHE_VARIABLE} or --prefetch-slides 1"
+        )

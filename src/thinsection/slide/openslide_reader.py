@@ -7,15 +7,15 @@ import numpy as np
 import openslide
 
 from thinsection.errors import SlideOpenError, SlideReadError
-from thinsection.slide.base import WHITE, BaseSlide
+from thinsection.files.sources import closed_error
+from thinsection.slide.base import WHITE, Slide
 from thinsection.slide.geometry import l0_from_lv
-from thinsection.slide.sources import closed_error
 from thinsection.types import MIB, Level, Mpp, RgbArray
 
 CACHE_BYTES = 64 * MIB  # of decoded segments, per slide
 
 
-class OpenSlideSlide(BaseSlide):
+class OpenSlideSlide(Slide):
     """A slide opened by OpenSlide. Thread-safe, as OpenSlide is.
 
     A decoding error makes an OpenSlide handle unusable for ever; the next read opens a new one.

@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
 from thinsection.errors import InvalidInputError
 from thinsection.slide.geometry import ReadPlan, best_level, l0_from_lv
-from thinsection.slide.protocol import Slide
 from thinsection.types import MIB, CoordsL0, Level, RgbArray, Size, TileArray
+
+if TYPE_CHECKING:
+    from thinsection.slide.base import Slide
 
 _STRIP_BYTES = 32 * MIB  # of source rows
 _EXACT_BYTES = 128 * MIB  # of rows that were reduced along x and wait to be reduced along y
@@ -22,7 +25,7 @@ def fitted_size(size: Size, max_size: Size) -> Size:
     return (max(1, round(size[0] * factor)), max(1, round(size[1] * factor)))
 
 
-def read_resized(slide: Slide, size_th: Size) -> RgbArray:
+def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
     """The slide resampled to exactly `size_th`, uint8 (H, W, 3).
 
     The coarsest level that is not coarser than wanted is read once, strip by strip, reduced along
@@ -56,7 +59,7 @@ def read_resized(slide: Slide, size_th: Size) -> RgbArray:
     return _in_parts(slide, level, size_th)
 
 
-def _in_parts(slide: Slide, level: Level, size_th: Size) -> RgbArray:
+def _in_parts(slide: "Slide", level: Level, size_th: Size) -> RgbArray:
     """Reduces a few result rows at a time, each from the source rows that its filter reaches."""
     width_th, height_th = size_th
     height = level.size[1]
@@ -76,7 +79,7 @@ def _in_parts(slide: Slide, level: Level, size_th: Size) -> RgbArray:
     return np.concatenate(parts)
 
 
-def _strips(slide: Slide, level: Level, top: int, bottom: int) -> Iterator[tuple[int, RgbArray]]:
+def _strips(slide: "Slide", level: Level, top: int, bottom: int) -> Iterator[tuple[int, RgbArray]]:
     """Rows [top, bottom) of a level in strips that end where the file's own segments end."""
     width = level.size[0]
     rows = max(1, _STRIP_BYTES // (3 * width))
@@ -99,7 +102,7 @@ def _resize(
     return np.asarray(image.resize(size, Image.Resampling.LANCZOS, box=box))
 
 
-def read_tiles(slide: Slide, plan: ReadPlan, coords_l0: CoordsL0, out: TileArray) -> None:
+def read_tiles(slide: "Slide", plan: ReadPlan, coords_l0: CoordsL0, out: TileArray) -> None:
     """Reads tiles one by one into `out`.
 
     Args:

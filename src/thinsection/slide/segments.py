@@ -9,8 +9,8 @@ import numpy as np
 import simplejpeg
 
 from thinsection.errors import SlideReadError
+from thinsection.files.sources import ByteSource
 from thinsection.slide.base import WHITE
-from thinsection.slide.sources import ByteSource
 from thinsection.slide.tiff_layout import TiffLevel
 from thinsection.types import RgbArray
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from thinsection.errors import SlideOpenError
-from thinsection.slide.base import BaseSlide
+from thinsection.files.sources import ByteSource, FileSource
+from thinsection.slide.base import Slide
 from thinsection.slide.segments import SegmentCache, SegmentDecoder
-from thinsection.slide.sources import ByteSource, FileSource
 from thinsection.slide.tiff_layout import TiffLayout, read_layout
 from thinsection.types import MIB, Mpp, RgbArray, TileArray
 
@@ -18,7 +18,7 @@ CACHE_BYTES = 48 * MIB  # of decoded segments that a region cut, per slide
 MAX_SEGMENT_BYTES = 128 * MIB
 
 
-class TiffSlide(BaseSlide):
+class TiffSlide(Slide):
     """A tiled or striped TIFF, read segment by segment. Thread-safe.
 
     Args:

@@ -7,6 +7,7 @@ from thinsection.config import option, section
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
+from thinsection.slide.readers import AUTO, reader_choices
 from thinsection.stream.budget import StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.units import parse_bytes
@@ -18,8 +19,10 @@ EXTRA_FORMATS = ("tsv", "parquet", "zarr")
 class SlidesConfig:
     """How slides are opened."""
 
-    reader: Literal["auto", "openslide", "cucim", "tiff", "image"] = option(
-        "auto", "Reader; 'auto' takes the fastest that agrees with OpenSlide's pixels."
+    reader: str = option(
+        AUTO,
+        "Reader; 'auto' takes the fastest that agrees with OpenSlide's pixels.",
+        choices=reader_choices,
     )
     slide_mpp: str | None = option(
         None, "µm/px of level 0 where a file has none: 0.25 or 0.25x0.26."

@@ -13,7 +13,7 @@ from typing import Any
 
 from thinsection.errors import StoreError
 from thinsection.files.atomic import write_json
-from thinsection.slide.remote import FsspecSource, is_url
+from thinsection.files.sources import FsspecSource, is_url
 
 LEDGER_NAME = "slide.json"
 ELSEWHERE_NAME = ".elsewhere.json"  # name -> bytes of files that were moved to a URL

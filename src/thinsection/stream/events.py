@@ -14,19 +14,26 @@ from thinsection.types import CoordsL0, RgbArray
 
 @dataclass(frozen=True, kw_only=True)
 class SlideTiles:
-    """An opened slide and the tiles to read from it. The stream closes the slide.
+    """An opened slide and the tiles to read from it.
 
     Attributes:
         key: whatever the caller knows the slide by; comes back with every event.
         slide: opened.
         table: its tiles; may be empty.
         transform: changes the tiles that filters keep, in the decode workers; None leaves them.
+        owned: whether the stream closes the slide when it is done with it.
     """
 
     key: Any
     slide: Slide
     table: TileTable
     transform: TileTransform | None = None
+    owned: bool = True
+
+    def close(self) -> None:
+        """Closes the slide where it is the stream's."""
+        if self.owned:
+            self.slide.close()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ from thinsection.stream.events import (
     SlideTiles,
     StreamEvent,
 )
-from thinsection.stream.reading import Reads, Region, TileRun, decode_region, plan_reads
+from thinsection.stream.reading import Reads, RegionRead, TileRun, decode_region, plan_batch
 from thinsection.tiles import TileFilter
 from thinsection.types import TileArray
 
@@ -105,7 +105,7 @@ class TileStream:
             thread.join()
         waiting = [item for item in left if isinstance(item, SlideTiles)]
         for source in [*waiting, *[owner.source for owner in self._opened]]:
-            source.slide.close()
+            source.close()
 
     def __iter__(self) -> Iterator[StreamEvent]:
         """Yields each slide's events in the order of the entries.
@@ -141,7 +141,7 @@ class TileStream:
         else:
             yield from self._packer.finish()
             self._opened.remove(item.owner)
-            item.owner.source.slide.close()
+            item.owner.source.close()
             key, error = item.owner.source.key, item.owner.error
             if error is not None:
                 yield SlideFailed(key=key, stage="decode", error=error)
@@ -172,7 +172,7 @@ class TileStream:
                 self._prepared.put(prepared)
             except ChannelClosed:
                 if isinstance(prepared, SlideTiles):
-                    prepared.slide.close()
+                    prepared.close()
                 raise
         self._prepared.finish()
 
@@ -206,7 +206,7 @@ class TileStream:
         table, slide = owner.source.table, owner.source.slide
         coords_l0 = table.coords_l0[start : start + self._batch_size]
         segment = slide.levels[table.plan.level].segment
-        corners_lv, tasks = plan_reads(coords_l0, table.plan, segment=segment)
+        corners_lv, tasks = plan_batch(coords_l0, table.plan, segment=segment)
         with self.clock.timed("decode_wait"):
             buffer = self._free.get()
         shape = (self._batch_size, table.plan.tile_px, table.plan.tile_px, 3)
@@ -239,7 +239,7 @@ class TileStream:
             finally:
                 batch.finish_one()
 
-    def _decode(self, batch: DecodedBatch, read: Region | TileRun) -> None:
+    def _decode(self, batch: DecodedBatch, read: RegionRead | TileRun) -> None:
         rows = slice(read.start, read.stop)
         slide, plan = batch.owner.source.slide, batch.owner.source.table.plan
         out = batch.buffer[rows]

@@ -21,7 +21,7 @@ _TASK_TILES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class RegionRead:
     """Consecutive tiles that one read serves, and are then cut out of it.
 
     Attributes:
@@ -48,10 +48,10 @@ class TileRun:
     stop: int
 
 
-Reads = Sequence[Region | TileRun]
+Reads = Sequence[RegionRead | TileRun]
 
 
-def plan_reads(
+def plan_batch(
     coords_l0: CoordsL0, plan: ReadPlan, *, segment: Size | None = None
 ) -> tuple[CoordsLv, list[Reads]]:
     """The corners of a batch's tiles on their level, and its reads, grouped as threads take them.
@@ -73,7 +73,7 @@ def plan_reads(
     return corners_lv, list(_grouped(plan_regions(coords_l0, corners_lv, plan)))
 
 
-def plan_regions(coords_l0: CoordsL0, corners_lv: CoordsLv, plan: ReadPlan) -> Iterator[Region]:
+def plan_regions(coords_l0: CoordsL0, corners_lv: CoordsLv, plan: ReadPlan) -> Iterator[RegionRead]:
     """Regions that cover these tiles, in order, each within `REGION_BYTES`."""
     block = np.array(plan.stride_l0, dtype=np.int64) * BLOCK_TILES
     keys = coords_l0 // block
@@ -83,11 +83,11 @@ def plan_regions(coords_l0: CoordsL0, corners_lv: CoordsLv, plan: ReadPlan) -> I
             low = corners_lv[start:stop].min(axis=0)
             high = corners_lv[start:stop].max(axis=0) + plan.size_lv
             origin, extent = low.tolist(), (high - low).tolist()
-            yield Region(start, stop, (origin[0], origin[1]), (extent[0], extent[1]))
+            yield RegionRead(start, stop, (origin[0], origin[1]), (extent[0], extent[1]))
 
 
-def _grouped(regions: Iterable[Region]) -> Iterator[Reads]:
-    group: list[Region] = []
+def _grouped(regions: Iterable[RegionRead]) -> Iterator[Reads]:
+    group: list[RegionRead] = []
     for region in regions:
         group.append(region)
         if group[-1].stop - group[0].start >= _TASK_TILES:
@@ -124,7 +124,7 @@ def _split(
 
 
 def decode_region(
-    slide: Slide, plan: ReadPlan, region: Region, corners_lv: CoordsLv, out: TileArray
+    slide: Slide, plan: ReadPlan, region: RegionRead, corners_lv: CoordsLv, out: TileArray
 ) -> None:
     """Reads a region and cuts its tiles into `out`.
 

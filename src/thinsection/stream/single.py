@@ -10,19 +10,6 @@ from thinsection.tiles import TileFilter, TileTable, TileTransform
 from thinsection.units import parse_bytes
 
 
-class _Borrowed:
-    """A slide that the stream must not close, because the caller opened it."""
-
-    def __init__(self, slide: Slide) -> None:
-        self._slide = slide
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._slide, name)
-
-    def close(self) -> None:
-        """Leaves the caller's slide open."""
-
-
 def iter_tiles(
     slide: Slide,
     tiles: TileTable,
@@ -63,12 +50,11 @@ def iter_tiles(
         scratch_bytes=scratch_bytes(tiles.plan),
     )
 
-    def prepare(borrowed: Slide) -> SlideTiles:
-        return SlideTiles(key=slide.slide_path, slide=borrowed, table=tiles, transform=transform)
-
-    entries = [_Borrowed(slide)]
+    source = SlideTiles(
+        key=slide.slide_path, slide=slide, table=tiles, transform=transform, owned=False
+    )
     with TileStream(
-        entries, prepare, budget=budget, batch_size=batch_size, filters=filters
+        [source], lambda given: given, budget=budget, batch_size=batch_size, filters=filters
     ) as stream:
         for event in stream:
             if isinstance(event, SlideFailed):

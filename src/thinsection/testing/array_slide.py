@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from thinsection.errors import SlideReadError
-from thinsection.slide.base import BaseSlide
+from thinsection.slide.base import Slide
 from thinsection.types import Level, Mpp, RgbArray, Size
 
 
-class ArraySlide(BaseSlide):
+class ArraySlide(Slide):
     """A slide whose levels are arrays.
 
     Args:

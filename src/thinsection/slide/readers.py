@@ -1,0 +1,95 @@
+"""The readers that are known: ours, then those of other packages.
+
+Everything that lists readers derives from here: `--reader`, `thinsection doctor`, which files of a
+folder are slides, what 'auto' tries, and every error that names them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+from thinsection.errors import InvalidInputError
+from thinsection.registry import Entry, Registry
+from thinsection.slide.base import Slide
+
+AUTO = "auto"
+_TIFF = (".tif", ".tiff", ".svs")
+
+_OURS = (
+    Entry(
+        name="tiff",
+        help="Tiled and striped TIFF, BigTIFF and SVS, decoded straight into place.",
+        target="thinsection.slide.tiff_reader:TiffSlide",
+        suffixes=_TIFF,
+        needs=("tifffile", "imagecodecs", "simplejpeg"),
+    ),
+    Entry(
+        name="cucim",
+        help="Tiled TIFF and SVS by cuCIM, on the CPU or a GPU.",
+        target="thinsection.slide.cucim_reader:CucimSlide",
+        suffixes=_TIFF,
+        needs=("cucim",),
+        extra="cucim",
+    ),
+    Entry(
+        name="openslide",
+        help="Every format of OpenSlide, DICOM included.",
+        target="thinsection.slide.openslide_reader:OpenSlideSlide",
+        suffixes=(
+            *_TIFF,
+            *(".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm"),
+        ),
+        needs=("openslide",),
+    ),
+    Entry(
+        name="image",
+        help="PNG, JPEG, and TIFF of one level.",
+        target="thinsection.slide.image_reader:open_image",
+        suffixes=(".png", ".jpg", ".jpeg", ".tif", ".tiff"),
+        needs=("imagecodecs", "simplejpeg"),
+    ),
+)
+OURS = tuple(entry.name for entry in _OURS)
+# a class or function called with the path and `slide_mpp`; SlideOpenError where a file is not its
+READERS: Registry[Callable[..., Slide]] = Registry("reader", "thinsection.readers", _OURS)
+
+
+def reader_choices() -> tuple[str, ...]:
+    """What `--reader` takes."""
+    return (AUTO, *READERS.names())
+
+
+def slide_suffixes() -> tuple[str, ...]:
+    """Suffixes of the files that some reader says it opens, sorted, lower case, with the dot."""
+    return tuple(sorted({suffix for entry in READERS for suffix in entry.suffixes}))
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStatus:
+    """Whether a reader can be used here.
+
+    Attributes:
+        name: of the reader.
+        available: whether it imports.
+        detail: versions of its packages, or what is missing and how to install it.
+    """
+
+    name: str
+    available: bool
+    detail: str
+
+
+def available_readers() -> list[ReaderStatus]:
+    """Every reader, with its packages' versions or what it lacks."""
+    return [_status(name) for name in READERS.names()]
+
+
+def _status(name: str) -> ReaderStatus:
+    try:
+        entry = READERS.entry(name)
+        entry.load()
+        packages = [import_module(package) for package in entry.needs]
+    except (ImportError, InvalidInputError) as error:
+        return ReaderStatus(name, False, str(error))
+    versions = [f"{p.__name__} {getattr(p, '__version__', '')}".strip() for p in packages]
+    return ReaderStatus(name, True, ", ".join(versions) or entry.help)
