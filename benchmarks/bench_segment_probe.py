@@ -22,7 +22,7 @@ from thinsection.probe.datasets_segment import SEGMENT_DATASETS, SegmentSet
 from thinsection.probe.result import ProbeResult
 from thinsection.probe.segment import CacheOptions, centre, segment_features, segment_probe
 from thinsection.probe.segment_train import RamFeatures
-from thinsection.store.cache.dtypes import Storage
+from thinsection.store.cache import Storage
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB
 

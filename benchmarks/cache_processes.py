@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thinsection.store.cache import CacheKey, FeatureCache
+from thinsection.store.cache import CacheKey, CacheWriter, FeatureCache
 from thinsection.types import GIB, MIB
 
 BATCH, CLASSES, WIDTH, BLOCK = 16, 6, 256, 8
@@ -47,7 +47,7 @@ def generate(_: None, *, n: int, row: list[int], kind: str) -> int:
 
 def write(_: None, *, n: int, row: list[int], kind: str, root: str, budget: int) -> int:
     """Encode and cache."""
-    with FeatureCache.create(Path(root), key(kind), (n, *row), budget_bytes=budget) as writer:
+    with CacheWriter(Path(root), key(kind), (n, *row), budget_bytes=budget) as writer:
         for x in encoded(n, tuple(row), kind):
             writer.append(x)
         return writer.finish().data_bytes

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from thinsection.store.cache import CacheKey, FeatureCache
-from thinsection.store.cache.layout import Manifest
+from thinsection.store.cache import CacheKey, CacheWriter
+from thinsection.store.cache.format import Manifest
 
 SHAPE = (37, 5, 24)  # no multiple of a batch or a chunk
 
@@ -35,7 +35,7 @@ def in_pieces(x: np.ndarray, size: int = 4) -> Iterator[np.ndarray]:
 def write(
     root: Path, x: np.ndarray, *, budget_bytes: int = 1 << 20, **changes: str
 ) -> tuple[Path, Manifest]:
-    with FeatureCache.create(root, key(**changes), x.shape, budget_bytes=budget_bytes) as writer:
+    with CacheWriter(root, key(**changes), x.shape, budget_bytes=budget_bytes) as writer:
         for piece in in_pieces(x[writer.rows_kept :]):
             writer.append(piece)
         manifest = writer.finish()

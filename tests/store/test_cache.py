@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from tests.store.cache_data import SHAPE, bits, features, key, write
 
 from thinsection.errors import BudgetError, InvalidInputError
-from thinsection.store.cache import FeatureCache, open_or_write
+from thinsection.store.cache import CacheWriter, FeatureCache, open_or_write
 from thinsection.store.cache.dtypes import ITEM_BYTES, narrow, narrowest, widen_into
 
 ROW = 4 * SHAPE[1] * SHAPE[2]  # bytes of a row in float32
@@ -123,7 +123,7 @@ def test_the_second_probe_reuses_what_the_first_computed(tmp_path: Path) -> None
 
 def test_embeddings_without_tokens_and_half_precision_input_fit_as_well(tmp_path: Path) -> None:
     x = torch.randn(300, 16, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    with FeatureCache.create(tmp_path, key(), (300, 16)) as writer:
+    with CacheWriter(tmp_path, key(), (300, 16)) as writer:
         writer.append(x)
         assert writer.finish().dtype_rows == {"bf16": 300}
     with FeatureCache(writer.folder) as cache:
@@ -146,7 +146,7 @@ def test_a_budget_for_one_batch_reads_without_prefetch_and_below_it_says_so(
     ):
         next(cache.batches(np.arange(37), 8))
     with pytest.raises(BudgetError, match="two and a half rows"):
-        FeatureCache.create(tmp_path / "b", key(), x.shape, budget_bytes=2 * ROW)
+        CacheWriter(tmp_path / "b", key(), x.shape, budget_bytes=2 * ROW)
 
 
 def test_a_larger_batch_sends_the_file_back_to_disk(tmp_path: Path) -> None:
@@ -186,14 +186,14 @@ def test_buffers_are_reused_and_one_iteration_runs_at_a_time(tmp_path: Path) -> 
 )
 def test_rows_of_another_form_are_refused(rows: np.ndarray, message: str, tmp_path: Path) -> None:
     with (
-        FeatureCache.create(tmp_path, key(), SHAPE) as writer,
+        CacheWriter(tmp_path, key(), SHAPE) as writer,
         pytest.raises(InvalidInputError, match=message),
     ):
         writer.append(rows)
 
 
 def test_rows_that_are_not_there_and_missing_rows_are_refused(tmp_path: Path) -> None:
-    with FeatureCache.create(tmp_path / "a", key(), SHAPE) as writer:
+    with CacheWriter(tmp_path / "a", key(), SHAPE) as writer:
         writer.append(features("fp32")[:36])
         with pytest.raises(InvalidInputError, match="must be 37 as announced, got 36"):
             writer.finish()
@@ -207,7 +207,7 @@ def test_rows_that_are_not_there_and_missing_rows_are_refused(tmp_path: Path) ->
 @pytest.mark.parametrize("budget", [RAM, DISK])
 def test_batches_on_cuda_have_every_bit(budget: int, tmp_path: Path) -> None:
     x = torch.from_numpy(features("fp32"))
-    with FeatureCache.create(tmp_path, key(), SHAPE, budget_bytes=budget) as writer:
+    with CacheWriter(tmp_path, key(), SHAPE, budget_bytes=budget) as writer:
         writer.append(x.cuda())
         writer.finish()
     with FeatureCache(writer.folder, budget_bytes=budget) as cache:

@@ -17,7 +17,13 @@ from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
 from thinsection.errors import DiskSpaceError, LockedError, StoreError
-from thinsection.store.cache import FeatureCache, list_caches, remove_cache, verify_cache
+from thinsection.store.cache import (
+    CacheWriter,
+    FeatureCache,
+    list_caches,
+    remove_cache,
+    verify_cache,
+)
 from thinsection.types import GIB, MIB
 
 ROW = 4 * SHAPE[1] * SHAPE[2]
@@ -28,8 +34,8 @@ def test_a_kill_loses_no_whole_chunk_and_the_next_run_continues(tmp_path: Path) 
     child = (
         "import sys, time, pathlib\n"
         "from tests.store.cache_data import features, key\n"
-        "from thinsection.store.cache import FeatureCache\n"
-        f"x = features('fp32')\nw = FeatureCache.create(pathlib.Path({str(tmp_path)!r}), key(), "
+        "from thinsection.store.cache import CacheWriter\n"
+        f"x = features('fp32')\nw = CacheWriter(pathlib.Path({str(tmp_path)!r}), key(), "
         f"x.shape, budget_bytes={BUDGET})\n"
         "w.append(x[:23])\nprint('written', flush=True)\ntime.sleep(60)\n"
     )
@@ -38,7 +44,7 @@ def test_a_kill_loses_no_whole_chunk_and_the_next_run_continues(tmp_path: Path) 
     assert process.stdout is not None
     assert process.stdout.readline() == b"written\n"
     with pytest.raises(LockedError, match="one writer"):
-        FeatureCache.create(tmp_path, key(), SHAPE)
+        CacheWriter(tmp_path, key(), SHAPE)
     deadline = time.monotonic() + 30
     while _kept(tmp_path) < 20 and time.monotonic() < deadline:
         pass  # the thread writes the fifth chunk
@@ -46,7 +52,7 @@ def test_a_kill_loses_no_whole_chunk_and_the_next_run_continues(tmp_path: Path) 
     process.wait()
     process.stdout.close()
     x = features("fp32")
-    with FeatureCache.create(tmp_path, key(), SHAPE, budget_bytes=BUDGET) as writer:
+    with CacheWriter(tmp_path, key(), SHAPE, budget_bytes=BUDGET) as writer:
         assert writer.rows_kept == 20
         writer.append(x[20:])
         writer.finish()
@@ -59,7 +65,7 @@ def _kept(root: Path) -> int:
 
 
 def unfinished(root: Path) -> Path:
-    with FeatureCache.create(root, key(), SHAPE, budget_bytes=BUDGET) as writer:
+    with CacheWriter(root, key(), SHAPE, budget_bytes=BUDGET) as writer:
         writer.append(features("fp32")[:16])
     return writer.folder
 
@@ -91,7 +97,7 @@ def test_only_the_chunk_that_a_crash_harmed_is_computed_again(
 ) -> None:
     harm(unfinished(tmp_path))
     x = features("fp32")
-    with FeatureCache.create(tmp_path, key(), SHAPE, budget_bytes=BUDGET) as writer:
+    with CacheWriter(tmp_path, key(), SHAPE, budget_bytes=BUDGET) as writer:
         assert writer.rows_kept == 12
     folder, _ = write(tmp_path, x, budget_bytes=BUDGET)
     with FeatureCache(folder) as cache:
@@ -177,8 +183,8 @@ def test_a_damaged_manifest_is_named(
 
 def test_a_disk_that_cannot_hold_it_is_refused_before_the_first_row(tmp_path: Path) -> None:
     with pytest.raises(DiskSpaceError, match=r"must have .* free .*, got .*choose another"):
-        FeatureCache.create(tmp_path, key(), (1 << 40, 1024, 1024), budget_bytes=GIB)
-    assert FeatureCache.create(tmp_path, key(), SHAPE).close() is None  # the lock is free
+        CacheWriter(tmp_path, key(), (1 << 40, 1024, 1024), budget_bytes=GIB)
+    assert CacheWriter(tmp_path, key(), SHAPE).close() is None  # the lock is free
 
 
 @pytest.fixture
@@ -213,14 +219,14 @@ def test_a_disk_that_fills_up_keeps_what_was_written(small_disk: Path) -> None:
     message = r"rows 0 to (\d+) are kept .* run again to continue"
     with (
         pytest.raises(DiskSpaceError, match=message),
-        FeatureCache.create(small_disk, key(), x.shape, budget_bytes=MIB) as writer,
+        CacheWriter(small_disk, key(), x.shape, budget_bytes=MIB) as writer,
     ):
         writer.append(x[:20])
         fill_but(other, 32 * 1024)
         writer.append(x[20:])
         writer.finish()
     other.unlink()
-    with FeatureCache.create(small_disk, key(), x.shape, budget_bytes=MIB) as writer:
+    with CacheWriter(small_disk, key(), x.shape, budget_bytes=MIB) as writer:
         kept = writer.rows_kept
         assert 16 <= kept < 40
         writer.append(x[kept:])
@@ -261,6 +267,6 @@ def test_caches_are_listed_verified_and_removed_from_the_shell(tmp_path: Path) -
 
 
 def test_a_cache_that_is_being_written_is_not_removed(tmp_path: Path) -> None:
-    with FeatureCache.create(tmp_path, key(), SHAPE) as writer, pytest.raises(LockedError):
+    with CacheWriter(tmp_path, key(), SHAPE) as writer, pytest.raises(LockedError):
         remove_cache(tmp_path, writer.folder.name)
     assert remove_cache(tmp_path, writer.folder.name) == 0

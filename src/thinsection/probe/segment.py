@@ -27,8 +27,7 @@ from thinsection.probe.segment_metric import (
 )
 from thinsection.probe.segment_settings import Geometry, SegmentSettings
 from thinsection.probe.segment_train import Features, LabelImages, SegmentFit, SegmentTrainer
-from thinsection.store.cache import CacheKey, FeatureCache, hash_files, open_or_write
-from thinsection.store.cache.dtypes import Storage
+from thinsection.store.cache import CacheKey, FeatureCache, Storage, hash_files, open_or_write
 from thinsection.types import GIB, RgbArray
 
 if TYPE_CHECKING:

@@ -1,14 +1,16 @@
 """The feature cache: float32 arrays [N, ...] on disk, lossless, read back in bounded memory."""
 
-from thinsection.store.cache.admin import (
+from thinsection.store.cache.api import (
     CacheEntry,
     default_root,
     list_caches,
+    open_or_write,
     remove_cache,
     verify_cache,
 )
-from thinsection.store.cache.feature_cache import FeatureCache, open_or_write
-from thinsection.store.cache.key import CacheKey, hash_files
+from thinsection.store.cache.dtypes import Storage
+from thinsection.store.cache.format import CacheKey, hash_files
+from thinsection.store.cache.reader import FeatureCache
 from thinsection.store.cache.writer import CacheWriter
 
 __all__ = [
@@ -16,6 +18,7 @@ __all__ = [
     "CacheKey",
     "CacheWriter",
     "FeatureCache",
+    "Storage",
     "default_root",
     "hash_files",
     "list_caches",

@@ -44,15 +44,6 @@ class Loss:
     changed: int = 0
     values: int = 0
 
-    def merged(self, other: "Loss") -> "Loss":
-        """Of both together."""
-        return Loss(
-            max_abs_error=max(self.max_abs_error, other.max_abs_error),
-            max_rel_error=max(self.max_rel_error, other.max_rel_error),
-            changed=self.changed + other.changed,
-            values=self.values + other.values,
-        )
-
 
 def check_finite(values: F32, *, first_row: int) -> None:
     """Raises InvalidInputError, naming the row, where a value is NaN or infinite."""
@@ -96,15 +87,17 @@ def narrow(values: F32, dtype: StoredDtype) -> Bytes:
     return out.view(torch.int16).numpy().view(np.uint8)
 
 
-def measure_loss(values: F32, stored: Bytes, dtype: StoredDtype, *, first_row: int) -> Loss:
-    """The error of forced values.
+def measure_loss(
+    values: F32, stored: Bytes, dtype: StoredDtype, *, first_row: int, before: Loss
+) -> Loss:
+    """The error of forced values, together with that of the values before them.
 
     Memory: some blocks of 128 KiB.
 
     Raises:
         InvalidInputError: a finite value became infinite.
     """
-    flat, loss = values.reshape(-1), Loss()
+    flat, loss = values.reshape(-1), before
     back = np.empty(BLOCK, np.float32)
     item = ITEM_BYTES[dtype]
     for i in range(0, flat.size, BLOCK):
@@ -121,13 +114,12 @@ def measure_loss(values: F32, stored: Bytes, dtype: StoredDtype, *, first_row: i
         error = np.abs(got.astype(np.float64) - want)
         nonzero = want != 0
         relative = error[nonzero] / np.abs(want[nonzero].astype(np.float64))
-        loss = loss.merged(
-            Loss(
-                max_abs_error=float(error.max(initial=0.0)),
-                max_rel_error=float(relative.max(initial=0.0)),
-                changed=int(np.count_nonzero(got.view(np.uint32) != want.view(np.uint32))),
-                values=want.size,
-            )
+        loss = Loss(
+            max_abs_error=max(loss.max_abs_error, float(error.max(initial=0.0))),
+            max_rel_error=max(loss.max_rel_error, float(relative.max(initial=0.0))),
+            changed=loss.changed
+            + int(np.count_nonzero(got.view(np.uint32) != want.view(np.uint32))),
+            values=loss.values + want.size,
         )
     return loss
 

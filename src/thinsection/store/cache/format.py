@@ -10,24 +10,68 @@ A chunk holds whole rows in one dtype, so that a row lies at offset + i * stride
 CRC-32, which a reader checks when it reads that row for the first time.
 """
 
+import hashlib
 import json
+import math
+import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from thinsection.errors import StoreError
-from thinsection.store.cache.dtypes import ITEM_BYTES, STORED, Bytes, Loss, StoredDtype
-from thinsection.store.cache.key import CacheKey
+from thinsection.errors import DatasetError, StoreError
+from thinsection.store.cache.dtypes import ITEM_BYTES, STORED, Bytes, Loss, Storage, StoredDtype
 
 DATA, JOURNAL, MANIFEST, LOCK = "features.bin", "chunks.jsonl", "manifest.json", "write.lock"
 FORMAT, VERSION = "thinsection feature cache", 1
 ALIGN = 4096  # bytes; a page
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheKey:
+    """What it is a cache of: the same key means that the same bits would be computed again.
+
+    Attributes:
+        encoder: its name, for people and for the folder's name.
+        weights_hash: of the weights.
+        preprocessing: of the images, with the precision and device of the encoder, as text.
+        data_hash: of the images and their order.
+        storage: 'lossless', or the dtype that was forced; a lossy cache never stands in.
+    """
+
+    encoder: str
+    weights_hash: str
+    preprocessing: str
+    data_hash: str
+    storage: Storage = "lossless"
+
+    @property
+    def folder_name(self) -> str:
+        """Encoder's name for people, the key's digest for programs."""
+        slug = re.sub(r"[^A-Za-z0-9.]+", "-", self.encoder).strip("-.")[:40] or "encoder"
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return f"{slug}-{digest[:16]}"
+
+
+def hash_files(paths: Iterable[Path], *, salt: str = "") -> str:
+    """sha256 over the contents of files in the given order, their names left out.
+
+    Memory: 256 KiB.
+
+    Raises:
+        DatasetError: a file cannot be read.
+    """
+    whole = hashlib.sha256(salt.encode())
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise DatasetError(f"data file must be readable, got {str(path)!r}: {error}") from error
+    return whole.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +91,15 @@ class Chunk:
     offset: int
     crc32: str
 
+    def place(self, row: int, row_values: int) -> tuple[int, int]:
+        """(first byte, bytes) of one of its rows, by its number in the cache."""
+        stride = row_values * ITEM_BYTES[self.dtype]
+        return self.offset + (row - self.first_row) * stride, stride
+
+    def end(self, row_values: int) -> int:
+        """The byte after its last."""
+        return self.place(self.first_row + self.rows, row_values)[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
@@ -55,18 +108,18 @@ class Manifest:
     Attributes:
         key: what it is a cache of.
         shape: (N, ...) of the whole.
-        chunks: in the order of rows.
         data_bytes: size of features.bin.
         loss: of a forced dtype; None where every bit was kept.
         created: ISO date and time, UTC.
+        chunks: in the order of rows.
     """
 
     key: CacheKey
     shape: Shape
-    chunks: tuple[Chunk, ...]
     data_bytes: int
     loss: Loss | None
     created: str
+    chunks: tuple[Chunk, ...]
 
     @property
     def dtype_rows(self) -> dict[str, int]:
@@ -74,86 +127,22 @@ class Manifest:
         counts = {d: sum(c.rows for c in self.chunks if c.dtype == d) for d in STORED}
         return {d: n for d, n in counts.items() if n}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowIndex:
-    """Where each row lies.
-
-    Attributes:
-        offset: int64 (N,) in features.bin.
-        dtype: uint8 (N,), index into STORED.
-        crc32: uint32 (N,).
-        row_values: values a row.
-    """
-
-    offset: npt.NDArray[np.int64]
-    dtype: npt.NDArray[np.uint8]
-    crc32: npt.NDArray[np.uint32]
-    row_values: int
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Rows that one read fetches: `count` rows at `offset`, to place `position` of a batch."""
-
-    position: int
-    count: int
-    offset: int
-    dtype: StoredDtype
+    def as_mapping(self) -> dict[str, Any]:
+        """Plain values with a checksum over them."""
+        body = asdict(self) | {"dtype_rows": self.dtype_rows}
+        return {"format": FORMAT, "version": VERSION, "crc32": _body_checksum(body), **body}
 
 
 def row_values(shape: Shape) -> int:
     """Values of one row."""
-    return int(np.prod(shape[1:], dtype=np.int64))
+    return math.prod(shape[1:])
 
 
-def row_index(manifest: Manifest) -> RowIndex:
-    """The place of every row. Memory: 13 N bytes."""
-    per_row = row_values(manifest.shape)
-    offset, dtype, crc32 = [], [], []
-    for chunk in manifest.chunks:
-        stride = per_row * ITEM_BYTES[chunk.dtype]
-        offset.append(chunk.offset + stride * np.arange(chunk.rows, dtype=np.int64))
-        dtype.append(np.full(chunk.rows, STORED.index(chunk.dtype), dtype=np.uint8))
-        crc32.append(np.frombuffer(bytes.fromhex(chunk.crc32), dtype=">u4").astype(np.uint32))
-    return RowIndex(
-        offset=np.concatenate(offset) if offset else np.empty(0, np.int64),
-        dtype=np.concatenate(dtype) if dtype else np.empty(0, np.uint8),
-        crc32=np.concatenate(crc32) if crc32 else np.empty(0, np.uint32),
-        row_values=per_row,
-    )
-
-
-def plan_reads(rows: npt.NDArray[np.int64], index: RowIndex, *, most_bytes: int) -> list[Run]:
-    """The reads of a batch: neighbours on disk that are neighbours in the batch become one.
-
-    Args:
-        rows: (B,) in the order of the batch.
-        index: where rows lie.
-        most_bytes: a run is cut there; it holds at least one row.
-    """
-    offsets, codes = index.offset[rows].tolist(), index.dtype[rows].tolist()
-    runs: list[Run] = []
-    start = 0
-    for i in range(1, len(offsets) + 1):
-        stride = index.row_values * ITEM_BYTES[STORED[codes[start]]]
-        joins = (
-            i < len(offsets)
-            and codes[i] == codes[start]
-            and offsets[i] == offsets[start] + (i - start) * stride
-            and (i - start + 1) * stride <= most_bytes
-        )
-        if not joins:
-            runs.append(Run(start, i - start, offsets[start], STORED[codes[start]]))
-            start = i
-    return runs
-
-
-def row_checksum(stored: Bytes) -> int:
-    """CRC-32, by libdeflate: some 30 GB/s, where zlib's own makes 4."""
+def row_checksum(stored: Bytes) -> str:
+    """CRC-32 in hex, by libdeflate: some 30 GB/s, where zlib's own makes 4."""
     import imagecodecs
 
-    return int(imagecodecs.deflate_crc32(stored))  # type: ignore[arg-type]
+    return f"{imagecodecs.deflate_crc32(stored):08x}"  # type: ignore[arg-type]
 
 
 def journal_line(chunk: Chunk) -> str:
@@ -175,20 +164,6 @@ def read_journal(folder: Path) -> list[Chunk]:
             break
         chunks.append(Chunk(**json.loads(text)))
     return chunks
-
-
-def manifest_mapping(manifest: Manifest) -> dict[str, Any]:
-    """Plain values with a checksum over them."""
-    body = {
-        "key": manifest.key.as_mapping(),
-        "shape": list(manifest.shape),
-        "data_bytes": manifest.data_bytes,
-        "dtype_rows": manifest.dtype_rows,
-        "loss": None if manifest.loss is None else asdict(manifest.loss),
-        "created": manifest.created,
-        "chunks": [asdict(c) for c in manifest.chunks],
-    }
-    return {"format": FORMAT, "version": VERSION, "crc32": _body_checksum(body), **body}
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -218,11 +193,16 @@ def read_manifest(folder: Path) -> Manifest:
     return Manifest(
         key=CacheKey(**body["key"]),
         shape=tuple(body["shape"]),
-        chunks=tuple(Chunk(**c) for c in body["chunks"]),
         data_bytes=body["data_bytes"],
         loss=None if body["loss"] is None else Loss(**body["loss"]),
         created=body["created"],
+        chunks=tuple(Chunk(**c) for c in body["chunks"]),
     )
+
+
+def remedy(folder: Path) -> str:
+    """What to do about a damaged cache."""
+    return f"remove it ('thinsection cache rm {folder.name}') and compute it again"
 
 
 def _body_checksum(body: dict[str, Any]) -> str:
@@ -230,8 +210,6 @@ def _body_checksum(body: dict[str, Any]) -> str:
 
 
 def _damaged(path: Path, why: str) -> StoreError:
-    name = path.parent.name
     return StoreError(
-        f"cache manifest must be whole, got {str(path)!r}: {why}; "
-        f"remove it ('thinsection cache rm {name}') and compute it again"
+        f"cache manifest must be whole, got {str(path)!r}: {why}; {remedy(path.parent)}"
     )

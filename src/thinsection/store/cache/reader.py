@@ -1,0 +1,347 @@
+"""`FeatureCache`: features of N images on disk, read back as float32 batches in bounded memory."""
+
+import math
+import os
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import BudgetError, InvalidInputError, StoreError
+from thinsection.store.cache import format as fmt
+from thinsection.store.cache.dtypes import F32, Bytes, widen_into
+from thinsection.store.cache.format import CacheKey, Chunk, Shape
+from thinsection.types import GIB, MIB, Closing
+from thinsection.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+DEFAULT_BUDGET_BYTES = 1 * GIB
+PREFETCH = 2  # batches ahead, where the budget holds them
+LOAD_BYTES = 64 * MIB  # of one read while the file is taken into RAM
+
+RowNumbers = npt.NDArray[np.int64]  # (B,)
+
+
+class FeatureCache(Closing):
+    """A finished cache. Use as a context manager, or close it.
+
+    Where the file and two batches fit into the budget, the file is read once into RAM and stays;
+    else a batch is read from disk into one of a few reused buffers while the one before is in use.
+    Every value comes back as the float32 that was written (unless a lossy dtype was forced).
+
+    Memory:
+        budget_bytes, whatever N; besides, 9 N bytes of checksums and which of them were looked at.
+    """
+
+    def __init__(self, folder: Path, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
+        self.folder = Path(folder)
+        self.manifest = fmt.read_manifest(self.folder)
+        self._budget = budget_bytes
+        self._rows = StoredRows(
+            self.folder, self.manifest.chunks, self.shape, size=self.manifest.data_bytes
+        )
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-reader")
+        self._buffers: list[torch.Tensor] = []
+        self._busy = False
+
+    @classmethod
+    def find(
+        cls, root: Path, key: CacheKey, *, budget_bytes: int = DEFAULT_BUDGET_BYTES
+    ) -> Self | None:
+        """The finished cache of that key, or None.
+
+        Raises:
+            StoreError: it is there and damaged.
+        """
+        folder = Path(root) / key.folder_name
+        if not (folder / fmt.MANIFEST).exists():
+            return None
+        return cls(folder, budget_bytes=budget_bytes)
+
+    @property
+    def shape(self) -> Shape:
+        """(N, ...)."""
+        return self.manifest.shape
+
+    @property
+    def in_ram(self) -> bool:
+        """Whether the whole file is held; decided when batches are first asked for."""
+        return self._rows.in_ram
+
+    @property
+    def prefetch(self) -> int:
+        """Batches that are read ahead; 0 before batches are asked for."""
+        return max(0, len(self._buffers) - 1)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, rows: npt.ArrayLike) -> F32:
+        """Those rows as a new float32 array (B, ...), in the given order.
+
+        Memory: the result and a row of two bytes a value, beyond the budget.
+
+        Raises:
+            InvalidInputError: a row that is not there.
+            StoreError: the file is truncated or damaged.
+        """
+        wanted = _as_rows(rows)
+        out = np.empty((len(wanted), *self.shape[1:]), dtype=np.float32)
+        self._rows.fill(wanted, out)
+        return out
+
+    def batches(
+        self, order: npt.ArrayLike, batch_size: int, *, device: "str | torch.device" = "cpu"
+    ) -> Iterator["torch.Tensor"]:
+        """Rows in that order as float32 tensors (B, ...); the last batch may be smaller.
+
+        A tensor on the CPU is valid until the next one is asked for: its buffer is used again.
+
+        Raises:
+            BudgetError: the budget does not hold one batch.
+            InvalidInputError: a row that is not there, or another iteration is not over.
+            StoreError: the file is truncated or damaged.
+        """
+        import torch
+
+        rows = _as_rows(order)
+        if batch_size < 1:
+            raise InvalidInputError(f"batch_size must be >= 1, got {batch_size}")
+        if self._busy:
+            raise InvalidInputError(
+                "batches must be read one iteration at a time, got a second one; close the first"
+            )
+        target = torch.device(device)
+        size = min(batch_size, len(self))
+        self._prepare((size, *self.shape[1:]), pinned=target.type == "cuda")
+        parts = [rows[i : i + size] for i in range(0, len(rows), size)]
+        self._busy = True
+        try:
+            yield from prefetched(parts, self._buffers, self._rows.fill, self._thread, target)
+        finally:
+            self._busy = False
+
+    def damaged_rows(self) -> list[int]:
+        """Every row whose checksum does not hold. Memory: one row."""
+        return self._rows.damaged()
+
+    def close(self) -> None:
+        """Stops the thread, lets go of buffers and file."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._buffers = []
+        self._rows.close()
+
+    def _prepare(self, shape: Shape, *, pinned: bool) -> None:
+        """Buffers of one batch each, within the budget; page-locked where they feed a GPU."""
+        import torch
+
+        if any((b.shape, b.is_pinned()) == (shape, pinned) for b in self._buffers):
+            return  # those of the last iteration
+        batch_bytes = math.prod(shape) * 4
+        needed = batch_bytes + self._rows.scratch_bytes
+        data = self.manifest.data_bytes
+        self._buffers = []  # before the file or new buffers take their place: never both
+        self._rows.hold(data + batch_bytes + needed <= self._budget)
+        free = self._budget - self._rows.scratch_bytes - (data if self.in_ram else 0)
+        count = min(1 + PREFETCH, free // batch_bytes)
+        if count < 1:
+            raise BudgetError(
+                f"cache_memory must hold a batch of {shape[0]} rows ({format_bytes(needed)}), "
+                f"got {format_bytes(self._budget)}; raise --cache-memory (twice that reads ahead)"
+            )
+        self._buffers = [
+            torch.empty(shape, dtype=torch.float32, pin_memory=pinned) for _ in range(count)
+        ]
+
+
+class StoredRows(Closing):
+    """Rows of features.bin as float32: read by `preadv` (no page counts as RSS), or held in RAM.
+
+    Any thread may read, several at once.
+
+    Memory: the file's size while it is held; in `fill` a row of two bytes a value.
+
+    Raises:
+        StoreError: the file cannot be opened, or has another size.
+    """
+
+    def __init__(self, folder: Path, chunks: Sequence[Chunk], shape: Shape, *, size: int) -> None:
+        self._folder, self._path, self._size = folder, folder / fmt.DATA, size
+        self._chunks, self._starts = chunks, [chunk.first_row for chunk in chunks]
+        self._row_values = fmt.row_values(shape)
+        narrow = any(chunk.dtype != "fp32" for chunk in chunks)
+        self.scratch_bytes = 2 * self._row_values if narrow else 0
+        self._num_rows = sum(chunk.rows for chunk in chunks)
+        self._checked = np.zeros(self._num_rows, dtype=np.bool_)
+        self._held: Bytes | None = None
+        try:
+            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        found = os.fstat(self._file).st_size
+        if found != size:
+            os.close(self._file)
+            raise StoreError(
+                f"cache data must have {size} bytes, got {found} in {str(self._path)!r}; "
+                f"{fmt.remedy(folder)}"
+            )
+
+    @property
+    def in_ram(self) -> bool:
+        """Whether all of the file is held."""
+        return self._held is not None
+
+    def hold(self, wanted: bool) -> None:
+        """Takes the file into RAM, or lets go of it; its rows are checked again then."""
+        if wanted == self.in_ram:
+            return
+        self._held, self._checked[:] = None, False
+        if wanted:
+            data = np.empty(self._size, dtype=np.uint8)
+            for start in range(0, self._size, LOAD_BYTES):
+                self._read(start, data[start : start + LOAD_BYTES])
+            self._held = data
+
+    def fill(self, rows: RowNumbers, out: F32) -> None:
+        """Writes the rows to `out`, (B, ...) in their order.
+
+        Raises:
+            InvalidInputError: a row that is not there.
+            StoreError: the file is truncated, or a row does not have its checksum.
+        """
+        if rows.size and not 0 <= rows.min() <= rows.max() < self._num_rows:
+            raise InvalidInputError(
+                f"rows must be in 0..{self._num_rows - 1}, got {rows.min()}..{rows.max()}"
+            )
+        scratch = np.empty(0 if self.in_ram else self.scratch_bytes, dtype=np.uint8)
+        for row, target in zip(rows.tolist(), out.reshape(len(rows), -1), strict=True):
+            chunk = self._chunk_of(row)
+            # float32 needs no way round: it is read straight into its place
+            exact = chunk.dtype == "fp32"
+            stored = self._stored(chunk, row, target.view(np.uint8) if exact else scratch)
+            if not self._checked[row]:
+                self._check(chunk, row, stored)
+            if not exact or self.in_ram:
+                widen_into(stored, chunk.dtype, target)
+
+    def damaged(self) -> list[int]:
+        """Every row whose checksum does not hold, in order. Memory: one row."""
+        scratch = np.empty(4 * self._row_values, dtype=np.uint8)
+        chunks = ((row, self._chunk_of(row)) for row in range(self._num_rows))
+        return [row for row, c in chunks if not _is_whole(c, row, self._stored(c, row, scratch))]
+
+    def close(self) -> None:
+        self._held = None
+        os.close(self._file)
+
+    def _chunk_of(self, row: int) -> Chunk:
+        return self._chunks[bisect_right(self._starts, row) - 1]
+
+    def _stored(self, chunk: Chunk, row: int, scratch: Bytes) -> Bytes:
+        """A row's bytes: read into `scratch`, or a view of what is held."""
+        offset, count = chunk.place(row, self._row_values)
+        if self._held is not None:
+            return self._held[offset : offset + count]
+        self._read(offset, scratch[:count])
+        return scratch[:count]
+
+    def _check(self, chunk: Chunk, row: int, stored: Bytes) -> None:
+        if not _is_whole(chunk, row, stored):
+            raise StoreError(
+                f"cache row must have its checksum, got other bytes in row {row} in "
+                f"{self._folder.name!r}; {fmt.remedy(self._folder)}"
+            )
+        self._checked[row] = True
+
+    def _read(self, offset: int, out: Bytes) -> None:
+        """Fills `out`, over as many calls as the kernel makes of it."""
+        view = out.data
+        while view:
+            try:
+                count = os.preadv(self._file, [view], offset)
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if count == 0:
+                raise StoreError(
+                    f"cache data must reach byte {offset + len(view)}, got its end before in "
+                    f"{str(self._path)!r}; it was truncated while open"
+                )
+            view, offset = view[count:], offset + count
+
+    def _unreadable(self, error: OSError) -> StoreError:
+        return StoreError(f"cache data must be readable, got {error} in {str(self._path)!r}")
+
+
+def prefetched(
+    parts: Sequence[RowNumbers],
+    buffers: Sequence["torch.Tensor"],
+    fill: Callable[[RowNumbers, F32], None],
+    thread: ThreadPoolExecutor,
+    device: "torch.device",
+) -> Iterator["torch.Tensor"]:
+    """Batches in order, one in each buffer, filled ahead; a batch is valid until the next.
+
+    Memory: the buffers; on CUDA besides, a batch on the device for each that is in use.
+
+    Raises:
+        Whatever `fill` raises, at the batch that it concerns.
+    """
+    import torch
+
+    ahead: deque[tuple[int, Future[torch.Tensor]]] = deque()
+    waiting = iter(parts)
+    # the copy to the device that last read a buffer: it must end before the buffer is filled
+    copied: list[torch.cuda.Event | None] = [None] * len(buffers)
+
+    def filled(slot: int, rows: RowNumbers) -> torch.Tensor:
+        if (event := copied[slot]) is not None:
+            event.synchronize()
+        batch = buffers[slot][: len(rows)]
+        fill(rows, batch.numpy())
+        return batch
+
+    def submit(slot: int) -> None:
+        rows = next(waiting, None)
+        if rows is not None:
+            ahead.append((slot, thread.submit(filled, slot, rows)))
+
+    try:
+        for slot in range(len(buffers)):
+            submit(slot)
+        while ahead:
+            slot, future = ahead.popleft()
+            batch = future.result().to(device, non_blocking=device.type == "cuda")
+            if device.type == "cuda":
+                copied[slot] = torch.cuda.current_stream(device).record_event()
+            yield batch  # on a CPU it is the buffer itself
+            submit(slot)
+    finally:
+        for _, future in ahead:
+            future.cancel()
+        for _, future in ahead:
+            if not future.cancelled():
+                future.exception()  # waits: nobody may write to a buffer after this
+        for event in copied:
+            if event is not None:
+                event.synchronize()
+
+
+def _is_whole(chunk: Chunk, row: int, stored: Bytes) -> bool:
+    at = 8 * (row - chunk.first_row)
+    return fmt.row_checksum(stored) == chunk.crc32[at : at + 8]
+
+
+def _as_rows(rows: npt.ArrayLike) -> RowNumbers:
+    wanted = np.asarray(rows)
+    if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+        raise InvalidInputError(
+            f"rows must be integers of shape (B,), got {wanted.dtype} {wanted.shape}"
+        )
+    return wanted.astype(np.int64)
