@@ -17,7 +17,8 @@ from tests.support import artefacts
 
 from benchmarks.harness import arguments, finish
 from thinsection.qc import Pipeline, QcResult, load_pipeline, run_qc
-from thinsection.qc.pipeline import Check, check_from_mapping
+from thinsection.qc.checks.check import QcCheck
+from thinsection.qc.pipeline import check_from_mapping
 from thinsection.slide import Slide, open_slide
 from thinsection.testing.array_slide import ArraySlide
 
@@ -67,7 +68,7 @@ class Lab:
         }
         self.tissue = self.run(slide_of(base), *tissue_checks()).mask_use
 
-    def run(self, slide: Slide, *checks: Check) -> QcResult:
+    def run(self, slide: Slide, *checks: QcCheck) -> QcResult:
         return run_qc(slide, Pipeline(name="lab", checks=checks), cache_dir=self.cache_dir)
 
     def at_work(self, plant: Any, seeds: range, name: str, *args: str) -> dict[str, float]:
@@ -118,11 +119,11 @@ class Lab:
         return {name: round(share, 4) for name, share in shares.items()}
 
 
-def preset_check(preset: str, name: str) -> Check:
+def preset_check(preset: str, name: str) -> QcCheck:
     return next(c for c in load_pipeline(preset).checks if c.name == name)
 
 
-def tissue_checks() -> tuple[Check, ...]:
+def tissue_checks() -> tuple[QcCheck, ...]:
     return tuple(map(check_from_mapping, TISSUE))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.faults import KilledQcTask
+from tests.support.qc_csv import read_qc_csv
 from tests.support.slurm_node import why_not
 from typer.testing import CliRunner
 
@@ -20,7 +21,6 @@ from thinsection.pipeline.qc_run import QcRunConfig, QcSummary, qc_run
 from thinsection.pipeline.qc_task import make_qc_task
 from thinsection.qc import load_pipeline
 from thinsection.report.qc_files import QC_JSON
-from thinsection.report.qc_table import read_qc_csv
 from thinsection.slide.cohort import load_cohort
 from thinsection.testing.synthetic import write_he_slide
 

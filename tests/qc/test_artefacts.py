@@ -18,7 +18,8 @@ from tests.support.artefacts import (
 )
 
 from thinsection.qc import Pipeline, QcResult, load_pipeline, run_qc
-from thinsection.qc.pipeline import Check, check_from_mapping
+from thinsection.qc.checks.check import QcCheck
+from thinsection.qc.pipeline import check_from_mapping
 
 pytestmark = needs_real_slide
 TISSUE = (
@@ -47,11 +48,11 @@ def work(base: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return np.concatenate([row, row[::-1]])
 
 
-def preset_check(preset: str, name: str) -> Check:
+def preset_check(preset: str, name: str) -> QcCheck:
     return next(c for c in load_pipeline(preset).checks if c.name == name)
 
 
-def run_checks(slide: ArraySlide, *checks: Check, cache: Path) -> QcResult:
+def run_checks(slide: ArraySlide, *checks: QcCheck, cache: Path) -> QcResult:
     return run_qc(slide, Pipeline(name="test", checks=checks), cache_dir=cache)
 
 

@@ -10,11 +10,10 @@ from PIL import Image
 
 from thinsection.arrays import get_namespace
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.qc import classify
-from thinsection.qc.by_example import ByExample, trained_model
-from thinsection.qc.classify import probabilities
-from thinsection.qc.pixel_features import pixel_features
-from thinsection.qc.pixel_model import PixelModel, Training, load_model, predict, train
+from thinsection.qc.checks import by_example
+from thinsection.qc.checks.by_example import ByExample, probabilities, trained_model
+from thinsection.qc.checks.pixel_features import pixel_features
+from thinsection.qc.checks.pixel_model import PixelModel, Training, load_model, predict, train
 
 RNG = np.random.default_rng(2)
 
@@ -77,7 +76,7 @@ def test_bands_give_what_the_whole_image_gives(
     models = {check: trained_model(check, tmp_path) for check in (every, colours)}
     picture, ns = RNG.integers(0, 255, (190, 43, 3), dtype=np.uint8), get_namespace("cpu")
     whole = probabilities(ns, picture, models)
-    monkeypatch.setattr(classify, "_BAND_PX", 50 * 43)
+    monkeypatch.setattr(by_example, "_BAND_PX", 50 * 43)
     for check, expected in whole.items():
         got = probabilities(ns, picture, models)[check]
         np.testing.assert_allclose(got, expected, atol=1e-4)

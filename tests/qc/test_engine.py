@@ -10,9 +10,9 @@ import pytest
 from tests.qc.slides import ArraySlide, reduced
 
 from thinsection.qc import Pipeline, load_pipeline, preset_names, qc_key, run_qc
-from thinsection.qc.examples import tissue_picture
+from thinsection.qc.checks.check import EMPTY_SCORE
+from thinsection.qc.checks.examples import tissue_picture
 from thinsection.qc.pipeline import check_from_mapping
-from thinsection.qc.view import EMPTY_SCORE
 
 RNG = np.random.default_rng(9)
 
@@ -23,7 +23,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tissue(edge_px: int = 900, stain: int = 0) -> npt.NDArray[np.uint8]:
-    from thinsection.qc.examples import _STAINS
+    from thinsection.qc.checks.examples import _STAINS
 
     light = tissue_picture(np.random.default_rng(3), edge_px, _STAINS[stain])
     return np.asarray((light * 255).astype(np.uint8)[:, : edge_px - 140])

@@ -67,9 +67,7 @@ def assert_same_masks(path: Path, *, max_edge: float) -> None:
     """With a limit of blur that parts the slide: the preset's .15 calls all of it blurry."""
     changed = {"blurry": {"max_edge": max_edge}, "fragments": {"min_area": f"{AREA_PX} px"}}
     pipeline = masks_only("default")
-    checks = [
-        replace(c, params=replace(c.params, **changed.get(c.kind, {}))) for c in pipeline.checks
-    ]
+    checks = [replace(c, **changed.get(c.kind, {})) for c in pipeline.checks]
     got = qc_of(path, replace(pipeline, checks=tuple(checks)))
     touched, left = by_scikit_image(thumbnail(path, 1.25), thumbnail(path, 2.5), max_edge)
     assert set(touched) == set(got.masks)

@@ -11,8 +11,8 @@ from skimage.feature import graycomatrix, graycoprops
 from tests.qc.views import view_of
 
 from thinsection.errors import ConfigError
-from thinsection.qc import light, measures, shape, texture
-from thinsection.qc.view import EMPTY_SCORE
+from thinsection.qc.checks import light, measures, shape, texture
+from thinsection.qc.checks.check import EMPTY_SCORE
 
 RNG = np.random.default_rng(3)
 RGB = RNG.integers(0, 256, (57, 91, 3), dtype=np.uint8)
@@ -20,7 +20,7 @@ MASK = RNG.random((57, 91)) > 0.4
 
 
 def test_contrast_is_the_formula_on_scikit_images_sobel() -> None:
-    got = measures.contrast(view_of(RGB, MASK), measures.Contrast()).scores
+    got = measures.Contrast()(view_of(RGB, MASK)).scores
     gray = color.rgb2gray(RGB)
     inside = gray[MASK]
     tenengrad = np.sqrt((filters.sobel(gray) ** 2)[MASK].sum()) / MASK.sum()
@@ -32,7 +32,7 @@ def test_contrast_is_the_formula_on_scikit_images_sobel() -> None:
 
 @pytest.mark.parametrize("space", ["gray", "RGB", "YUV"])
 def test_brightness_is_mean_and_population_std_of_each_channel(space: str) -> None:
-    got = measures.brightness(view_of(RGB, MASK), measures.Brightness(space=space)).scores  # type: ignore[arg-type]
+    got = measures.Brightness(space=space)(view_of(RGB, MASK)).scores  # type: ignore[arg-type]
     images = {
         "gray": color.rgb2gray(RGB)[..., None],
         "RGB": RGB.astype(float),
@@ -49,17 +49,17 @@ def test_brightness_is_mean_and_population_std_of_each_channel(space: str) -> No
 def test_an_empty_mask_measures_minus_100_with_a_warning() -> None:
     view = view_of(RGB, np.zeros_like(MASK))
     for outcome in (
-        measures.contrast(view, measures.Contrast()),
-        measures.stains(view, measures.Stains()),
+        measures.Contrast()(view),
+        measures.Stains()(view),
     ):
         assert set(outcome.scores.values()) == {EMPTY_SCORE}
         assert "no tissue is left" in outcome.warnings[0]
-    gray = measures.brightness(view, measures.Brightness()).scores
+    gray = measures.Brightness()(view).scores
     assert gray == {"grayscale_brightness": EMPTY_SCORE, "grayscale_brightness_std": 0.0}
 
 
 def test_stains_are_clipped_to_the_whole_images_quantile() -> None:
-    got = measures.stains(view_of(RGB, MASK), measures.Stains(stain="hdx_from_rgb")).scores
+    got = measures.Stains(stain="hdx_from_rgb")(view_of(RGB, MASK)).scores
     stains = color.separate_stains(RGB, color.hdx_from_rgb)
     for c in range(3):
         clipped = np.clip(stains[..., c], 0, np.quantile(stains[..., c], 0.99))[MASK]
@@ -71,7 +71,7 @@ def test_the_histogram_is_numpys_density_and_templates_are_compared_by_it(tmp_pa
     other = RNG.integers(0, 200, (40, 30, 3), dtype=np.uint8)
     path = tmp_path / "template1.png"
     Image.fromarray(other).save(path)
-    outcome = measures.histogram(view_of(RGB, MASK), measures.Histogram(templates=(str(path),)))
+    outcome = measures.Histogram(templates=(str(path),))(view_of(RGB, MASK))
 
     def density(values: np.ndarray) -> np.ndarray:
         return np.histogram(values, bins=20, range=(0, 255), density=True)[0]
@@ -85,15 +85,14 @@ def test_the_histogram_is_numpys_density_and_templates_are_compared_by_it(tmp_pa
 def test_a_missing_template_is_named() -> None:
     params = measures.Histogram(templates=("no/such.png",))
     with pytest.raises(ConfigError, match=r"picture must be a readable image file, got 'no/such"):
-        measures.histogram(view_of(RGB, MASK), params)
+        params(view_of(RGB, MASK))
 
 
 def test_texture_is_scikit_images_cooccurrence_square_by_square() -> None:
     view = view_of(RGB)
     params = texture.Texture(num_squares=4)
     rows, columns = np.array([0, 3, 40, 56]), np.array([0, 17, 70, 20])
-    counts = texture.pair_counts(view.ns, view.gray, rows, columns, params)
-    got = texture.cooccurrence_measures(view.ns, counts)
+    got = params.measured(view.gray, rows, columns)
     for n, (r, c) in enumerate(zip(rows, columns)):
         square = np.digitize(view.gray[r : r + 32, c : c + 32], np.linspace(0, 1, 8), right=True)
         matrix = graycomatrix(square, [5], [0], levels=8, symmetric=True, normed=True)
@@ -103,18 +102,18 @@ def test_texture_is_scikit_images_cooccurrence_square_by_square() -> None:
 
 def test_texture_is_the_same_for_the_same_seed_and_warns_without_a_place() -> None:
     params = texture.Texture(num_squares=50, prefix="final")
-    first, again = (texture.texture(view_of(RGB, MASK), params).scores for _ in range(2))
-    other = texture.texture(view_of(RGB, MASK), replace(params, seed=1)).scores
+    first, again = (params(view_of(RGB, MASK)).scores for _ in range(2))
+    other = replace(params, seed=1)(view_of(RGB, MASK)).scores
     assert first == again != other
     assert set(first) >= {"final_contrast", "final_ASM_std"}
-    empty = texture.texture(view_of(RGB, np.zeros_like(MASK)), params)
+    empty = params(view_of(RGB, np.zeros_like(MASK)))
     assert not empty.scores
     assert "no px in the mask" in empty.warnings[0]
 
 
 def test_intensity_keeps_what_lies_strictly_between_its_limits() -> None:
     params = light.Intensity(upper_gray=0.6, lower_gray=0.2, lower_std=10.0, upper_std=90.0)
-    outcome = light.intensity(view_of(RGB, MASK), params)
+    outcome = params(view_of(RGB, MASK))
     gray, std = color.rgb2gray(RGB), RGB.std(axis=2)
     kept = MASK & (gray > 0.2) & (gray < 0.6) & (std > 10) & (std < 90)
     assert np.array_equal(outcome.mask_use, kept)
@@ -138,7 +137,7 @@ def test_a_share_is_written_in_the_pipelines_statistics(statistics: str, expecte
 def test_local_minimum_keeps_what_has_something_dark_nearby() -> None:
     rgb = np.full((40, 60, 3), 240, np.uint8)
     rgb[20, 30] = 10
-    kept = light.local_minimum(view_of(rgb), light.LocalMinimum()).mask_use
+    kept = light.LocalMinimum()(view_of(rgb)).mask_use
     assert kept.sum() == 81  # the disk of radius 5
     assert kept[20, 25]
     assert not kept[20, 24]
@@ -148,8 +147,8 @@ def test_otsu_and_the_brightest_cluster_part_tissue_from_glass() -> None:
     rgb = np.full((40, 60, 3), 240, np.uint8)
     rgb[:, :20], rgb[:10, :20] = 120, 60
     for outcome in (
-        light.otsu(view_of(rgb), light.Otsu()),
-        light.brightest_cluster(view_of(rgb), light.BrightestCluster()),
+        light.Otsu()(view_of(rgb)),
+        light.BrightestCluster()(view_of(rgb)),
     ):
         assert np.array_equal(outcome.mask_use, rgb[..., 0] < 200)
 
@@ -158,7 +157,7 @@ def test_flat_areas_below_the_area_do_not_count() -> None:
     rgb = RNG.integers(0, 256, (80, 90, 3), dtype=np.uint8)
     rgb[10:50, 10:50] = 128
     rgb[60:75, 60:75] = 128
-    found = light.flat(view_of(rgb), light.Flat()).touched
+    found = light.Flat()(view_of(rgb)).touched
     assert found[20:40, 20:40].all()
     assert not found[55:].any()
 
@@ -170,7 +169,7 @@ def test_fat_is_many_holes_close_together() -> None:
             mask[y : y + 4, x : x + 4] = False
     mask[100:104, 100:104] = False
     rgb = np.zeros((120, 130, 3), np.uint8)
-    outcome = shape.fat(view_of(rgb, mask), shape.Fat())
+    outcome = shape.Fat()(view_of(rgb, mask))
     assert outcome.scores["fatlike_tissue_removed_num_regions"] == 1
     assert not outcome.mask_use[24:64, 24:64].any()
     assert outcome.mask_use[90:110, 90:110].sum() == 384
@@ -183,4 +182,4 @@ def test_lengths_and_areas_in_um_follow_the_resolution() -> None:
     params = shape.Fragments(min_area="0.01 mm2")
     for mpp_th, kept in ((8.0, False), (10.5, True)):
         view = replace(view_of(rgb, mask), mpp_th=mpp_th)
-        assert bool(shape.fragments(view, params).mask_use.any()) is kept
+        assert bool(params(view).mask_use.any()) is kept

@@ -77,7 +77,10 @@ def test_the_presets_are_histoqcs_and_our_own() -> None:
     [
         ('name="x"\nwork_mp=8.0', r"unknown qc key 'work_mp'; did you mean 'work_mpp'\?"),
         ('name="x"', r"must have a name and at least one \[\[check\]\]"),
-        ('name="x"\n[[check]]\nkind="flatt"', r"unknown qc check 'flatt'; did you mean 'flat'\?"),
+        (
+            'name="x"\n[[check]]\nkind="flatt"',
+            r"qc check must be a known name, got 'flatt'; did you mean 'flat'\?",
+        ),
         (
             'name="x"\n[[check]]\nkind="flat"\nkernal="9 px"',
             r"unknown qc key 'flat.kernal'; did you mean 'kernel'\?",
@@ -86,6 +89,10 @@ def test_the_presets_are_histoqcs_and_our_own() -> None:
         ('name="x"\n[[check]]\nkind="flat"\nmin_area="9 um"', r"flat.min_area must be an area"),
         ('name="x"\n[[check]]\nkind="flat"\n[[check]]\nkind="flat"', r"must be unique, got 'flat_"),
         ('name="x"\n[[check]]\nkind="flat"\nname="a/b"', r"flat.name must be a file name"),
+        (
+            'name="x"\n[[check]]\nkind="flat"\nname="overlay"',
+            r"must not be mask_use, overlay, thum",
+        ),
         ('name="x"\nwork_mpp=0.0\n[[check]]\nkind="flat"', r"work_mpp must be > 0"),
     ],
 )
@@ -109,7 +116,7 @@ def test_histoqcs_config_is_carried_over_value_by_value(tmp_path: Path) -> None:
         *("by_example", "intensity", "flat", "blurry", "spurs", "histogram", "brightness"),
         "brightness",
     ]
-    pen, bright, flat, blurry, spurs, _, gray, yuv = (check.params for check in pipeline.checks)
+    pen, bright, flat, blurry, spurs, _, gray, yuv = pipeline.checks
     assert (pen.name, pen.model, pen.min_area) == ("pens", "pen", "120 px")
     assert (bright.upper_gray, bright.lower_std, bright.invert) == (0.88, 9.0, False)
     assert flat.min_area == "100 px"  # HistoQC's default where its section says nothing
@@ -126,7 +133,7 @@ def test_own_examples_beside_the_config_are_taken(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
     pipeline, notes = pipeline_from_ini(ini(tmp_path))
-    pen = pipeline.checks[0].params
+    pen = pipeline.checks[0]
     assert pen.model == "own"
     assert pen.features == ("frangi", "laplace", "rgb")
     assert pen.example_masks[0].endswith("pen_green_mask.png")

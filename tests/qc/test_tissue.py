@@ -6,7 +6,6 @@ import pytest
 from thinsection.errors import InvalidInputError
 from thinsection.qc.tissue import (
     TissueConfig,
-    drop_small,
     otsu_threshold,
     segment_tissue,
     thumbnail_size,
@@ -72,11 +71,6 @@ def test_thumbnails_keep_the_resolution_of_each_axis() -> None:
     assert thumbnail_size((80_000, 40_000), (0.25, 0.5), 8.0) == (2500, 2500)
     assert thumbnail_size((100, 50), (16.0, 16.0), 8.0) == (100, 50)
     assert max(thumbnail_size((100_000, 3), None, 8.0)) == 2048
-
-
-def test_drop_small_counts_four_connected_pieces() -> None:
-    mask = np.array([[1, 0, 0], [0, 1, 0], [0, 1, 1]], dtype=bool)
-    np.testing.assert_array_equal(drop_small(mask, 2).sum(), 3)
 
 
 def test_a_mask_resolution_must_be_positive() -> None:

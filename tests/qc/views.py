@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from thinsection.arrays import get_namespace
 from thinsection.arrays.colour import gray_from_rgb
-from thinsection.qc.view import QcView, Strips
+from thinsection.qc.checks.check import QcView, Strips
 
 
 def view_of(

@@ -23,11 +23,10 @@ from thinsection.qc import (
     qc_key,
     run_qc,
 )
-from thinsection.qc.view import Score
+from thinsection.qc.checks.check import Score
 from thinsection.report.histoqc_files import write_histoqc
-from thinsection.report.qc_files import QC_FORMAT, QC_JSON, write_qc
+from thinsection.report.qc_files import QC_FORMAT, QC_JSON, write_qc, write_qc_csv
 from thinsection.report.qc_sheet import write_qc_sheet
-from thinsection.report.qc_table import write_qc_csv
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import mean_mpp

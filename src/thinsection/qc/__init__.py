@@ -1,25 +1,27 @@
 """Tissue mask and artefact checks: array in, mask or score out."""
 
-from thinsection.qc.coverage import box_fractions
-from thinsection.qc.engine import QcResult, prepare_models, run_qc
-from thinsection.qc.pipeline import Check, Pipeline, load_pipeline, preset_names
-from thinsection.qc.polygons import MaskPolygon, mask_polygons
-from thinsection.qc.row import qc_key
+from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
+from thinsection.qc.coverage import box_fractions, tile_qc_columns
+from thinsection.qc.engine import prepare_models, run_qc
+from thinsection.qc.pipeline import CHECKS, Pipeline, load_pipeline, preset_names, qc_key
+from thinsection.qc.result import QcResult
 from thinsection.qc.rules import QcRule, parse_rule, qc_fail
-from thinsection.qc.tile_columns import tile_qc_columns
 from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
 
 __all__ = [
-    "Check",
-    "MaskPolygon",
+    "CHECKS",
+    "Outcome",
     "Pipeline",
+    "QcCheck",
     "QcResult",
     "QcRule",
+    "QcView",
     "TissueConfig",
     "TissueMask",
+    "area",
     "box_fractions",
+    "length",
     "load_pipeline",
-    "mask_polygons",
     "parse_rule",
     "prepare_models",
     "preset_names",

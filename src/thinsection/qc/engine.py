@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,77 +12,25 @@ import numpy.typing as npt
 from thinsection.arrays import Array, ArrayNamespace, get_namespace
 from thinsection.arrays.colour import gray32_from_rgb, gray_from_rgb
 from thinsection.config import user_cache_dir
-from thinsection.qc.by_example import ByExample, trained_model
-from thinsection.qc.classify import PixelClassifiers
-from thinsection.qc.light import Blurry
-from thinsection.qc.pipeline import Check, Pipeline
-from thinsection.qc.scale import Scale, scale_of
-from thinsection.qc.suspicion import suspicions
-from thinsection.qc.tissue import TissueMask
-from thinsection.qc.view import QcView, Score, Strips
+from thinsection.qc.checks.by_example import ByExample, probabilities, trained_model
+from thinsection.qc.checks.check import QcCheck, QcView, Score, Strips
+from thinsection.qc.pipeline import Pipeline, load_pipeline
+from thinsection.qc.result import QcResult
+from thinsection.qc.scale import Scale, scale_of, suspicions
 from thinsection.qc.work_image import read_strips, read_work_images
 from thinsection.slide import Slide
-from thinsection.types import MaskArray, MaskFrame, RgbArray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QcResult:
-    """What quality control says of one slide.
-
-    Attributes:
-        mask_use: bool (H, W), True = tissue that passed every check.
-        frame: where the masks lie on the slide.
-        masks: per check with a mask, what it removed (or filled), bool (H, W).
-        scores: columns of the slide's row, in the order of the checks.
-        warnings: sentences about the slide.
-        pipeline: the pipeline that ran.
-        rgb: the work image, uint8 (H, W, 3).
-        mpp_th: µm per px of it.
-        facts: what the file says of itself, for the row.
-        tables: small arrays for the report, by check.
-        seconds: wall-clock time per check, and of reading.
-        crossings: transfers between host and device, by reason.
-    """
-
-    mask_use: MaskArray
-    frame: MaskFrame
-    masks: Mapping[str, MaskArray]
-    scores: Mapping[str, Score]
-    warnings: tuple[str, ...]
-    pipeline: Pipeline
-    rgb: RgbArray
-    mpp_th: float
-    facts: Mapping[str, Score]
-    tables: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    crossings: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def row(self) -> dict[str, Score]:
-        """Facts, scores and warnings by column name; numbers are float, the rest str."""
-        return {**self.facts, **self.scores, "warnings": "|".join(self.warnings)}
-
-    @property
-    def tissue(self) -> TissueMask:
-        """What passed every check, in the place of the default tissue mask."""
-        return TissueMask(
-            mask=self.mask_use,
-            frame=self.frame,
-            mask_mpp=(self.mpp_th, self.mpp_th),
-            thumbnail=self.rgb,
-            threshold=None,
-        )
+from thinsection.types import MaskFrame, RgbArray
 
 
 def prepare_models(pipeline: Pipeline, *, cache_dir: Path | None = None) -> None:
     """Trains the pipeline's pixel models into the cache, where they are not there yet."""
-    for params in _by_example(pipeline):
-        trained_model(params, cache_dir or user_cache_dir())
+    for check in _by_example(pipeline):
+        trained_model(check, cache_dir or user_cache_dir())
 
 
 def run_qc(
     slide: Slide,
-    pipeline: Pipeline,
+    pipeline: str | Path | Pipeline = "default",
     *,
     device: str = "cpu",
     cache_dir: Path | None = None,
@@ -93,7 +42,7 @@ def run_qc(
 
     Args:
         slide: to look at.
-        pipeline: of `load_pipeline`.
+        pipeline: a preset's name, a TOML file, or what `load_pipeline` made of one.
         device: 'cpu' or 'cuda[:index]'.
         cache_dir: of the pixel models; None is `user_cache_dir()`.
         slide_mpp: µm per level-0 px, in place of what the file says.
@@ -103,8 +52,10 @@ def run_qc(
     Raises:
         SlideReadError: a region cannot be decoded.
         DeviceError: the device is not there.
-        ConfigError: a check names examples or templates that cannot be used.
+        ConfigError: no such pipeline, or a check names examples or templates that cannot be used.
     """
+    if not isinstance(pipeline, Pipeline):
+        pipeline = load_pipeline(pipeline)
     ns = get_namespace(device)
     scale = scale_of(slide, pipeline, slide_mpp)
     started = time.perf_counter()
@@ -148,8 +99,10 @@ class _State:
     tables: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     enforced: list[str] = field(default_factory=list)
 
-    def apply(self, check: Check) -> None:
+    def apply(self, check: QcCheck) -> None:
         outcome = check(self.view)
+        for column in outcome.scores.keys() & self.scores.keys():
+            self.warnings.append(f"{check.name} writes the column {column} of an earlier check")
         self.scores.update(outcome.scores)
         self.warnings.extend(outcome.warnings)
         self.tables.update(outcome.tables)
@@ -190,6 +143,11 @@ def _first_view(
     def strips_at(mpp: float, rows_multiple: int) -> Strips:
         return read_strips(slide, scale.slide_mpp, mpp, rows_multiple)
 
+    @cache  # the first check that asks computes all, as they share features
+    def found() -> dict[ByExample, Array]:
+        models = {check: trained_model(check, cache_dir) for check in _by_example(pipeline)}
+        return probabilities(ns, rgb, models)
+
     return QcView(
         ns=ns,
         rgb=rgb,
@@ -199,22 +157,17 @@ def _first_view(
         statistics=pipeline.statistics,
         gray_at=gray_at,
         strips_at=strips_at,
-        probability_of=PixelClassifiers(
-            ns=ns,
-            rgb=rgb,
-            checks=_by_example(pipeline),
-            load=lambda params: trained_model(params, cache_dir),
-        ),
+        probability_of=lambda check: found()[check],
     )
 
 
 def _by_example(pipeline: Pipeline) -> list[ByExample]:
-    return [c.params for c in pipeline.checks if isinstance(c.params, ByExample)]
+    return [check for check in pipeline.checks if isinstance(check, ByExample)]
 
 
 def image_mpps(pipeline: Pipeline) -> list[float]:
     """Nominal mpp of the images that checks look at as a whole, the work image's first."""
-    wanted = {c.params.image_mpp for c in pipeline.checks if isinstance(c.params, Blurry)}
+    wanted = {mpp for check in pipeline.checks for mpp in check.image_mpps}
     return [pipeline.work_mpp, *sorted(wanted - {pipeline.work_mpp})]
 
 

@@ -4,43 +4,55 @@ import configparser
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from thinsection.config import nearest
+from thinsection.config import nearest, read_toml
 from thinsection.errors import ConfigError
+from thinsection.qc.checks.pixel_features import check_features
 from thinsection.qc.pipeline import Pipeline, pipeline_from_mapping
-from thinsection.qc.pixel_features import check_features
 from thinsection.slide.geometry import nominal_mpp
 
-Convert = Callable[[str], Any]
+_BASE = "BaseImage.BaseImage"
+_BASE_KEYS = ("image_work_size", "mask_statistics", "confirm_base_mag", "in_memory_compression")
+# pictures that come with HistoQC: not ours to ship, our generated ones stand in for them
+_OWN_MODELS = {"pen/": "pen", "models/coverslip": "coverslip"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """How one of HistoQC's functions becomes a check.
+    """How one of HistoQC's functions becomes a check: a table of histoqc_steps.toml.
 
     Attributes:
         kind: of the check; '' for what we always write, or that has nothing to do.
-        keys: HistoQC's key -> (our key, conversion, HistoQC's default where the key is absent).
+        keys: HistoQC's key -> our setting, how its text is read, and, where the key may be absent,
+            HistoQC's default.
         fixed: HistoQC's key -> the only value that we can carry over.
         ignored: keys that change nothing.
         name: of the check where HistoQC's function has no `name`.
     """
 
-    kind: str
-    keys: Mapping[str, tuple[str, Convert, str | None]] = field(default_factory=dict)
+    kind: str = ""
+    keys: Mapping[str, list[str]] = field(default_factory=dict)
     fixed: Mapping[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
+    ignored: list[str] = field(default_factory=list)
     name: str = ""
+
+
+@cache
+def _steps() -> dict[str, _Step]:
+    with resources.as_file(resources.files("thinsection.qc") / "histoqc_steps.toml") as path:
+        return {function: _Step(**table) for function, table in read_toml(path).items()}
 
 
 def _px(text: str) -> str:
     return f"{float(text):g} px"
 
 
-def _bool(text: str) -> bool:
+def _truth(text: str) -> bool:
     word = text.strip().lower()
     if word in ("1", "true", "yes", "y", "on", "t"):
         return True
@@ -55,180 +67,10 @@ def _mpp(text: str) -> float:
     return nominal_mpp(float(text[:-1]))
 
 
-_NAME = ("name", str, "classTask")
-_Keys = dict[str, tuple[str, Convert, str | None]]
-_MASKED: _Keys = {
-    "prefix": ("prefix", str, None),
-    "limit_to_mask": ("limit_to_mask", _bool, None),
-    "invert": ("invert", _bool, None),
+_READ: dict[str, Callable[[str], Any]] = {
+    **{"px": _px, "truth": _truth, "magnification": _mpp},
+    **{"float": float, "int": int, "text": str, "words": str.split},
 }
-_USE = {"mask_name": "img_mask_use"}
-_STD: _Keys = {
-    f"{side}_{word}": (f"{side}_std", float, None)
-    for side in ("lower", "upper")
-    for word in ("std", "var")
-}
-_SAVED = _Step(
-    kind="",
-    ignored=("overlay", "use_mask", "dim", "small_dim", "image_work_size", "suffix", "mask_name"),
-)
-
-_STEPS: dict[str, _Step] = {
-    "BasicModule.getBasicStats": _Step(kind="", ignored=("image_work_size",)),
-    "BasicModule.finalComputations": _Step(kind=""),
-    "BasicModule.finalProcessingSpur": _Step(
-        kind="spurs", keys={"disk_radius": ("radius", _px, "25")}, name="spur"
-    ),
-    "BasicModule.finalProcessingArea": _Step(
-        kind="fragments", keys={"area_threshold": ("min_area", _px, "1000")}, name="areathresh"
-    ),
-    "BasicModule.countTissuePieces": _Step(kind="count_pieces", name="tissue_pieces"),
-    "SaveModule.saveFinalMask": _SAVED,
-    "SaveModule.saveMacro": _SAVED,
-    "SaveModule.saveMask": _SAVED,
-    "SaveModule.saveMask2Geojson": _SAVED,
-    "SaveModule.saveThumbnails": _SAVED,
-    "LightDarkModule.getIntensityThresholdPercent": _Step(
-        kind="intensity",
-        keys={
-            "name": _NAME,
-            "lower_threshold": ("lower_gray", float, None),
-            "upper_threshold": ("upper_gray", float, None),
-            "invert": ("invert", _bool, None),
-            **_STD,
-        },
-    ),
-    "LightDarkModule.getIntensityThresholdOtsu": _Step(
-        kind="otsu",
-        keys={
-            "name": _NAME,
-            "local": ("local", _bool, None),
-            "radius": ("radius", _px, "15"),
-            "invert": ("invert", _bool, None),
-        },
-    ),
-    "LightDarkModule.removeBrightestPixels": _Step(
-        kind="brightest_cluster", fixed={"invert": "true"}, name="brightestPixels"
-    ),
-    "LightDarkModule.minimumPixelIntensityNeighborhoodFiltering": _Step(
-        kind="local_minimum",
-        keys={
-            "disk_size": ("radius", _px, "10000"),
-            "upper_threshold": ("upper_gray", int, "200"),
-            "invert": ("invert", _bool, "true"),
-        },
-        name="bright",
-    ),
-    "LightDarkModule.saveEqualisedImage": _Step(kind="equalised", name="equalised"),
-    "BubbleRegionByRegion.detectSmoothness": _Step(
-        kind="flat",
-        keys={
-            "threshold": ("max_difference", float, ".01"),
-            "kernel_size": ("kernel", _px, "10"),
-            "min_object_size": ("min_area", _px, "100"),
-        },
-        name="flat_areas",
-    ),
-    "MorphologyModule.removeFatlikeTissue": _Step(
-        kind="fat",
-        keys={
-            "fat_cell_size": ("max_cell", _px, "64"),
-            "kernel_size": ("kernel", _px, "3"),
-            "max_keep_size": ("min_area", _px, "1000"),
-        },
-        name="fatlike",
-    ),
-    "MorphologyModule.fillSmallHoles": _Step(
-        kind="fill_holes", keys={"min_size": ("min_area", _px, "64")}, name="small_filled"
-    ),
-    "MorphologyModule.removeSmallObjects": _Step(
-        kind="drop_specks", keys={"min_size": ("min_area", _px, "64")}, name="small_removed"
-    ),
-    "BlurDetectionModule.identifyBlurryRegions": _Step(
-        kind="blurry",
-        keys={
-            "image_work_size": ("image_mpp", _mpp, "2.5x"),
-            "blur_radius": ("sigma", float, "7"),
-            "blur_threshold": ("max_edge", float, ".1"),
-        },
-        name="blurry",
-    ),
-    "HistogramModule.getHistogram": _Step(
-        kind="histogram",
-        keys={"limit_to_mask": ("limit_to_mask", _bool, None), "bins": ("bins", int, "20")},
-        name="histogram",
-    ),
-    "HistogramModule.compareToTemplates": _Step(
-        kind="histogram",
-        keys={
-            "limit_to_mask": ("limit_to_mask", _bool, None),
-            "bins": ("bins", int, "20"),
-            "templates": ("templates", str.split, ""),
-        },
-        name="templates",
-    ),
-    "BrightContrastModule.getContrast": _Step(
-        kind="contrast", keys=_MASKED, fixed=_USE, name="contrast"
-    ),
-    "BrightContrastModule.getBrightnessGray": _Step(
-        kind="brightness", keys=_MASKED, fixed=_USE, name="brightness_gray"
-    ),
-    "BrightContrastModule.getBrightnessByChannelinColorSpace": _Step(
-        kind="brightness",
-        keys={**_MASKED, "to_color_space": ("space", str, "RGB")},
-        fixed=_USE,
-        name="brightness",
-    ),
-    "DeconvolutionModule.separateStains": _Step(
-        kind="stains",
-        keys={"stain": ("stain", str, None), "use_mask": ("use_mask", _bool, None)},
-        name="stains",
-    ),
-    "LocalTextureEstimationModule.estimateGreyComatrixFeatures": _Step(
-        kind="texture",
-        keys={
-            "prefix": ("prefix", str, None),
-            "patch_size": ("square_px", int, "32"),
-            "npatches": ("num_squares", int, "100"),
-            "nlevels": ("num_levels", int, "8"),
-            "invert": ("invert", _bool, None),
-        },
-        fixed={
-            **_USE,
-            "feats": "contrast:dissimilarity:homogeneity:ASM:energy:correlation",
-        },
-        name="texture",
-    ),
-    "ClassificationModule.byExampleWithFeatures": _Step(
-        kind="by_example",
-        keys={
-            "name": _NAME,
-            "threshold": ("threshold", float, ".5"),
-            "area_threshold": ("min_area", _px, "5"),
-            "dilate_kernel_size": ("dilate", _px, "0"),
-            "features": ("features", str.split, ""),
-            "examples": ("examples", str.split, ""),
-        },
-        fixed={
-            "laplace_ksize": "3",
-            "frangi_scale_range": "(1,10)",
-            "frangi_scale_step": "2",
-            "frangi_beta1": ".5",
-            "frangi_beta2": "15",
-            "frangi_black_ridges": "True",
-        },
-        # px are drawn by `num_samples`; the rest belongs to features that are refused if used
-        ignored=(
-            *("nsamples_per_example", "gabor_theta", "gabor_sigma", "gabor_frequency"),
-            *("lbp_radius", "lbp_points", "lbp_method", "median_disk_size"),
-            *("gaussian_sigma", "gaussian_multichan"),
-        ),
-    ),
-}
-_BASE = "BaseImage.BaseImage"
-_BASE_KEYS = ("image_work_size", "mask_statistics", "confirm_base_mag", "in_memory_compression")
-# pictures that come with HistoQC: not ours to ship, our generated ones stand in for them
-_OWN_MODELS = {"pen/": "pen", "models/coverslip": "coverslip"}
 
 
 def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
@@ -267,14 +109,14 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
 
 def _base(section: Mapping[str, str]) -> dict[str, Any]:
     for key, value in section.items():
-        if key == "enable_bounding_box" and not _bool(value):
+        if key == "enable_bounding_box" and not _truth(value):
             continue
         if key not in _BASE_KEYS:
             raise ConfigError(f"unknown key {key!r} in [{_BASE}]{nearest(key, _BASE_KEYS)}")
     size = section.get("image_work_size", "1.25x")
     statistics = section.get("mask_statistics", "relative2mask")
     return {
-        "work_mpp": _converted(_mpp, size, f"{_BASE}.image_work_size"),
+        "work_mpp": _converted("magnification", size, f"{_BASE}.image_work_size"),
         "work_from": "objective_power",
         "statistics": statistics,
     }
@@ -285,13 +127,13 @@ def _check(
 ) -> dict[str, Any] | None:
     """One step as a [[check]] table, or None if there is nothing to check."""
     function, _, label = step.partition(":")
-    if function not in _STEPS:
-        raise ConfigError(f"unknown step {step!r}{nearest(function, _STEPS)}")
-    rule = _STEPS[function]
+    if function not in _steps():
+        raise ConfigError(f"unknown step {step!r}{nearest(function, _steps())}")
+    rule = _steps()[function]
     values: dict[str, Any] = {}
-    for key, (ours, convert, default) in rule.keys.items():
-        if (text := section.get(key, default)) is not None:
-            values.setdefault(ours, _converted(convert, text, f"{step}.{key}"))
+    for key, (ours, kind, *default) in rule.keys.items():
+        if (text := section.get(key, *default)) is not None:
+            values.setdefault(ours, _converted(kind, text, f"{step}.{key}"))
     for key, text in section.items():
         if key in rule.fixed:
             if not _same(text, rule.fixed[key]):
@@ -311,9 +153,9 @@ def _check(
     return {"kind": rule.kind, **values}
 
 
-def _converted(convert: Convert, text: str, key: str) -> Any:
+def _converted(kind: str, text: str, key: str) -> Any:
     try:
-        return convert(text)
+        return _READ[kind](text)
     except ValueError as error:
         raise ConfigError(f"{key} must be as HistoQC takes it, got {text!r}: {error}") from None
 

@@ -1,70 +1,38 @@
 """A pipeline is a list of checks with their parameters: a preset, or a TOML file."""
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from thinsection.config import coerce, field_types, nearest, read_toml
-from thinsection.errors import ConfigError
-from thinsection.qc import by_example, focus, folds, light, measures, shape, texture
-from thinsection.qc.pixel_features import check_features
-from thinsection.qc.sizes import area_px, length_px
-from thinsection.qc.view import Outcome, QcView, Statistics
+from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.qc.checks import by_example, focus, folds, light, measures, shape, texture
+from thinsection.qc.checks.check import QcCheck, Statistics
+from thinsection.registry import Entry, Registry
 
 WorkFrom = Literal["objective_power", "mpp"]
-CheckFunction = Callable[[QcView, Any], Outcome]
-
-# kind in a TOML file -> (parameters, function)
-CHECKS: dict[str, tuple[type, CheckFunction]] = {
-    "by_example": (by_example.ByExample, by_example.by_example),
-    "intensity": (light.Intensity, light.intensity),
-    "otsu": (light.Otsu, light.otsu),
-    "brightest_cluster": (light.BrightestCluster, light.brightest_cluster),
-    "local_minimum": (light.LocalMinimum, light.local_minimum),
-    "flat": (light.Flat, light.flat),
-    "blurry": (light.Blurry, light.blurry),
-    "equalised": (light.Equalised, light.equalised),
-    "fat": (shape.Fat, shape.fat),
-    "fill_holes": (shape.FillHoles, shape.fill_holes),
-    "drop_specks": (shape.DropSpecks, shape.drop_specks),
-    "spurs": (shape.Spurs, shape.spurs),
-    "fragments": (shape.Fragments, shape.fragments),
-    "count_pieces": (shape.CountPieces, shape.count_pieces),
-    "contrast": (measures.Contrast, measures.contrast),
-    "brightness": (measures.Brightness, measures.brightness),
-    "stains": (measures.Stains, measures.stains),
-    "histogram": (measures.Histogram, measures.histogram),
-    "texture": (texture.Texture, texture.texture),
-    "focus": (focus.Focus, focus.focus),
-    "folds": (folds.Folds, folds.folds),
-}
-_LENGTHS = {"radius", "kernel", "dilate", "width", "block"}
-_AREAS = {"min_area", "max_cell", "min_cell"}
+_BUILT_IN: tuple[type[QcCheck], ...] = (
+    *(by_example.ByExample, light.Intensity, light.Otsu, light.BrightestCluster),
+    *(light.LocalMinimum, light.Flat, light.Blurry, light.Equalised),
+    *(shape.Fat, shape.FillHoles, shape.DropSpecks, shape.Spurs, shape.Fragments),
+    *(shape.CountPieces, measures.Contrast, measures.Brightness, measures.Stains),
+    *(measures.Histogram, texture.Texture, focus.Focus, folds.Folds),
+)
+RESERVED_NAMES = ("mask_use", "overlay", "thumbnail")  # of files that are no check's
+_VERSION = 2  # of the checks: raise it when one answers differently
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One check with its parameters.
+def _entries() -> Iterator[Entry]:
+    for check in _BUILT_IN:
+        line = (check.__doc__ or "").splitlines()[0]
+        yield Entry(name=check.kind, help=line, target=check, needs=check.needs)
 
-    Attributes:
-        kind: key of `CHECKS`.
-        params: an instance of that kind's parameters.
-    """
 
-    kind: str
-    params: Any
-
-    @property
-    def name(self) -> str:
-        """Unique within a pipeline; names the check's mask and picture."""
-        return str(self.params.name)
-
-    def __call__(self, view: QcView) -> Outcome:
-        """What the check answers for a slide."""
-        return CHECKS[self.kind][1](view, self.params)
+CHECKS: Registry[type[QcCheck]] = Registry("qc check", "thinsection.qc_checks", _entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +53,11 @@ class Pipeline:
     work_mpp: float = 8.0
     work_from: WorkFrom = "objective_power"
     statistics: Statistics = "relative2mask"
-    checks: tuple[Check, ...] = ()
+    checks: tuple[QcCheck, ...] = ()
 
     def as_mapping(self) -> dict[str, Any]:
         """Plain values, as the TOML file would hold them."""
-        checks = [{"kind": c.kind, **asdict(c.params)} for c in self.checks]
+        checks = [{"kind": c.kind, **asdict(c)} for c in self.checks]
         plain = {"name": self.name, "work_mpp": self.work_mpp, "work_from": self.work_from}
         return {**plain, "statistics": self.statistics, "check": checks}
 
@@ -124,9 +92,9 @@ def dump_pipeline(pipeline: Pipeline) -> str:
     plain = pipeline.as_mapping()
     lines = [f"{key} = {toml_value(plain[key])}" for key in plain if key != "check"]
     for check in pipeline.checks:
-        default = type(check.params)()
+        default = type(check)()
         lines += ["", "[[check]]", f"kind = {toml_value(check.kind)}"]
-        for name, value in asdict(check.params).items():
+        for name, value in asdict(check).items():
             if name == "name" or value != getattr(default, name):
                 lines.append(f"{name} = {toml_value(value)}")
     return "\n".join(lines) + "\n"
@@ -155,18 +123,31 @@ def pipeline_from_mapping(data: Mapping[str, Any]) -> Pipeline:
     if not pipeline.work_mpp > 0:
         raise ConfigError(f"work_mpp must be > 0, got {pipeline.work_mpp!r}")
     names = [check.name for check in pipeline.checks]
+    taken = sorted(set(names) & set(RESERVED_NAMES))
+    if taken:
+        raise ConfigError(f"check names must not be {', '.join(RESERVED_NAMES)}, got {taken[0]!r}")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"check names must be unique, got {twice[0]!r} twice; set its `name`")
     return pipeline
 
 
-def check_from_mapping(data: Mapping[str, Any]) -> Check:
-    """One [[check]] table as a check; lengths and areas are parsed here once, to fail early."""
-    kind = data.get("kind")
-    if kind not in CHECKS:
-        raise ConfigError(f"unknown qc check {kind!r}{nearest(str(kind), CHECKS)}")
-    kinds = field_types(CHECKS[kind][0])
+def check_from_mapping(data: Mapping[str, Any]) -> QcCheck:
+    """One [[check]] table as a check.
+
+    Raises:
+        ConfigError: no such kind, an unknown key, or a value that is not allowed.
+        InvalidInputError: another package's check is none.
+        MissingDependencyError: a package that the check needs is not installed.
+    """
+    kind = str(data.get("kind"))
+    cls = CHECKS.load(kind)
+    if not (isinstance(cls, type) and issubclass(cls, QcCheck) and cls.kind == kind):
+        raise InvalidInputError(
+            f"qc check {kind!r} must be a QcCheck of that kind, got {cls!r}; "
+            "mend or remove the package that brings it"
+        )
+    kinds = field_types(cls)
     values: dict[str, Any] = {}
     for key, value in data.items():
         if key == "kind":
@@ -174,13 +155,22 @@ def check_from_mapping(data: Mapping[str, Any]) -> Check:
         if key not in kinds:
             raise ConfigError(f"unknown qc key '{kind}.{key}'{nearest(key, kinds)}")
         values[key] = coerce(value, kinds[key], f"{kind}.{key}")
-    params = CHECKS[kind][0](**values)
-    for key in kinds:
-        parse = length_px if key in _LENGTHS else area_px if key in _AREAS else None
-        if parse is not None:
-            parse(getattr(params, key), 1.0, key=f"{kind}.{key}")
-    if isinstance(params, by_example.ByExample):
-        check_features(params.features)
-    if not params.name or "/" in params.name:
-        raise ConfigError(f"{kind}.name must be a file name, got {params.name!r}")
-    return Check(kind=kind, params=params)
+    return cls(**values)
+
+
+def qc_key(pipeline: Pipeline, slide_path: str, *, slide_mpp: float | None = None) -> str:
+    """A short hash of all that the result of a slide depends on: file, pipeline, mpp, version.
+
+    The file counts by size and modification time, so do the pictures that checks read.
+    """
+    paths = (slide_path, *(path for check in pipeline.checks for path in check.files))
+    text = json.dumps([_VERSION, pipeline.as_mapping(), slide_mpp, [_stamp(p) for p in paths]])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _stamp(path: str) -> list[int]:
+    try:
+        stat = Path(path).stat()
+    except OSError:  # a URL, or gone: the run itself will say so
+        return []
+    return [stat.st_size, stat.st_mtime_ns]

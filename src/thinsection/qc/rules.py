@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from thinsection.config import nearest
 from thinsection.errors import ConfigError
-from thinsection.qc.view import Score
+from thinsection.qc.checks.check import Score
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,

@@ -1,15 +1,19 @@
-"""Which work size a slide gets, and what had to be assumed for it."""
+"""Which work size a slide gets, what had to be assumed for it, and what looks unlike its kind."""
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
 from thinsection.qc.pipeline import Pipeline
 from thinsection.slide import Slide
 from thinsection.slide.geometry import nominal_mpp
-from thinsection.types import Size
+from thinsection.types import RgbArray, Size
 
 ASSUMED_MPP = 0.5  # µm/px of a file that says neither mpp nor objective power
+_DARK_MEDIAN = 40  # of 255: glass of a brightfield slide is above 200
+_ONE_COLOUR_RANGE = 6  # of 255
+_BROWN_SHARE = 0.25  # of the coloured px
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +70,22 @@ def scale_of(slide: Slide, pipeline: Pipeline, slide_mpp: float | None = None) -
         edge = max(slide.size)
         warnings.append(f"the slide is only {edge} px long: too small for these checks")
     return Scale(slide_mpp=real, work_mpp=work, warnings=tuple(warnings))
+
+
+def suspicions(rgb: RgbArray) -> list[str]:
+    """Sentences about the work image, uint8 (H, W, 3); none for a usual H&E slide."""
+    channels = [np.ascontiguousarray(rgb[..., c]) for c in range(3)]
+    if max(int(c.max()) - int(c.min()) for c in channels) <= _ONE_COLOUR_RANGE:
+        return ["the slide is of one colour: empty glass, or a failed scan"]
+    if float(np.median(rgb)) < _DARK_MEDIAN:
+        return ["the background is dark: fluorescence? These checks are made for brightfield"]
+    highest, lowest = reduce(np.maximum, channels), reduce(np.minimum, channels)
+    coloured = highest - lowest > 30
+    red, green, blue = (c.astype(np.int16) for c in channels)
+    brown = coloured & (red > green + 15) & (green > blue + 10)
+    num_coloured = np.count_nonzero(coloured)
+    if num_coloured > 100 and np.count_nonzero(brown) > _BROWN_SHARE * num_coloured:
+        return ["much of the tissue is brown: IHC? The preset 'ihc' is made for it"]
+    if num_coloured < 0.0005 * coloured.size:
+        return ["almost nothing is stained: empty glass, or an unstained slide"]
+    return []

@@ -7,8 +7,11 @@ import numpy as np
 from scipy import ndimage
 from skimage.filters import threshold_otsu
 
+from thinsection.arrays import get_namespace
+from thinsection.arrays.morphology import drop_small, fill_small
 from thinsection.config import option
 from thinsection.errors import InvalidInputError
+from thinsection.qc.pictures import notebook_html, overlay
 from thinsection.slide import Slide, read_resized
 from thinsection.types import MaskArray, MaskFrame, Mpp, RgbArray, Size
 
@@ -36,7 +39,7 @@ class TissueConfig:
             raise InvalidInputError(f"mask_mpp must be > 0, got {self.mask_mpp}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TissueMask:
     """A mask and where it lies.
 
@@ -58,6 +61,15 @@ class TissueMask:
     def tissue_fraction(self) -> float:
         """The share of the slide that is tissue, [0, 1]."""
         return float(self.mask.mean())
+
+    def __repr__(self) -> str:
+        height, width = self.mask.shape
+        mpp = "no mpp" if self.mask_mpp is None else "{:.3g} x {:.3g} µm/px".format(*self.mask_mpp)
+        return f"TissueMask({width} x {height} px, {mpp}, {self.tissue_fraction:.1%} tissue)"
+
+    def _repr_html_(self) -> str:
+        picture = overlay(self.thumbnail, self.mask)
+        return notebook_html(picture, f"{self.tissue_fraction:.1%} tissue", [repr(self)])
 
 
 def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
@@ -114,10 +126,10 @@ def segment_tissue(
     mask = (saturation > threshold) & ~dark
     min_hole_px = round(config.min_hole_um2 / px_area_um2)
     min_speck_px = round(config.min_speck_um2 / px_area_um2)
+    ns = get_namespace("cpu")
     # before filling holes, so that dots around a piece do not bridge it
-    mask = drop_small(mask, min_speck_px)
-    mask = ~drop_small(~mask, min_hole_px)
-    return mask, threshold
+    mask = drop_small(ns, mask, min_speck_px)
+    return fill_small(ns, mask, min_hole_px), threshold
 
 
 def otsu_threshold(counts: np.ndarray) -> float:
@@ -129,13 +141,3 @@ def otsu_threshold(counts: np.ndarray) -> float:
     if len(present) < 2:
         return float(present[0]) if len(present) else 0.0
     return float(threshold_otsu(hist=counts))
-
-
-def drop_small(mask: MaskArray, min_px: int) -> MaskArray:
-    """The mask without its 4-connected pieces of fewer than `min_px` px."""
-    if min_px <= 1:
-        return mask.copy()
-    labels, _ = ndimage.label(mask)
-    keep = np.bincount(labels.ravel()) >= min_px
-    keep[0] = False
-    return np.asarray(keep[labels])

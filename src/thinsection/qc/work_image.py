@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from thinsection.qc.view import Strips
+from thinsection.qc.checks.check import Strips
 from thinsection.slide import Slide
 from thinsection.types import MIB, Level, RgbArray, Size
 

@@ -1,26 +1,29 @@
 """The files that quality control leaves for one slide, and the result read back from them."""
 
-import colorsys
+import csv
+import io
 import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from thinsection.errors import StoreError
-from thinsection.files.atomic import atomic_path, write_json
-from thinsection.qc.engine import QcResult
-from thinsection.qc.light import Intensity
-from thinsection.qc.pipeline import Check, pipeline_from_mapping
-from thinsection.store.geojson import TISSUE_COLOR, Color, write_masks_geojson
-from thinsection.types import MaskArray, MaskFrame, RgbArray
+from thinsection.files.atomic import atomic_path, write_json, write_text
+from thinsection.qc.checks.check import Score
+from thinsection.qc.pictures import TISSUE_COLOR, histogram_picture
+from thinsection.qc.pipeline import pipeline_from_mapping
+from thinsection.qc.result import QcResult
+from thinsection.store.geojson import write_masks_geojson
+from thinsection.types import MaskFrame
 
+Row = Mapping[str, Score]  # of one slide, by column name
 QC_FORMAT = "thinsection-qc/2"
 QC_JSON = "qc.json"  # written last: where it is, everything is
-GLASS_COLOR: Color = (222, 226, 231)
-_DIMMED = 0.35  # share of its own colour that a px out of use keeps in the overlay
 
 
 def write_qc(result: QcResult, folder: Path, *, key: str = "") -> None:
@@ -35,17 +38,16 @@ def write_qc(result: QcResult, folder: Path, *, key: str = "") -> None:
         folder: made if it is not there.
         key: of `qc_key`, kept in `qc.json` so that a later run knows the result again.
     """
-    colors = check_colors(result)
     for name, mask in result.masks.items():
         write_png(folder / f"{name}.png", mask)
     write_png(folder / "mask_use.png", result.mask_use)
     write_png(folder / "thumbnail.png", result.rgb)
-    write_png(folder / "overlay.png", overlay(result))
+    write_png(folder / "overlay.png", result.overlay())
     for name, table in result.tables.items():
         picture = table if _is_picture(table) else histogram_picture(table)
         write_png(folder / f"{name}.png", picture)
     masks = [("Usable tissue", result.mask_use, TISSUE_COLOR)]
-    masks += [(name, mask, colors[name]) for name, mask in result.masks.items()]
+    masks += [(name, result.masks[name], color) for name, color in result.colors.items()]
     write_masks_geojson(folder / "qc.geojson", masks, result.frame)
     write_json(folder / QC_JSON, qc_document(result, key))
 
@@ -130,62 +132,27 @@ def _is_picture(table: npt.NDArray[Any]) -> bool:
     return table.dtype == np.uint8
 
 
-def check_colors(result: QcResult) -> dict[str, Color]:
-    """A colour per check with a mask: gray for glass, else spread over the hues."""
-    glass = {c.name for c in result.pipeline.checks if removes_glass(c)}
-    names = [name for name in result.masks if name not in glass]
-    hues = [(0.02 + n * 0.618) % 1.0 for n in range(len(names))]
-    rgb = [colorsys.hsv_to_rgb(hue, 0.85, 0.9) for hue in hues]
-    colors = {
-        name: (round(r * 255), round(g * 255), round(b * 255))
-        for name, (r, g, b) in zip(names, rgb, strict=True)
-    }
-    return {name: colors.get(name, GLASS_COLOR) for name in result.masks}
-
-
-def removes_glass(check: Check) -> bool:
-    """Whether what a check removes is plain background."""
-    if isinstance(check.params, Intensity):
-        return not check.params.invert
-    return check.kind in ("local_minimum", "otsu", "brightest_cluster")
-
-
-def overlay(result: QcResult) -> RgbArray:
-    """The work image: out of use dimmed and tinted by the check that took it, the rest outlined."""
-    picture = result.rgb.astype(np.float32)
-    tint = np.full_like(picture, 255.0)
-    for name, color in check_colors(result).items():
-        tint[result.masks[name] & ~result.mask_use] = color
-    out_of_use = ~result.mask_use
-    picture[out_of_use] = picture[out_of_use] * _DIMMED + tint[out_of_use] * (1 - _DIMMED) * 0.9
-    picture[_outline(result.mask_use)] = TISSUE_COLOR
-    return np.clip(picture, 0, 255).astype(np.uint8)
-
-
-def _outline(mask: MaskArray) -> MaskArray:
-    """Px of the mask with a 4-neighbour outside it."""
-    padded = np.pad(mask, 1)
-    inner = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
-    return np.asarray(mask & ~inner)
-
-
-def histogram_picture(density: npt.NDArray[Any], *, size: tuple[int, int] = (420, 200)) -> RgbArray:
-    """Steps of the density of R, G and B, (bins, 3), over 0 to 255."""
-    width, height = size
-    image = Image.new("RGB", size, "white")
-    draw = ImageDraw.Draw(image)
-    highest = max(float(density.max()), 1e-12)
-    for channel, color in enumerate(("#c0392b", "#27ae60", "#2e5fc0")):
-        points: list[tuple[float, float]] = []
-        for n, value in enumerate(density[:, channel]):
-            y = height - 12 - (height - 24) * float(value) / highest
-            points += [(n * width / len(density), y), ((n + 1) * width / len(density), y)]
-        draw.line(points, fill=color, width=2)
-    draw.line([(0, height - 12), (width, height - 12)], fill="#888888")
-    return np.asarray(image)
-
-
 def write_png(path: Path, picture: npt.NDArray[Any]) -> None:
     """Writes bool, gray or RGB as PNG, atomically."""
     with atomic_path(path) as tmp:
         Image.fromarray(picture).save(tmp, format="PNG")
+
+
+def write_qc_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Writes one line per slide; columns are the union of all rows', in order of appearance.
+
+    A row without a column has an empty cell there, so that rows never misalign.
+    """
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: plain_number(value) for name, value in row.items()} for row in rows)
+    write_text(path, text.getvalue())
+
+
+def plain_number(value: Score) -> Score | int:
+    """Whole numbers without a decimal point."""
+    if isinstance(value, float) and math.isfinite(value) and value == int(value):
+        return int(value)
+    return value

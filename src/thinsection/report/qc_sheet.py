@@ -1,7 +1,5 @@
 """The contact sheet `qc.html`: one page for a run, opened from the file system."""
 
-import base64
-import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,12 +11,12 @@ from PIL import Image
 
 from thinsection.files.atomic import write_text
 from thinsection.files.pages import render_page
-from thinsection.qc.view import EMPTY_SCORE, Score
+from thinsection.qc.checks.check import EMPTY_SCORE, Score
+from thinsection.qc.pictures import data_uri
 
 THUMBNAIL_EDGE_PX = 160
 _OUTLIER_DEVIATIONS = 3.5  # of the median absolute deviation, scaled to a normal's sigma
 _MIN_SLIDES = 5  # fewer say nothing about what is usual
-_HIDDEN = {"slide_id", "slide_path", "status", "warnings", "fails", "comment", "type"}
 _FIRST = ("pixels_to_use", "bright", "dark", "pen_markings", "coverslip_edge")
 
 
@@ -43,15 +41,15 @@ class _Line:
 def write_qc_sheet(path: Path, rows: Sequence[Mapping[str, Score]], *, title: str) -> None:
     """Writes the page: thumbnails with overlays, sortable columns, outliers marked.
 
-    Thumbnails are inside the page; the larger pictures are links into the slides' folders beside
-    it, so that a page of 1,000 slides stays below 20 MB. No server, no address outside.
+    Thumbnails are inside the page; the larger pictures are links into the slides' folders, so that
+    a page of 1,000 slides stays below 20 MB. No server, no address outside.
 
     Args:
-        path: of the page; the slides' folders lie beside it.
-        rows: of the run, as in qc.csv.
+        path: of the page.
+        rows: of the run, as in qc.csv; `folder` is where a slide's pictures lie, relative to the
+            page's folder (`slide_id` where a row has none).
         title: of the page.
     """
-    # here, as QC's workers import this module and write no page
     columns = _columns(rows)
     usual = {name: _usual(rows, name) for name in columns}
     lines = [_line(row, columns, usual, path.parent) for row in rows]
@@ -71,7 +69,7 @@ def _columns(rows: Sequence[Mapping[str, Score]]) -> list[str]:
     """Columns of numbers: the telling ones first."""
     names = list(dict.fromkeys(n for row in rows for n, v in row.items() if not isinstance(v, str)))
     first = [n for n in _FIRST if n in names]
-    return first + [n for n in names if n not in first and n not in _HIDDEN]
+    return first + [n for n in names if n not in first]
 
 
 def _usual(rows: Sequence[Mapping[str, Score]], name: str) -> tuple[float, float] | None:
@@ -106,14 +104,14 @@ def _line(
 ) -> _Line:
     slide_id = str(row["slide_id"])
     cells = tuple(_cell(row.get(name), usual[name]) for name in columns)
-    pictures = sorted((folder / slide_id).glob("*.png"), key=_picture_order)
-    overlay = folder / slide_id / "overlay.png"
+    where = str(row.get("folder", slide_id))
+    pictures = sorted((folder / where).glob("*.png"), key=_picture_order)
     return _Line(
         slide_id=slide_id,
         failed=row["status"] == "failed",
         warnings=tuple(w for w in str(row.get("warnings", "")).split("|") if w),
-        thumbnail=_data_uri(overlay) if overlay.is_file() else "",
-        pictures=tuple((p.stem, f"{quote(slide_id)}/{quote(p.name)}") for p in pictures),
+        thumbnail=_thumbnail(folder / where / "overlay.png"),
+        pictures=tuple((p.stem, quote(f"{where}/{p.name}")) for p in pictures),
         cells=cells,
         num_outliers=sum(cell.outlier for cell in cells),
     )
@@ -131,9 +129,9 @@ def _cell(value: Score | None, usual: tuple[float, float] | None) -> _Cell:
     return _Cell(text=text, sort=repr(value), outlier=is_outlier(value, usual))
 
 
-def _data_uri(path: Path) -> str:
-    buffer = io.BytesIO()
+def _thumbnail(path: Path) -> str:
+    """The picture inside the page; '' where there is none."""
+    if not path.is_file():
+        return ""
     with Image.open(path) as picture:
-        picture.thumbnail((THUMBNAIL_EDGE_PX, THUMBNAIL_EDGE_PX))
-        picture.convert("RGB").save(buffer, format="JPEG", quality=85)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+        return data_uri(picture, THUMBNAIL_EDGE_PX)

@@ -1,23 +1,21 @@
 """Finds tissue folds: twice as thick as tissue of the same stain usually is, and elongated."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from thinsection.arrays import Array, ArrayNamespace, filters
 from thinsection.arrays.colour import saturation
 from thinsection.arrays.morphology import labelled
-from thinsection.qc.light import remove_regions
-from thinsection.qc.sizes import area_px, length_px
-from thinsection.qc.view import Outcome, QcView
+from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
 _NUM_STAIN_BINS = 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folds:
-    """Removes folds.
+@dataclass(frozen=True, kw_only=True)
+class Folds(QcCheck):
+    """Removes folds: thick, saturated, elongated regions of the mask.
 
     Attributes:
-        name: of the check, prefix of its columns.
         width: of a usual fold; detail finer than a sixth of it is smoothed away.
         min_thickness: a px may be part of a fold from this multiple of the optical density that
             tissue with the same balance of stains usually has on this slide ...
@@ -26,30 +24,26 @@ class Folds:
         min_area: smaller regions are no folds.
     """
 
+    kind: ClassVar[str] = "folds"
+
     name: str = "folds"
-    width: str = "80 um"
+    width: str = length("80 um")
     min_thickness: float = 1.35
     min_saturation: float = 1.0
     min_elongation: float = 2.5
-    min_area: str = "0.005 mm2"
+    min_area: str = area("0.005 mm2")
 
-
-def folds(view: QcView, params: Folds) -> Outcome:
-    """Removes thick, saturated, elongated regions of the mask."""
-    ns = view.ns
-    if not bool(view.mask_use.any()):
-        return Outcome(warnings=(f"{params.name}: no tissue to look for folds in",))
-    sigma = length_px(params.width, view.mpp_th, key="width") / 6
-    colour = filters.gaussian(ns, saturation(ns, view.rgb), sigma)
-    usual_colour = float(ns.xp.median(colour[view.mask_use]))
-    found = (
-        view.mask_use
-        & (relative_thickness(ns, view.rgb, view.mask_use, sigma) > params.min_thickness)
-        & (colour > params.min_saturation * usual_colour)
-    )
-    least = area_px(params.min_area, view.mpp_th, key="min_area")
-    elongated = keep_elongated(ns, found, params.min_elongation, least)
-    return remove_regions(view, elongated, params.name)
+    def __call__(self, view: QcView) -> Outcome:
+        ns, tissue = view.ns, view.mask_use
+        if not bool(tissue.any()):
+            return Outcome(warnings=(f"{self.name}: no tissue to look for folds in",))
+        sigma = view.length_px(self.width) / 6
+        colour = filters.gaussian(ns, saturation(ns, view.rgb), sigma)
+        thick = relative_thickness(ns, view.rgb, tissue, sigma) > self.min_thickness
+        usual_colour = float(ns.xp.median(colour[tissue]))
+        found = tissue & thick & (colour > self.min_saturation * usual_colour)
+        elongated = keep_elongated(ns, found, self.min_elongation, view.area_px(self.min_area))
+        return view.left_regions(tissue & ~elongated, f"{self.name}_removed")
 
 
 def relative_thickness(ns: ArrayNamespace, rgb: Array, mask: Array, sigma_px: float) -> Array:

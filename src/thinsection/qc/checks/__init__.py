@@ -1,0 +1,1 @@
+"""The checks of quality control; `check` says what one is."""

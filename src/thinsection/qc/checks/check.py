@@ -1,0 +1,210 @@
+"""What a check is, what it sees and what it answers.
+
+A check is a frozen dataclass: its fields are the settings of a `[[check]]` table, and calling it
+with a view of a slide gives an outcome. Another package adds one by a subclass of `QcCheck` and an
+entry point of the group `thinsection.qc_checks` (docs/extending.md).
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.arrays import Array, ArrayNamespace
+from thinsection.arrays.morphology import measure_regions
+from thinsection.errors import ConfigError
+
+Score = float | str
+Statistics = Literal["relative2mask", "relative2image", "absolute"]
+EMPTY_SCORE = -100.0  # what HistoQC writes where there is no px to measure
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(px|um|mm|um2|mm2)\s*")
+_UM = {"length": {"um": 1.0, "mm": 1000.0}, "area": {"um2": 1.0, "mm2": 1e6}}
+_EXAMPLES = {"length": "'10 px' or '80 um'", "area": "'64 px' or '0.65 mm2'"}
+
+
+def length(default: str) -> Any:
+    """A field of a check that is a length: '10 px' of the work image, '80 um' or '0.5 mm'."""
+    return field(default=default, metadata={"size": "length"})
+
+
+def area(default: str) -> Any:
+    """A field of a check that is an area: '64 px' of the work image, '4096 um2' or '0.65 mm2'."""
+    return field(default=default, metadata={"size": "area"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strips:
+    """The slide at another resolution, in strips from top to bottom.
+
+    Attributes:
+        mpp: µm per px.
+        size: (width, height) of all strips together.
+        strips: yields RGB uint8 (rows, width, 3) on the host; rows is a multiple of the multiple
+            that was asked for, but for the last.
+    """
+
+    mpp: float
+    size: tuple[int, int]
+    strips: Iterator[npt.NDArray[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one check answers.
+
+    Attributes:
+        mask_use: bool (H, W), the mask after it; None leaves it as it was.
+        touched: bool (H, W), what the check found (or filled); None if it only measures.
+        scores: columns of the slide's row.
+        tables: for the report, on the host: a picture, uint8 (H, W), or densities of R, G and B,
+            float64 (bins, 3).
+        enforce: True takes `touched` out of the final mask again, whatever filled it since.
+        warnings: sentences for the slide's row.
+    """
+
+    mask_use: Array | None = None
+    touched: Array | None = None
+    scores: Mapping[str, Score] = field(default_factory=dict)
+    tables: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    enforce: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QcView:
+    """One slide at the work resolution, as a check sees it. Arrays live on the namespace's device.
+
+    Attributes:
+        ns: where arrays live.
+        rgb: uint8 (H, W, 3).
+        gray: float64 (H, W), luma in [0, 1].
+        mask_use: bool (H, W), what the checks before this one have left.
+        mpp_th: µm per px of the work image.
+        statistics: how a share is written.
+        gray_at: gray, float32, of the whole slide at a nominal mpp, from the same pass over it.
+        strips_at: strips at about a real mpp, with rows a multiple of the second argument.
+        probability_of: P of each px, float32 (H, W), by the model of a by-example check.
+    """
+
+    ns: ArrayNamespace
+    rgb: Array
+    gray: Array
+    mask_use: Array
+    mpp_th: float
+    statistics: Statistics = "relative2mask"
+    gray_at: Callable[[float], Array]
+    strips_at: Callable[[float, int], Strips]
+    probability_of: Callable[[Any], Array]
+
+    def length_px(self, text: str) -> float:
+        """A length as px of the work image."""
+        return size_px(text, self.mpp_th, "length", key="length")
+
+    def area_px(self, text: str) -> float:
+        """An area as px of the work image."""
+        return size_px(text, self.mpp_th, "area", key="area")
+
+    def share(self, new_mask: Array) -> float:
+        """What a step took from `mask_use`, in the view's statistics."""
+        left, before = (int(self.ns.xp.count_nonzero(m)) for m in (new_mask, self.mask_use))
+        if self.statistics == "absolute":
+            return float(left)
+        if self.statistics == "relative2image":
+            return left / float(new_mask.size)
+        return EMPTY_SCORE if before == 0 else 1.0 - left / before
+
+    def left(self, new: Array, column: str, *, enforce: bool = False) -> Outcome:
+        """The outcome of a check that leaves `new` of the mask; its share is one column."""
+        touched = self.mask_use & ~new
+        scores = {column: self.share(new)}
+        return Outcome(mask_use=new, touched=touched, scores=scores, enforce=enforce)
+
+    def left_regions(self, new: Array, prefix: str, touched: Array | None = None) -> Outcome:
+        """The same with four columns, of the regions that it touched (else what it took)."""
+        touched = self.mask_use & ~new if touched is None else touched
+        scores = self.region_scores(prefix, touched, self.share(new))
+        return Outcome(mask_use=new, touched=touched, scores=scores)
+
+    def region_scores(self, prefix: str, mask: Array, share: float) -> dict[str, Score]:
+        """Number, mean and largest area of the 8-connected regions of a mask, and a share."""
+        regions = measure_regions(self.ns, mask)
+        return {
+            f"{prefix}_num_regions": float(regions.count),
+            f"{prefix}_mean_area": regions.mean_area_px,
+            f"{prefix}_max_area": float(regions.max_area_px),
+            f"{prefix}_percent": share,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class QcCheck(ABC):
+    """One check with its settings. A subclass's fields are those of its `[[check]]` table.
+
+    The first line of a subclass's docstring is its help; every field has a default.
+
+    Attributes:
+        kind: of the table; the name of the entry point, where another package brings the check.
+        needs: packages beyond this one's that it imports, by import name.
+        fills: True if what it touches is given to the mask, not taken from it.
+        name: unique in a pipeline: of the mask, of its picture, and where a check says nothing
+            else of the column.
+    """
+
+    kind: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ()
+    fills: ClassVar[bool] = False
+
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        """Lengths and areas are parsed once, so that a wrong one fails before any slide is read."""
+        for f in fields(self):
+            if "size" in f.metadata:
+                size_px(getattr(self, f.name), 1.0, f.metadata["size"], key=f"{self.kind}.{f.name}")
+        if not self.name or "/" in self.name:
+            raise ConfigError(f"{self.kind}.name must be a file name, got {self.name!r}")
+
+    @abstractmethod
+    def __call__(self, view: QcView) -> Outcome:
+        """What the check answers for a slide."""
+
+    @property
+    def removes_glass(self) -> bool:
+        """Whether what it removes is plain background: drawn gray."""
+        return False
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Picture files on which its answer depends."""
+        return ()
+
+    @property
+    def image_mpps(self) -> tuple[float, ...]:
+        """Nominal µm/px of the images, beside the work image, that it asks `gray_at` for."""
+        return ()
+
+
+def size_px(text: str, mpp_th: float, what: str, *, key: str) -> float:
+    """Px of the work image.
+
+    Args:
+        text: such as '10 px', '80 um' or '0.65 mm2'.
+        mpp_th: µm per px of the work image.
+        what: 'length' or 'area'.
+        key: what the message calls it.
+
+    Raises:
+        ConfigError: the text is no length, or no area.
+    """
+    match = _SIZE.fullmatch(text)
+    value, unit = (float(match.group(1)), match.group(2)) if match else (0.0, "")
+    if unit == "px":
+        return value
+    if unit not in _UM[what]:
+        article = "a length" if what == "length" else "an area"
+        raise ConfigError(f"{key} must be {article} such as {_EXAMPLES[what]}, got {text!r}")
+    return value * _UM[what][unit] / (mpp_th if what == "length" else mpp_th**2)

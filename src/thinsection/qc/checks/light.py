@@ -1,0 +1,212 @@
+"""Checks on how bright, coloured or flat a px and its surroundings are."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from thinsection.arrays import Array, filters
+from thinsection.arrays.colour import channel_std
+from thinsection.arrays.morphology import disk_footprint, drop_small
+from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intensity(QcCheck):
+    """Keeps px whose gray and colour spread lie between two limits each: no glass, or no dirt.
+
+    Attributes:
+        lower_gray, upper_gray: open limits of luma, [0, 1]; None sets none.
+        lower_std, upper_std: open limits of the standard deviation over R, G, B, 0 to 255.
+        invert: True keeps the others.
+    """
+
+    kind: ClassVar[str] = "intensity"
+
+    name: str = "bright"
+    lower_gray: float | None = None
+    upper_gray: float | None = None
+    lower_std: float | None = None
+    upper_std: float | None = None
+    invert: bool = False
+
+    def __call__(self, view: QcView) -> Outcome:
+        kept = _between(view.gray, self.lower_gray, self.upper_gray)
+        if self.lower_std is not None or self.upper_std is not None:
+            kept &= _between(channel_std(view.ns, view.rgb), self.lower_std, self.upper_std)
+        return view.left(view.mask_use & (~kept if self.invert else kept), self.name)
+
+    @property
+    def removes_glass(self) -> bool:
+        return not self.invert
+
+
+@dataclass(frozen=True, kw_only=True)
+class Otsu(QcCheck):
+    """Keeps px darker than Otsu's threshold of the work image.
+
+    Attributes:
+        local: True takes the threshold in a disk around each px.
+        radius: of that disk.
+        invert: True keeps the others.
+    """
+
+    kind: ClassVar[str] = "otsu"
+
+    name: str = "otsu"
+    local: bool = False
+    radius: str = length("15 px")
+    invert: bool = False
+
+    def __call__(self, view: QcView) -> Outcome:
+        if self.local:
+            gray, disk = _as_uint8(view), disk_footprint(view.length_px(self.radius))
+            below = gray < filters.local_otsu(view.ns, gray, disk)
+        else:
+            below = view.gray < filters.otsu_threshold(view.ns, view.gray)
+        return view.left(view.mask_use & (~below if self.invert else below), self.name)
+
+    @property
+    def removes_glass(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrightestCluster(QcCheck):
+    """Removes the brightest cluster of gray values, by k-means on the 256-bin histogram: no seed.
+
+    Attributes:
+        num_clusters: how many clusters.
+    """
+
+    kind: ClassVar[str] = "brightest_cluster"
+
+    name: str = "brightest_cluster"
+    num_clusters: int = 3
+
+    def __call__(self, view: QcView) -> Outcome:
+        counts = view.ns.download(view.ns.xp.bincount(_as_uint8(view).ravel(), minlength=256))
+        values = np.arange(256) / 255.0
+        present = values[counts > 0]
+        centers = np.linspace(present[0], present[-1], self.num_clusters)
+        for _ in range(100):
+            cluster = np.abs(values[:, None] - centers[None, :]).argmin(axis=1)
+            weight = np.bincount(cluster, counts, minlength=self.num_clusters)
+            total = np.bincount(cluster, counts * values, minlength=self.num_clusters)
+            moved = np.where(weight > 0, total / np.maximum(weight, 1), centers)
+            if np.allclose(moved, centers, atol=1e-6):
+                break
+            centers = moved
+        limit = float(centers[-2:].mean()) if len(present) > 1 else math.inf
+        return view.left(view.mask_use & (view.gray < limit), self.name)
+
+    @property
+    def removes_glass(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalMinimum(QcCheck):
+    """Keeps px with something dark nearby.
+
+    Attributes:
+        column: of its share; HistoQC's name for it.
+        radius: of the disk in which the darkest px counts.
+        upper_gray: the darkest px must be at most this, 0 to 255.
+        invert: False keeps the others (HistoQC's own default is True, as here).
+    """
+
+    kind: ClassVar[str] = "local_minimum"
+
+    name: str = "bright"
+    column: str = "brightestPixels"
+    radius: str = length("5 px")
+    upper_gray: int = 210
+    invert: bool = True
+
+    def __call__(self, view: QcView) -> Outcome:
+        disk = disk_footprint(view.length_px(self.radius))
+        bright = filters.local_minimum(view.ns, _as_uint8(view), disk) > self.upper_gray
+        return view.left(view.mask_use & (~bright if self.invert else bright), self.column)
+
+    @property
+    def removes_glass(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flat(QcCheck):
+    """Removes large areas without texture: smears, bubbles, glass.
+
+    Attributes:
+        kernel: edge of the square whose mean is taken.
+        max_difference: a px is flat if it is closer to that mean, gray in [0, 1].
+        min_area: smaller flat areas, and holes in them, do not count.
+    """
+
+    kind: ClassVar[str] = "flat"
+
+    name: str = "flat_areas"
+    kernel: str = length("10 px")
+    max_difference: float = 0.01
+    min_area: str = area("500 px")
+
+    def __call__(self, view: QcView) -> Outcome:
+        edge = max(1, round(view.length_px(self.kernel)))
+        least = view.area_px(self.min_area)
+        mean = filters.box_mean(view.ns, view.gray, edge)
+        found = drop_small(view.ns, abs(mean - view.gray) < self.max_difference, least)
+        return view.left(view.mask_use & drop_small(view.ns, ~found, least), self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blurry(QcCheck):
+    """Removes px far from any edge: HistoQC's blur check, for comparison; `focus` finds blur.
+
+    Attributes:
+        image_mpp: nominal mpp of the image it looks at, µm/px (2.5x).
+        sigma: of the Gaussian over |Laplacian|, in px of that image.
+        max_edge: blurry where the blurred |Laplacian| is at most this.
+    """
+
+    kind: ClassVar[str] = "blurry"
+
+    name: str = "blurry"
+    image_mpp: float = 4.0
+    sigma: float = 100.0
+    max_edge: float = 0.15
+
+    def __call__(self, view: QcView) -> Outcome:
+        edges = filters.laplacian(view.ns, view.gray_at(self.image_mpp))
+        view.ns.xp.abs(edges, out=edges)
+        shape = (view.gray.shape[0], view.gray.shape[1])
+        near = filters.gaussian(view.ns, edges, self.sigma, shape=shape)
+        return view.left_regions(view.mask_use & (near > self.max_edge), f"{self.name}_removed")
+
+    @property
+    def image_mpps(self) -> tuple[float, ...]:
+        return (self.image_mpp,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equalised(QcCheck):
+    """Measures nothing; leaves a histogram-equalised gray picture for the report."""
+
+    kind: ClassVar[str] = "equalised"
+
+    name: str = "equalised"
+
+    def __call__(self, view: QcView) -> Outcome:
+        share = filters.equalised(view.ns, _as_uint8(view))
+        picture = view.ns.download((share * 255).astype(view.ns.xp.uint8))
+        return Outcome(tables={self.name: picture})
+
+
+def _between(values: Array, lower: float | None, upper: float | None) -> Array:
+    above = values > (-math.inf if lower is None else lower)
+    return above & (values < (math.inf if upper is None else upper))
+
+
+def _as_uint8(view: QcView) -> Array:
+    return (view.gray * 255).astype(view.ns.xp.uint8)
