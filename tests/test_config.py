@@ -1,10 +1,22 @@
 """Settings: one default, checked values, unknown keys refused by nearest name."""
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from thinsection.config import as_mapping, dump_toml, flat_fields, load_toml, replace_flat
+from thinsection.config import (
+    as_mapping,
+    dump_toml,
+    flat_fields,
+    load_toml,
+    replace_flat,
+    toml_key,
+    toml_value,
+)
 from thinsection.errors import ConfigError
 from thinsection.stages.config import RunConfig
 from thinsection.units import format_bytes, parse_bytes
@@ -20,6 +32,30 @@ def test_the_written_toml_reads_back_to_the_same_settings(tmp_path: Path) -> Non
     assert load_toml(tmp_path / "run.toml", RunConfig) == config
     (tmp_path / "default.toml").write_text(dump_toml(RunConfig()))
     assert load_toml(tmp_path / "default.toml", RunConfig) == RunConfig()
+
+
+TEXT = st.text() | st.sampled_from(["\0\x1f\x7f", "🔬 \U0010ffff", '"quo"te\\', "a\r\nb"])
+SCALARS = TEXT | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner))
+
+
+@given(TEXT, VALUES)
+def test_every_value_is_one_line_of_toml_that_reads_back_the_same(name: str, value: Any) -> None:
+    line = f"{toml_key(name)} = {toml_value(value)}"
+    assert "\n" not in line
+    found = tomllib.loads(f"# a comment\n{line}\n[next]\n")[name]
+    assert found == value
+    assert repr(found) == repr(value)  # the type too: 1 is not 1.0 and not True
+
+
+@given(TEXT, st.lists(TEXT))
+def test_settings_of_any_text_read_back_the_same(
+    tmp_path_factory: pytest.TempPathFactory, text: str, names: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("toml") / "run.toml"
+    config = replace_flat(RunConfig(), {"weights": text, "qc_fail": names})
+    path.write_text(dump_toml(config), encoding="utf-8", newline="")
+    assert load_toml(path, RunConfig) == config
 
 
 @pytest.mark.parametrize(

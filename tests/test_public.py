@@ -35,3 +35,7 @@ def test_the_tour_of_the_readme_runs(tmp_path: Path, he_slide: Path) -> None:
         os.chdir(before)
     assert (tmp_path / "results" / "b" / "slide_embedding.h5").is_file()
     assert getattr(names["slide_embedding"], "shape", None) == (1280,)
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (Path(thinsection.__file__).parent / "py.typed").is_file()

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
+import tomli_w
+
 from thinsection.errors import ConfigError
 
 T = TypeVar("T")
@@ -222,16 +224,19 @@ def dump_toml(config: Any) -> str:
             item = as_mapping(value)[g.name]
             if g.metadata.get("help"):
                 lines.append(f"# {g.metadata['help']}")
-            lines.append(f"# {g.name} =" if item is None else f"{g.name} = {_toml_value(item)}")
+            lines.append(f"# {g.name} =" if item is None else f"{g.name} = {toml_value(item)}")
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml_value(v) for v in value) + "]"
-    return repr(value)
+def toml_value(value: Any) -> str:
+    """A str, bool, number, list or table as TOML on one line."""
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
+    return tomli_w.dumps({"v": value}).removeprefix("v = ").rstrip("\n")
+
+
+def toml_key(name: str) -> str:
+    """The name as a TOML key: quoted where it must be."""
+    return tomli_w.dumps({name: 0}).removesuffix(" = 0\n")

@@ -1,8 +1,9 @@
-"""Sizes in bytes, as people write and read them."""
+"""Sizes and resolutions, as people write and read them."""
 
 import re
 
 from thinsection.errors import ConfigError
+from thinsection.types import Mpp
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
@@ -30,3 +31,10 @@ def format_bytes(num_bytes: float) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def format_mpp(mpp: Mpp | None) -> str:
+    """'0.25 µm/px', '0.25 x 0.5 µm/px' for px that are not square, 'no mpp' for None."""
+    if mpp is None:
+        return "no mpp"
+    return " x ".join(dict.fromkeys(f"{value:.4g}" for value in mpp)) + " µm/px"

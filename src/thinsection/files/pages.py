@@ -1,10 +1,19 @@
-"""Self-contained HTML pages from the templates of a room: one jinja environment for all."""
+"""Self-contained HTML: pages from the templates of a room, and what notebooks show."""
 
+import base64
+import io
+from collections.abc import Sequence
 from functools import cache
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from PIL.Image import Image
+
+    from thinsection.types import RgbArray
+
+NOTEBOOK_EDGE_PX = 360
 
 
 def render_page(room: str, template: str, **values: Any) -> str:
@@ -16,6 +25,29 @@ def render_page(room: str, template: str, **values: Any) -> str:
         values: what the template names; one that is missing is an error.
     """
     return _environment(room).get_template(template).render(**values)
+
+
+def data_uri(picture: "Image", max_edge_px: int) -> str:
+    """The picture as a JPEG inside an address, its longer edge at most so long."""
+    small, buffer = picture.convert("RGB"), io.BytesIO()
+    small.thumbnail((max_edge_px, max_edge_px))
+    small.save(buffer, format="JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def notebook_html(picture: "RgbArray | None", title: str, lines: Sequence[str]) -> str:
+    """A picture (H, W, 3), where there is one, beside some lines of text, for a notebook's cell."""
+    from PIL import Image
+
+    image = ""
+    if picture is not None:
+        uri = data_uri(Image.fromarray(picture), NOTEBOOK_EDGE_PX)
+        image = f'<img src="{uri}" alt="{escape(title)}">'
+    text = "<br>".join(escape(line) for line in lines)
+    return (
+        f'<div style="display:flex;gap:16px">{image}'
+        f"<div><strong>{escape(title)}</strong><br>{text}</div></div>"
+    )
 
 
 @cache

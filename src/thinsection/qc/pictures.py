@@ -1,9 +1,6 @@
-"""Pictures of masks over the work image: for the files, and for notebooks."""
+"""Pictures of masks over the work image."""
 
-import base64
-import io
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,6 @@ from thinsection.types import MaskArray, RgbArray
 Color = tuple[int, int, int]  # RGB, 0 to 255
 TISSUE_COLOR: Color = (0, 160, 80)
 _DIMMED = 0.35  # share of its own colour that a px out of use keeps
-_NOTEBOOK_EDGE_PX = 360
 
 
 def overlay(
@@ -53,22 +49,3 @@ def histogram_picture(density: npt.NDArray[Any], *, size: tuple[int, int] = (420
         draw.line(points, fill=color, width=2)
     draw.line([(0, height - 12), (width, height - 12)], fill="#888888")
     return np.asarray(image)
-
-
-def data_uri(picture: Image.Image, max_edge_px: int) -> str:
-    """The picture as a JPEG inside an address, its longer edge at most so long."""
-    small = picture.convert("RGB")
-    small.thumbnail((max_edge_px, max_edge_px))
-    buffer = io.BytesIO()
-    small.save(buffer, format="JPEG", quality=85)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def notebook_html(picture: RgbArray, title: str, lines: Sequence[str]) -> str:
-    """A picture beside some lines of text, for a notebook's cell."""
-    uri = data_uri(Image.fromarray(picture), _NOTEBOOK_EDGE_PX)
-    text = "<br>".join(escape(line) for line in lines)
-    return (
-        f'<div style="display:flex;gap:16px"><img src="{uri}" alt="{escape(title)}">'
-        f"<div><strong>{escape(title)}</strong><br>{text}</div></div>"
-    )

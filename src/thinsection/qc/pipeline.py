@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from thinsection.config import coerce, field_types, nearest, read_toml
+from thinsection.config import coerce, field_types, nearest, read_toml, toml_value
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc.checks import by_example, focus, folds, light, measures, shape, texture
 from thinsection.qc.checks.check import QcCheck, Statistics
@@ -98,11 +98,6 @@ def dump_pipeline(pipeline: Pipeline) -> str:
             if name == "name" or value != getattr(default, name):
                 lines.append(f"{name} = {toml_value(value)}")
     return "\n".join(lines) + "\n"
-
-
-def toml_value(value: Any) -> str:
-    """One value in TOML: JSON's strings, numbers, truth values and lists are TOML's as well."""
-    return json.dumps(value)
 
 
 def pipeline_from_mapping(data: Mapping[str, Any]) -> Pipeline:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy.typing as npt
 
+from thinsection.files.pages import notebook_html
 from thinsection.qc.checks.check import Score
-from thinsection.qc.pictures import Color, notebook_html, overlay
+from thinsection.qc.pictures import Color, overlay
 from thinsection.qc.pipeline import Pipeline
 from thinsection.qc.tissue import TissueMask
 from thinsection.types import MaskArray, MaskFrame, RgbArray

@@ -11,7 +11,8 @@ from thinsection.arrays import get_namespace
 from thinsection.arrays.morphology import drop_small, fill_small
 from thinsection.config import option
 from thinsection.errors import InvalidInputError
-from thinsection.qc.pictures import notebook_html, overlay
+from thinsection.files.pages import notebook_html
+from thinsection.qc.pictures import overlay
 from thinsection.slide import Slide, read_resized
 from thinsection.types import MaskArray, MaskFrame, Mpp, RgbArray, Size
 

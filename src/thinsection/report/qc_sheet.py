@@ -10,9 +10,8 @@ from urllib.parse import quote
 from PIL import Image
 
 from thinsection.files.atomic import write_text
-from thinsection.files.pages import render_page
+from thinsection.files.pages import data_uri, render_page
 from thinsection.qc.checks.check import EMPTY_SCORE, Score
-from thinsection.qc.pictures import data_uri
 
 THUMBNAIL_EDGE_PX = 160
 _OUTLIER_DEVIATIONS = 3.5  # of the median absolute deviation, scaled to a normal's sigma

@@ -2,14 +2,17 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from thinsection.errors import InvalidInputError
+from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
 from thinsection.slide.geometry import lv_from_l0
 from thinsection.slide.resize import fitted_size, read_resized
 from thinsection.types import Closing, CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
+from thinsection.units import format_mpp
 
 WHITE = 255
 
@@ -56,6 +59,19 @@ class Slide(Closing):
         self.choice = ""
         self.source: FsspecSource | None = None
         self._closed = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({Path(self.slide_path).name!r}: {', '.join(self._facts())})"
+
+    def _repr_html_(self) -> str:
+        """The same with a thumbnail, which is made now; a closed slide has none."""
+        picture = None if self._closed else self.thumbnail((NOTEBOOK_EDGE_PX, NOTEBOOK_EDGE_PX))
+        return notebook_html(picture, Path(self.slide_path).name, self._facts())
+
+    def _facts(self) -> list[str]:
+        levels = f"{len(self.levels)} level{'s' * (len(self.levels) > 1)}"
+        facts = [f"{self.size[0]} x {self.size[1]} px", levels, format_mpp(self.slide_mpp)]
+        return [*facts, f"reader {self.reader!r}", *["closed"] * self._closed]
 
     @property
     def associated_names(self) -> tuple[str, ...]:

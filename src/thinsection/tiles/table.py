@@ -7,8 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
+from thinsection.files.pages import notebook_html
 from thinsection.slide.geometry import ReadPlan
 from thinsection.types import CoordsL0
+from thinsection.units import format_mpp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,22 @@ class TileTable:
 
     def __len__(self) -> int:
         return int(self.coords_l0.shape[0])
+
+    def __repr__(self) -> str:
+        return f"TileTable({', '.join(self._facts())})"
+
+    def _repr_html_(self) -> str:
+        return notebook_html(None, "TileTable", self._facts())
+
+    def _facts(self) -> list[str]:
+        mpp = self.plan.tile_mpp
+        size = f"{self.plan.tile_px} px at {format_mpp(None if mpp is None else (mpp, mpp))}"
+        facts = [f"{len(self)} tiles of {size}"]
+        if len(self):
+            low, high = self.coords_l0.min(axis=0), self.coords_l0.max(axis=0) + self.plan.size_l0
+            spans = [f"{a} to {b}" for a, b in zip(low.tolist(), high.tolist())]
+            facts.append(f"x {spans[0]} and y {spans[1]} in level-0 px")
+        return [*facts, f"columns: {', '.join(self.columns) or 'none'}"]
 
     def select(self, keep: npt.NDArray) -> "TileTable":
         """The table of the tiles that a boolean mask (N,) or index array picks."""
