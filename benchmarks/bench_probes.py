@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from benchmarks.harness import arguments, finish
-from thinsection.probe.cosine import cosine_neighbours
-from thinsection.probe.examples import TileSet, make_split
-from thinsection.probe.fewshot import draw_support_sets, simpleshot_votes
-from thinsection.probe.knn import count_votes
-from thinsection.probe.linear import linear_probe
+from thinsection.probe.compute import cosine_neighbours
+from thinsection.probe.data.sets import TileSet, make_split
+from thinsection.probe.probes.fewshot import draw_support_sets, simpleshot_votes
+from thinsection.probe.probes.knn import count_votes
+from thinsection.probe.probes.linear import linear_probe
 from thinsection.testing import Measured, run_and_measure
 from thinsection.types import MIB
 

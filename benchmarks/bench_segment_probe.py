@@ -18,10 +18,10 @@ from tests.support.segmentation import MAKERS, StubEncoder, settings
 from benchmarks import cache_processes
 from benchmarks.harness import arguments, finish
 from thinsection.probe import NANOPATH, Protocol
-from thinsection.probe.datasets_segment import SEGMENT_DATASETS, SegmentSet
 from thinsection.probe.result import ProbeResult
-from thinsection.probe.segment import CacheOptions, centre, segment_features, segment_probe
-from thinsection.probe.segment_train import RamFeatures
+from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
+from thinsection.probe.segment.probe import CacheOptions, centre, segment_features, segment_probe
+from thinsection.probe.segment.train import RamFeatures
 from thinsection.store.cache import Storage
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB
@@ -33,7 +33,7 @@ ON_DISK_BYTES = 2  # a value: bf16-exact features, as an encoder in bf16 gives t
 def compare(name: str, folder: Path, protocol: Protocol) -> dict[str, Any]:
     """One layout: scores and losses from RAM, the lossless cache and the float16 cache."""
     data = SEGMENT_DATASETS[name](MAKERS[name](folder / "data"))
-    plain, _ = segment_probe(data, RamFeatures(tokens_in_ram(data)), protocol=protocol)
+    plain = segment_probe(data, RamFeatures(tokens_in_ram(data)), protocol=protocol)
     lossless = from_cache(data, folder, protocol, "lossless")
     half = from_cache(data, folder, protocol, "fp16")
     if (lossless.details, lossless.score) != (plain.details, plain.score):
@@ -66,7 +66,7 @@ def from_cache(data: SegmentSet, folder: Path, protocol: Protocol, storage: Stor
     budget = 4 * protocol.require("segment").batch_size * 196 * 24 * 4
     options = CacheOptions(root=folder / "cache", budget_bytes=budget, storage=storage)
     with segment_features(data, StubEncoder(), settings(), options) as cache:
-        result, _ = segment_probe(data, cache, protocol=protocol)
+        result = segment_probe(data, cache, protocol=protocol)
         if cache.in_ram:
             raise AssertionError("the cache must be read from disk here")
         return result

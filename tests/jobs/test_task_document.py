@@ -16,7 +16,7 @@ from thinsection.jobs.task_document import (
     task_class,
 )
 from thinsection.probe.config import ProbeConfig
-from thinsection.probe.grid_task import ProbeTask, probe_jobs
+from thinsection.probe.grid import ProbeTask, probe_jobs
 
 
 def document(folder: Path) -> TaskDocument:

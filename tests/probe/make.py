@@ -7,7 +7,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from thinsection.probe.examples import TileSet, make_split
+from thinsection.probe.data.sets import TileSet, make_split
 
 
 def blobs(

@@ -8,7 +8,7 @@ import pytest
 from tests.probe.make import write_tiles_h5
 
 from thinsection.errors import DatasetError
-from thinsection.probe.datasets_cases import labelled_cases, load_case_table, survival_cases
+from thinsection.probe.data.cases import labelled_cases, load_case_table, survival_cases
 from thinsection.probe.protocol import NANOPATH, PATHOBENCH
 
 

@@ -12,13 +12,13 @@ from sksurv.metrics import concordance_index_censored
 from sksurv.util import Surv
 
 from thinsection.errors import DatasetError, InvalidInputError
-from thinsection.probe.abmil import abmil_probe
-from thinsection.probe.cases import CaseSet, SurvivalSet, mean_vectors
+from thinsection.probe.data.cases import mean_vectors
+from thinsection.probe.data.sets import CaseSet, RobustnessSet, SurvivalSet
+from thinsection.probe.probes.robustness import robustness_probe
+from thinsection.probe.probes.slide import abmil_probe, slide_probe
+from thinsection.probe.probes.survival import survival_probe
 from thinsection.probe.protocol import NANOPATH, PATHOBENCH
-from thinsection.probe.robustness import RobustnessSet, robustness_probe
-from thinsection.probe.slide import slide_probe
-from thinsection.probe.splits import shuffled_folds, stratified_folds
-from thinsection.probe.survival import survival_probe
+from thinsection.probe.statistics import shuffled_folds, stratified_folds
 
 RNG = np.random.default_rng(4)
 

@@ -11,7 +11,14 @@ from PIL import Image
 from tests.probe.make import write_tiles_h5
 
 from thinsection.errors import DatasetError
-from thinsection.probe.datasets_images import (
+from thinsection.probe.data.files import find_tile_files, read_embeddings, slide_files
+from thinsection.probe.data.images import (
+    class_and_mean,
+    embed_image_set,
+    embed_images,
+    image_batches,
+)
+from thinsection.probe.data.layouts import (
     BRACS_CLASSES,
     BREAKHIS_CLASSES,
     breakhis_patient,
@@ -21,17 +28,8 @@ from thinsection.probe.datasets_images import (
     load_mhist,
     load_pcam,
 )
-from thinsection.probe.datasets_manifest import load_manifest
-from thinsection.probe.embedding_files import find_tile_files, read_embeddings, slide_files
-from thinsection.probe.examples import TileSet
-from thinsection.probe.image_sets import (
-    ImageRef,
-    ImageSet,
-    class_and_mean,
-    embed_image_set,
-    embed_images,
-    image_batches,
-)
+from thinsection.probe.data.manifests import load_manifest
+from thinsection.probe.data.sets import ImageRef, ImageSet, TileSet
 
 
 def image(path: Path, value: int = 100, size: tuple[int, int] = (7, 5)) -> Path:

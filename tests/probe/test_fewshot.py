@@ -6,8 +6,8 @@ import torch
 from tests.probe.make import blobs
 
 from thinsection.errors import BudgetError, DatasetError
-from thinsection.probe.examples import TileSet, make_split
-from thinsection.probe.fewshot import draw_support_sets, fewshot_probe, simpleshot_votes
+from thinsection.probe.data.sets import TileSet, make_split
+from thinsection.probe.probes.fewshot import draw_support_sets, fewshot_probe, simpleshot_votes
 from thinsection.types import MIB
 
 

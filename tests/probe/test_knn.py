@@ -8,9 +8,9 @@ from sklearn.neighbors import KNeighborsClassifier
 from tests.probe.make import blobs
 
 from thinsection.errors import BudgetError, DatasetError, InvalidInputError
-from thinsection.probe.cosine import cosine_neighbours
-from thinsection.probe.examples import TileSet, make_split
-from thinsection.probe.knn import count_votes, knn_probe
+from thinsection.probe.compute import cosine_neighbours
+from thinsection.probe.data.sets import TileSet, make_split
+from thinsection.probe.probes.knn import count_votes, knn_probe
 from thinsection.testing import run_and_measure
 from thinsection.types import MIB
 

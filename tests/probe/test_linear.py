@@ -9,8 +9,8 @@ from sklearn.metrics import f1_score
 from tests.probe.make import blobs
 
 from thinsection.errors import ConfigError, DeviceError, InvalidInputError
-from thinsection.probe.examples import TileSet, make_split
-from thinsection.probe.linear import initial_head, linear_probe, train_head
+from thinsection.probe.data.sets import TileSet, make_split
+from thinsection.probe.probes.linear import initial_head, linear_probe, train_head
 from thinsection.probe.protocol import EVA, NANOPATH, PATHOBENCH, LinearSettings
 
 SETTINGS = dataclasses.replace(NANOPATH.linear, epochs=25)

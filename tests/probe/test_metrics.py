@@ -5,7 +5,6 @@ import pytest
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from thinsection.errors import InvalidInputError
-from thinsection.probe.bootstrap import bootstrap_counts, bootstrap_rows
 from thinsection.probe.metrics import (
     balanced_accuracy,
     confusion_matrix,
@@ -13,7 +12,13 @@ from thinsection.probe.metrics import (
     macro_f1,
     weighted_auroc,
 )
-from thinsection.probe.splits import grouped_folds, shuffled_folds, stratified_folds
+from thinsection.probe.statistics import (
+    bootstrap_counts,
+    bootstrap_rows,
+    grouped_folds,
+    shuffled_folds,
+    stratified_folds,
+)
 
 RNG = np.random.default_rng(11)
 TRUTH, GUESS = RNG.integers(0, 4, 200), RNG.integers(0, 4, 200)

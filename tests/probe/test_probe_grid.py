@@ -15,8 +15,14 @@ from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
 from thinsection.probe.config import ProbeConfig
-from thinsection.probe.grid import ProbeGridConfig, run_probes
-from thinsection.probe.grid_task import JOB_NAME, TRACEBACK_NAME, ProbeRow, probe_jobs
+from thinsection.probe.grid import (
+    JOB_NAME,
+    TRACEBACK_NAME,
+    ProbeGridConfig,
+    ProbeRow,
+    probe_jobs,
+    run_probes,
+)
 
 REASON = why_not()
 needs_slurm = pytest.mark.skipif(REASON is not None, reason=f"no Slurm here: {REASON}")
@@ -64,7 +70,9 @@ def test_every_combination_is_a_job_and_equal_names_are_kept_apart(tmp_path: Pat
     assert "a-hf_a_b-seed3-linear" in jobs[4].name
     (plain,) = probe_jobs(paths[:1], ProbeConfig(), probes=["knn"])
     assert (plain.name, plain.config) == ("a-knn", ProbeConfig())
-    with pytest.raises(ConfigError, match=r"probe must be of linear.*got \['liner'\]"):
+    with pytest.raises(
+        ConfigError, match="probe must be a known name, got 'liner'; did you mean 'linear'"
+    ):
         probe_jobs(paths, ProbeConfig(), probes=["liner"])
     with pytest.raises(ConfigError, match="seeds must be whole numbers, got 'x'"):
         run_probes(paths, out=tmp_path, config=settings(tmp_path, seeds=("x",)))

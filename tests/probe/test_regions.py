@@ -9,8 +9,7 @@ import pytest
 from tests.probe.make import rectangle, two_regions, write_tiles_h5
 
 from thinsection.errors import DatasetError
-from thinsection.probe.polygons import Region, read_regions
-from thinsection.probe.regions import load_regions
+from thinsection.probe.data.regions import LabelledRegion, load_regions, read_regions
 
 
 def collection(path: Path, *features: dict[str, Any]) -> Path:
@@ -35,13 +34,13 @@ def test_holes_and_pieces_follow_the_even_odd_rule() -> None:
     square = np.array([[0, 0], [10, 0], [10, 10], [0, 10], [0, 0]], float)
     hole = np.array([[4, 4], [6, 4], [6, 6], [4, 6]], float)
     island = square + 100
-    region = Region("a", None, None, (square, hole, island))
+    region = LabelledRegion("a", None, None, (square, hole, island))
     points = np.array([[1, 1], [5, 5], [105, 105], [50, 50], [9.9, 0.1]])
     np.testing.assert_array_equal(region.holds(points), [True, False, True, False, True])
 
 
 def test_a_diagonal_edge_cuts_as_its_line_does() -> None:
-    region = Region("a", None, None, (np.array([[0, 0], [100, 0], [0, 50]], float),))
+    region = LabelledRegion("a", None, None, (np.array([[0, 0], [100, 0], [0, 50]], float),))
     points = np.random.default_rng(0).uniform(0, 100, (500, 2))
     np.testing.assert_array_equal(region.holds(points), points[:, 0] / 100 + points[:, 1] / 50 < 1)
 

@@ -15,24 +15,30 @@ from typer.testing import CliRunner
 from thinsection.cli.main import build_app
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.probe import EVA, NANOPATH, Protocol
-from thinsection.probe.datasets_segment import SEGMENT_DATASETS, SegmentSet
-from thinsection.probe.segment import (
-    CacheOptions,
-    centre,
-    segment_features,
-    segment_probe,
-    with_cache_facts,
-)
-from thinsection.probe.segment_head import MaskTransformer, initial_head
-from thinsection.probe.segment_metric import (
+from thinsection.probe.metrics import (
     background_score,
     image_counts,
     image_jaccard,
     image_weights,
     weighted_jaccard,
 )
-from thinsection.probe.segment_settings import NANOPATH_SEGMENT
-from thinsection.probe.segment_train import RamFeatures, dice_loss, label_window, upsampled
+from thinsection.probe.protocol import NANOPATH_SEGMENT
+from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
+from thinsection.probe.segment.probe import (
+    CacheOptions,
+    centre,
+    segment_features,
+    segment_probe,
+    with_cache_facts,
+)
+from thinsection.probe.segment.train import (
+    MaskTransformer,
+    RamFeatures,
+    dice_loss,
+    initial_head,
+    label_window,
+    upsampled,
+)
 
 SMALL_BUDGET = 9 * 4 * 196 * 24 // 2  # two batches of two and a little: the cache stays on disk
 
@@ -58,15 +64,17 @@ def test_the_cache_changes_no_bit_of_losses_and_scores_where_the_head_learns(
 ) -> None:
     data = SEGMENT_DATASETS[name](MAKERS[name](tmp_path / "data"))
     chosen = protocol(epochs=8, batch_size=2, lr=1e-2)
-    plain, seen = segment_probe(data, RamFeatures(in_ram(data)), protocol=chosen)
+    plain = segment_probe(data, RamFeatures(in_ram(data)), protocol=chosen)
     with segment_features(data, StubEncoder(), settings(), options(tmp_path)) as cache:
         assert cache.manifest.dtype_rows == {"fp32": len(data)}
-        cached, same = segment_probe(data, cache, protocol=chosen)
+        cached = segment_probe(data, cache, protocol=chosen)
         assert not cache.in_ram
         assert cache.prefetch >= 1
     assert cached.details == plain.details  # every loss of every epoch, to the bit
     assert (cached.score, cached.interval) == (plain.score, plain.interval)
-    assert np.array_equal(seen.prediction, same.prediction)
+    assert plain.examples is not None
+    assert cached.examples is not None
+    assert np.array_equal(plain.examples.prediction, cached.examples.prediction)
     for first, losses in zip(plain.details["first_batch_losses"], plain.details["train_losses"]):
         assert min(losses) < 0.8 * first
     assert plain.score > plain.details["all_background_score"] + 0.1
@@ -75,11 +83,11 @@ def test_the_cache_changes_no_bit_of_losses_and_scores_where_the_head_learns(
 def test_a_forced_float16_cache_is_the_float16_way_and_says_what_it_lost(tmp_path: Path) -> None:
     data = SEGMENT_DATASETS["consep"](MAKERS["consep"](tmp_path / "data"))
     chosen = protocol(epochs=2, batch_size=2)
-    plain, _ = segment_probe(data, RamFeatures(in_ram(data)), protocol=chosen)
-    half, _ = segment_probe(data, RamFeatures(in_ram(data).half()), protocol=chosen)
+    plain = segment_probe(data, RamFeatures(in_ram(data)), protocol=chosen)
+    half = segment_probe(data, RamFeatures(in_ram(data).half()), protocol=chosen)
     lossy = options(tmp_path, storage="fp16")
     with segment_features(data, StubEncoder(), settings(), lossy) as cache:
-        found, _ = segment_probe(data, cache, protocol=chosen)
+        found = segment_probe(data, cache, protocol=chosen)
         facts = with_cache_facts(found, cache).facts
     assert found.details == half.details
     assert found.details["train_losses"] != plain.details["train_losses"]
@@ -209,9 +217,10 @@ def test_correct_geometry_holds_the_crop_against_its_own_label(tmp_path: Path) -
     both = [
         segment_probe(data, tokens, protocol=chosen, geometry=g) for g in ("compatible", "correct")
     ]
-    assert both[1][0].score > both[0][0].score  # the displacement costs px at every edge
-    assert both[1][1].prediction.shape[1:] == (224, 224)
-    assert both[1][0].facts["geometry"] == "correct"
+    assert both[1].score > both[0].score  # the displacement costs px at every edge
+    assert both[1].examples is not None
+    assert both[1].examples.prediction.shape[1:] == (224, 224)
+    assert both[1].facts["geometry"] == "correct"
 
 
 def test_features_that_blow_up_stop_the_training(tmp_path: Path) -> None:

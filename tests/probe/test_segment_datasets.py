@@ -10,13 +10,13 @@ from scipy.io import savemat
 from tests.support.segmentation import consep, monusac, pannuke
 
 from thinsection.errors import DatasetError
-from thinsection.probe.datasets_segment import (
+from thinsection.probe.segment.data import (
     load_consep,
     load_monusac,
     load_pannuke,
     pannuke_label,
 )
-from thinsection.probe.splits import shuffled_folds
+from thinsection.probe.statistics import shuffled_folds
 
 
 def test_pannuke_trains_on_fold_1_and_validates_on_fold_2(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from tests.probe.make import blobs
 
 from thinsection.errors import InvalidInputError
-from thinsection.probe.subset import at_most_per_class, draw_rows
+from thinsection.probe.data.sets import at_most_per_class, draw_rows
 
 
 def test_at_most_so_many_of_each_class_stay_in_their_order() -> None:

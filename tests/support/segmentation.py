@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from thinsection.probe.segment_settings import NANOPATH_SEGMENT, SegmentSettings
+from thinsection.probe.protocol import NANOPATH_SEGMENT, SegmentSettings
 
 # the protocol's head and training, small enough for seconds
 SMALL: dict[str, Any] = {"width": 32, "blocks": 1, "heads": 4, "mlp": 64}

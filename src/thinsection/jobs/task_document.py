@@ -21,7 +21,7 @@ DOCUMENT_NAME = "tasks.json"
 # kind -> module of this room and class; imported when asked for: quality control needs no torch
 TASKS = {
     "aggregate": ("pipeline.aggregate_task", "AggregateTask"),
-    "probe": ("probe.grid_task", "ProbeTask"),
+    "probe": ("probe.grid", "ProbeTask"),
     "qc": ("pipeline.qc_task", "QcTask"),
 }
 

@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Literal
 
 from thinsection.config import option, section
+from thinsection.probe.protocol import Geometry, Protocol, get_protocol
+from thinsection.units import parse_bytes
 
 LayoutName = Literal["auto", "tiles", "manifest", "folder", "bracs", "breakhis", "mhist", "pcam"]
 ProtocolName = Literal["nanopath", "eva", "pathobench"]
+DatasetName = Literal["pannuke", "monusac", "consep"]
+CacheDtype = Literal["lossless", "fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +20,7 @@ class DataSection:
 
     layout: LayoutName = option("auto", "how DATA is laid out on disk")
     labels: Path | None = option(
-        None, "GeoJSON of labelled regions, or CSV slide_id,x,y,label, for tile embeddings"
+        None, "GeoJSON of labelled regions, or a table slide_id,x,y,label, for tile embeddings"
     )
     embeddings: Path | None = option(
         None, "embeddings: a file for a manifest's rows, a folder of slides for a case table"
@@ -45,3 +49,85 @@ class ProbeConfig:
 
     data: DataSection = section(DataSection)
     compute: ComputeSection = section(ComputeSection)
+
+    @property
+    def protocol(self) -> Protocol:
+        """The protocol that is named, with the seed."""
+        return get_protocol(self.compute.protocol, seed=self.compute.seed)
+
+    @property
+    def budget_bytes(self) -> int:
+        """Memory of blocks."""
+        return parse_bytes(self.compute.memory, name="memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlideSection:
+    """Of the slide probe."""
+
+    method: Literal["logistic", "abmil"] = option(
+        "logistic", "logistic regression on case means, or attention over tiles"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlideProbeConfig(ProbeConfig):
+    """Settings of `thinsection probe slide`."""
+
+    slide: SlideSection = section(SlideSection)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustnessSection:
+    """Of the robustness probe."""
+
+    k: int | None = option(None, "neighbours, instead of the subset's published number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustnessConfig(ProbeConfig):
+    """Settings of `thinsection probe robustness`."""
+
+    robustness: RobustnessSection = section(RobustnessSection)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentSection:
+    """What is probed, and how."""
+
+    dataset: DatasetName = option("pannuke", "layout of the dataset's folder")
+    encoder: str | None = option(
+        None, "tile encoder with patch tokens (see `thinsection models`); none: the default one"
+    )
+    protocol: Literal["nanopath"] = option("nanopath", "frozen hyper-parameters, folds and metric")
+    geometry: Geometry = option(
+        "compatible",
+        "compatible: the crop's prediction is scored against the whole label, as the suite does "
+        "(up to 16 px apart); correct: against the label of the crop",
+    )
+    seed: int | None = option(None, "base seed instead of the protocol's")
+    epochs: int | None = option(
+        None, "epochs instead of the protocol's; the score is then not comparable with others'"
+    )
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    precision: str = option("auto", "of the encoder: auto, fp32, fp16 or bf16 (the head is fp32)")
+    batch_size: int = option(16, "images a batch of the encoder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSection:
+    """Where features are kept."""
+
+    cache_dir: Path | None = option(None, "folder of caches; none: the user's cache folder")
+    cache_memory: str = option("1GiB", "memory of the features, whatever their number")
+    cache_dtype: CacheDtype = option(
+        "lossless", "lossless: the narrowest exact one of each chunk; another one is forced"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentConfig:
+    """Settings of `thinsection probe segment`."""
+
+    segment: SegmentSection = section(SegmentSection)
+    cache: CacheSection = section(CacheSection)

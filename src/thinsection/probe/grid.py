@@ -1,29 +1,49 @@
-"""`run_probes`: many probes through an executor, and the table of their scores."""
+"""`run_probes`: many probes as jobs of an executor, and the table of their scores.
+
+A job is one data set, encoder, seed and probe.
+
+OUT/probes.csv                             a row per score
+    <job>/<probe>.json, .csv, .md, .html   the report of the probe
+          job.json                         its rows and the key of its settings, written last
+          traceback.txt                    where it failed
+"""
 
 import csv
+import hashlib
 import io
+import itertools
+import json
+import re
+import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
-from thinsection.config import option, section
+from thinsection.config import as_mapping, from_mapping, option, replace_flat, section
 from thinsection.errors import ConfigError
-from thinsection.files.atomic import write_text
+from thinsection.files.atomic import write_json, write_text
+from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
+from thinsection.jobs.task import Report, Task
+from thinsection.pipeline.run_task import set_threads
 from thinsection.probe.config import ComputeSection, DataSection, ProbeConfig
-from thinsection.probe.grid_task import ProbeRow, ProbeTask, probe_jobs
+from thinsection.probe.data.sets import TileSet
+from thinsection.probe.page import write_probe_report
+from thinsection.probe.registry import PROBES, load_probe
+from thinsection.probe.result import ProbeResult
+from thinsection.store.ledger import stage_key
 
-TABLE_NAME = "probes.csv"
+TABLE_NAME, JOB_NAME, TRACEBACK_NAME = "probes.csv", "job.json", "traceback.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridSection:
     """Which jobs."""
 
-    probe: tuple[str, ...] = option(
-        ("linear",), "kind; repeat: linear, knn, fewshot, tileset, slide, abmil, survival, ..."
-    )
+    probe: tuple[str, ...] = option(("linear",), "probe; repeat for more", choices=PROBES.names)
     encoders: tuple[str, ...] = option((), "tile encoders to compare, where DATA holds images")
     seeds: tuple[str, ...] = option((), "base seeds, instead of the protocol's")
     resume: bool = option(True, "skip jobs that are done with the same settings")
@@ -37,6 +57,73 @@ class ProbeGridConfig:
     data: DataSection = section(DataSection)
     compute: ComputeSection = section(ComputeSection)
     executor: ExecutorConfig = section(ExecutorConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeJob:
+    """One probe: plain values that travel between processes.
+
+    Attributes:
+        name: of its folder in the output.
+        probe: of the registry.
+        data: path of a manifest, a data set's folder, tile embeddings, or a table of cases.
+        settings: of `ProbeConfig`, as `as_mapping` gives them.
+    """
+
+    name: str
+    probe: str
+    data: str
+    settings: dict[str, Any]
+
+    @property
+    def config(self) -> ProbeConfig:
+        """The settings."""
+        return from_mapping(ProbeConfig, self.settings)
+
+    @property
+    def key(self) -> str:
+        """Hash of the path and the settings, not of what the files hold."""
+        return stage_key(probe=self.probe, data=self.data, settings=self.settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRow:
+    """One score, or why there is none; a row of probes.csv.
+
+    Attributes:
+        job, data, encoder, seed: which job.
+        probe: of the result; 'tileset' has four.
+        status: 'done' now, 'skipped' because it was done before, 'failed'.
+        metric, score, low, high: with the bootstrap interval; None where there is none.
+        error: one line.
+    """
+
+    job: str
+    data: str
+    encoder: str | None
+    seed: int | None
+    probe: str
+    status: Literal["done", "skipped", "failed"]
+    metric: str = ""
+    score: float | None = None
+    low: float | None = None
+    high: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeDone:
+    """What became of a job.
+
+    Attributes:
+        job: its name.
+        status: of all its rows.
+        rows: one per score; 'tileset' has four, a failed job one.
+    """
+
+    job: str
+    status: Literal["done", "skipped", "failed"]
+    rows: tuple[ProbeRow, ...]
 
 
 def run_probes(
@@ -102,3 +189,142 @@ def _csv(rows: Sequence[ProbeRow]) -> str:
     writer.writeheader()
     writer.writerows(asdict(row) for row in rows)
     return text.getvalue()
+
+
+def probe_jobs(
+    data: Sequence[Path],
+    base: ProbeConfig,
+    *,
+    probes: Sequence[str],
+    encoders: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+) -> list[ProbeJob]:
+    """Every combination, data first; without encoders or seeds the base configuration's.
+
+    Raises:
+        ConfigError: no data or probe, an unknown probe, or one with settings of its own.
+    """
+    other = [p for p in probes if not issubclass(load_probe(p).config_type, ProbeConfig)]
+    if other or not probes:
+        raise ConfigError(f"probe must be one with a `ProbeConfig`, got {other or 'none'}")
+    if not data:
+        raise ConfigError("data must name at least one path, got none")
+    jobs = []
+    choices = itertools.product(
+        data, encoders or (base.data.encoder,), seeds or (base.compute.seed,), probes
+    )
+    for path, encoder, seed, probe in choices:
+        config = replace_flat(base, {"encoder": encoder, "seed": seed})
+        parts = [path.stem, encoder, None if seed is None else f"seed{seed}", probe]
+        name = re.sub(r"[^\w.=-]+", "_", "-".join(p for p in parts if p is not None))
+        jobs.append(
+            ProbeJob(name=name, probe=probe, data=str(path.resolve()), settings=as_mapping(config))
+        )
+    return _uniquely_named(jobs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeTask(Task[ProbeJob, ProbeDone]):
+    """See `Task`: some probe jobs in one process. A failed job is a row.
+
+    Attributes:
+        out: output folder, absolute, on a file system that every worker sees.
+        threads: CPU threads of torch; 0 leaves them.
+        resume: whether a job that is done with the same settings is skipped.
+    """
+
+    kind: ClassVar[str] = "probe"
+    entry_type: ClassVar[type[Any]] = ProbeJob
+    result_type: ClassVar[type[Any]] = ProbeDone
+
+    out: Path
+    threads: int = 0
+    resume: bool = True
+
+    def __call__(
+        self, entries: Sequence[ProbeJob], *, on_event: Callable[[Any], None]
+    ) -> Report[ProbeDone]:
+        """See `Task.__call__`."""
+        set_threads(self.threads)
+        return Report(results=tuple(self._run(job) for job in entries))
+
+    def on_worker(self, *, threads: int, monitored: bool) -> Self:
+        """See `Task.on_worker`; probes are not monitored."""
+        return replace(self, threads=threads)
+
+    def lost(self, entry: ProbeJob, reason: str) -> ProbeDone:
+        """The row of a job whose worker died."""
+        row = _row(entry, entry.probe, status="failed", error=reason)
+        return ProbeDone(job=entry.name, status="failed", rows=(row,))
+
+    def finished(self, entry: ProbeJob) -> ProbeDone | None:
+        """See `Task.finished`: the rows of a job that was done with the same settings."""
+        if not self.resume:
+            return None
+        try:
+            document = json.loads((self.out / entry.name / JOB_NAME).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        if document["key"] != entry.key:
+            return None
+        rows = tuple(ProbeRow(**{**row, "status": "skipped"}) for row in document["rows"])
+        return ProbeDone(job=entry.name, status="skipped", rows=rows)
+
+    def _run(self, job: ProbeJob) -> ProbeDone:
+        folder = self.out / job.name
+        with hold(folder / LOCK_NAME):  # another process that is at the same job is waited for
+            return self.finished(job) or self._probe(job, folder)
+
+    def _probe(self, job: ProbeJob, folder: Path) -> ProbeDone:
+        (folder / JOB_NAME).unlink(missing_ok=True)
+        try:
+            results = _run_probe(job, folder)
+        except Exception as error:  # noqa: BLE001 - the per-job boundary; its traceback is kept
+            write_text(folder / TRACEBACK_NAME, "".join(traceback.format_exception(error)))
+            return self.lost(job, f"{type(error).__name__}: {error}".replace("\n", " "))
+        (folder / TRACEBACK_NAME).unlink(missing_ok=True)
+        rows = tuple(_row_of(job, result) for result in results)
+        write_json(folder / JOB_NAME, {"key": job.key, "rows": [asdict(row) for row in rows]})
+        return ProbeDone(job=job.name, status="done", rows=rows)
+
+
+def _run_probe(job: ProbeJob, folder: Path) -> tuple[ProbeResult, ...]:
+    """The results of a job, their reports written."""
+    probe, base = load_probe(job.probe), job.config
+    config = probe.config_type(data=base.data, compute=base.compute)
+    data = probe.kind.load(Path(job.data), config)
+    results = probe.run(data, config)
+    for result in results:
+        write_probe_report(result, folder, tiles=data if isinstance(data, TileSet) else None)
+    return results
+
+
+def _uniquely_named(jobs: list[ProbeJob]) -> list[ProbeJob]:
+    """Jobs of equal names (data of one stem) get a hash of their data's path."""
+    counts = Counter(job.name for job in jobs)
+    return [
+        job
+        if counts[job.name] == 1
+        else replace(job, name=f"{job.name}-{hashlib.sha256(job.data.encode()).hexdigest()[:6]}")
+        for job in jobs
+    ]
+
+
+def _row(job: ProbeJob, probe: str, **values: Any) -> ProbeRow:
+    data, compute = job.config.data, job.config.compute
+    return ProbeRow(
+        job=job.name, data=job.data, encoder=data.encoder, seed=compute.seed, probe=probe, **values
+    )
+
+
+def _row_of(job: ProbeJob, result: ProbeResult) -> ProbeRow:
+    interval = result.interval
+    return _row(
+        job,
+        result.probe,
+        status="done",
+        metric=result.metric,
+        score=float(result.score),
+        low=None if interval is None else float(interval.low),
+        high=None if interval is None else float(interval.high),
+    )

@@ -11,9 +11,9 @@ from typing import Any
 
 from thinsection.files.atomic import write_bytes, write_json, write_text
 from thinsection.files.pages import render_page
-from thinsection.probe import ProbeResult, TileSet
+from thinsection.probe.data.sets import TileSet
 from thinsection.probe.plots import Picture, probe_pictures
-from thinsection.probe.result import per_class_rows
+from thinsection.probe.result import METRIC_WORDS, ProbeResult, per_class_rows
 
 PROBE_WORDS = {
     "linear": "Linear probe",
@@ -25,14 +25,6 @@ PROBE_WORDS = {
     "survival": "Survival probe (Cox)",
     "robustness": "Robustness index (PathoROB)",
     "segment": "Segmentation probe (MaskTransformer)",
-}
-METRIC_WORDS = {
-    "macro_f1": "macro F1",
-    "balanced_accuracy": "balanced accuracy",
-    "auroc": "AUROC",
-    "c_index": "Harrell's c-index",
-    "robustness_index": "robustness index",
-    "weighted_jaccard": "weighted Jaccard",
 }
 # shown as pictures or row by row, too long for a table of details
 LONG_DETAILS = ("curve", "train_losses", "val_losses")
@@ -53,7 +45,6 @@ def write_probe_report(
     out_dir: Path,
     *,
     tiles: TileSet | None = None,
-    pictures: Sequence[Picture] = (),
 ) -> ReportFiles:
     """Writes <probe>.json, .csv, .md, .html and <probe>_<picture>.png, each atomically.
 
@@ -61,7 +52,6 @@ def write_probe_report(
         result: of any probe.
         out_dir: made where it is missing.
         tiles: the probed embeddings, for the map.
-        pictures: more of them, made by the caller.
 
     Memory: the pictures and the rows as text.
 
@@ -71,7 +61,7 @@ def write_probe_report(
     files = ReportFiles(
         *(out_dir / f"{result.probe}.{suffix}" for suffix in ("json", "csv", "md", "html"))
     )
-    pictures = [*probe_pictures(result, tiles), *pictures]
+    pictures = probe_pictures(result, tiles)
     for picture in pictures:
         write_bytes(out_dir / f"{result.probe}_{picture.name}.png", picture.png)
     write_text(files.csv, rows_csv(result))
@@ -123,13 +113,8 @@ def markdown(result: ProbeResult, pictures: Sequence[Picture]) -> str:
     lines += ["| setting | value |", "|---|---|"]
     lines += [f"| {_pipe(k)} | {_pipe(v)} |" for k, v in _facts(result)]
     for picture in pictures:
-        lines += [
-            "",
-            f"## {picture.title}",
-            "",
-            f"![{picture.title}]({result.probe}_{picture.name}.png)",
-        ]
-        lines += ["", picture.caption]
+        link = f"![{picture.title}]({result.probe}_{picture.name}.png)"
+        lines += ["", f"## {picture.title}", "", link, "", picture.caption]
     return "\n".join(lines) + "\n"
 
 
@@ -150,7 +135,7 @@ def html(result: ProbeResult, pictures: Sequence[Picture]) -> str:
 
 
 def _title(result: ProbeResult) -> str:
-    return f"{PROBE_WORDS[result.probe]} on {result.dataset}"
+    return f"{PROBE_WORDS.get(result.probe, f'Probe {result.probe}')} on {result.dataset}"
 
 
 def _headline(result: ProbeResult) -> str:

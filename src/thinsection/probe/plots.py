@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import MissingDependencyError
-from thinsection.probe import Predictions, ProbeResult, TileSet
-from thinsection.probe.result import Risks
+from thinsection.probe.data.sets import TileSet
+from thinsection.probe.result import METRIC_WORDS, Examples, Predictions, ProbeResult, Risks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +21,7 @@ COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0
 DPI = 120
 MAX_POINTS = 4000  # of a scatter
 MIN_ROWS_FOR_MAP = 4
+OVERLAY = 0.55  # opacity of a class over the image
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,10 @@ def probe_pictures(result: ProbeResult, tiles: TileSet | None = None) -> list[Pi
     if tiles is not None and len(tiles.val) >= MIN_ROWS_FOR_MAP:
         prediction = None if result.predictions is None else result.predictions.prediction
         pictures.append(map_picture(tiles, prediction, seed=result.protocol.seed))
+    if result.examples is not None:
+        pictures.append(examples_picture(result.examples))
+    if {"train_losses", "val_losses", "best_epochs"} <= set(result.details):
+        pictures.append(losses_picture(result))
     return pictures
 
 
@@ -120,7 +125,7 @@ def curve_picture(result: ProbeResult) -> Picture:
         )
     best = result.details["best_epoch"], result.score
     axes.plot(*best, marker="o", color="black", fillstyle="none", markersize=9, linestyle="none")
-    axes.set(xlabel="epoch", ylabel=_words(result.metric))
+    axes.set(xlabel="epoch", ylabel=METRIC_WORDS.get(result.metric, result.metric))
     axes.legend(fontsize=8)
     caption = f"The circle is what counts: lr {result.details['best_lr']:g}, epoch {best[0]}."
     return Picture("curve", "Score over epochs", caption, png_bytes(figure))
@@ -135,7 +140,7 @@ def sweep_picture(result: ProbeResult, key: str, label: str) -> Picture:
     axes.plot(range(len(names)), scores, marker="o", color=_color(0), linewidth=1.5)
     axes.plot(best, scores[best], marker="o", color="black", fillstyle="none", markersize=12)
     axes.set_xticks(range(len(names)), names)
-    axes.set(xlabel=label, ylabel=_words(result.metric))
+    axes.set(xlabel=label, ylabel=METRIC_WORDS.get(result.metric, result.metric))
     caption = f"The circle is what counts: {names[best]}."
     return Picture("sweep", "Sweep", caption, png_bytes(figure))
 
@@ -145,6 +150,8 @@ def survival_picture(risks: Risks) -> Picture:
     figure, axes = figure_and_axes((5.4, 3.6))
     groups = (("higher risk", risks.high, 5), ("lower risk", ~risks.high, 0))
     for name, group, color in groups:
+        if not group.any():
+            continue  # all risks are equal
         time, share = kaplan_meier(risks.event[group], risks.time[group])
         label = f"{name}: {int(group.sum())} cases, {int(risks.event[group].sum())} events"
         axes.step(time, share, where="post", color=_color(color), label=label, linewidth=1.8)
@@ -161,12 +168,10 @@ def kaplan_meier(
     event: npt.NDArray[np.bool_], time: npt.NDArray[np.float64]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """(times, share without event from then on), starting at (0, 1)."""
-    times = np.unique(time[event])
-    at_risk = (time[None, :] >= times[:, None]).sum(axis=1)
-    events = ((time[None, :] == times[:, None]) & event[None, :]).sum(axis=1)
-    share = np.cumprod(1 - events / at_risk)
-    end = time.max(initial=0.0)
-    return np.r_[0.0, times, end], np.r_[1.0, share, share[-1] if len(share) else 1.0]
+    from sksurv.nonparametric import kaplan_meier_estimator
+
+    times, share = kaplan_meier_estimator(event, time)
+    return np.r_[0.0, times], np.r_[1.0, share]
 
 
 def neighbours_picture(result: ProbeResult) -> Picture:
@@ -217,25 +222,74 @@ def plane(
     try:
         from umap import UMAP
     except ImportError:
-        return _pca_plane(embeddings)
+        from sklearn.decomposition import PCA
+
+        # the exact solver; an axis has no sign of its own: the largest loading is made positive
+        pca = PCA(n_components=min(2, *embeddings.shape), svd_solver="full")
+        points = np.zeros((len(embeddings), 2))
+        with np.errstate(invalid="ignore"):  # no variance at all: a share of 0 / 0
+            points[:, : pca.n_components] = pca.fit_transform(embeddings.astype(np.float64))
+        share = np.nan_to_num(pca.explained_variance_ratio_)
+        names = [f"PC {i + 1} ({s:.0%} of the variance)" for i, s in enumerate(share)]
+        return points, "PCA", [*names, ""][:2]
     points = UMAP(random_state=seed, n_jobs=1).fit_transform(embeddings)
     return np.asarray(points, dtype=np.float64), "UMAP", ("UMAP 1", "UMAP 2")
 
 
-def _pca_plane(
-    embeddings: npt.NDArray[np.float32],
-) -> tuple[npt.NDArray[np.float64], str, Sequence[str]]:
-    centred = embeddings.astype(np.float64)
-    centred -= centred.mean(axis=0)
-    u, s, axes = np.linalg.svd(centred, full_matrices=False)
-    points = np.zeros((len(centred), 2))
-    used = min(2, len(s))
-    # an axis has no sign of its own: the largest loading is made positive
-    signs = np.sign(axes[np.arange(used), np.abs(axes[:used]).argmax(axis=1)])
-    points[:, :used] = u[:, :used] * s[:used] * signs
-    share = s**2 / max(float((s**2).sum()), np.finfo(float).tiny)
-    names = [f"PC {i + 1} ({share[i]:.0%} of the variance)" for i in range(used)]
-    return points, "PCA", [*names, "", ""][:2]
+def examples_picture(examples: Examples) -> Picture:
+    """One row an image: the image, the truth over it, the prediction over it."""
+    rows = [
+        np.concatenate([image, overlaid(image, truth), overlaid(image, guess)], axis=1)
+        for image, truth, guess in zip(
+            examples.images, examples.truth, examples.prediction, strict=True
+        )
+    ]
+    figure, axes = figure_and_axes((6.6, 2.2 * len(rows) + 0.6))
+    axes.imshow(np.concatenate(rows))
+    edge = examples.images.shape[2]
+    axes.set_xticks([edge * (k + 0.5) for k in range(3)], ["image", "truth", "prediction"])
+    axes.set_yticks([])
+    axes.tick_params(length=0, labeltop=True, labelbottom=False)
+    for c, name in enumerate(examples.class_names[1:], start=1):
+        axes.plot([], [], marker="s", linestyle="none", color=class_color(c), label=name)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3, fontsize=8, frameon=False)
+    caption = "Validation images of the first fold, evenly spaced; background is left clear."
+    return Picture("examples", "Predicted masks beside truth", caption, png_bytes(figure))
+
+
+def losses_picture(result: ProbeResult) -> Picture:
+    """Dice loss of training (dashed) and validation over epochs, one colour a fold."""
+    figure, axes = figure_and_axes((5.6, 3.4))
+    details = result.details
+    for i, (train, val) in enumerate(
+        zip(details["train_losses"], details["val_losses"], strict=True)
+    ):
+        epochs, best = range(1, len(train) + 1), details["best_epochs"][i]
+        color = COLORS[i % len(COLORS)]
+        axes.plot(epochs, train, color=color, linestyle="--", linewidth=1)
+        axes.plot(epochs, val, color=color, label=f"fold {i + 1}", linewidth=1.6)
+        axes.plot(best, val[best - 1], marker="o", color="black", fillstyle="none", markersize=9)
+    axes.set(xlabel="epoch", ylabel="dice loss")
+    axes.legend(fontsize=8)
+    caption = "Solid: validation; dashed: training. The circle is the epoch that is scored."
+    return Picture("losses", "Loss over epochs", caption, png_bytes(figure))
+
+
+def overlaid(image: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The image (H, W, 3) with each class but 0 tinted."""
+    palette = np.array([_rgb(class_color(c)) for c in range(256)], dtype=np.float32)
+    opacity = np.where(labels > 0, OVERLAY, 0.0)[..., None]
+    mixed: npt.NDArray[np.float64] = image * (1 - opacity) + palette[labels] * opacity
+    return mixed.round().astype(np.uint8)
+
+
+def class_color(label: int) -> str:
+    """Of a class >= 1."""
+    return COLORS[(label - 1) % len(COLORS)]
+
+
+def _rgb(color: str) -> list[int]:
+    return list(bytes.fromhex(color.removeprefix("#")))
 
 
 def figure_and_axes(size: tuple[float, float]) -> tuple["Figure", "Axes"]:
@@ -268,7 +322,3 @@ def _color(index: int) -> str:
 def _short(name: Any, most: int = 22) -> str:
     text = str(name)
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _words(metric: str) -> str:
-    return {"macro_f1": "macro F1", "auroc": "AUROC"}.get(metric, metric.replace("_", " "))

@@ -1,0 +1,147 @@
+"""What probes compute with: the device, blocks within a budget, and the nearest rows by cosine.
+
+Neighbours are exact, found in blocks of bounded memory, ties by lowest index.
+Each block's similarities become sortable 64-bit keys: the float's bits, made monotonic, in the
+upper half and the complement of the column's index in the lower. One top-k over the keys so gives
+the highest similarities and, where these are equal, the lowest indices, on any device. A float
+top-k leaves the order of ties open.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from thinsection.encode.placement import resolve_device
+from thinsection.errors import BudgetError, InvalidInputError
+from thinsection.types import GIB
+from thinsection.units import format_bytes
+
+DEFAULT_BUDGET_BYTES = 1 * GIB
+KEY_BYTES = 48  # per similarity, measured: the float, two int32 temporaries, the key, top-k's own
+COLUMN_BLOCK = 4096  # rows of the bank at a time
+QUERY_BLOCK = 4096  # more queries than this at once gain nothing
+LOW_HALF = 0xFFFF_FFFF
+
+Embeddings = npt.NDArray[np.float32]  # (N, D)
+
+
+def to_device(array: npt.NDArray, device: torch.device) -> torch.Tensor:
+    """The array as a tensor; on the CPU it shares the array's memory and is only read."""
+    source = array if array.flags.writeable else array.copy()
+    return torch.from_numpy(source).to(device)
+
+
+def rows_within(
+    budget_bytes: int, bytes_per_row: int, *, name: str, most: int, fixed_bytes: int = 0
+) -> int:
+    """How many rows of a block fit beside `fixed_bytes` into the budget: between 1 and `most`.
+
+    Raises:
+        BudgetError: not even one row fits.
+    """
+    rows = (budget_bytes - fixed_bytes) // bytes_per_row
+    if rows < 1:
+        raise BudgetError(
+            f"budget_bytes must hold one {name} ({format_bytes(fixed_bytes + bytes_per_row)}), "
+            f"got {format_bytes(budget_bytes)}"
+        )
+    return int(min(rows, max(1, most)))
+
+
+def unit_rows(x: torch.Tensor) -> torch.Tensor:
+    """Rows scaled to length 1 (a zero row stays zero)."""
+    return torch.nn.functional.normalize(x, dim=1, eps=float(np.float32(1e-12)))
+
+
+def cosine_neighbours(
+    queries: Embeddings,
+    bank: Embeddings,
+    k: int,
+    *,
+    query_groups: npt.NDArray[np.int64] | None = None,
+    bank_groups: npt.NDArray[np.int64] | None = None,
+    device: str = "cpu",
+    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+) -> npt.NDArray[np.int64]:
+    """Indices (Nq, k) into `bank` of the k most similar rows, the nearest first.
+
+    Args:
+        queries: (Nq, D).
+        bank: (N, D), N >= k.
+        k: neighbours.
+        query_groups, bank_groups: both or neither; bank rows of a query's own group are left out,
+            and -1 fills the places of a query with fewer than k rows of other groups.
+        device: where the products run.
+        budget_bytes: for the blocks.
+
+    Memory: budget_bytes + 8 Nq k, whatever N (on CUDA one block of the bank is there at a time).
+
+    Raises:
+        InvalidInputError: widths differ, or k is not in 1..N.
+        BudgetError: the budget does not hold one query against one block.
+    """
+    if queries.shape[1] != bank.shape[1]:
+        raise InvalidInputError(
+            f"queries must have the width of the bank {bank.shape[1]}, got {queries.shape[1]}"
+        )
+    if not 1 <= k <= len(bank):
+        raise InvalidInputError(f"k must lie in 1..{len(bank)}, the bank's rows, got {k}")
+    if (query_groups is None) != (bank_groups is None):
+        raise InvalidInputError("query_groups and bank_groups must be given both or neither")
+    where = resolve_device(device, mps=False)
+    columns, rows = _block_shape(bank, k, budget_bytes)
+    found = np.empty((len(queries), k), dtype=np.int64)
+    with torch.inference_mode():
+        for start in range(0, len(queries), rows):
+            part = slice(start, start + rows)
+            q = unit_rows(to_device(queries[part], where))
+            groups = None if query_groups is None else to_device(query_groups[part], where)
+            best = None
+            for left in range(0, len(bank), columns):
+                keys = _block_keys(q, bank, left, columns)
+                if groups is not None and bank_groups is not None:
+                    own = to_device(bank_groups[left : left + columns], where)
+                    keys.masked_fill_(groups[:, None] == own[None, :], torch.iinfo(keys.dtype).min)
+                top = keys.topk(min(k, keys.shape[1]), dim=1).values
+                del keys  # before the next block is built
+                best = top if best is None else _merge(best, top, k)
+            assert best is not None
+            found[part] = _indices(best).cpu().numpy()
+    return found
+
+
+def _block_shape(bank: Embeddings, k: int, budget_bytes: int) -> tuple[int, int]:
+    """(columns, rows) of a block: similarities, the two inputs' unit rows, and the running best."""
+    dim = bank.shape[1]
+    columns = min(COLUMN_BLOCK, len(bank))
+    fixed = columns * dim * 8
+    per_query = columns * KEY_BYTES + dim * 8 + k * 48
+    rows = rows_within(
+        budget_bytes,
+        per_query,
+        name="query against one block",
+        most=QUERY_BLOCK,
+        fixed_bytes=fixed,
+    )
+    return columns, rows
+
+
+def _block_keys(q: torch.Tensor, bank: Embeddings, left: int, columns: int) -> torch.Tensor:
+    """Sortable int64 keys (rows, block) of the similarities to bank[left : left + columns]."""
+    block = unit_rows(to_device(bank[left : left + columns], q.device))
+    bits = (q @ block.T).add_(0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
+    keys = bits.to(torch.int64)
+    keys ^= (bits >> 31) & 0x7FFF_FFFF  # negative floats: larger magnitude, smaller key
+    keys <<= 32
+    keys |= LOW_HALF - torch.arange(left, left + len(block), device=q.device)
+    return keys
+
+
+def _merge(best: torch.Tensor, top: torch.Tensor, k: int) -> torch.Tensor:
+    both = torch.cat([best, top], dim=1)
+    return both.topk(min(k, both.shape[1]), dim=1).values
+
+
+def _indices(keys: torch.Tensor) -> torch.Tensor:
+    index = LOW_HALF - (keys & LOW_HALF)
+    return index.masked_fill_(keys == torch.iinfo(keys.dtype).min, -1)

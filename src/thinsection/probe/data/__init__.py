@@ -1,0 +1,1 @@
+"""What is probed: labelled sets, and how they are read from disk."""

@@ -1,0 +1,1 @@
+"""The probes, one file each: a labelled set in, a `ProbeResult` out."""

@@ -1,0 +1,266 @@
+"""Labels of cases, over folds: logistic regression on case means, or ABMIL on bags of tiles.
+
+ABMIL: gated attention weighs the tiles of a case, then classifies; Ilse, Tomczak, Welling,
+"Attention-based deep multiple instance learning", ICML 2018.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from thinsection.encode.placement import resolve_device
+from thinsection.errors import DatasetError, InvalidInputError
+from thinsection.probe.data.cases import ReadEmbeddings
+from thinsection.probe.data.sets import CaseSet, check_finite
+from thinsection.probe.metrics import macro_auroc
+from thinsection.probe.protocol import NANOPATH, AbmilSettings, LogisticSettings, Protocol
+from thinsection.probe.result import Predictions, ProbeResult
+from thinsection.probe.statistics import Fold, bootstrap_rows, stratified_folds
+
+Probability = npt.NDArray[np.float64]  # (n, K)
+
+
+def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:
+    """Mean AUROC over folds at the best C (ties: the smallest C).
+
+    Memory: 8 n D (scikit-learn's float64 copy) + 8 n K per C.
+
+    Raises:
+        DatasetError: a fold lacks a class.
+        InvalidInputError: a class has fewer cases than folds.
+        ConfigError: the protocol defines no slide probe.
+    """
+    settings: LogisticSettings = protocol.require("logistic")
+    folds = case_folds(cases, protocol)
+    by_c = {c: [_fit(cases, fold, c, settings.max_iter) for fold in folds] for c in settings.cs}
+    scores = {c: _fold_scores(cases, folds, parts) for c, parts in by_c.items()}
+    best = max(scores, key=lambda c: np.mean(scores[c]))
+    details: dict[str, Any] = {
+        "best_c": best,
+        "score_by_c": {f"{c:g}": float(np.mean(s)) for c, s in scores.items()},
+        "fold_scores": scores[best],
+    }
+    return fold_result("slide", cases, folds, by_c[best], protocol=protocol, details=details)
+
+
+def case_folds(cases: CaseSet, protocol: Protocol) -> list[Fold]:
+    """The dataset's own folds, or the protocol's stratified ones.
+
+    Raises:
+        DatasetError: a part of a fold lacks a class, so that it can neither train nor score.
+    """
+    if cases.folds is not None:
+        folds = list(cases.folds)
+    else:
+        folds = stratified_folds(
+            cases.labels, folds=protocol.folds, seed=protocol.seed, class_names=cases.class_names
+        )
+    for i, fold in enumerate(folds):
+        for part, rows in zip(("train", "validation"), fold, strict=True):
+            absent = set(range(len(cases.class_names))) - set(cases.labels[rows].tolist())
+            if absent:
+                names = ", ".join(cases.class_names[c] for c in sorted(absent))
+                raise DatasetError(
+                    f"the {part} part of each fold must hold every class, got none of {names} "
+                    f"in fold {i} of {cases.name!r}"
+                )
+    return folds
+
+
+def fold_result(
+    probe: str,
+    cases: CaseSet,
+    folds: list[Fold],
+    parts: list[Probability],
+    *,
+    protocol: Protocol,
+    details: dict[str, Any],
+) -> ProbeResult:
+    """The result of probabilities per fold: mean fold AUROC, interval over cases in the folds.
+
+    The interval resamples all validation rows together and scores each fold on its own rows, so
+    that probabilities of two models are never ranked against each other.
+    """
+    rows = np.concatenate([val for _, val in folds])
+    probability, truth = np.concatenate(parts), cases.labels[rows]
+    edges = np.cumsum([0, *(len(val) for _, val in folds)])
+    spans = [slice(a, b) for a, b in pairwise(edges)]
+
+    def mean_auroc(weights: npt.NDArray) -> npt.NDArray[np.float64]:
+        areas = [macro_auroc(probability[s], truth[s], weights[:, s]) for s in spans]
+        return np.mean(areas, axis=0)  # type: ignore[no-any-return]
+
+    return ProbeResult(
+        probe=probe,
+        dataset=cases.name,
+        metric="auroc",
+        score=float(np.mean(_fold_scores(cases, folds, parts))),
+        interval=bootstrap_rows(len(rows), mean_auroc, seed=protocol.seed),
+        protocol=protocol,
+        details=details,
+        facts={
+            "cases": len(cases.ids),
+            "dim": int(cases.vectors.shape[1]),
+            "fold_sizes": [[len(train), len(val)] for train, val in folds],
+            **cases.facts,
+        },
+        predictions=Predictions(
+            class_names=cases.class_names,
+            ids=tuple(cases.ids[i] for i in rows),
+            truth=truth,
+            prediction=probability.argmax(axis=1),
+            probability=probability,
+        ),
+    )
+
+
+def _fit(cases: CaseSet, fold: Fold, c: float, max_iter: int) -> Probability:
+    """Class probabilities of the validation rows."""
+    train, val = fold
+    model = LogisticRegression(C=c, class_weight="balanced", max_iter=max_iter, random_state=0)
+    model.fit(cases.vectors[train].astype(np.float64), cases.labels[train])
+    return model.predict_proba(cases.vectors[val].astype(np.float64))  # type: ignore[no-any-return]
+
+
+def _fold_scores(cases: CaseSet, folds: list[Fold], parts: list[Probability]) -> list[float]:
+    return [
+        float(macro_auroc(probability, cases.labels[val])[0])
+        for (_, val), probability in zip(folds, parts, strict=True)
+    ]
+
+
+def abmil_probe(
+    cases: CaseSet,
+    files_of_case: Sequence[Sequence[Path]],
+    read: ReadEmbeddings,
+    *,
+    protocol: Protocol = NANOPATH,
+    device: str = "cpu",
+) -> ProbeResult:
+    """Mean AUROC over folds of one model per fold, trained for a fixed number of epochs.
+
+    Args:
+        cases: labels and folds; `vectors` are not used.
+        files_of_case: files of tile embeddings per case, in the order of `cases.ids`.
+        read: reads one file.
+        protocol: settings and seed; fold i is seeded with seed + i.
+        device: where the model trains.
+
+    Memory: the tiles of one case + the model; tiles are read again each epoch, never kept.
+
+    Raises:
+        InvalidInputError: another number of bags than cases, an empty bag, non-finite tiles.
+        DatasetError: a fold lacks a class.
+    """
+    settings: AbmilSettings = protocol.require("abmil")
+    if len(files_of_case) != len(cases.ids):
+        raise InvalidInputError(
+            f"files_of_case must be one a case, got {len(files_of_case)} for {len(cases.ids)}"
+        )
+    folds = case_folds(cases, protocol)
+    bags = _Bags(files_of_case, read, settings.bag_size)
+    parts, losses = [], []
+    for i, fold in enumerate(folds):
+        probability, loss = _train_fold(
+            cases, bags, fold, settings=settings, seed=protocol.seed + i, device=device
+        )
+        parts.append(probability)
+        losses.append(loss)
+    details: dict[str, Any] = {"first_loss": losses[0][0], "last_loss": losses[0][-1]}
+    return fold_result("abmil", cases, folds, parts, protocol=protocol, details=details)
+
+
+class _Bags:
+    """Reads the tiles of a case; a training draw takes at most `bag_size` of them."""
+
+    def __init__(
+        self, files_of_case: Sequence[Sequence[Path]], read: ReadEmbeddings, bag_size: int
+    ) -> None:
+        self._files, self._read, self._bag_size = files_of_case, read, bag_size
+
+    def load(self, case: int, rng: np.random.Generator | None) -> npt.NDArray[np.float32]:
+        """Tiles (n, D) of a case: all of them, or a draw in their order where rng is given."""
+        tiles = np.concatenate([self._read(path) for path in self._files[case]])
+        if not len(tiles):
+            raise InvalidInputError(f"a bag must hold tiles, got none in {self._files[case]!r}")
+        if rng is not None and len(tiles) > self._bag_size:
+            tiles = tiles[np.sort(rng.choice(len(tiles), self._bag_size, replace=False))]
+        tiles = np.ascontiguousarray(tiles, dtype=np.float32)
+        if not np.isfinite(tiles).all():
+            check_finite(tiles, [f"{self._files[case][0].name}:{i}" for i in range(len(tiles))])
+        return tiles
+
+
+def gated_attention(
+    dim: int, hidden: int, num_classes: int, generator: torch.Generator
+) -> torch.nn.ModuleDict:
+    """The layers, initialised from a generator of their own (uniform in ±1/sqrt(fan in))."""
+    widths = {
+        "project": (dim, hidden),
+        "value": (hidden, hidden),
+        "gate": (hidden, hidden),
+        "weight": (hidden, 1),
+        "classify": (hidden, num_classes),
+    }
+    with torch.device("meta"):
+        layers = torch.nn.ModuleDict({k: torch.nn.Linear(*w) for k, w in widths.items()})
+    layers = layers.to_empty(device="cpu")
+    with torch.no_grad():
+        for layer in layers.values():
+            bound = layer.in_features**-0.5  # type: ignore[operator]
+            for parameter in layer.parameters():
+                parameter.uniform_(-bound, bound, generator=generator)  # type: ignore[arg-type]
+    return layers
+
+
+def attend(layers: torch.nn.ModuleDict, tiles: torch.Tensor) -> torch.Tensor:
+    """Logits (K,) of one bag (n, D)."""
+    hidden = torch.relu(layers["project"](tiles))
+    gated = torch.tanh(layers["value"](hidden)) * torch.sigmoid(layers["gate"](hidden))
+    share = torch.softmax(layers["weight"](gated), dim=0)
+    logits: torch.Tensor = layers["classify"]((share * hidden).sum(dim=0))
+    return logits
+
+
+def _train_fold(
+    cases: CaseSet, bags: _Bags, fold: Fold, *, settings: AbmilSettings, seed: int, device: str
+) -> tuple[npt.NDArray[np.float64], list[float]]:
+    """Probabilities (n_val, K) after the last epoch, and the mean loss of each epoch."""
+    where, rng = resolve_device(device, mps=False), np.random.default_rng(seed)
+    train, val = fold
+    dim = bags.load(int(train[0]), None).shape[1]
+    layers = gated_attention(
+        dim, settings.hidden, len(cases.class_names), torch.Generator().manual_seed(seed)
+    ).to(where)
+    optimizer = torch.optim.AdamW(
+        layers.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
+    )
+    counts = np.bincount(cases.labels[train], minlength=len(cases.class_names))
+    balance = torch.tensor(len(train) / (len(counts) * counts), dtype=torch.float32, device=where)
+    losses = []
+    for _ in range(settings.epochs):
+        total = 0.0
+        for case in rng.permutation(train):
+            logits = attend(layers, torch.from_numpy(bags.load(int(case), rng)).to(where))
+            target = torch.tensor(int(cases.labels[case]), device=where)
+            # one bag a step: `weight=` would cancel under mean reduction, so it is applied here
+            loss = balance[target] * torch.nn.functional.cross_entropy(logits, target)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += float(loss.detach())
+        losses.append(total / len(train))
+    with torch.inference_mode():
+        rows = [
+            torch.softmax(
+                attend(layers, torch.from_numpy(bags.load(int(case), None)).to(where)).double(), 0
+            )
+            for case in val
+        ]
+    return torch.stack(rows).cpu().numpy(), losses

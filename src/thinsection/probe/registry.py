@@ -1,0 +1,222 @@
+"""The probes by name, what each wants, and how another package adds one.
+
+A probe is a function `(data, config) -> ProbeResult`, or several results in a tuple. What it
+declares says the rest; a package adds one by an entry point of the group `thinsection.probes`:
+
+    def toy(data: TileSet, config: ProbeConfig) -> ProbeResult:
+        '''One line for `thinsection probe --help`.'''
+
+- the type of `data` says what is read for it, see `DATA_KINDS`; `Path` hands on the path itself;
+- the type of `config` says which flags it has: `ProbeConfig`, a subclass with sections of its own,
+  or any dataclass of sections. `thinsection probe grid` takes probes of a `ProbeConfig` alone;
+- the docstring is its help, the first line the one in lists.
+"""
+
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinsection.errors import InvalidInputError
+from thinsection.probe.config import (
+    ProbeConfig,
+    RobustnessConfig,
+    SegmentConfig,
+    SlideProbeConfig,
+)
+from thinsection.probe.data.files import read_embeddings
+from thinsection.probe.data.load import load_cases, load_robustness, load_survival, load_tiles
+from thinsection.probe.data.sets import CaseSet, RobustnessSet, SurvivalSet, TileSet
+from thinsection.probe.result import ProbeResult, tileset_result
+from thinsection.registry import Entry, Registry
+
+ProbeFunction = Callable[[Any, Any], ProbeResult | tuple[ProbeResult, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class DataKind:
+    """How the data of a probe are named in the shell, and what reads them."""
+
+    metavar: str
+    help: str
+    load: Callable[[Path, Any], Any]
+
+
+_TABLE = "A table of slides, or a Patho-Bench task folder (k=all.tsv and config.yaml)."
+DATA_KINDS: dict[type, DataKind] = {
+    TileSet: DataKind(
+        "DATA", "A manifest, a dataset folder, tile embeddings, or a results folder.", load_tiles
+    ),
+    CaseSet: DataKind("TABLE", _TABLE, load_cases),
+    SurvivalSet: DataKind("TABLE", _TABLE, load_survival),
+    RobustnessSet: DataKind(
+        "TABLE",
+        "A table of tiles: slide_id, biological_class, medical_center[, path or row].",
+        load_robustness,
+    ),
+    Path: DataKind("DATA", "The dataset's folder or file.", lambda path, config: path),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A probe with what its function declares.
+
+    Attributes:
+        name: in the registry.
+        function: see the module's docstring.
+        kind: how its data are named and read.
+        config_type: of its settings.
+    """
+
+    name: str
+    function: ProbeFunction
+    kind: DataKind
+    config_type: type
+
+    def run(self, data: Any, config: Any) -> tuple[ProbeResult, ...]:
+        """The results on data that `kind.load` gave.
+
+        Memory: see the probe; blocks within the configuration's `memory`.
+
+        Raises:
+            InvalidInputError: the function returns something else.
+        """
+        found = self.function(data, config)
+        results = found if isinstance(found, tuple) else (found,)
+        if not results or not all(isinstance(r, ProbeResult) for r in results):
+            raise InvalidInputError(
+                f"probe {self.name!r} must return a ProbeResult or a tuple of them, got {found!r}"
+            )
+        return results
+
+
+def load_probe(name: str) -> Probe:
+    """The probe of that name.
+
+    Raises:
+        ConfigError: no such probe; names the nearest.
+        MissingDependencyError: a package that it needs is missing.
+        InvalidInputError: another package's probe cannot be imported, or does not declare the
+            types of its data and settings.
+    """
+    function = PROBES.load(name)
+    try:
+        hints = typing.get_type_hints(function)
+        data, config_type = (hints.get(parameter) for parameter in ("data", "config"))
+    except (TypeError, NameError) as error:
+        raise InvalidInputError(
+            f"probe {name!r} must be a function with types, got {error}"
+        ) from error
+    if data not in DATA_KINDS or not isinstance(config_type, type):
+        known = ", ".join(kind.__name__ for kind in DATA_KINDS)
+        raise InvalidInputError(
+            f"probe {name!r} must declare data as one of {known} and config as a dataclass of "
+            f"sections, got {data} and {config_type}"
+        )
+    return Probe(name=name, function=function, kind=DATA_KINDS[data], config_type=config_type)
+
+
+def linear(data: TileSet, config: ProbeConfig) -> ProbeResult:
+    """One linear layer on frozen embeddings, AdamW, best over learning rate and epoch.
+
+    Examples:
+
+      thinsection probe linear out/ --labels regions.geojson --out probe/
+
+      thinsection probe linear BRACS_RoI/ --layout bracs --encoder uni --out probe/
+    """
+    from thinsection.probe.probes.linear import linear_probe
+
+    return linear_probe(data, protocol=config.protocol, device=config.compute.device)
+
+
+def knn(data: TileSet, config: ProbeConfig) -> ProbeResult:
+    """Cosine neighbours vote; best k."""
+    from thinsection.probe.probes.knn import knn_probe
+
+    device, budget_bytes = config.compute.device, config.budget_bytes
+    return knn_probe(data, protocol=config.protocol, device=device, budget_bytes=budget_bytes)
+
+
+def fewshot(data: TileSet, config: ProbeConfig) -> ProbeResult:
+    """SimpleShot: 1000 support sets of 16 tiles per class, majority vote."""
+    from thinsection.probe.probes.fewshot import fewshot_probe
+
+    device, budget_bytes = config.compute.device, config.budget_bytes
+    return fewshot_probe(data, protocol=config.protocol, device=device, budget_bytes=budget_bytes)
+
+
+def tileset(data: TileSet, config: ProbeConfig) -> tuple[ProbeResult, ...]:
+    """Linear, kNN and few-shot on the same tiles, and their mean."""
+    three = [probe(data, config) for probe in (linear, knn, fewshot)]
+    return (*three, tileset_result(three))
+
+
+def slide(data: CaseSet, config: SlideProbeConfig) -> ProbeResult:
+    """Labels of slides or patients, AUROC over folds.
+
+    Example: thinsection probe slide labels.csv --embeddings out/ --out probe/
+    """
+    from thinsection.probe.probes.slide import slide_probe
+
+    if config.slide.method == "abmil":
+        return abmil(data, config)
+    return slide_probe(data, protocol=config.protocol)
+
+
+def abmil(data: CaseSet, config: ProbeConfig) -> ProbeResult:
+    """Labels of slides or patients by attention over their tiles, AUROC over folds."""
+    from thinsection.probe.probes.slide import abmil_probe
+
+    protocol, device = config.protocol, config.compute.device
+    return abmil_probe(data, data.files, read_embeddings, protocol=protocol, device=device)
+
+
+def survival(data: SurvivalSet, config: ProbeConfig) -> ProbeResult:
+    """Cox regression on case means, Harrell's c-index over folds."""
+    from thinsection.probe.probes.survival import survival_probe
+
+    return survival_probe(data, protocol=config.protocol)
+
+
+def robustness(data: RobustnessSet, config: RobustnessConfig) -> ProbeResult:
+    """PathoROB: do neighbours on other slides share the biology or the hospital?"""
+    from thinsection.probe.probes.robustness import robustness_probe
+
+    return robustness_probe(
+        data,
+        protocol=config.protocol,
+        k=config.robustness.k,
+        device=config.compute.device,
+        budget_bytes=config.budget_bytes,
+    )
+
+
+def segment(data: Path, config: SegmentConfig) -> ProbeResult:
+    """A MaskTransformer head on frozen patch tokens, kept in the feature cache.
+
+    Example:
+
+      thinsection probe segment PanNuke/ --dataset pannuke --encoder uni --out probe/
+    """
+    from thinsection.probe.segment.probe import run_segment_probe
+
+    return run_segment_probe(data, config)
+
+
+def _entry(function: ProbeFunction, *, needs: tuple[str, ...] = ()) -> Entry:
+    line = (function.__doc__ or "").splitlines()[0]
+    return Entry(name=function.__name__, help=line, target=function, needs=needs, extra="probe")
+
+
+PROBES: Registry[ProbeFunction] = Registry(
+    "probe",
+    "thinsection.probes",
+    (
+        *(_entry(f) for f in (linear, knn, fewshot, tileset, slide, abmil)),
+        _entry(survival, needs=("sksurv",)),
+        *(_entry(f) for f in (robustness, segment)),
+    ),
+)

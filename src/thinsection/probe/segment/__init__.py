@@ -1,0 +1,1 @@
+"""The segmentation probe: datasets, the head and its training, the probe."""

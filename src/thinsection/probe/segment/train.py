@@ -1,0 +1,322 @@
+"""The segmentation head, and its training and scoring from any source of feature batches.
+
+The head is a MaskTransformer: patch tokens and learned class tokens, compared by cosine. Shapes: B
+images, T = g * g tokens of D channels, K classes, C = width of the head. The order of images, the
+weights and every operation are the same whether features come from RAM or from the cache, so that
+losses and scores agree to the bit.
+
+Source: Strudel et al., Segmenter, arXiv:2105.05633, as THUNDER and nanopath use it.
+"""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from thinsection.errors import InvalidInputError
+from thinsection.probe.metrics import Counts, image_counts
+from thinsection.probe.protocol import Geometry, SegmentSettings
+
+INIT_STD = 0.02
+NORM_EPS = 1e-5
+
+LabelImages = npt.NDArray[np.uint8]  # (N, H, W)
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block: attention with biases, exact GELU, no dropout."""
+
+    def __init__(self, width: int, heads: int, mlp: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_attention = nn.LayerNorm(width, eps=NORM_EPS)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm_mlp = nn.LayerNorm(width, eps=NORM_EPS)
+        self.up = nn.Linear(width, mlp)
+        self.down = nn.Linear(mlp, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T + K, C] -> the same shape."""
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm_attention(x)).view(batch, length, 3, self.heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(F.gelu(self.up(self.norm_mlp(x))))  # type: ignore[no-any-return]
+
+
+class MaskTransformer(nn.Module):
+    """[B, T, D] tokens -> [B, K, g, g] class scores per token."""
+
+    def __init__(self, dim: int, num_classes: int, settings: SegmentSettings) -> None:
+        super().__init__()
+        width = settings.width
+        self.project = nn.Linear(dim, width)
+        self.class_tokens = nn.Parameter(torch.empty(1, num_classes, width))
+        self.blocks = nn.ModuleList(
+            Block(width, settings.heads, settings.mlp) for _ in range(settings.blocks)
+        )
+        self.norm = nn.LayerNorm(width, eps=NORM_EPS)
+        self.patch_projection = nn.Parameter(torch.empty(width, width))
+        self.class_projection = nn.Parameter(torch.empty(width, width))
+        self.norm_scores = nn.LayerNorm(num_classes, eps=NORM_EPS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        num_classes = self.class_tokens.shape[1]
+        x = self.project(tokens)
+        x = torch.cat([x, self.class_tokens.expand(len(x), -1, -1)], dim=1)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        patches = F.normalize(x[:, :-num_classes] @ self.patch_projection, dim=-1)
+        classes = F.normalize(x[:, -num_classes:] @ self.class_projection, dim=-1)
+        scores = self.norm_scores(patches @ classes.transpose(1, 2))
+        edge = grid_edge(tokens.shape[1])
+        return scores.transpose(1, 2).reshape(len(x), num_classes, edge, edge)  # type: ignore[no-any-return]
+
+
+def grid_edge(num_tokens: int) -> int:
+    """g of T = g * g.
+
+    Raises:
+        InvalidInputError: T is no square.
+    """
+    edge = math.isqrt(num_tokens)
+    if edge * edge != num_tokens:
+        raise InvalidInputError(
+            f"tokens must form a square grid, got {num_tokens}; "
+            "the encoder must give patch tokens without prefix tokens"
+        )
+    return edge
+
+
+def initial_head(
+    dim: int, num_classes: int, settings: SegmentSettings, generator: torch.Generator
+) -> MaskTransformer:
+    """A head whose weights come from the generator alone: truncated normal 0.02, P and C scaled.
+
+    The global random state is left as it was found.
+    """
+    with torch.device("meta"):
+        head = MaskTransformer(dim, num_classes, settings)
+    head = head.to_empty(device="cpu")
+    with torch.no_grad():
+        for module in head.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=INIT_STD, generator=generator)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.LayerNorm):
+                nn.init.ones_(module.weight)
+                nn.init.zeros_(module.bias)
+        nn.init.trunc_normal_(head.class_tokens, std=INIT_STD, generator=generator)
+        for projection in (head.patch_projection, head.class_projection):
+            nn.init.normal_(projection, std=settings.width**-0.5, generator=generator)
+    return head
+
+
+class Features(Protocol):
+    """Features of N images in random access; `store.FeatureCache` is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, T, D)."""
+
+    def batches(
+        self, order: npt.ArrayLike, batch_size: int, *, device: str | torch.device = "cpu"
+    ) -> Iterator[Tensor]:
+        """float32 [B, T, D] in that order; valid until the next one is asked for."""
+
+
+class RamFeatures:
+    """Features that are in RAM as float32: the plain way, and the cache's yardstick.
+
+    Memory: what it is given; one batch more while iterating.
+    """
+
+    def __init__(self, features: Tensor) -> None:
+        self._features = features
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, T, D)."""
+        return tuple(self._features.shape)
+
+    def batches(
+        self, order: npt.ArrayLike, batch_size: int, *, device: str | torch.device = "cpu"
+    ) -> Iterator[Tensor]:
+        """Gathered batches."""
+        rows = torch.from_numpy(np.asarray(order))
+        for start in range(0, len(rows), batch_size):
+            yield self._features[rows[start : start + batch_size]].float().to(device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFit:
+    """A trained head and how it came about.
+
+    Attributes:
+        head: at the epoch of the best validation loss.
+        best_epoch: that epoch, from 1; the first one on ties.
+        train_losses, val_losses: mean over batches, weighted by images, after each epoch.
+        train_loss_first: of the first batch, before any step.
+    """
+
+    head: MaskTransformer
+    best_epoch: int
+    train_losses: tuple[float, ...]
+    val_losses: tuple[float, ...]
+    train_loss_first: float
+
+
+def dice_loss(scores: Tensor, labels: Tensor, smooth: float) -> Tensor:
+    """1 - mean over classes of (2 I + s) / (U + s), I and U over batch and space.
+
+    Args:
+        scores: [B, K, H, W] before the softmax.
+        labels: int64 [B, H, W].
+        smooth: s.
+    """
+    probability = scores.softmax(dim=1)
+    truth = F.one_hot(labels, scores.shape[1]).permute(0, 3, 1, 2).to(probability.dtype)
+    overlap = (probability * truth).sum(dim=(0, 2, 3))
+    total = (probability + truth).sum(dim=(0, 2, 3))
+    return 1 - ((2 * overlap + smooth) / (total + smooth)).mean()
+
+
+def upsampled(scores: Tensor, settings: SegmentSettings, geometry: Geometry) -> Tensor:
+    """[B, K, g, g] -> [B, K, px, px] to hold against the label.
+
+    'compatible' stretches the crop's prediction over the whole label, as the suite does: away from
+    the centre, prediction and label part by up to (image_px - crop_px) / 2 px. 'correct' gives the
+    crop's own px; the label is cropped alike.
+    """
+    edge = settings.image_px if geometry == "compatible" else settings.crop_px
+    return F.interpolate(scores, size=(edge, edge), mode="bilinear", align_corners=False)
+
+
+def label_window(labels: LabelImages, settings: SegmentSettings, geometry: Geometry) -> LabelImages:
+    """The part of the labels that is trained on and scored; a view."""
+    if geometry == "compatible":
+        return labels
+    margin = (settings.image_px - settings.crop_px) // 2
+    return labels[:, margin : margin + settings.crop_px, margin : margin + settings.crop_px]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentTrainer:
+    """One training: the data, what decides the score, and where it computes.
+
+    Memory: the head with Adam's state (4 times 768 D + 15.4 M parameters in float32), activations
+    of one batch, and what the features' source takes.
+    """
+
+    features: Features
+    labels: LabelImages
+    num_classes: int
+    settings: SegmentSettings
+    geometry: Geometry = "compatible"
+    device: torch.device = torch.device("cpu")
+
+    def fit(
+        self, train: npt.NDArray[np.int64], val: npt.NDArray[np.int64], *, seed: int
+    ) -> SegmentFit:
+        """Trains on rows `train`, keeps the epoch with the best dice loss on rows `val`.
+
+        Raises:
+            InvalidInputError: the loss is not finite.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        head = initial_head(self.features.shape[2], self.num_classes, self.settings, generator)
+        head = head.to(self.device)
+        optimizer = torch.optim.Adam(
+            head.parameters(), lr=self.settings.lr, weight_decay=self.settings.weight_decay
+        )
+        best: tuple[float, int, dict[str, Any]] = (math.inf, 0, {})
+        first, train_losses, val_losses = math.nan, [], []
+        for epoch in range(1, self.settings.epochs + 1):
+            order = train[torch.randperm(len(train), generator=generator).numpy()]
+            losses = self._train_epoch(head, optimizer, order)
+            first = float(losses[0][0]) if epoch == 1 else first
+            train_losses.append(_mean(losses))
+            val_losses.append(self.loss(head, val))
+            if not math.isfinite(train_losses[-1] + val_losses[-1]):
+                raise InvalidInputError(
+                    f"training loss must stay finite, got {train_losses[-1]} in epoch {epoch}; "
+                    "scale the features"
+                )
+            if val_losses[-1] < best[0]:
+                best = (val_losses[-1], epoch, copy.deepcopy(head.state_dict()))
+        head.load_state_dict(best[2])
+        return SegmentFit(
+            head=head,
+            best_epoch=best[1],
+            train_losses=tuple(train_losses),
+            val_losses=tuple(val_losses),
+            train_loss_first=first,
+        )
+
+    def loss(self, head: MaskTransformer, rows: npt.NDArray[np.int64]) -> float:
+        """Dice loss of rows in their order, mean over batches weighted by images."""
+        with torch.no_grad():
+            return _mean(
+                [
+                    (dice_loss(scores, labels, self.settings.dice_smooth), len(labels))
+                    for scores, labels in self._scored(head, rows)
+                ]
+            )
+
+    def predict(self, head: MaskTransformer, rows: npt.NDArray[np.int64]) -> Iterator[LabelImages]:
+        """uint8 label images of rows, batch by batch."""
+        with torch.no_grad():
+            for scores, _ in self._scored(head, rows):
+                yield scores.argmax(dim=1).to(torch.uint8).cpu().numpy()
+
+    def counts(self, head: MaskTransformer, rows: npt.NDArray[np.int64]) -> Counts:
+        """Confusion matrix (N, K, K) of each image."""
+        parts, done = [], 0
+        for prediction in self.predict(head, rows):
+            these = rows[done : done + len(prediction)]
+            truth = label_window(self.labels[these], self.settings, self.geometry)
+            parts.append(image_counts(truth, prediction, self.num_classes))
+            done += len(prediction)
+        return np.concatenate(parts)
+
+    def _train_epoch(
+        self,
+        head: MaskTransformer,
+        optimizer: torch.optim.Optimizer,
+        order: npt.NDArray[np.int64],
+    ) -> list[tuple[Tensor, int]]:
+        losses = []
+        for scores, labels in self._scored(head, order):
+            loss = dice_loss(scores, labels, self.settings.dice_smooth)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append((loss.detach(), len(labels)))
+        return losses
+
+    def _scored(
+        self, head: MaskTransformer, rows: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """(scores, labels) of each batch on the device."""
+        done = 0
+        for tokens in self.features.batches(rows, self.settings.batch_size, device=self.device):
+            these = rows[done : done + len(tokens)]
+            truth = label_window(self.labels[these], self.settings, self.geometry)
+            labels = torch.from_numpy(np.ascontiguousarray(truth)).to(self.device).long()
+            yield upsampled(head(tokens), self.settings, self.geometry), labels
+            done += len(tokens)
+
+
+def _mean(losses: list[tuple[Tensor, int]]) -> float:
+    values = np.array([float(loss) for loss, _ in losses])
+    return float(np.average(values, weights=[n for _, n in losses]))
