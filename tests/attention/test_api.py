@@ -7,7 +7,7 @@ import torch
 
 from thinsection.attention import alibi2d_attention, alibi_slopes, explain
 from thinsection.attention.chunked import MAX_BOUND, forward_chunked, plan_blocks
-from thinsection.attention.problem import check_problem, items
+from thinsection.attention.items import checked_items
 from thinsection.attention.reach import Reach
 from thinsection.errors import BudgetError, ConfigError, DeviceError, InvalidInputError
 from thinsection.testing import run_and_measure
@@ -60,7 +60,7 @@ def test_chunked_refuses_a_budget_below_its_smallest_blocks() -> None:
 
 @pytest.mark.parametrize("budget_bytes", [1 * MIB, 4 * MIB, 64 * MIB])
 def test_a_plan_keeps_within_its_budget(budget_bytes: int) -> None:
-    plan = plan_blocks((12, 60_000, 64), device="cpu", budget_bytes=budget_bytes)
+    plan = plan_blocks(torch.zeros(1).expand(12, 60_000, 64), budget_bytes=budget_bytes)
     assert plan.working_bytes <= budget_bytes
     assert plan.queries >= 16
     assert plan.keys >= 16
@@ -110,16 +110,13 @@ def test_both_sides_of_the_score_bound_give_the_same(factor: float) -> None:
     q, k, v, cells, slopes = (x.double() if x.is_floating_point() else x for x in inputs(60))
 
     def item_of(q: torch.Tensor):  # type: ignore[no-untyped-def]
-        problem = check_problem(
-            q, k, v, cells, slopes, num_prefix_tokens=1, scale=None, key_mask=None
-        )
-        return items(problem)[0][0]
+        return checked_items(q, k, v, cells, slopes)[0][0]
 
     whole = [slice(0, 61)]
     scaled = q * (MAX_BOUND * factor / Reach(item_of(q), whole, whole).score_bound)
     item = item_of(scaled)
     assert (Reach(item, whole, whole).score_bound <= MAX_BOUND) == (factor < 1)
-    plan = plan_blocks((2, 61, 16), device="cpu", budget_bytes=MIB)
+    plan = plan_blocks(q, budget_bytes=MIB)
     wanted = alibi2d_attention(scaled, k, v, cells, slopes, impl="reference")
     torch.testing.assert_close(forward_chunked(item, plan)[0][None], wanted, rtol=0, atol=1e-12)
 

@@ -12,8 +12,9 @@ import torch
 from tests.attention.contract import Alibi2dContract
 
 from thinsection.attention.api import attend_items
+from thinsection.attention.backward import differentiable
 from thinsection.attention.chunked import BlockPlan, forward_chunked
-from thinsection.attention.problem import check_problem
+from thinsection.attention.items import checked_items
 
 
 class TestReference(Alibi2dContract):
@@ -30,15 +31,9 @@ class TestChunkedInSmallBlocks(Alibi2dContract):
     impl = "chunked"
 
     def attend(self, *qkv_cells_slopes: torch.Tensor, **options: Any) -> torch.Tensor:
-        filled: dict[str, Any] = {
-            "num_prefix_tokens": 1,
-            "scale": None,
-            "key_mask": None,
-            **options,
-        }
-        problem = check_problem(*qkv_cells_slopes, **filled)
+        items = checked_items(*qkv_cells_slopes, **options)
         plan = BlockPlan(queries=16, keys=24, working_bytes=0)
-        return attend_items(problem, plan, forward_chunked)
+        return attend_items(items, differentiable(forward_chunked, plan), qkv_cells_slopes[0])
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinsection.attention import alibi2d_attention
 from thinsection.attention.chunked import BlockPlan, Buffers, forward_chunked
-from thinsection.attention.problem import Item, check_problem, items
+from thinsection.attention.items import AttentionItem, checked_items
 from thinsection.attention.reach import Reach, blocks_of
 
 PLAN = BlockPlan(queries=64, keys=32, working_bytes=0)
@@ -25,17 +25,18 @@ def strip(num_tokens: int, *, logit_scale: float = 1.0) -> tuple[torch.Tensor, .
     return q * logit_scale, k, v, cells
 
 
-def item_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cells: torch.Tensor) -> Item:
-    problem = check_problem(q, k, v, cells, SLOPES, num_prefix_tokens=1, scale=None, key_mask=None)
-    return items(problem)[0][0]
+def item_of(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cells: torch.Tensor
+) -> AttentionItem:
+    return checked_items(q, k, v, cells, SLOPES)[0][0]
 
 
-def pairs_computed(item: Item, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def pairs_computed(item: AttentionItem, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Key blocks that each query block computes distances to."""
     counts: dict[int, int] = {}
     plain = Buffers.distances
 
-    def counted(self: Buffers, item: Item, rows: slice, columns: slice):  # type: ignore[no-untyped-def]
+    def counted(self: Buffers, item: AttentionItem, rows: slice, columns: slice):  # type: ignore[no-untyped-def]
         counts[rows.start] = counts.get(rows.start, 0) + 1
         return plain(self, item, rows, columns)
 
@@ -61,7 +62,7 @@ def test_steep_heads_end_early_and_flat_ones_do_not(monkeypatch: pytest.MonkeyPa
     item = item_of(q, k, v, cells)
     every = math.ceil(1_000 / PLAN.keys) + 1
     assert pairs_computed(item, monkeypatch)[1:] == [every] * math.ceil(1_000 / PLAN.queries)
-    steep = Item(
+    steep = AttentionItem(
         q=item.q[:1],
         k=item.k[:1],
         v=item.v[:1],

@@ -10,9 +10,9 @@ from typing import Literal, get_args
 
 import torch
 
-from thinsection.attention.backward import Forward, attend
-from thinsection.attention.chunked import BlockPlan, forward_chunked, plan_blocks
-from thinsection.attention.problem import Problem, check_problem, items
+from thinsection.attention.backward import Attend, Forward, differentiable
+from thinsection.attention.chunked import forward_chunked, plan_blocks
+from thinsection.attention.items import AttentionItem, checked_items
 from thinsection.attention.reference import dense_bytes, reference
 from thinsection.errors import BudgetError, ConfigError, DeviceError, InvalidInputError
 from thinsection.types import MIB
@@ -77,7 +77,7 @@ def alibi2d_attention(
         BudgetError: the chosen implementation cannot work in the budget.
         DeviceError: 'triton' without CUDA or for an input that it does not take.
     """
-    problem = check_problem(
+    items = checked_items(
         *(q, k, v, cells, slopes),
         num_prefix_tokens=num_prefix_tokens,
         scale=scale,
@@ -86,16 +86,7 @@ def alibi2d_attention(
     if out is not None and (out.shape, out.dtype, out.device) != (q.shape, q.dtype, q.device):
         raise InvalidInputError(f"out must be like q, got {out.dtype} {tuple(out.shape)}")
     decision = explain(q, impl=impl, budget_bytes=budget_bytes)
-    if decision.impl == "reference":
-        result = _within_budget(problem, budget_bytes)
-        return result if out is None else out.copy_(result)
-    plan = plan_blocks(_item_shape(q), device=q.device.type, budget_bytes=budget_bytes)
-    forward: Forward = forward_chunked
-    if decision.impl == "triton":
-        from thinsection.attention.triton_kernel import forward_triton
-
-        forward = forward_triton
-    return attend_items(problem, plan, forward, out)
+    return attend_items(items, _attend(decision.impl, q, budget_bytes), q, out)
 
 
 def explain(
@@ -116,11 +107,9 @@ def explain(
     if impl == "triton" and obstacle:
         raise DeviceError(f"attention 'triton' {obstacle}; use 'chunked'")
     if impl == "triton" or (obstacle is None and q.device.type == "cuda" and impl == "auto"):
-        why = (
-            "asked for" if impl == "triton" else "a CUDA device and an input that the kernel takes"
-        )
+        why = "asked for" if impl == "triton" else "CUDA, and an input that the kernel takes"
         return Decision(impl="triton", why=why, working_bytes=4 * q.shape[1] * q.shape[2])
-    plan = plan_blocks(_item_shape(q), device=q.device.type, budget_bytes=budget_bytes)
+    plan = plan_blocks(q, budget_bytes=budget_bytes)
     why = "asked for" if impl == "chunked" else f"'triton' {obstacle or 'runs interpreted here'}"
     why = f"{why}; blocks of {plan.queries} queries x {plan.keys} keys"
     return Decision(impl="chunked", why=why, working_bytes=plan.working_bytes)
@@ -139,33 +128,41 @@ def _triton_obstacle(q: torch.Tensor) -> str | None:
     return None
 
 
-def _within_budget(problem: Problem, budget_bytes: int) -> torch.Tensor:
-    needed, tokens = dense_bytes(problem.q), problem.q.shape[2]
-    if needed > budget_bytes:
-        message = f"attention 'reference' needs {format_bytes(needed)} for T={tokens}"
-        remedy = "use 'chunked'"
-        raise BudgetError(f"{message}, the budget is {format_bytes(budget_bytes)}; {remedy}")
-    return reference(problem)
+def _attend(impl: str, q: torch.Tensor, budget_bytes: int) -> Attend:
+    """The chosen implementation, for one item of a batch like q [B, H, T, D]."""
+    if impl == "reference":
+        if (needed := dense_bytes(q)) > budget_bytes:
+            raise BudgetError(
+                f"attention 'reference' needs {format_bytes(needed)} for T={q.shape[2]}, "
+                f"the budget is {format_bytes(budget_bytes)}; use 'chunked'"
+            )
+        return reference
+    plan = plan_blocks(q, budget_bytes=budget_bytes)
+    forward: Forward = forward_chunked
+    if impl == "triton":
+        from thinsection.attention.triton_kernel import forward_triton
+
+        forward = forward_triton
+    return differentiable(forward, plan)
 
 
 def attend_items(
-    problem: Problem, plan: BlockPlan, forward: Forward, out: torch.Tensor | None = None
+    items: list[tuple[AttentionItem, torch.Tensor | None]],
+    attend: Attend,
+    q: torch.Tensor,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The items of the batch one after the other; padding is taken out before and put back."""
+    """The items of q's batch one after the other; padding was taken out before, gives zeros."""
     outputs = []
-    for b, (item, valid) in enumerate(items(problem)):
+    for b, (item, valid) in enumerate(items):
         target = None if out is None else out[b]
         if valid is None:
-            outputs.append(attend(item, plan, forward, target))
+            outputs.append(attend(item, target))
             continue
-        result = problem.q.new_zeros(problem.q.shape[1:])
+        result = q.new_zeros(q.shape[1:])
         if valid.numel():
-            result = result.index_copy(1, valid, attend(item, plan, forward))
+            result = result.index_copy(1, valid, attend(item, None))
         outputs.append(result if target is None else target.copy_(result))
     if out is not None:
         return out
     return outputs[0][None] if len(outputs) == 1 else torch.stack(outputs)
-
-
-def _item_shape(q: torch.Tensor) -> tuple[int, int, int]:
-    return (q.shape[1], q.shape[2], q.shape[3])

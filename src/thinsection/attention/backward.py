@@ -3,46 +3,45 @@
 Shapes: H heads, T tokens, D channels; m queries and n keys of a block.
 """
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from thinsection.attention.chunked import BlockPlan, Buffers
-from thinsection.attention.problem import Item
+from thinsection.attention.items import AttentionItem
 from thinsection.attention.reach import LOG2E, blocks_of
 from thinsection.errors import InvalidInputError
 
-
-class Forward(Protocol):
-    """Output [H, T, D] and log2-sum-exp2 [H, T]; the output in `out` where it is given."""
-
-    def __call__(
-        self, item: Item, plan: BlockPlan, out: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
+# output [H, T, D], in `out` where it is given, and log2-sum-exp2 [H, T]
+Forward = Callable[
+    [AttentionItem, BlockPlan, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]
+]
+Attend = Callable[[AttentionItem, torch.Tensor | None], torch.Tensor]  # attention of one item, out
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def attend(
-    item: Item, plan: BlockPlan, forward: Forward, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def differentiable(forward: Forward, plan: BlockPlan) -> Attend:
     """Attention [H, T, D] by `forward`, with gradients to q, k and v where they are wanted.
 
-    Raises:
-        InvalidInputError: `out` is given and a gradient is wanted.
+    The function raises InvalidInputError where `out` is given and a gradient is wanted.
     """
-    wanted = any(x.requires_grad for x in (item.q, item.k, item.v))
-    if not (wanted and torch.is_grad_enabled()):
-        return forward(item, plan, out)[0]
-    if out is not None:
-        raise InvalidInputError("out must be None where a gradient is wanted, got a tensor")
-    result: torch.Tensor = _Attend.apply(item.q, item.k, item.v, (item, plan, forward))  # type: ignore[no-untyped-call]
-    return result
+
+    def attend(item: AttentionItem, out: torch.Tensor | None) -> torch.Tensor:
+        wanted = any(x.requires_grad for x in (item.q, item.k, item.v))
+        if not (wanted and torch.is_grad_enabled()):
+            return forward(item, plan, out)[0]
+        if out is not None:
+            raise InvalidInputError("out must be None where a gradient is wanted, got a tensor")
+        result: torch.Tensor = _Attend.apply(item.q, item.k, item.v, (item, plan, forward))  # type: ignore[no-untyped-call]
+        return result
+
+    return attend
 
 
 def gradients(
-    item: Item, out: torch.Tensor, lse: torch.Tensor, d_out: torch.Tensor, plan: BlockPlan
+    item: AttentionItem, out: torch.Tensor, lse: torch.Tensor, d_out: torch.Tensor, plan: BlockPlan
 ) -> Gradients:
     """Gradients of q, k and v, [H, T, D] each, in the input's dtype.
 
@@ -87,20 +86,19 @@ class _Attend(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        how: tuple[Item, BlockPlan, Forward],
+        how: tuple[AttentionItem, BlockPlan, Forward],
     ) -> torch.Tensor:
         item, plan, forward = how
-        out, lse = forward(item, plan)
+        out, lse = forward(item, plan, None)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.static = (item.cells, item.slopes, item.num_prefix_tokens, item.scale, plan)
+        none = q.new_empty(0)
+        ctx.how = (replace(item, q=none, k=none, v=none), plan)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        cells, slopes, prefix, scale, plan = ctx.static
-        item = Item(
-            q=q, k=k, v=v, cells=cells, slopes=slopes, num_prefix_tokens=prefix, scale=scale
-        )
+        item, plan = ctx.how
+        item = replace(item, q=q, k=k, v=v)
         return *gradients(item, out, lse, d_out, plan), None

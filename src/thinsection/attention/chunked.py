@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from thinsection.attention.problem import Item
+from thinsection.attention.items import AttentionItem
 from thinsection.attention.reach import LOG2E, Reach, blocks_of
 from thinsection.errors import BudgetError
 from thinsection.units import format_bytes
@@ -47,14 +47,14 @@ class BlockPlan:
     working_bytes: int
 
 
-def plan_blocks(item_shape: tuple[int, int, int], *, device: str, budget_bytes: int) -> BlockPlan:
-    """Blocks for [H, T, D] that fit the budget, the preferred size where it does.
+def plan_blocks(q: torch.Tensor, *, budget_bytes: int) -> BlockPlan:
+    """Blocks for q [..., H, T, D] that fit the budget, the preferred size where it does.
 
     Raises:
         BudgetError: not even the smallest blocks fit.
     """
-    heads, tokens, dim = item_shape
-    queries, keys = CPU_BLOCK if device == "cpu" else CUDA_BLOCK
+    heads, tokens, dim = q.shape[-3:]
+    queries, keys = CPU_BLOCK if q.device.type == "cpu" else CUDA_BLOCK
     queries, keys = min(queries, tokens), min(keys, tokens)
     while (needed := _working_bytes(heads, dim, queries, keys)) > budget_bytes:
         if queries <= SMALLEST_BLOCK[0] and keys <= SMALLEST_BLOCK[1]:
@@ -75,7 +75,7 @@ def _working_bytes(heads: int, dim: int, queries: int, keys: int) -> int:
 
 
 def forward_chunked(
-    item: Item, plan: BlockPlan, out: torch.Tensor | None = None
+    item: AttentionItem, plan: BlockPlan, out: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention [H, T, D] in the input's dtype and log2-sum-exp2 [H, T] of the base-2 scores.
 
@@ -161,13 +161,13 @@ class Block:
 class Buffers:
     """The memory that all blocks of a call reuse: distances, scores, and one in bfloat16."""
 
-    def __init__(self, plan: BlockPlan, item: Item) -> None:
+    def __init__(self, plan: BlockPlan, item: AttentionItem) -> None:
         size = plan.queries * plan.keys
         self._distances = item.q.new_empty(size, dtype=item.math_dtype)
         self._scores = item.q.new_empty(size, dtype=item.math_dtype)
         self._low = item.q.new_empty(size if item.q.dtype == torch.bfloat16 else 0)
 
-    def distances(self, item: Item, rows: slice, columns: slice) -> Block:
+    def distances(self, item: AttentionItem, rows: slice, columns: slice) -> Block:
         """The block of two ranges of `blocks_of`, with distances between cells filled in.
 
         They are 0 where one of the ranges is of prefix tokens.

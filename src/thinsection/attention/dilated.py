@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from thinsection.attention.chunked import forward_chunked, plan_blocks
-from thinsection.attention.problem import Item
+from thinsection.attention.items import AttentionItem
 from thinsection.attention.reach import LOG2E
 from thinsection.errors import InvalidInputError
 
@@ -91,7 +91,7 @@ def _segment(
     """
     q, k, v = (x[None] for x in qkv)
     tokens, dim = q.shape[1:]
-    item = Item(
+    item = AttentionItem(
         q=q,
         k=k,
         v=v,
@@ -100,8 +100,7 @@ def _segment(
         num_prefix_tokens=tokens,  # no token is on a grid: no bias
         scale=dim**-0.5,
     )
-    plan = plan_blocks((1, tokens, dim), device=q.device.type, budget_bytes=budget_bytes)
-    out, lse = forward_chunked(item, plan)
+    out, lse = forward_chunked(item, plan_blocks(q, budget_bytes=budget_bytes))
     value, lse = out[0].to(lse.dtype), lse[0]
     if padding:
         with_padding = torch.logaddexp2(lse, lse.new_tensor(math.log2(padding)))

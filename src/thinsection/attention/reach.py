@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from thinsection.attention.problem import Item
+from thinsection.attention.items import AttentionItem
 
 LOG2E = math.log2(math.e)
 
@@ -55,7 +55,9 @@ class Reach:
         score_bound: upper bound of |scale q . k| log2 e over all heads and pairs; NaN stays NaN.
     """
 
-    def __init__(self, item: Item, rows: Sequence[slice], columns: Sequence[slice]) -> None:
+    def __init__(
+        self, item: AttentionItem, rows: Sequence[slice], columns: Sequence[slice]
+    ) -> None:
         self._columns = columns
         self._sizes = torch.tensor([part.stop - part.start for part in columns]).double()
         self._decay = torch.tensor(item.slopes, dtype=torch.float64)[:, None] * LOG2E
@@ -99,7 +101,7 @@ def _largest_norms(x: torch.Tensor, blocks: Sequence[slice], dtype: torch.dtype)
 
 
 def _distance_bounds(
-    item: Item, rows: Sequence[slice], columns: Sequence[slice]
+    item: AttentionItem, rows: Sequence[slice], columns: Sequence[slice]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Least and largest distances [R, C] between the boxes around the blocks' cells, float64."""
     (low_r, high_r), (low_c, high_c) = _boxes(item, rows), _boxes(item, columns)
@@ -111,7 +113,7 @@ def _distance_bounds(
     return gap.norm(dim=-1) * pairs, span.norm(dim=-1) * pairs
 
 
-def _boxes(item: Item, blocks: Sequence[slice]) -> tuple[torch.Tensor, torch.Tensor]:
+def _boxes(item: AttentionItem, blocks: Sequence[slice]) -> tuple[torch.Tensor, torch.Tensor]:
     """Smallest and largest cell [blocks, 2] of each block, in host memory; 0 for prefix tokens."""
     prefix, zero = item.num_prefix_tokens, item.cells.new_zeros(2)
     lows, highs = [], []

@@ -1,42 +1,62 @@
-"""The specification: 2-D ALiBi attention with its bias in full. O(N²) memory.
+"""The specification: 2-D ALiBi attention with its bias in full, and ALiBi's slopes. O(T²) memory.
 
-Shapes: B batch, H heads, P prefix tokens, N grid tokens, T = P + N tokens, D channels of a head.
+Shapes: H heads, P prefix tokens, N grid tokens, T = P + N tokens, D channels of a head.
 """
+
+import math
 
 import torch
 
-from thinsection.attention.problem import Problem
+from thinsection.attention.items import AttentionItem, math_dtype
+from thinsection.errors import InvalidInputError
 
 # dense arrays alive at the peak: distances, bias, scores, softmax
 DENSE_COPIES_PER_HEAD, DENSE_COPIES = 3, 3
 
 
-def dense_bytes(q: torch.Tensor) -> int:
-    """Bytes that `reference` needs for q [B, H, T, D], beyond inputs and output."""
-    element = 8 if q.dtype == torch.float64 else 4
-    batch, heads, tokens, _ = q.shape
-    return batch * (heads * DENSE_COPIES_PER_HEAD + DENSE_COPIES) * tokens**2 * element
+def reference(item: AttentionItem, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Attention [H, T, D] in float64 for float64 input, else in float32; the input's dtype.
 
+    softmax_j(scale * q_i . k_j - slope_h * |cell_i - cell_j|) v_j over all keys j; the distance is
+    Euclidean, and 0 where i or j is a prefix token.
 
-def reference(problem: Problem) -> torch.Tensor:
-    """Attention (B, H, T, D) in float64 for float64 input, else in float32; the input's dtype.
-
-    softmax_j(scale * q_i . k_j - slope_h * |cell_i - cell_j|) v_j over the valid keys j; the
-    distance is Euclidean, and 0 where i or j is a prefix token. Invalid queries give zeros.
-
-    Memory: `dense_bytes`: 3 (H + 1) B T² elements.
+    Memory: `dense_bytes`: 3 (H + 1) T² elements.
     """
-    dtype = torch.float64 if problem.q.dtype == torch.float64 else torch.float32
-    q, k, v = (x.to(dtype) for x in (problem.q, problem.k, problem.v))
-    prefix = problem.num_prefix_tokens
-    difference = problem.cells[:, :, None] - problem.cells[:, None, :]  # (B, N, N, 2) int64
-    distance = q.new_zeros(q.shape[0], q.shape[2], q.shape[2])
-    distance[:, prefix:, prefix:] = difference.square().sum(-1).to(torch.float64).sqrt().to(dtype)
-    bias = -problem.slopes.to(dtype)[None, :, None, None] * distance[:, None]
-    scores = problem.scale * (q @ k.transpose(-1, -2)) + bias
-    if problem.key_mask is None:
-        return (scores.softmax(-1) @ v).to(problem.q.dtype)
-    scores = scores.masked_fill(~problem.key_mask[:, None, None, :], float("-inf"))
-    # a row without a valid key would be 0/0; it belongs to an invalid query, which gives zeros
-    weights = scores.softmax(-1).masked_fill(~problem.key_mask[:, None, :, None], 0.0)
-    return (weights @ v.masked_fill(~problem.key_mask[:, None, :, None], 0.0)).to(problem.q.dtype)
+    q, k, v = (x.to(item.math_dtype) for x in (item.q, item.k, item.v))
+    tokens, prefix = q.shape[1], item.num_prefix_tokens
+    cells = item.cells.double()
+    distance = q.new_zeros(tokens, tokens)
+    distance[prefix:, prefix:] = (cells[:, :, None] - cells[:, None, :]).square().sum(0).sqrt()
+    slopes = torch.tensor(item.slopes, dtype=item.math_dtype, device=q.device)
+    scores = item.scale * (q @ k.transpose(-1, -2)) - slopes[:, None, None] * distance
+    result = (scores.softmax(-1) @ v).to(item.q.dtype)
+    return result if out is None else out.copy_(result)
+
+
+def dense_bytes(q: torch.Tensor) -> int:
+    """Bytes that `reference` needs for all of q [B, H, T, D], beyond inputs and output."""
+    batch, heads, tokens, _ = q.shape
+    elements = batch * (heads * DENSE_COPIES_PER_HEAD + DENSE_COPIES) * tokens**2
+    return elements * math_dtype(q).itemsize
+
+
+def alibi_slopes(num_heads: int) -> torch.Tensor:
+    """Slopes (H,) float64, all > 0: one per head, geometric.
+
+    For a power of two they are p, p², ..., p^H with p = 2^(-2^-(log2 H - 3)); otherwise those of
+    the next lower power of two, followed by every second one of the next higher.
+
+    Source: Press, Smith, Lewis, "Train Short, Test Long", 2022; the rule of its released code.
+    """
+    if num_heads < 1:
+        raise InvalidInputError(f"num_heads must be >= 1, got {num_heads}")
+    lower = 1 << (num_heads.bit_length() - 1)
+    slopes = _power_of_two(lower)
+    if lower < num_heads:
+        slopes += _power_of_two(2 * lower)[0::2][: num_heads - lower]
+    return torch.tensor(slopes, dtype=torch.float64)
+
+
+def _power_of_two(num_heads: int) -> list[float]:
+    first = 2.0 ** -(2.0 ** -(math.log2(num_heads) - 3))
+    return [first**power for power in range(1, num_heads + 1)]

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
 from thinsection.attention.chunked import BlockPlan
-from thinsection.attention.problem import Item
+from thinsection.attention.items import AttentionItem
 from thinsection.attention.reach import LOG2E
 
 
@@ -41,7 +41,7 @@ def choose_launch(dtype: torch.dtype, dim: int) -> Launch:
 
 
 def forward_triton(
-    item: Item, plan: BlockPlan, out: torch.Tensor | None = None
+    item: AttentionItem, plan: BlockPlan, out: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention [H, T, D] in the input's dtype and log2-sum-exp2 [H, T] of the base-2 scores.
 

@@ -1,4 +1,4 @@
-"""One attention problem: checked once, then passed to whichever implementation was chosen.
+"""The input of a call, checked once and cut into the items of its batch, their padding taken out.
 
 Shapes: B batch, H heads, P prefix tokens, N grid tokens, T = P + N tokens, D channels of a head.
 """
@@ -15,31 +15,8 @@ MAX_EXTENT = 1 << 24  # cells are float32 in the fast paths: integers above are 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Checked input of one call.
-
-    Attributes:
-        q, k, v: [B, H, T, D], one dtype and device.
-        cells: int64 [B, N, 2], each item's smallest row and column is 0.
-        slopes: float64 [H] in host memory, >= 0.
-        num_prefix_tokens: P, tokens in front without a place on the grid.
-        scale: factor of q . k.
-        key_mask: bool [B, T], True = a real token, or None where all are.
-    """
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    cells: torch.Tensor
-    slopes: torch.Tensor
-    num_prefix_tokens: int
-    scale: float
-    key_mask: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """One item of a batch, its padding taken out; what the fast implementations compute.
+class AttentionItem:
+    """One item of a batch, its padding taken out: what every implementation computes.
 
     Attributes:
         q, k, v: [H, T, D], any strides.
@@ -59,68 +36,58 @@ class Item:
 
     @property
     def math_dtype(self) -> torch.dtype:
-        """float64 for float64 input, else float32."""
-        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+        """Of softmax and sums: float64 for float64 input, else float32."""
+        return math_dtype(self.q)
 
 
-def check_problem(
+def checked_items(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     cells: torch.Tensor,
     slopes: torch.Tensor,
     *,
-    num_prefix_tokens: int,
-    scale: float | None,
-    key_mask: torch.Tensor | None,
-) -> Problem:
-    """The input as a `Problem`.
+    num_prefix_tokens: int = 1,
+    scale: float | None = None,
+    key_mask: torch.Tensor | None = None,
+) -> list[tuple[AttentionItem, torch.Tensor | None]]:
+    """Each item of the batch, and the int64 indices of its real tokens (None: all are).
 
     Raises:
         InvalidInputError: naming the argument, the rule and what was got.
     """
     _check_qkv(q, k, v)
-    batch, heads, tokens, dim = q.shape
-    if not 0 <= num_prefix_tokens <= tokens:
-        raise InvalidInputError(
-            f"num_prefix_tokens must be in 0..{tokens}, got {num_prefix_tokens}"
-        )
+    (batch, heads, tokens, dim), prefix = q.shape, num_prefix_tokens
+    if not 0 <= prefix <= tokens:
+        raise InvalidInputError(f"num_prefix_tokens must be in 0..{tokens}, got {prefix}")
     if scale is not None and not math.isfinite(scale):
         raise InvalidInputError(f"scale must be finite, got {scale}")
-    return Problem(
-        q=q,
-        k=k,
-        v=v,
-        cells=_check_cells(cells, batch, tokens - num_prefix_tokens, q.device),
-        slopes=_check_slopes(slopes, heads),
-        num_prefix_tokens=num_prefix_tokens,
-        scale=dim**-0.5 if scale is None else scale,
-        key_mask=_check_mask(key_mask, batch, tokens, num_prefix_tokens, q.device),
-    )
-
-
-def items(problem: Problem) -> list[tuple[Item, torch.Tensor | None]]:
-    """Each batch item without its padding, and the int64 indices of its real tokens (or None)."""
-    prefix, result = problem.num_prefix_tokens, []
-    dtype = torch.float64 if problem.q.dtype == torch.float64 else torch.float32
-    for b in range(problem.q.shape[0]):
-        q, k, v, cells = problem.q[b], problem.k[b], problem.v[b], problem.cells[b]
-        valid = None
-        if problem.key_mask is not None and not bool(problem.key_mask[b].all()):
-            valid = problem.key_mask[b].nonzero()[:, 0]
-            q, k, v = (x.index_select(1, valid) for x in (q, k, v))
-            cells = cells[valid[prefix:] - prefix]
-        item = Item(
-            q=q,
-            k=k,
-            v=v,
-            cells=cells.to(dtype).T.contiguous(),
-            slopes=tuple(problem.slopes.tolist()),
+    cells = _check_cells(cells, batch, tokens - prefix, q.device)
+    slopes = _check_slopes(slopes, heads)
+    key_mask = _check_mask(key_mask, batch, tokens, prefix, q.device)
+    result = []
+    for b in range(batch):
+        item_q, item_k, item_v, item_cells, valid = q[b], k[b], v[b], cells[b], None
+        if key_mask is not None and not bool(key_mask[b].all()):
+            valid = key_mask[b].nonzero()[:, 0]
+            item_q, item_k, item_v = (x[b].index_select(1, valid) for x in (q, k, v))
+            item_cells = item_cells[valid[prefix:] - prefix]
+        item = AttentionItem(
+            q=item_q,
+            k=item_k,
+            v=item_v,
+            cells=item_cells.to(math_dtype(q)).T.contiguous(),
+            slopes=tuple(slopes.tolist()),
             num_prefix_tokens=prefix,
-            scale=problem.scale,
+            scale=dim**-0.5 if scale is None else scale,
         )
         result.append((item, valid))
     return result
+
+
+def math_dtype(x: torch.Tensor) -> torch.dtype:
+    """In which softmax and sums are taken: float64 for float64 input, else float32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
