@@ -36,7 +36,6 @@ def settings(overrides: dict[str, Any]) -> Any:
 def measured_run(slides: list[str], out: str, overrides: dict[str, Any]) -> list[int]:
     """What the fresh process does; imports are part of it."""
     import torch
-
     from thinsection.pipeline.api import run
 
     torch.set_num_threads(1)

@@ -46,8 +46,9 @@ def tutorial(path: str, out: str) -> int:
 
 def ours(path: str, out: str) -> int:
     """The main job with the tutorial's settings; returns the number of tiles."""
-    from thinsection.config import replace_flat
     from thinsection.pipeline.api import run
+
+    from thinsection.config import replace_flat
     from thinsection.stages.config import RunConfig
 
     settings = {"tile_mpp": "native", "tile_filter": ["contrast"], "write": ["tsv"]}

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "thinsection"
 # a room imports only from rooms above it in this list; loose modules first
 ROOMS = (
     *("files", "weights", "arrays", "slide", "qc", "tiles", "stream", "attention", "encode"),
-    *("pool", "neighbors", "structures", "rescue", "store", "usage", "report", "stages", "jobs"),
+    *("pool", "neighbors", "structures", "rescue", "store", "usage", "report", "jobs", "stages"),
     *("plan", "pipeline", "probe", "cli"),
 )
 GROUND = ("errors", "types", "units", "config", "registry")

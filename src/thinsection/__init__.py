@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.encode import load_encoder as load_encoder
     from thinsection.neighbors import nearest_neighbors as nearest_neighbors
     from thinsection.neighbors import tile_graph as tile_graph
-    from thinsection.pipeline.api import run as run
+    from thinsection.pipeline.run import run as run
     from thinsection.pool import aggregate as aggregate
     from thinsection.qc import tissue_mask as tissue_mask
     from thinsection.slide import open_slide as open_slide
@@ -33,7 +33,7 @@ _PUBLIC = {
     "embed_tiles": "thinsection.encode",
     "load_encoder": "thinsection.encode",
     "aggregate": "thinsection.pool",
-    "run": "thinsection.pipeline.api",
+    "run": "thinsection.pipeline.run",
     "RunConfig": "thinsection.stages.config",
     "alibi2d_attention": "thinsection.attention",
     "nearest_neighbors": "thinsection.neighbors",

@@ -90,3 +90,7 @@ class RescueError(ThinsectionError, RuntimeError):
 
 class ClusterError(ThinsectionError, RuntimeError):
     """A scheduler refused, lost or cannot run a task."""
+
+
+class StaleResultError(StoreError):
+    """A result under this name was made from another file or with other settings."""

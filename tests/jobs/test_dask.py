@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from tests.support.faults import FaultyTask
+from thinsection.pipeline.api import run
+from thinsection.pipeline.run_task import RunTask, make_task
 
 from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ClusterError, ConfigError, MissingDependencyError
 from thinsection.jobs.dask_cluster import worker_shape
 from thinsection.jobs.dask_executor import LOG_NAME, DaskExecutor
 from thinsection.jobs.executor import ExecutorConfig, chunked
-from thinsection.pipeline.api import run
 from thinsection.pipeline.results import SlideResult
-from thinsection.pipeline.run_task import RunTask, make_task
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide

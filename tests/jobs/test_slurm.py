@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.support.slurm_node import why_not
+from thinsection.pipeline.api import run
+from thinsection.pipeline.run_task import make_task
 
 from thinsection.errors import ClusterError, ConfigError, StoreError
 from thinsection.jobs.executor import ExecutorConfig, parse_walltime
@@ -17,8 +19,6 @@ from thinsection.jobs.slurm_executor import collect
 from thinsection.jobs.slurm_job import SlurmJob, load_job, load_jobs
 from thinsection.jobs.slurm_queue import task_states
 from thinsection.jobs.slurm_script import ArrayScript
-from thinsection.pipeline.api import run
-from thinsection.pipeline.run_task import make_task
 from thinsection.pipeline.slurm_run import collect_run, write_missing
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide

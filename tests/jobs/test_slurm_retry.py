@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.slurm_node import why_not
+from thinsection.pipeline.run_task import make_task
 
 from thinsection.config import replace_flat
 from thinsection.jobs import slurm_queue
@@ -18,7 +19,6 @@ from thinsection.jobs.slurm_queue import TaskState, accounted_states, task_state
 from thinsection.jobs.slurm_retry import slides_to_retry
 from thinsection.jobs.task import Report
 from thinsection.pipeline.results import SlideResult
-from thinsection.pipeline.run_task import make_task
 from thinsection.pipeline.slurm_run import collect_run, write_missing
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig

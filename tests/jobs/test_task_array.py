@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 from tests.pipeline.make import write_features
+from thinsection.pipeline.aggregate_folder import TilesSource, find_tiles
+from thinsection.pipeline.aggregate_task import AggregateTask
 
 from thinsection.jobs import task_array
 from thinsection.jobs.executor import ExecutorConfig, chunked
 from thinsection.jobs.slurm_queue import TaskState
 from thinsection.jobs.task_array import ArrayExecutor
 from thinsection.jobs.task_document import TaskDocument, load_tasks
-from thinsection.pipeline.aggregate_folder import TilesSource, find_tiles
-from thinsection.pipeline.aggregate_task import AggregateTask
 from thinsection.pipeline.results import SlideResult
 from thinsection.stages.config import PoolingConfig
 

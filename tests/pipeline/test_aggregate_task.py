@@ -9,6 +9,8 @@ import pytest
 from tests.pipeline.make import write_features
 from tests.support.faults import KilledAggregateTask
 from tests.support.slurm_node import why_not
+from thinsection.pipeline.aggregate_folder import find_tiles
+from thinsection.pipeline.aggregate_task import AggregateTask, aggregate_run, loaded_encoder
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
@@ -17,8 +19,6 @@ from thinsection.errors import ConfigError, StoreError, UnknownEncoderError
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task_document import TaskDocument, load_tasks
-from thinsection.pipeline.aggregate_folder import find_tiles
-from thinsection.pipeline.aggregate_task import AggregateTask, aggregate_run, loaded_encoder
 from thinsection.pipeline.results import SlideResult
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
 from thinsection.store.slide_embedding import read_slide_embedding

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.support.qc_csv import read_qc_csv
+from thinsection.pipeline.qc_batch import QcSettings, qc_slide, qc_slides, write_tables
 
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.pipeline import qc_batch
-from thinsection.pipeline.qc_batch import QcSettings, qc_slide, qc_slides, write_tables
 from thinsection.qc import load_pipeline, parse_rule
 from thinsection.report.histoqc_files import HISTOQC_COLUMNS
 from thinsection.slide.cohort import SlideEntry, load_cohort

@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from thinsection.jobs.executor import ExecutorConfig
 from thinsection.pipeline.qc_batch import QcSettings
 from thinsection.pipeline.qc_request import qc_request
+
+from thinsection.jobs.executor import ExecutorConfig
 from thinsection.plan.qc import TRAINING_S, qc_peak_bytes
 from thinsection.qc import load_pipeline
 from thinsection.slide.cohort import SlideEntry

@@ -10,15 +10,15 @@ import pytest
 from tests.support.faults import KilledQcTask
 from tests.support.qc_csv import read_qc_csv
 from tests.support.slurm_node import why_not
+from thinsection.pipeline.qc_batch import ERROR_FILE, QcReport, QcSettings, qc_slide
+from thinsection.pipeline.qc_task import make_qc_task
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
 from thinsection.jobs.execute import execute
 from thinsection.jobs.task_document import TaskDocument, load_tasks
-from thinsection.pipeline.qc_batch import ERROR_FILE, QcReport, QcSettings, qc_slide
 from thinsection.pipeline.qc_run import QcRunConfig, QcSummary, qc_run
-from thinsection.pipeline.qc_task import make_qc_task
 from thinsection.qc import load_pipeline
 from thinsection.report.qc_files import QC_JSON
 from thinsection.slide.cohort import load_cohort

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from thinsection.pipeline.api import RunSummary, run
+from thinsection.pipeline.slides import RunEvent
 
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, SlideOpenError, StoreError
 from thinsection.files.remote_folder import RemoteFolder
-from thinsection.pipeline.api import RunSummary, run
-from thinsection.pipeline.slides import RunEvent
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
 

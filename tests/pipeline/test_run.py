@@ -21,21 +21,36 @@ from thinsection.errors import (
     UnknownEncoderError,
 )
 from thinsection.files.lock import FileLock
-from thinsection.pipeline.api import run
-from thinsection.pipeline.slides import RunEvent
+from thinsection.pipeline.process import RunEvent
+from thinsection.pipeline.run import run
 from thinsection.slide import open_slide
 from thinsection.stages.config import RunConfig
 from thinsection.store.slide_embedding import read_slide_embedding
-from thinsection.store.tiles_h5 import read_tiles
+from thinsection.store.tiles_h5 import TilesFile, read_tiles
 from thinsection.stream import iter_tiles
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TilesConfig, tile_grid
 from thinsection.tiles.filters import contrast
+from thinsection.types import MaskFrame
 
+GRID = "256px_0.5mpp"
+LITE0 = "efficientnet_lite0"
 FILES = {
-    *("overview.png", "slide.json", "slide_embedding.h5", "thumbnail.jpg", "tiles.h5"),
-    *("tissue.geojson", "tissue.png"),
+    *("failed.csv", "summary.csv", "slides/he/slide.json", "slides/he/thumbnail.jpg"),
+    *("slides/he/tissue.geojson", "slides/he/tissue.png"),
+    *(f"{GRID}/tiles/he.h5", f"{GRID}/features_{LITE0}/he.h5", f"{GRID}/overviews/he.png"),
+    f"{GRID}/slide_features_mean-{LITE0}/he.h5",
 }
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Name -> bytes of every result, the records of invocations left out."""
+    names = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {n: p.read_bytes() for n, p in names.items() if not n.startswith("records/")}
+
+
+def features_of(out: Path, slide_id: str, *, grid: str = GRID, encoder: str = LITE0) -> TilesFile:
+    return read_tiles(out / grid / f"features_{encoder}" / f"{slide_id}.h5")
 
 
 def settings(**flat: object) -> RunConfig:
@@ -50,16 +65,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory, he_slide: Path) -> Path:
 
 
 def test_a_slide_leaves_the_files_that_the_documentation_names(finished: Path) -> None:
-    assert {path.name for path in (finished / "he").iterdir()} == FILES
-    assert {path.name for path in finished.iterdir()} == {
-        *("efficiency.html", "failed.csv", "he", "run.json", "summary.csv", "usage")
-    }
-    with Image.open(finished / "he" / "overview.png") as picture:
+    assert set(files_of(finished)) == FILES
+    (record,) = (finished / "records").iterdir()
+    assert {p.name for p in record.iterdir()} == {"run.json", "usage", "efficiency.html", "ended"}
+    with Image.open(finished / GRID / "overviews" / "he.png") as picture:
         assert picture.size[0] == 1600
 
 
 def test_embeddings_equal_those_of_the_plain_functions(finished: Path, he_slide: Path) -> None:
-    tiles = read_tiles(finished / "he" / "tiles.h5")
+    tiles = features_of(finished, "he")
     with open_slide(he_slide) as slide:
         grid = tile_grid(slide, TilesConfig())
         wanted = {tuple(c) for c in tiles.coords_l0.tolist()}
@@ -69,7 +83,9 @@ def test_embeddings_equal_those_of_the_plain_functions(finished: Path, he_slide:
     np.testing.assert_array_equal(plain, tiles.features)
     assert tiles.features is not None
     mean = tiles.features.astype(np.float64).mean(axis=0)
-    pooled = read_slide_embedding(finished / "he" / "slide_embedding.h5").slide_embedding
+    pooled = read_slide_embedding(
+        finished / GRID / f"slide_features_mean-{LITE0}" / "he.h5"
+    ).slide_embedding
     np.testing.assert_allclose(pooled, mean, atol=1e-6)
 
 
@@ -86,7 +102,7 @@ def test_a_pixel_filter_leaves_the_bytes_of_a_run_over_the_kept_tiles_alone(
 
     config = settings(batch_size=4, tile_filter=["contrast"])
     assert run([path], out=tmp_path / "out", config=config, on_event=count).exit_code == 0
-    tiles = read_tiles(tmp_path / "out" / "white" / "tiles.h5")
+    tiles = features_of(tmp_path / "out", "white", grid=f"{GRID}_tile_filter-contrast")
     with open_slide(path) as slide:
         grid = tile_grid(slide, TilesConfig())
         kept = np.concatenate([contrast(b.tiles) for b in iter_tiles(slide, grid)])
@@ -99,7 +115,7 @@ def test_a_pixel_filter_leaves_the_bytes_of_a_run_over_the_kept_tiles_alone(
 
 
 def test_the_attributes_that_trident_reads_are_there(finished: Path) -> None:
-    with h5py.File(finished / "he" / "tiles.h5") as file:
+    with h5py.File(finished / GRID / f"features_{LITE0}" / "he.h5") as file:
         attributes = dict(file["coords"].attrs)
     assert attributes["patch_size"] == 256
     assert attributes["patch_size_level0"] == 256
@@ -111,7 +127,7 @@ def test_the_attributes_that_trident_reads_are_there(finished: Path) -> None:
 
 
 def test_the_geojson_is_one_feature_collection_for_qupath(finished: Path) -> None:
-    document = json.loads((finished / "he" / "tissue.geojson").read_text())
+    document = json.loads((finished / "slides" / "he" / "tissue.geojson").read_text())
     assert document["type"] == "FeatureCollection"
     assert document["features"][0]["properties"]["objectType"] == "annotation"
 
@@ -119,10 +135,14 @@ def test_the_geojson_is_one_feature_collection_for_qupath(finished: Path) -> Non
 def test_a_second_run_skips_what_is_done_and_touches_nothing(
     finished: Path, he_slide: Path
 ) -> None:
-    before = {p: p.stat().st_mtime_ns for p in (finished / "he").iterdir()}
+    def stamps() -> dict[Path, int]:
+        found = {p: p.stat().st_mtime_ns for p in finished.rglob("*") if p.is_file()}
+        return {p: t for p, t in found.items() if "records" not in p.parts and p.suffix != ".csv"}
+
+    before = stamps()
     summary = run([he_slide], out=finished, config=settings())
     assert [r.status for r in summary.results] == ["skipped"]
-    assert {p: p.stat().st_mtime_ns for p in (finished / "he").iterdir()} == before
+    assert stamps() == before
 
 
 def test_settings_that_cannot_change_a_result_do_not_undo_it(
@@ -143,7 +163,7 @@ def test_other_settings_are_computed_anew(
 
 def test_a_changed_or_missing_file_is_computed_anew(tmp_path: Path, he_slide: Path) -> None:
     run([he_slide], out=tmp_path, config=settings(), stage="tile")
-    path = tmp_path / "he" / "tiles.h5"
+    path = tmp_path / GRID / "tiles" / "he.h5"
     good = path.read_bytes()
     path.write_bytes(good[:100])
     assert run([he_slide], out=tmp_path, config=settings(), stage="tile").counts["done"] == 1
@@ -154,9 +174,9 @@ def test_stages_build_on_each_other(tmp_path: Path, he_slide: Path) -> None:
     for stage in ("tissue", "tile", "embed", "aggregate"):
         assert run([he_slide], out=tmp_path, config=settings(), stage=stage).counts["done"] == 1
         assert run([he_slide], out=tmp_path, config=settings(), stage=stage).counts["skipped"] == 1
-    # an earlier stage asked for again is done, and its result was not put back to the grid alone
+    # an earlier stage asked for again is done
     assert run([he_slide], out=tmp_path, config=settings(), stage="tile").counts["skipped"] == 1
-    assert read_tiles(tmp_path / "he" / "tiles.h5").features is not None
+    assert features_of(tmp_path, "he").features is not None
 
 
 def test_a_bad_slide_stops_no_other_and_is_reported(tmp_path: Path, slide_folder: Path) -> None:
@@ -173,8 +193,8 @@ def test_a_bad_slide_stops_no_other_and_is_reported(tmp_path: Path, slide_folder
         rows = {row["slide_id"]: row for row in csv.DictReader(file)}
     assert "not a TIFF" in rows["text"]["error"]
     assert "0 bytes" in rows["empty"]["error"]
-    assert "Traceback" in (tmp_path / rows["text"]["traceback"]).read_text()
-    assert not list((tmp_path / "truncated").glob("*.h5"))
+    assert "Traceback" in (tmp_path / rows["text"]["details"]).read_text()
+    assert not list(tmp_path.rglob("truncated.h5"))
     assert {e.slide_id for e in events if e.kind == "ended"} == set(status)
 
 
@@ -187,7 +207,7 @@ def test_a_failed_slide_is_tried_again_and_its_traces_go(
     assert run([path], out=out, config=settings(), stage="tile").exit_code == 3
     path.write_bytes(he_slide.read_bytes())
     assert run([path], out=out, config=settings(), stage="tile").exit_code == 0
-    assert not (out / "slide" / "traceback.txt").exists()
+    assert not (out / "slides" / "slide" / "failure.json").exists()
     assert (out / "failed.csv").read_text().count("\n") == 1
 
 
@@ -200,7 +220,7 @@ def test_the_table_keeps_slides_of_earlier_runs(tmp_path: Path, slide_folder: Pa
 
 
 def test_a_slide_that_another_process_holds_is_waited_for(tmp_path: Path, he_slide: Path) -> None:
-    lock = FileLock(tmp_path / "he" / ".lock")
+    lock = FileLock(tmp_path / "slides" / "he" / ".lock")
     assert lock.acquire()
     waited: list[str] = []
 
@@ -232,14 +252,14 @@ def test_a_slide_without_tissue_is_done_with_a_warning(tmp_path: Path) -> None:
     summary = run([path], out=tmp_path / "out", config=settings(slide_mpp="0.5"))
     assert summary.results[0].status == "done"
     assert "no tissue" in str(summary.results[0].facts["warnings"])
-    assert read_tiles(tmp_path / "out" / "white" / "tiles.h5").coords_l0.shape == (0, 2)
-    assert not (tmp_path / "out" / "white" / "slide_embedding.h5").exists()
+    assert features_of(tmp_path / "out", "white").coords_l0.shape == (0, 2)
+    assert not list((tmp_path / "out" / GRID).glob("slide_features_*/*.h5"))
 
 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"encoder": "uni3"}, UnknownEncoderError, "uni3"),
+        ({"encoders": ["uni3"]}, UnknownEncoderError, "uni3"),
         ({"tile_filter": ["contrats"]}, ConfigError, "did you mean 'contrast'"),
         ({"graph": "knn"}, ValueError, "knn"),
         ({"memory": "1MiB"}, BudgetError, "memory must be >="),
@@ -254,7 +274,7 @@ def test_bad_settings_stop_the_run_before_it_starts(
 ) -> None:
     with pytest.raises(error, match=message):
         run([he_slide], out=tmp_path / "out", config=settings(**change))
-    assert not (tmp_path / "out" / "he").exists()
+    assert not (tmp_path / "out" / "slides").exists()
 
 
 def test_an_output_that_cannot_be_a_folder_is_named(tmp_path: Path, he_slide: Path) -> None:
@@ -269,27 +289,27 @@ def test_further_formats_hold_the_same_embeddings(tmp_path: Path, he_slide: Path
 
     config = settings(write=["tsv", "parquet", "zarr"], graph="knn:4")
     run([he_slide], out=tmp_path, config=config, stage="embed")
-    folder = tmp_path / "he"
-    tiles = read_tiles(folder / "tiles.h5")
+    folder = tmp_path / GRID
+    tiles = features_of(tmp_path, "he")
     assert tiles.features is not None
-    rows = (folder / "tiles.tsv").read_text().splitlines()
+    rows = (folder / f"tsv_{LITE0}" / "he.tsv").read_text().splitlines()
     assert rows[0].split("\t")[-3:] == ["submitter_id", "cancer_type", "tile"]
     values = np.array([row.split("\t")[:-3] for row in rows[1:]], dtype=np.float32)
     np.testing.assert_array_equal(values, tiles.features)
     x, y = tiles.coords_l0[0]
     assert rows[1].split("\t")[-1] == f"{x}x_{y}y"
-    table = pq.read_table(folder / "tiles.parquet")
+    table = pq.read_table(folder / f"parquet_{LITE0}" / "he.parquet")
     np.testing.assert_array_equal(np.stack(table["embedding"].to_numpy()), tiles.features)
-    store = zarr.storage.ZipStore(folder / "tiles.zarr.zip", mode="r")
+    store = zarr.storage.ZipStore(folder / f"zarr_{LITE0}" / "he.zarr.zip", mode="r")
     np.testing.assert_array_equal(zarr.open_group(store, mode="r")["features"][:], tiles.features)
     store.close()
-    with h5py.File(folder / "tiles.h5") as file:
-        assert file["graph/edge_index"].shape == (2, 4 * len(tiles.coords_l0))
+    with h5py.File(folder / "graph_knn-4" / "he.h5") as file:
+        assert file["edge_index"].shape == (2, 4 * len(tiles.coords_l0))
 
 
 def test_half_precision_storage_is_asked_for_not_assumed(tmp_path: Path, he_slide: Path) -> None:
     run([he_slide], out=tmp_path, config=settings(embedding_dtype="float16"), stage="embed")
-    features = read_tiles(tmp_path / "he" / "tiles.h5").features
+    features = features_of(tmp_path, "he", encoder=f"{LITE0}_float16").features
     assert features is not None
     assert features.dtype == np.float16
 
@@ -299,18 +319,21 @@ def test_quality_control_makes_the_mask_and_says_which_check_touched_each_tile(
 ) -> None:
     summary = run([he_slide], out=tmp_path, config=settings(qc="light"), stage="tile")
     assert summary.counts["done"] == 1, summary.results
-    tiles = read_tiles(tmp_path / "he" / "tiles.h5")
+    tiles = read_tiles(tmp_path / f"{GRID}_qc-light" / "tiles" / "he.h5")
     touched = [name for name in tiles.columns if name.startswith("qc_")]
     assert touched
     assert all(((c >= 0) & (c <= 1)).all() for c in tiles.columns.values())
-    assert (tmp_path / "he" / "qc.json").is_file()
-    assert "he" in (tmp_path / "qc.csv").read_text()
-    assert (tmp_path / "qc.html").is_file()
+    assert (tmp_path / "slides" / "he" / "qc_light" / "qc.json").is_file()
+    assert "he" in (tmp_path / "qc_light.csv").read_text()
+    assert (tmp_path / "qc_light.html").is_file()
     with (
-        Image.open(tmp_path / "he" / "mask_use.png") as used,
-        Image.open(tmp_path / "he" / "tissue.png") as mask,
+        open_slide(he_slide) as slide,
+        Image.open(tmp_path / "slides" / "he" / "qc_light" / "mask_use.png") as used,
     ):
-        np.testing.assert_array_equal(np.asarray(used) > 0, np.asarray(mask) > 0)
+        mask = np.asarray(used) > 0
+        frame = MaskFrame(size_th=(mask.shape[1], mask.shape[0]), size_l0=slide.size)
+        grid = tile_grid(slide, TilesConfig(), tissue=(mask, frame))
+    np.testing.assert_array_equal(grid.coords_l0, tiles.coords_l0)
 
 
 def test_a_slide_that_fails_a_quality_rule_is_left_out_and_said_so(
@@ -321,7 +344,7 @@ def test_a_slide_that_fails_a_quality_rule_is_left_out_and_said_so(
     assert summary.counts["excluded"] == 1
     assert summary.exit_code == 0
     assert "left out by 'pixels_to_use<100000000'" in (tmp_path / "failed.csv").read_text()
-    assert not (tmp_path / "he" / "tiles.h5").exists()
+    assert not list(tmp_path.rglob("he.h5"))
 
 
 def test_a_quality_rule_without_quality_control_is_refused(tmp_path: Path, he_slide: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
+from thinsection.pipeline.api import run
 
 from thinsection.cli.progress import describe
 from thinsection.errors import DiskSpaceError, SlideOpenError
 from thinsection.files.sources import FsspecSource, is_url
-from thinsection.pipeline.api import run
 from thinsection.pipeline.results import SlideResult
 from thinsection.slide import open_slide
 from thinsection.slide.open import CACHE_VARIABLE, StagedSlide

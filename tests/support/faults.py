@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thinsection.jobs.task import Report
 from thinsection.pipeline.aggregate_folder import TilesSource
 from thinsection.pipeline.aggregate_task import AggregateTask
 from thinsection.pipeline.qc_batch import QcReport
 from thinsection.pipeline.qc_task import QcTask
-from thinsection.pipeline.results import SlideResult
 from thinsection.pipeline.run_task import RunTask
 from thinsection.pipeline.slides import RunEvent
+
+from thinsection.jobs.task import Report
+from thinsection.pipeline.results import SlideResult
 from thinsection.slide.cohort import SlideEntry
 from thinsection.types import MIB
 

@@ -7,9 +7,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from thinsection.pipeline.efficiency import efficiency, write_efficiency
 
 from thinsection.errors import StoreError
-from thinsection.pipeline.efficiency import efficiency, write_efficiency
 from thinsection.types import GIB
 from thinsection.usage.analysis import analyse, bottleneck, format_walltime
 from thinsection.usage.model import ProcessUsage, Requested, Sample

@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 _DEMO_SIZE = (6000, 5000)  # px; a biopsy at 20x, about 200 tiles
-_LOOK_AT = {
-    "overview.png": "thumbnail, tissue outline and tiles in one picture",
-    "tiles.h5": "coords (N, 2) and features (N, D); TRIDENT and CLAM readers open it",
-    "slide_embedding.h5": "features (D,), the slide embedding",
-    "tissue.geojson": "tissue polygons; drag it onto the slide in QuPath",
-    "slide.json": "what was done, with which settings",
+_LOOK_AT = {  # what lies where, relative to the results folder
+    "{grid}/overviews/{id}.png": "thumbnail, tissue outline and tiles in one picture: look here",
+    "{grid}/features_{encoder}/{id}.h5": "coords (N, 2) and features (N, D), as TRIDENT has them",
+    "{grid}/slide_features_mean-{encoder}/{id}.h5": "features (D,), the slide embedding",
+    "slides/{id}/tissue.geojson": "tissue polygons; drag it onto the slide in QuPath",
+    "summary.csv": "a row per slide and tile grid",
 }
 
 
@@ -28,29 +28,25 @@ def demo(
 
     Example: thinsection demo --out demo --slide my.svs
     """
-    from rich.console import Console
-
-    from thinsection.cli.progress import RunProgress
-    from thinsection.pipeline.api import run
+    from thinsection.cli.run import run_and_report
     from thinsection.stages.config import RunConfig
     from thinsection.testing.synthetic import write_he_slide
 
-    console = Console()
     if slide is None:
         slide = out / "generated.svs"
         if not slide.exists():
-            console.print(f"generating an H&E-like slide: {slide}")
+            print(f"generating an H&E-like slide: {slide}", flush=True)
             out.mkdir(parents=True, exist_ok=True)
             write_he_slide(slide, _DEMO_SIZE, seed=7)
     results = out / "results"
-    progress = RunProgress(console, num_slides=1)
-    with progress.live():
-        summary = run([slide], out=results, config=RunConfig(), on_event=progress)
-    for result in summary.results:
-        console.print(f"\nresults of {result.slide_id} ({summary.seconds:.1f} s):", highlight=False)
-        for name, what in _LOOK_AT.items():
-            path = results / result.slide_id / name
-            if path.exists():
-                console.print(f"  {path}  [dim]{what}[/]", highlight=False, soft_wrap=True)
-    console.print(f"  {results / 'summary.csv'}  [dim]a row per slide[/]", highlight=False)
+    print("loading the encoder and reading the slide", flush=True)
+    config = RunConfig()
+    summary = run_and_report([str(slide)], str(results), config, "aggregate")
+    names = {"id": slide.stem, "grid": "256px_0.5mpp", "encoder": config.encode.encoders[0]}
+    print("\nopen these:")
+    for template, what in _LOOK_AT.items():
+        path = results / template.format(**names)
+        if path.exists():
+            print(f"  {path}\n      {what}")
+    print(f"\nall of it: thinsection ls {results}")
     raise typer.Exit(summary.exit_code)

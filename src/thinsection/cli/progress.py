@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from thinsection.pipeline.process import RunEvent
 from thinsection.pipeline.results import SlideResult
-from thinsection.pipeline.slides import RunEvent
+
+_LINE_EVERY_S = 5.0  # without a terminal: a line as often as that
 
 
 class RunProgress:
@@ -19,6 +21,7 @@ class RunProgress:
 
     def __init__(self, console: Console, num_slides: int) -> None:
         self._console = console
+        self._next_line_s = _LINE_EVERY_S
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.completed:.1f}/{task.total} slides"),
@@ -64,6 +67,10 @@ class RunProgress:
         task = self._progress.tasks[0]
         rate = self._tiles / task.elapsed if task.elapsed else 0.0
         self._progress.update(self._task, tiles=self._tiles, rate=rate)
+        if not self._console.is_terminal and (task.elapsed or 0.0) >= self._next_line_s:
+            self._next_line_s = (task.elapsed or 0.0) + _LINE_EVERY_S
+            line = f"{self._ended}/{task.total} slides, {self._tiles} tiles, {rate:.0f} tiles/s"
+            self._console.print(line, highlight=False)
 
 
 def describe(result: SlideResult) -> str:
@@ -72,12 +79,14 @@ def describe(result: SlideResult) -> str:
         return f"{result.slide_id}: failed ({result.stage}): {result.error}"
     if result.status == "excluded":
         return f"{result.slide_id}: {result.error}"
-    tiles = result.facts.get("num_tiles")
-    count = f", {tiles} tiles" if tiles is not None else ""
-    if result.facts.get("fetched_bytes"):
-        share = result.facts["fetched_bytes"] / result.facts["file_bytes"]
-        count += f", {share:.0%} of the file fetched in {result.facts['requests']} requests"
-    warning = f" (warning: {result.facts['warnings']})" if result.facts.get("warnings") else ""
+    facts = result.facts
+    count = f", {facts['num_tiles']} tiles" if facts.get("num_tiles") is not None else ""
+    if not count and facts.get("pixels_to_use") is not None:
+        count = f", {facts['pixels_to_use']:.0f} px to use"
+    if facts.get("fetched_bytes"):
+        share = facts["fetched_bytes"] / facts["file_bytes"]
+        count += f", {share:.0%} of the file fetched in {facts['requests']} requests"
+    warning = f" (warning: {facts['warnings']})" if facts.get("warnings") else ""
     if result.status == "skipped":
         return f"{result.slide_id}: done before with the same settings and input, skipped{count}"
     return f"{result.slide_id}: done{count}{warning}"

@@ -39,8 +39,9 @@ def qc(
 
         thinsection qc slides/ --out qc --from-histoqc config.ini --write histoqc
     """
+    from thinsection.cli.progress import describe
     from thinsection.files.atomic import write_text
-    from thinsection.pipeline.qc_run import chosen_pipeline, qc_run
+    from thinsection.pipeline.qc_run import check_slides, chosen_pipeline
     from thinsection.qc.pipeline import dump_pipeline
 
     pipeline, notes = chosen_pipeline(config)
@@ -51,24 +52,20 @@ def qc(
         print(f"pipeline {pipeline.name!r}: {write_pipeline}")
         if not slides:
             return
-    summary = qc_run(
+
+    def ended(event: Any) -> None:
+        if event.result is not None:
+            print(describe(event.result), flush=True)
+
+    summary = check_slides(
         slides or [],
         out=out,
         config=config,
-        on_report=lambda report: print(_described(report), flush=True),
+        on_event=ended,
         on_message=lambda text: print(text, flush=True),
     )
     for slide_id, rule in summary.failing:
         print(f"{slide_id}: fails {rule}")
-    num_slides = len(summary.reports)
-    done = num_slides - summary.num_failed
-    print(f"{done} of {num_slides} slides done; look at {out / 'qc.html'}")
+    num_slides = len(summary.results)
+    print(f"{num_slides - summary.num_failed} of {num_slides} slides done; look at {summary.page}")
     raise typer.Exit(3 if summary.num_failed else 0)
-
-
-def _described(report: Any) -> str:
-    if report.error:
-        return f"{report.slide_id}: {report.status}: {report.error}"
-    warnings = report.row.get("warnings")
-    note = f" ({warnings})" if warnings else ""
-    return f"{report.slide_id}: {report.status}, {report.row['pixels_to_use']:.0f} px to use{note}"

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,15 +28,18 @@ class EmbeddedBatch:
         key: of the slide.
         indices: int64 (b,), places in the tile table.
         coords_l0: int64 (b, 2).
-        tile_embeddings: float32 (b, D) of each encoder, on the host.
-        tokens: float32 (b, T, C) of each encoder, on the host; empty where none were asked for.
+        tile_embeddings: float32 (b, D) of each encoder, on the host; None where not wanted.
+        tokens: float32 (b, T, C) of each encoder, on the host; None where not wanted.
     """
 
     key: Any
     indices: npt.NDArray[np.int64]
     coords_l0: CoordsL0
-    tile_embeddings: tuple[npt.NDArray[np.float32], ...]
-    tokens: tuple[npt.NDArray[np.float32], ...] = ()
+    tile_embeddings: tuple[npt.NDArray[np.float32] | None, ...]
+    tokens: tuple[npt.NDArray[np.float32] | None, ...]
+
+
+Wanted = Literal["", "embeddings", "tokens"]  # of an encoder: nothing, or tokens beside embeddings
 
 
 @dataclass(kw_only=True)
@@ -55,7 +58,6 @@ class BatchEncoder:
 
     Args:
         encoders: the tile encoders, at least one; a device gets one copy of the batch for all.
-        tokens: whether every encoder also gives its patch tokens.
         clock: where transfer and encoding time is added up.
 
     Memory: `_IN_FLIGHT` batches on the device, beside the encoders' own; encoders run one after
@@ -66,19 +68,26 @@ class BatchEncoder:
         self,
         encoders: Sequence[TileEncoder],
         *,
-        tokens: bool = False,
         clock: StageClock | None = None,
     ) -> None:
         if not encoders:
             raise InvalidInputError("encoders must hold at least one encoder, got none")
         self._encoders = tuple(encoders)
-        self._tokens = tokens
         self._clock = clock or StageClock()
         self._devices = {e.device for e in self._encoders if e.device.type == "cuda"}
         self._queue: deque[_Pending | Any] = deque()
 
-    def submit(self, batch: TileBatch) -> Iterator[EmbeddedBatch | Any]:
-        """Encodes a batch and releases its buffer when all have taken it; yields what is ready."""
+    def submit(
+        self, batch: TileBatch, wanted: Sequence[Wanted] | None = None
+    ) -> Iterator[EmbeddedBatch | Any]:
+        """Encodes a batch and releases its buffer when all have taken it; yields what is ready.
+
+        Args:
+            batch: of the stream.
+            wanted: of each encoder; None: the embeddings of all.
+        """
+        everything: list[Wanted] = ["embeddings"] * len(self._encoders)
+        asked = wanted or everything
         with self._clock.timed("transfer_busy"):
             host = torch.from_numpy(batch.tiles)
             copies, copied = {}, []
@@ -88,12 +97,12 @@ class BatchEncoder:
                 event.record(torch.cuda.current_stream(device))
                 copied.append(event)
         with self._clock.timed("encode_busy"):
-            found = [self._encoded(e, copies.get(e.device, host)) for e in self._encoders]
+            found = [
+                _encoded(encoder, copies.get(encoder.device, host), what)
+                for encoder, what in zip(self._encoders, asked, strict=True)
+            ]
         self._queue.append(_Pending(batch=batch, copied=copied, found=found))
         yield from self._drain(self._leave)
-
-    def _encoded(self, encoder: TileEncoder, tiles: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return encoder.encode_with_tokens(tiles) if self._tokens else (encoder.encode(tiles),)
 
     @property
     def _leave(self) -> int:
@@ -127,9 +136,16 @@ class BatchEncoder:
             key=batch.key,
             indices=batch.indices,
             coords_l0=batch.coords_l0,
-            tile_embeddings=tuple(found[0] for found in on_host),
-            tokens=tuple(found[1] for found in on_host) if self._tokens else (),
+            tile_embeddings=tuple(found[0] if found else None for found in on_host),
+            tokens=tuple(found[1] if len(found) > 1 else None for found in on_host),
         )
+
+
+def _encoded(encoder: TileEncoder, tiles: torch.Tensor, wanted: Wanted) -> tuple[torch.Tensor, ...]:
+    """What is wanted of a batch: nothing, embeddings, or embeddings and tokens."""
+    if wanted == "tokens":
+        return encoder.encode_with_tokens(tiles)
+    return (encoder.encode(tiles),) if wanted else ()
 
 
 def pinned_allocator(
@@ -180,4 +196,5 @@ def embed_tiles(
     if not found:
         return np.empty((0, encoder.dim), dtype=np.float32), tiles.select(np.arange(0))
     indices = np.concatenate([batch.indices for batch in found])
-    return np.concatenate([batch.tile_embeddings[0] for batch in found]), tiles.select(indices)
+    embeddings = [batch.tile_embeddings[0] for batch in found]
+    return np.concatenate([part for part in embeddings if part is not None]), tiles.select(indices)

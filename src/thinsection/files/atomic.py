@@ -19,11 +19,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
     it was. After a SIGKILL a file named `*.tmp-*` may stay; nothing reads it.
 
     Yields:
-        The temporary path, in the same folder (rename stays atomic) with the same suffix.
+        The temporary path, in the same folder (rename stays atomic) with the same suffix, but for
+        `.h5`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_name(f".{path.stem}{TMP_MARK}{os.getpid()}-{secrets.token_hex(4)}{path.suffix}")
+    # other tools list every *.h5 of a folder, hidden ones too
+    suffix = "" if path.suffix == ".h5" else path.suffix
+    mark = f"{TMP_MARK}{os.getpid()}-{secrets.token_hex(4)}"
+    tmp = path.with_name(f".{path.stem}{mark}{suffix}")
     try:
         yield tmp
         _fsync(tmp)

@@ -69,6 +69,11 @@ class ExecutorConfig:
             raise ConfigError("executor must have one of scheduler, gpus and jobqueue, got several")
 
     @property
+    def in_process(self) -> bool:
+        """Whether this very process does the work."""
+        return self.executor == "inline"
+
+    @property
     def gpu_ids(self) -> tuple[str, ...]:
         """The parts of `gpus`: indices or UUIDs."""
         return tuple(part.strip() for part in (self.gpus or "").split(",") if part.strip())

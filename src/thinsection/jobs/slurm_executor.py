@@ -15,9 +15,9 @@ from thinsection.jobs.slurm_job import SlurmJob, load_jobs, write_job
 from thinsection.jobs.slurm_queue import TaskState
 from thinsection.jobs.slurm_retry import slides_to_retry, submit_alone
 from thinsection.jobs.task import Report
-from thinsection.pipeline.results import SlideResult, read_result
-from thinsection.pipeline.run_task import RunTask
-from thinsection.pipeline.slides import RunEvent
+from thinsection.pipeline.process import RunEvent
+from thinsection.pipeline.results import SlideResult
+from thinsection.pipeline.task import RunTask
 from thinsection.slide.cohort import SlideEntry
 
 _POLL_S = 5.0
@@ -137,7 +137,7 @@ class JobStatus:
 
 def job_status(job: SlurmJob) -> JobStatus:
     """Asks the queue and the output folder."""
-    found = [read_result(job.task.out, entry, job.task.stage) for entry in job.entries]
+    found = [job.task.done(entry) for entry in job.entries]
     return JobStatus(
         job=job,
         tasks=dict(Counter(job.states().values())),
@@ -236,4 +236,4 @@ class _Merge:
 
 def _result_settings(task: RunTask) -> tuple[str, dict[str, Any]]:
     settings = as_mapping(task.config)
-    return task.stage, {k: v for k, v in settings.items() if k not in _NOT_IN_RESULTS}
+    return task.goal, {k: v for k, v in settings.items() if k not in _NOT_IN_RESULTS}

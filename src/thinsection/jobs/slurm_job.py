@@ -23,9 +23,9 @@ from thinsection.jobs.request import JobRequest
 from thinsection.jobs.slurm_queue import TaskState, accounted_states, sbatch, task_states
 from thinsection.jobs.slurm_script import ArrayScript
 from thinsection.jobs.task import Report
+from thinsection.pipeline.process import RunEvent
 from thinsection.pipeline.results import SlideResult
-from thinsection.pipeline.run_task import RunTask
-from thinsection.pipeline.slides import RunEvent
+from thinsection.pipeline.task import RunTask
 from thinsection.slide.cohort import SlideEntry
 from thinsection.usage.analysis import Request
 

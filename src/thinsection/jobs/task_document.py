@@ -20,9 +20,8 @@ DOCUMENT_NAME = "tasks.json"
 
 # kind -> module of this room and class; imported when asked for: quality control needs no torch
 TASKS = {
-    "aggregate": ("pipeline.aggregate_task", "AggregateTask"),
+    "aggregate": ("pipeline.pooling", "PoolingTask"),
     "probe": ("probe.grid", "ProbeTask"),
-    "qc": ("pipeline.qc_task", "QcTask"),
 }
 
 

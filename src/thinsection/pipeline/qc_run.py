@@ -1,24 +1,27 @@
-"""`qc_run`: quality control of a cohort, from its settings to its tables."""
+"""`qc`: quality control of a cohort by the same stages as a run."""
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from thinsection.config import option, section
-from thinsection.errors import ConfigError
-from thinsection.jobs.execute import execute
+from thinsection.files.atomic import write_text
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.jobs.task import Report
-from thinsection.pipeline.qc_batch import QcReport, QcSettings, qc_slides, write_tables
-from thinsection.pipeline.qc_task import make_qc_task
-from thinsection.qc import Pipeline, QcRule, load_pipeline, parse_rule, prepare_models
+from thinsection.pipeline.process import OnEvent
+from thinsection.pipeline.qc_tables import failing_rules, qc_rows, qc_stage
+from thinsection.pipeline.records import RECORDS
+from thinsection.pipeline.results import SlideResult
+from thinsection.pipeline.run import run
+from thinsection.qc import Pipeline, QcRule, load_pipeline, parse_rule
 from thinsection.qc.from_histoqc import pipeline_from_ini
-from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
-from thinsection.stages.config import SlidesConfig
+from thinsection.qc.pipeline import dump_pipeline
+from thinsection.report.histoqc_files import write_histoqc
+from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesConfig
+from thinsection.stages.labels import short_hash
 
-WRITE_FORMATS = ("histoqc",)
+QC_OUTPUTS = ("histoqc",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +47,10 @@ class WorkConfig:
 
     device: str = option("cpu", "cpu or cuda[:index].")
     resume: bool = option(True, "Keep what is finished with the same checks and file.")
-    write: tuple[str, ...] = option((), "Further outputs: histoqc (results.tsv, pictures).")
-
-    def __post_init__(self) -> None:
-        for name in self.write:
-            if name not in WRITE_FORMATS:
-                raise ConfigError(f"work.write must be of {', '.join(WRITE_FORMATS)}, got {name!r}")
+    overwrite: bool = option(False, "Replace results of a slide file that has changed since.")
+    write: tuple[str, ...] = option(
+        (), "Further outputs: histoqc (results.tsv, pictures).", choices=lambda: QC_OUTPUTS
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +68,19 @@ class QcSummary:
     """What a QC run left.
 
     Attributes:
-        reports: one per slide, in the order of the cohort.
+        results: one per slide, in the order of the cohort.
         failing: (slide_id, rule) for each rule that holds.
+        page: the contact sheet.
     """
 
-    reports: tuple[QcReport, ...]
+    results: tuple[SlideResult, ...]
     failing: tuple[tuple[str, QcRule], ...]
+    page: Path
 
     @property
     def num_failed(self) -> int:
         """Slides that could not be looked at."""
-        return sum(report.status == "failed" for report in self.reports)
+        return sum(result.status == "failed" for result in self.results)
 
 
 def chosen_pipeline(config: QcRunConfig) -> tuple[Pipeline, list[str]]:
@@ -91,21 +94,21 @@ def chosen_pipeline(config: QcRunConfig) -> tuple[Pipeline, list[str]]:
     return load_pipeline(config.checks.pipeline), []
 
 
-def qc_run(
-    slides: Sequence[str],
+def check_slides(
+    slides: Sequence[str | Path],
     *,
     out: Path,
     config: QcRunConfig,
-    on_report: Callable[[QcReport], None] = lambda report: None,
+    on_event: OnEvent = lambda event: None,
     on_message: Callable[[str], None] = lambda text: None,
 ) -> QcSummary:
-    """Looks at every slide and writes its files, then qc.csv, qc.html and what else was asked for.
+    """Looks at every slide and writes its files, then the table, the page and what else was asked.
 
     Args:
         slides: files, folders or cohort CSVs.
-        out: folder of the run.
+        out: results folder; `run` with the same checks finds the results there.
         config: all settings.
-        on_report: told of each slide as it ends.
+        on_event: told of each slide as it ends.
         on_message: lines of the executor for the person who waits.
 
     Memory: that of `run_qc`, in each worker.
@@ -114,61 +117,41 @@ def qc_run(
         ThinsectionError: bad settings or no slides, before work starts. A bad slide does not raise.
     """
     pipeline, _ = chosen_pipeline(config)
-    given = config.slides.slide_mpp
-    entries = load_cohort(
-        slides, slide_mpp=parse_mpp(given, where="slides.slide_mpp") if given else None
+    source = _source(config, pipeline, out)
+    rules = config.checks.qc_fail
+    settings = RunConfig(
+        slides=config.slides,
+        qc=QcConfig(qc=source, qc_fail=rules, qc_device=config.work.device),
+        output=OutputConfig(resume=config.work.resume, overwrite=config.work.overwrite),
+        executor=config.executor,
     )
-    settings = QcSettings(
-        pipeline=pipeline,
-        device=config.work.device,
-        workers=max(1, config.executor.workers),  # processes of this node, where inline
-        reader=config.slides.reader,
-        resume=config.work.resume,
+    summary = run(
+        slides, out=out, config=settings, stage="qc", on_event=on_event, on_message=on_message
     )
-    started = time.strftime("%Y-%m-%d %H:%M:%S")
-    ended: dict[str, QcReport] = {}
-
-    def take(report: QcReport) -> None:
-        ended[report.slide_id] = report
-        on_report(report)
-
-    _execute(entries, out, settings, config.executor, on_report=take, on_message=on_message)
-    reports = tuple(ended[entry.slide_id] for entry in entries)
-    headers = {
-        "start_time": started,
-        "pipeline": " ".join(f"{c.kind}:{c.name}" for c in pipeline.checks),
-        "outdir": str(out.resolve()),
-        "config_file": str(config.checks.from_histoqc or config.checks.pipeline),
-        "command_line_args": " ".join(sys.argv[1:]),
-    }
-    failing = write_tables(
-        [report.row for report in reports],
-        out,
-        rules=[parse_rule(rule) for rule in config.checks.qc_fail],
-        histoqc_headers=headers if "histoqc" in config.work.write else None,
+    entries = [SlideEntry(slide_id=r.slide_id, slide_path=r.slide_path) for r in summary.results]
+    stage = qc_stage(settings)
+    rows = qc_rows(out, entries, stage)
+    if "histoqc" in config.work.write:
+        headers = {
+            "start_time": summary.record.name,
+            "pipeline": " ".join(f"{c.kind}:{c.name}" for c in pipeline.checks),
+            "outdir": str(out.resolve()),
+            "config_file": str(config.checks.from_histoqc or config.checks.pipeline),
+            "command_line_args": " ".join(sys.argv[1:]),
+        }
+        write_histoqc(out, rows, headers)
+    return QcSummary(
+        results=summary.results,
+        failing=tuple(failing_rules(rows, rules)),
+        page=out / f"qc_{stage.name}.html",
     )
-    return QcSummary(reports=reports, failing=tuple(failing))
 
 
-def _execute(
-    entries: Sequence[SlideEntry],
-    out: Path,
-    settings: QcSettings,
-    executor: ExecutorConfig,
-    *,
-    on_report: Callable[[QcReport], None],
-    on_message: Callable[[str], None],
-) -> None:
-    """Returns when every slide was reported once."""
-    if executor.executor == "inline":
-        for report in qc_slides(entries, out, settings):
-            on_report(report)
-        return
-
-    def take(chunk: Report[QcReport]) -> None:
-        for report in chunk.results:
-            on_report(report)
-
-    prepare_models(settings.pipeline, cache_dir=settings.cache_dir)  # once, not by every worker
-    task = make_qc_task(out, settings, threads=executor.threads)
-    execute(entries, task, executor, folder=task.out, on_report=take, on_message=on_message)
+def _source(config: QcRunConfig, pipeline: Pipeline, out: Path) -> str:
+    """What `load_pipeline` makes the same pipeline of, in any process."""
+    if config.checks.from_histoqc is None:
+        return config.checks.pipeline
+    stem, mark = config.checks.from_histoqc.stem, short_hash(pipeline.as_mapping())
+    path = out.resolve() / RECORDS / "pipelines" / f"{stem}-{mark}.toml"
+    write_text(path, dump_pipeline(pipeline))
+    return str(path)

@@ -1,53 +1,49 @@
 """A run whose results go to a URL: a local folder holds a slide's files until they are there.
 
-The target looks as a local output folder does. A slide's `slide.json` is taken away before its
+The target looks as a local results folder does. A slide's `slide.json` is taken away before its
 files are replaced and put last, so a kill at any moment leaves a finished slide or one that is done
 again. Here stay the ledgers of all slides (some kB each) and the files of the slides in work.
 """
 
-import shutil
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import TMP_MARK, write_json
 from thinsection.files.lock import LOCK_NAME
 from thinsection.files.remote_folder import RemoteFolder
-from thinsection.pipeline.api import RunSummary, run_in_folder
-from thinsection.pipeline.results import ERROR_NAME, TRACEBACK_NAME, SlideResult, record_failure
-from thinsection.pipeline.slides import OnEvent, RunEvent
+from thinsection.pipeline.process import OnEvent, RunEvent
+from thinsection.pipeline.records import RECORDS
+from thinsection.pipeline.results import FAILURE_NAME, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
-from thinsection.store.ledger import ELSEWHERE_NAME, LEDGER_NAME
+from thinsection.store.ledger import ELSEWHERE_NAME, LEDGER_NAME, SLIDES, load_ledger
 
 UPLOAD_STAGE = "upload"
 _PREFIX = "thinsection-out-"
-_KEPT = (LEDGER_NAME, ERROR_NAME)  # what the tables of a run are made from
+_KEPT = (LEDGER_NAME, FAILURE_NAME)  # what the tables of a run are made from
 _LOCAL = (LOCK_NAME, ELSEWHERE_NAME)
-_LAST = "run.json"
 
 
-def run_to_url(
-    entries: Sequence[SlideEntry],
-    *,
-    out: str,
-    config: RunConfig,
-    stage: str,
-    on_event: OnEvent,
-    on_message: Callable[[str], None],
-) -> RunSummary:
-    """See `run`; one run at a time may write to a URL, since object stores have no locks.
+@contextmanager
+def uploads_to(
+    out: str, entries: Sequence[SlideEntry], config: RunConfig, executor: Any
+) -> Iterator["Uploads"]:
+    """A local folder that looks like what is at a URL, and what moves finished slides there.
 
-    Memory: as `run`, and some kB per slide of the target. Disk (TMPDIR): the files of the slides
-    in work.
+    One run at a time may write to a URL, since object stores have no locks.
+
+    Memory: some kB per slide of the target. Disk (TMPDIR): the files of the slides in work.
 
     Raises:
         ConfigError: another executor than inline, or quality control.
         StoreError: the target cannot be written.
     """
-    if config.executor.executor != "inline":
+    if executor is not None or not config.executor.in_process:
         raise ConfigError(
             f"out must be a folder for --executor {config.executor.executor}, got {out!r}; object "
             "stores have no locks: run on a shared folder and copy it"
@@ -59,128 +55,128 @@ def run_to_url(
     target = RemoteFolder(out)
     target.check()
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
-        uploads = _Uploads(target, Path(name))
-        uploads.fetch_ledgers()
-
-        by_id = {entry.slide_id: entry for entry in entries}
-
-        def ended(event: RunEvent) -> None:
-            if event.kind == "ended" and event.result is not None:
-                result = uploads.take(by_id[event.slide_id], event.result)
-                event = replace(event, result=result)
-            on_event(event)
-
-        summary = run_in_folder(
-            entries,
-            out=Path(name),
-            config=config,
-            stage=stage,
-            on_event=ended,
-            on_message=on_message,
-            settle=uploads.settle,
+        uploads = Uploads(
+            target=target,
+            folder=Path(name).resolve(),
+            entries={entry.slide_id: entry for entry in entries},
         )
-        uploads.put_rest()
-    return replace(summary, out=out)
+        uploads.fetch_ledgers()
+        yield uploads
 
 
-class _Uploads:
-    """What goes from the local folder to the target."""
+@dataclass(kw_only=True)
+class Uploads:
+    """What goes from the local folder to the target.
 
-    def __init__(self, target: RemoteFolder, folder: Path) -> None:
-        self._target, self._folder = target, folder
-        self._there: dict[str, dict[str, int]] = {}  # slide id -> name -> bytes
-        self._failed: dict[str, SlideResult] = {}
+    Attributes:
+        target: the URL's folder.
+        folder: the local one.
+        entries: of the run, by slide id.
+        there: name -> bytes of what the target holds.
+        recorded: files of each slide that the target's ledger names.
+        failed: slides whose files did not arrive, by id.
+    """
+
+    target: RemoteFolder
+    folder: Path
+    entries: dict[str, SlideEntry]
+    there: dict[str, int] = field(default_factory=dict)
+    recorded: dict[str, set[str]] = field(default_factory=dict)
+    failed: dict[str, SlideResult] = field(default_factory=dict)
 
     def fetch_ledgers(self) -> None:
         """Brings home what the target says of its slides, so that the run resumes from it."""
-        sizes = self._target.sizes()
-        for name, size in sizes.items():
-            slide_id, _, rest = name.partition("/")
-            if rest:
-                self._there.setdefault(slide_id, {})[rest] = size
-        for slide_id, files in self._there.items():
-            kept = [name for name in _KEPT if name in files]
-            for name in kept:
-                local = self._folder / slide_id / name
-                local.parent.mkdir(exist_ok=True)
-                local.write_bytes(self._target.read(f"{slide_id}/{name}"))
-            if kept:
-                write_json(self._folder / slide_id / ELSEWHERE_NAME, files)
+        self.there = self.target.sizes()
+        for name in self.there:
+            if name.startswith(f"{SLIDES}/") and name.rpartition("/")[2] in _KEPT:
+                local = self.folder / name
+                local.parent.mkdir(parents=True, exist_ok=True)
+                local.write_bytes(self.target.read(name))
+        for path in (self.folder / SLIDES).glob(f"*/{LEDGER_NAME}"):
+            ledger = load_ledger(self.folder, path.parent.name)
+            names = {name for record in ledger.stages.values() for name in record.files}
+            self.recorded[ledger.slide_id] = names
+            sizes = {name: self.there[name] for name in names if name in self.there}
+            write_json(path.parent / ELSEWHERE_NAME, sizes)
 
-    def take(self, entry: SlideEntry, result: SlideResult) -> SlideResult:
-        """Moves the files of a slide that ended; a failed result where they do not arrive.
+    def watch(self, on_event: OnEvent) -> OnEvent:
+        """The listener that also moves the files of each slide that ends.
 
         Called in the thread that wrote them: the next slide waits, so that no more than the slides
         in work are held here.
         """
-        if result.status == "skipped":
-            return result
-        try:
-            self._move(entry.slide_id)
-            return result
-        except Exception as error:  # noqa: BLE001 - the per-slide boundary of uploading
-            self._drop(entry.slide_id)
-            failed = record_failure(self._folder, entry, UPLOAD_STAGE, error)
-            self._failed[entry.slide_id] = failed
-            return failed
 
-    def settle(self, entry: SlideEntry, result: SlideResult) -> SlideResult:
+        def ended(event: RunEvent) -> None:
+            if event.kind == "ended" and event.result is not None:
+                event = replace(event, result=self._take(event.result))
+            on_event(event)
+
+        return ended
+
+    def settle(self, result: SlideResult) -> SlideResult:
         """The result of a slide, failed where its files did not arrive."""
-        return self._failed.get(entry.slide_id, result)
+        return self.failed.get(result.slide_id, result)
 
-    def put_rest(self) -> None:
-        """Puts the tables, records and, last, run.json.
+    def put_rest(self, record: str) -> None:
+        """Puts the tables and records, the run.json of the named one last.
 
         Raises:
             StoreError: the target refuses.
         """
-        slides = {path.parent.name for path in self._folder.glob(f"*/{LEDGER_NAME}")}
-        slides |= {path.parent.name for path in self._folder.glob(f"*/{ERROR_NAME}")}
-        names = [n for n in _files(self._folder) if n.partition("/")[0] not in slides]
-        names += [
-            f"{slide_id}/{name}"
-            for slide_id in self._failed
-            for name in (ERROR_NAME, TRACEBACK_NAME)
-        ]
+        names = [name for name in self._files() if not name.startswith(f"{SLIDES}/")]
+        names += [f"{SLIDES}/{slide_id}/{FAILURE_NAME}" for slide_id in self.failed]
+        last = f"{RECORDS}/{record}/run.json"
         try:
-            for name in sorted(names, key=lambda name: name == _LAST):
-                self._target.put(self._folder / name, name)
+            for name in sorted(names, key=lambda name: name == last):
+                self.target.put(self.folder / name, name)
         except Exception as error:
             raise StoreError(
-                f"out must be writable, got {error!r} for {self._target.url!r}; the slides that "
+                f"out must be writable, got {error!r} for {self.target.url!r}; the slides that "
                 "arrived stay: run the same command again"
             ) from error
 
+    def _take(self, result: SlideResult) -> SlideResult:
+        """The result of a slide whose files were moved; a failed one where they do not arrive."""
+        if result.status == "skipped":
+            return result
+        entry = self.entries[result.slide_id]
+        try:
+            self._move(entry.slide_id)
+        except Exception as error:  # noqa: BLE001 - the per-slide boundary of uploading
+            self._drop(entry.slide_id)
+            result = record_failure(self.folder, entry, UPLOAD_STAGE, error)
+            self.failed[entry.slide_id] = result
+        return result
+
     def _move(self, slide_id: str) -> None:
-        folder, there = self._folder / slide_id, self._there.get(slide_id, {})
-        names = [name for name in _files(folder) if name != LEDGER_NAME]
-        if LEDGER_NAME in there:
-            self._target.delete(f"{slide_id}/{LEDGER_NAME}")
-        for name in (ERROR_NAME, TRACEBACK_NAME):
-            if name in there and name not in names:
-                self._target.delete(f"{slide_id}/{name}")
-        there = {n: s for n, s in there.items() if n not in (*_KEPT, TRACEBACK_NAME)}
-        if (folder / LEDGER_NAME).exists():
-            names.append(LEDGER_NAME)
-        for name in names:
-            self._target.put(folder / name, f"{slide_id}/{name}")
-            there[name] = (folder / name).stat().st_size
-        self._there[slide_id] = there
+        ledger_name, failure_name = (f"{SLIDES}/{slide_id}/{name}" for name in _KEPT)
+        ledger = load_ledger(self.folder, slide_id)
+        wanted = [name for record in ledger.stages.values() for name in record.files]
+        here = [name for name in wanted if (self.folder / name).is_file()]
+        here += [name for name in (failure_name,) if (self.folder / name).is_file()]
+        outdated = self.recorded.get(slide_id, set()) - set(wanted)
+        for name in (ledger_name, failure_name, *outdated):
+            if self.there.pop(name, None) is not None:
+                self.target.delete(name)
+        if ledger.stages:
+            here.append(ledger_name)
+        for name in here:
+            self.target.put(self.folder / name, name)
+            self.there[name] = (self.folder / name).stat().st_size
+        self.recorded[slide_id] = set(wanted)
         self._drop(slide_id)
 
     def _drop(self, slide_id: str) -> None:
-        """Deletes the local files but for what the tables need."""
-        for path in (self._folder / slide_id).iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name not in _KEPT:
-                path.unlink()
+        """Deletes the local files of a slide but for what the tables need."""
+        ledger = load_ledger(self.folder, slide_id)
+        for record in ledger.stages.values():
+            for name in record.files:
+                (self.folder / name).unlink(missing_ok=True)
 
-
-def _files(folder: Path) -> list[str]:
-    """Relative names of the finished files."""
-    return [
-        str(path.relative_to(folder))
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in _LOCAL and TMP_MARK not in path.name
-    ]
+    def _files(self) -> list[str]:
+        """Relative names of the finished files that are here."""
+        return [
+            str(path.relative_to(self.folder))
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file() and path.name not in _LOCAL and TMP_MARK not in path.name
+        ]

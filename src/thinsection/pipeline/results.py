@@ -1,28 +1,28 @@
-"""What a run says of each slide, and the tables that are made of it."""
+"""What a run says of each slide, the one failure record, and the tables that are made of both."""
 
-import csv
-import io
 import json
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from thinsection.errors import QcExclusion
-from thinsection.files.atomic import write_json, write_text
+from thinsection.files.atomic import write_json
+from thinsection.files.tables import write_table
 from thinsection.slide.cohort import SlideEntry
-from thinsection.store.ledger import load_ledger
+from thinsection.stages.labels import features_label
+from thinsection.stages.stage import ledger_facts
+from thinsection.store.ledger import SLIDES, SlideLedger, load_ledger, load_ledgers
 
-ERROR_NAME, TRACEBACK_NAME = "error.json", "traceback.txt"
+FAILURE_NAME = "failure.json"
 SUMMARY_COLUMNS = (
     *("slide_id", "slide_path", "status", "patient_id", "label", "split"),
-    *("reader", "width", "height", "mpp_x", "mpp_y", "vendor", "tissue_fraction", "num_tiles"),
-    *("encoder", "dim", "slide_encoder", "slide_dim", "warnings"),
+    *("reader", "width", "height", "mpp_x", "mpp_y", "vendor", "grid", "tissue_fraction"),
+    *("num_tiles", "features", "slide_features", "also", "warnings"),
 )
-FAILED_COLUMNS = ("slide_id", "slide_path", "stage", "error", "traceback")
-
-FIRST_STAGE = "tissue"
+FAILED_COLUMNS = ("slide_id", "slide_path", "stage", "error", "details")
+LOST_STAGE = "worker"
 
 Status = Literal["done", "skipped", "excluded", "failed"]
 
@@ -34,7 +34,7 @@ class SlideResult:
     Attributes:
         slide_id, slide_path: as in the cohort.
         status: 'done' now, 'skipped' because it was done before, 'excluded' by a QC rule, 'failed'.
-        stage: where it failed: open, tissue, qc, tile, decode, encode, aggregate, write.
+        stage: where it failed: open, tissue, qc, tile, decode, encode, aggregate, write, ...
         error: the message, one line, '' unless failed.
         facts: what the summary shows.
     """
@@ -48,8 +48,7 @@ class SlideResult:
 
 
 def record_failure(out: Path, entry: SlideEntry, stage: str, error: BaseException) -> SlideResult:
-    """Writes error.json and traceback.txt into the slide's folder and returns the result."""
-    folder = out / entry.slide_id
+    """Writes `slides/ID/failure.json` (stage, message, traceback, entry) and returns the result."""
     excluded = isinstance(error, QcExclusion)
     message = str(error) if excluded else f"{type(error).__name__}: {error}".replace("\n", " ")
     result = SlideResult(
@@ -59,91 +58,104 @@ def record_failure(out: Path, entry: SlideEntry, stage: str, error: BaseExceptio
         stage=stage,
         error=message,
     )
-    write_text(folder / TRACEBACK_NAME, "".join(traceback.format_exception(error)))
-    write_json(folder / ERROR_NAME, asdict(result))
+    document = {
+        **{name: getattr(result, name) for name in ("status", "stage", "error")},
+        "entry": asdict(entry),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    write_json(failure_path(out, entry.slide_id), document)
     return result
+
+
+def failure_path(out: Path, slide_id: str) -> Path:
+    """`OUT/slides/ID/failure.json`."""
+    return out / SLIDES / slide_id / FAILURE_NAME
 
 
 def clear_failure(out: Path, slide_id: str) -> None:
     """Removes what an earlier failure of the slide left."""
-    for name in (ERROR_NAME, TRACEBACK_NAME):
-        (out / slide_id / name).unlink(missing_ok=True)
+    failure_path(out, slide_id).unlink(missing_ok=True)
 
 
-def read_result(out: Path, entry: SlideEntry, stage: str) -> SlideResult | None:
-    """The state of a slide as its folder tells it; None where it was not finished nor failed."""
-    folder = out / entry.slide_id
+def read_failure(out: Path, slide_id: str) -> SlideResult | None:
+    """The failure that is recorded of a slide; None where there is none, or it is not readable."""
     try:
-        return SlideResult(**json.loads((folder / ERROR_NAME).read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
-        pass
-    ledger = load_ledger(folder)
-    if stage not in ledger.stages:
+        document = json.loads(failure_path(out, slide_id).read_text(encoding="utf-8"))
+        return SlideResult(
+            slide_id=slide_id,
+            slide_path=str(document["entry"]["slide_path"]),
+            **{name: document[name] for name in ("status", "stage", "error")},
+        )
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    facts = dict(ledger.slide)
-    for record in ledger.stages.values():
-        facts |= record.facts
-    return SlideResult(
-        slide_id=entry.slide_id, slide_path=entry.slide_path, status="done", facts=facts
-    )
 
 
 def write_tables(out: Path, entries: Sequence[SlideEntry], results: Iterable[SlideResult]) -> None:
-    """Writes summary.csv (a row per slide) and failed.csv (a row per failed one), atomically."""
+    """Writes summary.csv (a row per slide and grid) and failed.csv (a row per failed slide).
+
+    Slides of earlier runs keep their rows; the files are replaced atomically.
+
+    Memory: some kB per slide.
+    """
     by_id = {result.slide_id: result for result in results}
-    rows, failed = [], []
-    known = {entry.slide_id for entry in entries}
-    others = [entry for entry in _entries_in(out) if entry.slide_id not in known]
-    for entry in others:  # of earlier runs on this folder: their rows stay
-        found = read_result(out, entry, FIRST_STAGE)
-        if found:
-            by_id[entry.slide_id] = found
-    for entry in [*entries, *others]:
-        result = by_id.get(entry.slide_id)
-        row = {name: value for name, value in asdict(entry).items() if name in SUMMARY_COLUMNS}
-        row["status"] = result.status if result else "missing"
-        if result:
-            row |= {k: v for k, v in result.facts.items() if k in SUMMARY_COLUMNS and k not in row}
-        rows.append(row)
+    given = {entry.slide_id: entry for entry in entries}
+    ledgers = {ledger.slide_id: ledger for ledger in load_ledgers(out)}
+    recorded = {path.parent.name for path in (out / SLIDES).glob(f"*/{FAILURE_NAME}")}
+    others = sorted((ledgers.keys() | recorded) - given.keys())
+    rows: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
+    for slide_id in [*given, *others]:
+        result = by_id.get(slide_id) or read_failure(out, slide_id)
+        ledger = ledgers.get(slide_id) or SlideLedger(out=out, slide_id=slide_id)
+        first = {"slide_id": slide_id, "slide_path": result.slide_path if result else ""}
+        if slide_id in given:
+            first |= asdict(given[slide_id])
+        first["status"] = result.status if result else "done" if ledger.stages else "missing"
+        rows += [first | row for row in grid_rows(ledger)]
         if result and result.status in ("failed", "excluded"):
-            failed.append(
-                {
-                    "slide_id": entry.slide_id,
-                    "slide_path": entry.slide_path,
-                    "stage": result.stage,
-                    "error": result.error,
-                    "traceback": f"{entry.slide_id}/{TRACEBACK_NAME}",
-                }
-            )
-    write_text(out / "summary.csv", _csv(SUMMARY_COLUMNS, rows))
-    write_text(out / "failed.csv", _csv(FAILED_COLUMNS, failed))
+            details = failure_path(out, slide_id).relative_to(out)
+            failed.append(asdict(result) | {"details": str(details)})
+    write_table(out / "summary.csv", rows, SUMMARY_COLUMNS)
+    write_table(out / "failed.csv", failed, FAILED_COLUMNS)
 
 
-def _entries_in(out: Path) -> list[SlideEntry]:
-    """Slides that have a folder in the output, from what the folder says of them."""
-    found = []
-    for folder in sorted(path for path in out.iterdir() if path.is_dir()):
-        slide = load_ledger(folder).slide
-        if not slide:
-            try:
-                slide = json.loads((folder / ERROR_NAME).read_text(encoding="utf-8"))
-            except (FileNotFoundError, ValueError):
-                continue
-        found.append(
-            SlideEntry(
-                slide_id=folder.name,
-                slide_path=str(slide.get("slide_path", "")),
-                patient_id=slide.get("patient_id"),
-                label=slide.get("label"),
-                split=slide.get("split"),
-            )
+def grid_rows(ledger: SlideLedger) -> Iterator[dict[str, Any]]:
+    """What a slide has, a row per tile grid; one row for a slide without any.
+
+    Columns `features` and `slide_features` name what lies in the folders of these names, `also`
+    the other folders of the grid that hold a file of the slide.
+    """
+    slide = {name: value for name, value in ledger.slide.items() if value is not None}
+    grids = {a.split("/")[0]: None for a in ledger.stages if not a.startswith(f"{SLIDES}/")}
+    if not grids:
+        yield slide | ledger_facts(ledger, list(ledger.stages)) | {"grid": ""}
+    for grid in grids:
+        folders = [a.split("/")[1] for a in ledger.stages if a.startswith(f"{grid}/")]
+        tiles = ledger.stages.get(f"{grid}/tiles")
+        addresses = [*(tiles.needs if tiles else ()), *(f"{grid}/{name}" for name in folders)]
+        pooled = [n.removeprefix("slide_features_") for n in folders if n.startswith("slide_")]
+        features = [features_label(n) for n in folders if n.startswith("features_")]
+        also = [n for n in folders if not n.startswith(("features_", "slide_features_", "tiles"))]
+        yield (
+            slide
+            | ledger_facts(ledger, addresses)
+            | {
+                "grid": grid,
+                "features": "|".join(features),
+                "slide_features": "|".join(pooled),
+                "also": "|".join(also),
+            }
         )
-    return found
 
 
-def _csv(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+def done_result(out: Path, entry: SlideEntry, addresses: Sequence[str]) -> SlideResult | None:
+    """The result of a slide whose ledger names all these stages and that has no failure."""
+    if read_failure(out, entry.slide_id) is not None:
+        return None
+    ledger = load_ledger(out, entry.slide_id)
+    if not all(address in ledger.stages for address in addresses):
+        return None
+    facts = ledger_facts(ledger, list(addresses))
+    return SlideResult(
+        slide_id=entry.slide_id, slide_path=entry.slide_path, status="done", facts=facts
+    )

@@ -1,6 +1,5 @@
 """Array jobs of a run: what is missing goes in, what was reported comes out."""
 
-import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,18 +8,17 @@ from thinsection.jobs.executor import array_chunks
 from thinsection.jobs.request import JobRequest
 from thinsection.jobs.slurm_executor import collect, missing_entries
 from thinsection.jobs.slurm_job import SlurmJob, write_job
-from thinsection.pipeline.api import (
+from thinsection.pipeline.run import (
     RunSummary,
-    check_encoder_name,
+    check_encoder_names,
     check_folder,
     check_settings,
-    write_run,
+    finish_run,
+    make_task,
 )
-from thinsection.pipeline.efficiency import write_efficiency
-from thinsection.pipeline.run_task import make_task
 from thinsection.slide.cohort import load_cohort, parse_mpp
 from thinsection.stages.config import RunConfig
-from thinsection.usage.monitor import read_usage
+from thinsection.stages.request import check_goal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +43,10 @@ def write_missing(
     given = config.slides.slide_mpp
     mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
     entries = load_cohort(slides, slide_mpp=mpp)
-    check_settings(config)
-    check_encoder_name(config.encode.encoder)
-    task = make_task(check_folder(Path(out)), config, stage)
+    goal = check_goal(stage)
+    check_settings(config, goal)
+    check_encoder_names(config, goal)
+    task = make_task(check_folder(Path(out)), config, goal, command="slurm submit")
     missing = missing_entries(entries, task)
     if not missing:
         return Written(job=None, left_out=len(entries))
@@ -71,18 +70,11 @@ def collect_run(
         The summary, and the number of array tasks that still wait or run.
     """
     merged = collect(out, retry=retry, on_message=on_message)
-    seconds = (datetime.datetime.now(datetime.UTC) - merged.started).total_seconds()
-    summary = RunSummary(
-        out=out, results=merged.results, stage_seconds=merged.stage_seconds, seconds=seconds
-    )
-    write_run(
-        summary,
+    summary = finish_run(
+        merged.task,
         merged.entries,
-        merged.task.config,
-        stage=merged.task.stage,
+        merged.results,
+        clock=merged.stage_seconds,
         identities=merged.identities,
-        started=merged.started,
     )
-    if read_usage(out):  # none where every array task was lost before it began
-        write_efficiency(out)
     return summary, merged.waiting

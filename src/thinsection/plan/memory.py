@@ -15,6 +15,7 @@ encodes a few batches, because the heap keeps holes that no formula knows. On a 
 batch are there, beside the driver's context and two batches in transfer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinsection.slide.tiff_reader import CACHE_BYTES
@@ -49,6 +50,23 @@ class EncoderSize:
     dim: int
     flops_per_tile: float
     cpu_peak_bytes: int | None = None
+
+
+def encoders_together(sizes: Sequence[EncoderSize]) -> EncoderSize:
+    """What several encoders of one process take: all weights, one batch in work at a time."""
+    peaks = [size.cpu_peak_bytes for size in sizes if size.cpu_peak_bytes is not None]
+    others = sum(size.weights_bytes for size in sizes)
+    known = len(peaks) == len(sizes)
+    return EncoderSize(
+        weights_bytes=others,
+        batch_bytes=max(size.batch_bytes for size in sizes),
+        dim=sum(size.dim for size in sizes),
+        flops_per_tile=sum(size.flops_per_tile for size in sizes),
+        # each measured peak has its own weights and the libraries in it
+        cpu_peak_bytes=max(peak + others - size.weights_bytes for peak, size in zip(peaks, sizes))
+        if known
+        else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from thinsection.jobs.request import (
     with_margins,
 )
 from thinsection.plan.memory import SlideSize
+from thinsection.plan.qc import COARSEST_MPP, TRAINING_S, qc_peak_bytes, qc_seconds
 from thinsection.plan.run_plan import (
     ENCODING_STAGES,
     Planner,
@@ -25,7 +26,12 @@ from thinsection.plan.run_plan import (
     planner,
     slide_sizes,
 )
+from thinsection.qc import Pipeline
+from thinsection.qc.engine import image_mpps
+from thinsection.qc.scale import scale_of
+from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
+from thinsection.slide.geometry import mean_mpp
 from thinsection.stages.config import RunConfig
 from thinsection.units import format_bytes
 
@@ -115,3 +121,58 @@ def _cpus(by: Planner, slides: Sequence[SlideSize]) -> tuple[int, str]:
         f"decoding takes {host_s:.0f} CPU-s, the {by.gpu.name} encodes in {time.encode_s:.0f} s; "
         f"one more, {_MIN_GPU_CPUS} to {_MAX_GPU_CPUS}"
     )
+
+
+def qc_request(
+    chunks: Sequence[Sequence[SlideEntry]], config: RunConfig, pipeline: Pipeline
+) -> JobRequest:
+    """One CPU, and memory and time for as many slides as the largest chunk has.
+
+    All as if they were the largest of up to 64 whose headers are opened, evenly over the cohort by
+    file size. A flag always wins; where all are given, or nothing opens, no bound is taken.
+
+    Args:
+        chunks: the slides of each job.
+        config: of the run.
+        pipeline: its checks.
+    """
+    if all_given(config.executor):
+        return job_request(config.executor)
+    sizes, error = [], "no slide is a local file"
+    for entry in sample_entries([entry for chunk in chunks for entry in chunk]):
+        try:
+            sizes.append(_qc_bounds(entry, config.slides.reader, pipeline))
+        except (ThinsectionError, OSError) as problem:
+            error = str(problem)
+    if not sizes:
+        return job_request(config.executor, warning=f"defaults are asked for: {error}")
+    memory = max(size[0] for size in sizes)
+    count = max(len(chunk) for chunk in chunks)
+    seconds = TRAINING_S + count * max(size[1] for size in sizes)
+    asked, wall = with_margins(memory, seconds)
+    largest = f"the largest of {len(sizes)} opened"
+    return job_request(
+        config.executor,
+        {
+            "cpus": (1, "the checks use one"),
+            "memory_bytes": (
+                asked,
+                f"at most {format_bytes(memory)} for {largest}, +{MEMORY_MARGIN - 1:.0%}",
+            ),
+            "walltime_s": (
+                wall,
+                f"at most {math.ceil(seconds)} s for {count} slides as large as {largest}, "
+                f"+{TIME_MARGIN - 1:.0%}, at least {LEAST_TIME_S} s",
+            ),
+        },
+    )
+
+
+def _qc_bounds(entry: SlideEntry, reader: str, pipeline: Pipeline) -> tuple[int, float]:
+    """Bytes and seconds of one slide, from its header."""
+    with open_slide(entry.slide_path, reader=reader, slide_mpp=entry.slide_mpp) as slide:
+        mpp = scale_of(slide, pipeline, mean_mpp(entry.slide_mpp)).slide_mpp
+        num_px = math.prod(slide.size)
+    work_mpp = min(COARSEST_MPP, *image_mpps(pipeline))
+    sizes = {"slide_mpp": mpp, "work_mpp": work_mpp}
+    return qc_peak_bytes(num_px, **sizes), qc_seconds(num_px, **sizes)

@@ -8,16 +8,21 @@ from pathlib import Path
 
 from thinsection.encode import load_encoder
 from thinsection.errors import BudgetError, ThinsectionError
-from thinsection.pipeline.slides import CPU_BATCH, GPU_BATCH, budget_of
 from thinsection.plan.calibration import Calibration, calibrate, encoder_peak, encoder_rate
 from thinsection.plan.encoder import encoder_size, is_quick, measure_cpu_peak, measure_rate
 from thinsection.plan.gpus import GPUS, Gpu, find_gpu
-from thinsection.plan.memory import EncoderSize, MemoryPlan, SlideSize, memory_plan
+from thinsection.plan.memory import (
+    EncoderSize,
+    MemoryPlan,
+    SlideSize,
+    encoders_together,
+    memory_plan,
+)
 from thinsection.plan.time import TimePlan, time_plan
 from thinsection.qc.tissue import thumbnail_size, tissue_mask
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
-from thinsection.stages.config import RunConfig
+from thinsection.stages.config import RunConfig, batch_size_of, budget_of
 from thinsection.stream import cpu_count
 from thinsection.tiles import tile_grid
 from thinsection.units import format_bytes, parse_bytes
@@ -66,7 +71,7 @@ class Planner:
     @property
     def batch_size(self) -> int:
         """Tiles per batch."""
-        return _batch_size(self.config, self.gpu)
+        return batch_size_of(self.config, on_gpu=self.gpu is not None)
 
     def memory(self, slides: Sequence[SlideSize], *, cpus: int) -> MemoryPlan:
         """Peaks of one process with so many CPUs that takes these slides."""
@@ -108,24 +113,33 @@ def planner(config: RunConfig, *, stage: str = "aggregate") -> Planner:
         return Planner(config=config, gpu=None, encoder=None, machine=calibrate(), tiles_per_s=0)
     gpu = planned_gpu(config)
     options, tile_px = config.encode, config.tiles.tile_px
-    encoder = load_encoder(
-        options.encoder, device="cpu", precision=options.precision, pretrained=False
-    )
-    batch_size = _batch_size(config, gpu)
     on_gpu = gpu is not None
-    size = encoder_size(encoder, batch_size=batch_size, tile_px=tile_px, on_gpu=on_gpu)
-    key = f"{options.encoder}|{encoder.precision}|{tile_px}"
-    machine, rate = encoder_rate(key, lambda: measure_rate(encoder, tile_px=tile_px))
-    if gpu is None and is_quick(size, batch_size=batch_size):
-        measure = functools.partial(
-            measure_cpu_peak,
-            options.encoder,
-            precision=encoder.precision,
-            batch_size=batch_size,
-            tile_px=tile_px,
-        )
-        size = replace(size, cpu_peak_bytes=encoder_peak(f"{key}|{batch_size}", measure))
-    return Planner(config=config, gpu=gpu, encoder=size, machine=machine, tiles_per_s=rate)
+    batch_size = batch_size_of(config, on_gpu=on_gpu)
+    sizes, seconds_per_tile = [], 0.0
+    for name in options.encoders:
+        encoder = load_encoder(name, device="cpu", precision=options.precision, pretrained=False)
+        size = encoder_size(encoder, batch_size=batch_size, tile_px=tile_px, on_gpu=on_gpu)
+        key = f"{name}|{encoder.precision}|{tile_px}"
+        rate_here = functools.partial(measure_rate, encoder, tile_px=tile_px)
+        machine, rate = encoder_rate(key, rate_here)
+        seconds_per_tile += 1 / rate
+        if gpu is None and is_quick(size, batch_size=batch_size):
+            measure = functools.partial(
+                measure_cpu_peak,
+                name,
+                precision=encoder.precision,
+                batch_size=batch_size,
+                tile_px=tile_px,
+            )
+            size = replace(size, cpu_peak_bytes=encoder_peak(f"{key}|{batch_size}", measure))
+        sizes.append(size)
+    return Planner(
+        config=config,
+        gpu=gpu,
+        encoder=encoders_together(sizes),
+        machine=machine,
+        tiles_per_s=1 / seconds_per_tile,
+    )
 
 
 def planned_gpu(config: RunConfig) -> Gpu | None:
@@ -205,10 +219,6 @@ def slide_size(entry: SlideEntry, config: RunConfig) -> SlideSize:
             mask_px=math.prod(wanted),
             thumbnail_px=math.prod(finest[-1].size),
         )
-
-
-def _batch_size(config: RunConfig, gpu: Gpu | None) -> int:
-    return config.encode.batch_size or (GPU_BATCH if gpu else CPU_BATCH)
 
 
 def _warnings(memory: MemoryPlan, by: Planner) -> tuple[str, ...]:

@@ -34,6 +34,17 @@ def slide_encoder_names() -> tuple[str, ...]:
     return tuple(_BUILDERS)
 
 
+def check_slide_encoder(name: str) -> None:
+    """Refuses a name that nobody declares, before anything is loaded.
+
+    Raises:
+        UnknownEncoderError: with the nearest known name.
+    """
+    if name not in _BUILDERS:
+        hint = nearest(name, _BUILDERS)
+        raise UnknownEncoderError(f"unknown slide encoder {name!r}{hint}")
+
+
 def load_slide_encoder(
     name: str,
     *,
@@ -57,9 +68,7 @@ def load_slide_encoder(
     Raises:
         UnknownEncoderError, ConfigError, DeviceError, WeightsError, MissingDependencyError.
     """
-    if name not in _BUILDERS:
-        hint = nearest(name, _BUILDERS)
-        raise UnknownEncoderError(f"unknown slide encoder {name!r}{hint}")
+    check_slide_encoder(name)
     if precision not in get_args(Precision):
         allowed = ", ".join(get_args(Precision))
         raise ConfigError(f"precision must be one of {allowed}, got {precision!r}")

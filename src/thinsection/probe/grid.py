@@ -28,7 +28,7 @@ from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report, Task
-from thinsection.pipeline.run_task import set_threads
+from thinsection.pipeline.task import set_threads
 from thinsection.probe.config import ComputeSection, DataSection, ProbeConfig
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.page import write_probe_report
@@ -245,7 +245,7 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
         self, entries: Sequence[ProbeJob], *, on_event: Callable[[Any], None]
     ) -> Report[ProbeDone]:
         """See `Task.__call__`."""
-        set_threads(self.threads)
+        set_threads(self.threads, torch_too=True)
         return Report(results=tuple(self._run(job) for job in entries))
 
     def on_worker(self, *, threads: int, monitored: bool) -> Self:

@@ -3,7 +3,7 @@
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 from thinsection.qc.coverage import box_fractions, tile_qc_columns
 from thinsection.qc.engine import prepare_models, run_qc
-from thinsection.qc.pipeline import CHECKS, Pipeline, load_pipeline, preset_names, qc_key
+from thinsection.qc.pipeline import CHECKS, Pipeline, load_pipeline, pipeline_identity, preset_names
 from thinsection.qc.result import QcResult
 from thinsection.qc.rules import QcRule, parse_rule, qc_fail
 from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
@@ -23,10 +23,10 @@ __all__ = [
     "length",
     "load_pipeline",
     "parse_rule",
+    "pipeline_identity",
     "prepare_models",
     "preset_names",
     "qc_fail",
-    "qc_key",
     "run_qc",
     "tile_qc_columns",
     "tissue_mask",

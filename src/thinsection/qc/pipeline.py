@@ -1,7 +1,5 @@
 """A pipeline is a list of checks with their parameters: a preset, or a TOML file."""
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -153,14 +151,17 @@ def check_from_mapping(data: Mapping[str, Any]) -> QcCheck:
     return cls(**values)
 
 
-def qc_key(pipeline: Pipeline, slide_path: str, *, slide_mpp: float | None = None) -> str:
-    """A short hash of all that the result of a slide depends on: file, pipeline, mpp, version.
+def pipeline_identity(pipeline: Pipeline) -> dict[str, Any]:
+    """Plain values that decide what a pipeline says of a slide: settings, pictures, version.
 
-    The file counts by size and modification time, so do the pictures that checks read.
+    Pictures that checks read count by size and modification time.
     """
-    paths = (slide_path, *(path for check in pipeline.checks for path in check.files))
-    text = json.dumps([_VERSION, pipeline.as_mapping(), slide_mpp, [_stamp(p) for p in paths]])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    paths = [path for check in pipeline.checks for path in check.files]
+    return {
+        "version": _VERSION,
+        "pipeline": pipeline.as_mapping(),
+        "pictures": [_stamp(path) for path in paths],
+    }
 
 
 def _stamp(path: str) -> list[int]:

@@ -8,11 +8,20 @@ from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
 from thinsection.slide.readers import AUTO, reader_choices
-from thinsection.stream.budget import StreamConfig
+from thinsection.stages.formats import FORMATS
+from thinsection.stream.budget import (
+    REGION_BYTES,
+    StreamBudget,
+    StreamConfig,
+    cpu_count,
+    stream_budget,
+)
 from thinsection.tiles.grid import TilesConfig
+from thinsection.tiles.transforms import StainConfig
 from thinsection.units import parse_bytes
 
-EXTRA_FORMATS = ("tsv", "parquet", "zarr")
+CPU_BATCH, GPU_BATCH = 32, 256  # tiles
+SCRATCH_LIMIT = 2 * REGION_BYTES  # bytes of decoded px that one tile may be made of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +40,15 @@ class SlidesConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeConfig:
-    """Which tile encoder, and where it runs."""
+    """Which tile encoders, and where they run."""
 
-    encoder: str = option(
-        "efficientnet_lite0",
-        "Tile encoder: a name of `thinsection models`, timm:NAME, hf:REPO, a file.",
+    encoders: tuple[str, ...] = option(
+        ("efficientnet_lite0",),
+        "Tile encoder; repeat for several, each tile is read once for all: a name of "
+        "`thinsection models`, timm:NAME, hf:REPO, a file.",
+        flag="--encoder",
     )
+    tokens: bool = option(False, "Also store the dense token grid of encoders that have one.")
     weights: str | None = option(
         None, "Local weights for the encoder (safetensors, or .pth safely)."
     )
@@ -52,13 +64,24 @@ class EncodeConfig:
     def __post_init__(self) -> None:
         if self.batch_size < 0:
             raise ConfigError(f"encode.batch_size must be >= 0, got {self.batch_size}")
+        if not self.encoders or len(set(self.encoders)) < len(self.encoders):
+            raise ConfigError(f"encode.encoders must be different names, got {self.encoders}")
+        if self.weights is not None and len(self.encoders) > 1:
+            raise ConfigError(
+                f"encode.weights must go with one encoder, got {len(self.encoders)}; "
+                "run them one after the other into the same --out"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregateConfig:
-    """Which slide encoder pools the tile embeddings."""
+    """Which slide encoders pool the tile embeddings."""
 
-    slide_encoder: str = option("mean", "Slide encoder: mean, max, abmil, titan, gigapath.")
+    slide_encoders: tuple[str, ...] = option(
+        ("mean",),
+        "Slide encoder; repeat for several: mean, max, abmil, titan, gigapath, another's.",
+        flag="--slide-encoder",
+    )
     slide_weights: str | None = option(
         None, "Local weights, or hub repository, of the slide encoder."
     )
@@ -81,18 +104,16 @@ class QcConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
-    """What is written beside tiles.h5 and slide.json."""
+    """What is written beside the embeddings, and what becomes of what is there."""
 
-    write: tuple[str, ...] = option((), f"Further formats; repeat: {', '.join(EXTRA_FORMATS)}.")
+    write: tuple[str, ...] = option((), "Further formats; repeat.", choices=FORMATS.names)
     embedding_dtype: Literal["float32", "float16"] = option("float32", "Type of stored embeddings.")
     graph: str | None = option(None, "Spatial graph of the tiles: knn:8 or radius:100 (µm).")
     overview: bool = option(True, "One PNG per slide: thumbnail, tissue outline, tiles.")
     resume: bool = option(True, "Skip what is done with the same settings and input.")
-
-    def __post_init__(self) -> None:
-        for name in self.write:
-            if name not in EXTRA_FORMATS:
-                raise ConfigError(f"output.write must be one of {EXTRA_FORMATS}, got {name!r}")
+    overwrite: bool = option(
+        False, "Replace results made from another slide file, and all that was made from them."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +124,7 @@ class RunConfig:
     tissue: TissueConfig = section(TissueConfig)
     qc: QcConfig = section(QcConfig)
     tiles: TilesConfig = section(TilesConfig)
+    stain: StainConfig = section(StainConfig)
     encode: EncodeConfig = section(EncodeConfig)
     aggregate: AggregateConfig = section(AggregateConfig)
     stream: StreamConfig = section(StreamConfig)
@@ -115,7 +137,10 @@ class PoolingConfig:
     """Which slide encoder pools tiles files that are there, and what these may leave open."""
 
     slide_encoder: str = option(
-        AggregateConfig().slide_encoder, "Slide encoder: mean, max, abmil, titan, gigapath."
+        "mean", "Slide encoder: mean, max, abmil, titan, gigapath, or an entry point's."
+    )
+    features: str | None = option(
+        None, "Only these embeddings of a results folder: GRID/features_NAME, or a part of it."
     )
     slide_weights: str | None = option(
         None, "Local weights, or hub repository, of the slide encoder."
@@ -136,3 +161,19 @@ class AggregateRunConfig:
 
     pooling: PoolingConfig = section(PoolingConfig)
     executor: ExecutorConfig = section(ExecutorConfig)
+
+
+def batch_size_of(config: RunConfig, *, on_gpu: bool) -> int:
+    """The batch size that was asked for, or the default of the encoders' device."""
+    return config.encode.batch_size or (GPU_BATCH if on_gpu else CPU_BATCH)
+
+
+def budget_of(config: RunConfig, batch_size: int) -> StreamBudget:
+    """The stream's buffers under the run's settings."""
+    return stream_budget(
+        budget_bytes=parse_bytes(config.stream.memory),
+        batch_size=batch_size,
+        tile_px=config.tiles.tile_px,
+        workers=config.stream.decode_workers or cpu_count(),
+        scratch_bytes=SCRATCH_LIMIT,
+    )

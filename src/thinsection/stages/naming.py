@@ -1,4 +1,4 @@
-"""Names of the files in a slide's folder, and the attributes that other tools look for."""
+"""The attributes of tiles that other tools look for, and the facts of a slide."""
 
 from typing import Any
 
@@ -8,28 +8,24 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import nominal_power
 from thinsection.tiles import TileTable
 
-TILES = "tiles.h5"
-SLIDE_EMBEDDING = "slide_embedding.h5"
-TISSUE_PNG, TISSUE_GEOJSON = "tissue.png", "tissue.geojson"
-THUMBNAIL = "thumbnail.jpg"
-OVERVIEW = "overview.png"
-
 
 def tile_attributes(
     entry: SlideEntry, slide: Slide, table: TileTable, *, overlap: int
 ) -> dict[str, Any]:
     """Attributes of /coords: TRIDENT's and CLAM's names first, then our own.
 
-    `level0_magnification` and `target_magnification` are nominal powers computed from the mpp
-    (0.5 µm/px: 20), because that is what their readers expect; 0 where the slide has no mpp.
+    `target_magnification` is the nominal power of the tile's mpp (0.5 µm/px: 20), because that is
+    what their readers expect, and `level0_magnification` is such that TRIDENT reads exactly the px
+    that a tile covers. Without an mpp both are the objective's power, or 0 where nobody knows it.
     """
     plan = table.plan
+    power = nominal_power(plan.tile_mpp) if plan.tile_mpp else slide.objective_power or 0.0
     attributes: dict[str, Any] = {
         "name": entry.slide_id,
         "patch_size": plan.tile_px,
         "patch_size_level0": plan.size_l0[0],
-        "level0_magnification": nominal_power(slide.slide_mpp[0]) if slide.slide_mpp else 0.0,
-        "target_magnification": nominal_power(plan.tile_mpp) if plan.tile_mpp else 0.0,
+        "level0_magnification": power * plan.size_l0[0] / plan.tile_px,
+        "target_magnification": power,
         "overlap": overlap,
         "level0_width": slide.size[0],
         "level0_height": slide.size[1],

@@ -1,12 +1,14 @@
-"""The resume ledger: `slide.json` says which stages of a slide are done, with what, from what.
+"""The resume ledger: `slides/ID/slide.json` says which stages of a slide are done, with what.
 
-A stage counts as done when the ledger names it with the same key and every file that it wrote is
-there with its recorded size. The ledger itself is written last and atomically, so a kill at any
-moment leaves either a finished stage or one that is done again.
+A stage counts as done when the ledger names its address with the same key and every file that it
+wrote is there with its recorded size. The ledger is written last and atomically, and forgets a
+stage before another result takes its place, so a kill at any moment leaves either a finished stage
+or one that is done again.
 """
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from thinsection.errors import StoreError
 from thinsection.files.atomic import write_json
 from thinsection.files.sources import FsspecSource, is_url
 
+SLIDES = "slides"  # OUT/slides/ID: what belongs to a slide and to no tile grid
 LEDGER_NAME = "slide.json"
 ELSEWHERE_NAME = ".elsewhere.json"  # name -> bytes of files that were moved to a URL
-FORMAT = 1
+FORMAT = 2
 _SAMPLE_BYTES = 16 * 1024
 _SAMPLES = 8
 
@@ -28,82 +31,125 @@ class StageRecord:
 
     Attributes:
         key: hash of everything that its result depends on.
-        files: file name -> size in bytes, relative to the slide's folder.
+        files: file name -> size in bytes, relative to the results folder.
+        needs: addresses of the stages that it was made from.
         facts: what a summary tells of it (counts, seconds, encoder, ...).
     """
 
     key: str
     files: dict[str, int]
+    needs: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlideLedger:
-    """The stages of one slide and its identity.
+    """The stages of one slide and its identity. Whoever changes it holds the slide's lock.
 
     Attributes:
-        folder: DIR/<slide_id>.
-        slide: slide_id, path, reader, size, mpp, ...: plain values.
-        stages: by name, in order.
+        out: the results folder.
+        slide_id: of the slide.
+        slide: path, reader, size, mpp, ...: plain values.
+        stages: by address, in the order in which they were done.
         elsewhere: name -> bytes of files that are not here but at the URL of the run.
     """
 
-    folder: Path
+    out: Path
+    slide_id: str
     slide: dict[str, Any] = field(default_factory=dict)
     stages: dict[str, StageRecord] = field(default_factory=dict)
     elsewhere: dict[str, int] = field(default_factory=dict)
 
-    def done(self, stage: str, key: str) -> bool:
+    @property
+    def path(self) -> Path:
+        """Where it is written."""
+        return ledger_path(self.out, self.slide_id)
+
+    def done(self, address: str, key: str) -> bool:
         """Whether the stage was finished with this key and its files are there."""
-        record = self.stages.get(stage)
-        return record is not None and record.key == key and self._files_present(record)
+        record = self.stages.get(address)
+        return record is not None and record.key == key and self.complete(record)
 
-    def with_stage(self, stage: str, record: StageRecord) -> "SlideLedger":
-        """The ledger with a stage added; stages that came after it are forgotten if it changed."""
-        kept = dict(self.stages)
-        old = kept.pop(stage, None)
-        if old is not None and old.key != record.key:
-            kept = {name: r for name, r in kept.items() if name in self._before(stage)}
-        return replace(self, stages={**kept, stage: record})
-
-    def save(self) -> None:
-        """Writes slide.json atomically."""
-        stages = {
-            name: {"key": r.key, "files": r.files, "facts": r.facts}
-            for name, r in self.stages.items()
-        }
-        document = {"format": FORMAT, "slide": self.slide, "stages": stages}
-        write_json(self.folder / LEDGER_NAME, document)
-
-    def _before(self, stage: str) -> set[str]:
-        names = list(self.stages)
-        return set(names[: names.index(stage)])
-
-    def _files_present(self, record: StageRecord) -> bool:
+    def complete(self, record: StageRecord) -> bool:
+        """Whether every file of a record is there with its size."""
         for name, size in record.files.items():
-            path = self.folder / name
+            path = self.out / name
             found = path.stat().st_size if path.is_file() else self.elsewhere.get(name)
             if found != size:
                 return False
         return True
 
+    def derived(self, address: str) -> tuple[str, ...]:
+        """Addresses of the recorded stages that were made from this one, and from those."""
+        found = {address}
+        for name, record in self.stages.items():  # in the order in which they were done
+            if found & set(record.needs):
+                found.add(name)
+        return tuple(name for name in self.stages if name in found and name != address)
 
-def load_ledger(folder: Path) -> SlideLedger:
-    """The ledger of a slide's folder; an empty one where there is none.
+    def without(self, addresses: Iterable[str]) -> "SlideLedger":
+        """The ledger that knows nothing of these stages."""
+        gone = set(addresses)
+        return replace(self, stages={k: r for k, r in self.stages.items() if k not in gone})
+
+    def with_stage(self, address: str, record: StageRecord) -> "SlideLedger":
+        """The ledger with a stage added, as the newest."""
+        kept = {name: r for name, r in self.stages.items() if name != address}
+        return replace(self, stages={**kept, address: record})
+
+    def save(self) -> None:
+        """Writes slide.json atomically."""
+        stages = {
+            name: {"key": r.key, "files": r.files, "needs": list(r.needs), "facts": r.facts}
+            for name, r in self.stages.items()
+        }
+        write_json(self.path, {"format": FORMAT, "slide": self.slide, "stages": stages})
+
+
+def ledger_path(out: Path, slide_id: str) -> Path:
+    """`OUT/slides/ID/slide.json`."""
+    return out / SLIDES / slide_id / LEDGER_NAME
+
+
+def load_ledger(out: Path, slide_id: str) -> SlideLedger:
+    """The ledger of a slide; an empty one where there is none.
 
     A ledger that is not readable (written by another version, edited by hand) counts as none: the
     stages are done again and nothing wrong is taken over.
     """
+    path = ledger_path(out, slide_id)
     try:
-        document = json.loads((folder / LEDGER_NAME).read_text(encoding="utf-8"))
-        if document["format"] != FORMAT:
-            return SlideLedger(folder=folder)
-        stages = {name: StageRecord(**record) for name, record in document["stages"].items()}
-        return SlideLedger(
-            folder=folder, slide=document["slide"], stages=stages, elsewhere=_elsewhere(folder)
-        )
-    except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
-        return SlideLedger(folder=folder)
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["format"] == FORMAT:
+            stages = {name: _record(record) for name, record in document["stages"].items()}
+            return SlideLedger(
+                out=out,
+                slide_id=slide_id,
+                slide=dict(document["slide"]),
+                stages=stages,
+                elsewhere=_elsewhere(path.parent),
+            )
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    return SlideLedger(out=out, slide_id=slide_id)
+
+
+def _record(document: Mapping[str, Any]) -> StageRecord:
+    return StageRecord(
+        key=document["key"],
+        files=dict(document["files"]),
+        needs=tuple(document["needs"]),
+        facts=dict(document["facts"]),
+    )
+
+
+def load_ledgers(out: Path) -> list[SlideLedger]:
+    """The ledgers of all slides of a results folder, by slide id.
+
+    Memory: some kB per slide.
+    """
+    paths = sorted((out / SLIDES).glob(f"*/{LEDGER_NAME}"))
+    return [load_ledger(out, path.parent.name) for path in paths]
 
 
 def _elsewhere(folder: Path) -> dict[str, int]:

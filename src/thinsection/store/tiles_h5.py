@@ -1,13 +1,14 @@
-"""`tiles.h5`: coordinates and embeddings of a slide's tiles, as TRIDENT and CLAM read them.
+"""Tiles of a slide as HDF5: the grid, embeddings, tokens; TRIDENT and CLAM read the same.
 
-    /coords    (N, 2) int64, level-0 px, with TRIDENT's attributes
-    /features  (N, D) float32 or float16; absent while only the grid was laid
-    /tiles/*   (N,) what is known per tile: tissue_fraction, QC checks
-    /graph/*   edge_index (2, E) int64 and distances (E,), where asked for
+    GRID/tiles/ID.h5         /coords (N, 2) int64, level-0 px, with TRIDENT's attributes;
+                             /tiles/* (N,) what is known per tile: tissue_fraction, QC checks
+    GRID/features_X/ID.h5    /coords and /features (N, D), float32 or float16
+    GRID/tokens_X/ID.h5      /coords and /tokens (N, T, C), float16
 
 Files of TRIDENT and CLAM read back the same way.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,8 @@ class TilesWriter(Closing):
 
     Args:
         path: the (temporary) file.
-        dim: width of the embeddings; 0 writes coordinates only.
+        dim: width of the embeddings, or the shape of a tile's tokens; 0 writes coordinates only.
+        dataset: name of the embeddings or tokens.
         dtype: 'float32' or 'float16'; a value that overflows float16 is refused.
         attributes: set on `coords` (and on the file): plain numbers and strings.
 
@@ -65,7 +67,13 @@ class TilesWriter(Closing):
     """
 
     def __init__(
-        self, path: Path, *, dim: int, dtype: str = "float32", attributes: Mapping[str, Any]
+        self,
+        path: Path,
+        *,
+        dim: int | tuple[int, ...],
+        dataset: str = "features",
+        dtype: str = "float32",
+        attributes: Mapping[str, Any],
     ) -> None:
         if dtype not in _DTYPES:
             raise InvalidInputError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
@@ -73,11 +81,14 @@ class TilesWriter(Closing):
         self._coords = self._file.create_dataset(
             "coords", (0, 2), np.int64, maxshape=(None, 2), chunks=(4096, 2)
         )
+        self.shape = (dim,) if isinstance(dim, int) else dim
         self._features = None
         if dim:
-            rows = max(1, _CHUNK_BYTES // (dim * np.dtype(dtype).itemsize))
+            rows = max(1, _CHUNK_BYTES // (math.prod(self.shape) * np.dtype(dtype).itemsize))
             self._features = self._file.create_dataset(
-                "features", (0, dim), dtype, maxshape=(None, dim), chunks=(rows, dim)
+                *(dataset, (0, *self.shape), dtype),
+                maxshape=(None, *self.shape),
+                chunks=(rows, *self.shape),
             )
         for name, value in attributes.items():
             self._coords.attrs[name] = value
@@ -93,15 +104,15 @@ class TilesWriter(Closing):
         check_coords(coords_l0)
         start, count = self._coords.shape[0], len(coords_l0)
         if features is not None and self._features is not None:
-            if features.shape != (count, self._features.shape[1]):
+            if features.shape != (count, *self.shape):
                 raise InvalidInputError(
-                    f"features must have shape ({count}, {self._features.shape[1]}), "
-                    f"got {features.shape}"
+                    f"features must have shape {(count, *self.shape)}, got {features.shape}"
                 )
             with np.errstate(over="ignore"):
                 stored = features.astype(self._features.dtype)
             if not np.isfinite(stored).all():
-                bad = coords_l0[~np.isfinite(stored).all(axis=1)][0].tolist()
+                finite = np.isfinite(stored).reshape(count, -1).all(axis=1)
+                bad = coords_l0[~finite][0].tolist()
                 raise InvalidInputError(
                     f"features must be finite in {self._features.dtype}, got a value that is not "
                     f"for the tile at {bad}; check the encoder's precision"
@@ -114,15 +125,6 @@ class TilesWriter(Closing):
     def add_column(self, name: str, values: npt.NDArray) -> None:
         """Adds a per-tile column under /tiles."""
         self._file.create_dataset(f"tiles/{name}", data=values)
-
-    def add_graph(
-        self, edge_index: npt.NDArray[np.int64], distances: npt.NDArray[np.floating], spec: str
-    ) -> None:
-        """Adds the spatial graph of the tiles under /graph."""
-        group = self._file.create_group("graph")
-        group.create_dataset("edge_index", data=edge_index)
-        group.create_dataset("distances", data=distances)
-        group.attrs["spec"] = spec
 
     def close(self) -> None:
         """Closes the file."""

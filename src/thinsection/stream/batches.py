@@ -123,6 +123,7 @@ class BatchPacker:
             self._give_back(filling.buffer)
             return
         table = filling.owner.source.table
+        assert table is not None
         yield TileBatch(
             key=filling.owner.source.key,
             indices=filling.indices,

@@ -18,21 +18,26 @@ class SlideTiles:
 
     Attributes:
         key: whatever the caller knows the slide by; comes back with every event.
-        slide: opened.
-        table: its tiles; may be empty.
+        slide: opened; None where no tile of it is to be read.
+        table: its tiles; may be empty. None with no slide.
         transform: changes the tiles that filters keep, in the decode workers; None leaves them.
         owned: whether the stream closes the slide when it is done with it.
     """
 
     key: Any
-    slide: Slide
-    table: TileTable
+    slide: Slide | None
+    table: TileTable | None
     transform: TileTransform | None = None
     owned: bool = True
 
+    @property
+    def num_tiles(self) -> int:
+        """Tiles to read."""
+        return 0 if self.table is None else len(self.table)
+
     def close(self) -> None:
         """Closes the slide where it is the stream's."""
-        if self.owned:
+        if self.owned and self.slide is not None:
             self.slide.close()
 
 
@@ -50,7 +55,7 @@ class SlideStarted:
     """The first event of a slide that could be opened."""
 
     key: Any
-    table: TileTable
+    num_tiles: int
 
 
 @dataclass(kw_only=True)

@@ -128,7 +128,7 @@ class TileStream:
         if isinstance(item, PrepareFailed):
             yield SlideFailed(key=item.key, stage=item.stage, error=item.error)
         elif isinstance(item, OpenSlide):
-            yield SlideStarted(key=item.source.key, table=item.source.table)
+            yield SlideStarted(key=item.source.key, num_tiles=item.source.num_tiles)
         elif isinstance(item, DecodedBatch):
             with self.clock.timed("encode_wait"):
                 while not item.done.wait(0.5):
@@ -193,7 +193,7 @@ class TileStream:
             owner = OpenSlide(source=source)
             self._opened.append(owner)
             self._ordered.put(owner)
-            count = len(source.table) if self._decodes else 0
+            count = source.num_tiles if self._decodes else 0
             for start in range(0, count, self._batch_size):
                 batch, tasks = self._plan_batch(owner, start)
                 self._ordered.put(batch)
@@ -204,6 +204,7 @@ class TileStream:
 
     def _plan_batch(self, owner: OpenSlide, start: int) -> tuple[DecodedBatch, list[Reads]]:
         table, slide = owner.source.table, owner.source.slide
+        assert table is not None and slide is not None  # there are tiles to read
         coords_l0 = table.coords_l0[start : start + self._batch_size]
         segment = slide.levels[table.plan.level].segment
         corners_lv, tasks = plan_batch(coords_l0, table.plan, segment=segment)
@@ -241,7 +242,9 @@ class TileStream:
 
     def _decode(self, batch: DecodedBatch, read: RegionRead | TileRun) -> None:
         rows = slice(read.start, read.stop)
-        slide, plan = batch.owner.source.slide, batch.owner.source.table.plan
+        source = batch.owner.source
+        assert source.slide is not None and source.table is not None
+        slide, plan = source.slide, source.table.plan
         out = batch.buffer[rows]
         if isinstance(read, TileRun):
             read_tiles(slide, plan, batch.coords_l0[rows], out)

@@ -1,56 +1,51 @@
 """The task of a run: a chunk of slides through one process, as a value that travels to it."""
 
+import contextlib
 import functools
+import json
 import os
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
 
 from thinsection.errors import ClusterError
 from thinsection.files.atomic import TMP_MARK
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report, Task
-from thinsection.pipeline.results import SlideResult, read_result, record_failure
-from thinsection.pipeline.slides import (
-    GPU_BATCH,
-    SCRATCH_LIMIT,
-    Models,
-    RunEvent,
-    load_models,
-    process_slides,
-)
+from thinsection.pipeline.models import Models, load_models
+from thinsection.pipeline.process import RunEvent, process_slides
+from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
+from thinsection.qc import load_pipeline
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import AggregateConfig, EncodeConfig, RunConfig
-from thinsection.store.ledger import LEDGER_NAME
+from thinsection.stages.config import GPU_BATCH, SCRATCH_LIMIT, RunConfig
+from thinsection.stages.request import Goal
+from thinsection.store.ledger import ledger_path
 from thinsection.stream import StageClock, cpu_count
 from thinsection.stream.budget import CHANNELS, MIN_SLOTS
-from thinsection.tiles.grid import TilesConfig
 from thinsection.units import parse_bytes
 from thinsection.usage.monitor import ResourceMonitor
 
 if TYPE_CHECKING:
     from thinsection.jobs.request import JobRequest
 
-LOST_STAGE = "worker"
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunTask(Task[SlideEntry, SlideResult]):
-    """See `Task`.
+    """See `Task`: slides up to a goal, of `run` and of each of its stages, `qc` too.
 
     Attributes:
-        out: output folder, absolute, on a file system that every worker sees.
+        out: results folder, absolute, on a file system that every worker sees.
+        record: folder of this invocation below it.
         config: of the run.
-        stage: the last stage.
+        goal: the last stage.
         threads: of the encoder; 0 leaves the library's own choice. On a CPU the last bit of an
             embedding may depend on it: the same number gives the same bytes everywhere.
-        monitored: record this process under out/usage; for workers that are no descendants of a
+        monitored: record what this process uses; for workers that are no descendants of a
             monitored process.
-        kept: earlier jobs in `out` had the same settings: what is done there need not be sent.
         started: when the run began, by the clock of the file system (`filesystem_now`). A slide
             that a worker finished since and could not report, because it died, was done, not
             skipped.
@@ -63,23 +58,23 @@ class RunTask(Task[SlideEntry, SlideResult]):
     streams: ClassVar[bool] = True
 
     out: Path
+    record: Path
     config: RunConfig
-    stage: str
+    goal: Goal
     threads: int = 0
     monitored: bool = False
     started: float = float("inf")
-    kept: bool = False
 
     def __call__(
         self, entries: Sequence[SlideEntry], *, on_event: Callable[[RunEvent], None]
     ) -> Report[SlideResult]:
         """See `Task.__call__`."""
         started = time.perf_counter()
-        set_threads(self.threads)
-        models = self.models()
-        clock = StageClock()
+        set_threads(self.threads, torch_too=self.goal in ("embed", "aggregate"))
+        models, clock = self.models(), StageClock()
         if self.monitored:
-            with ResourceMonitor(self.out, facts=self.facts(models), stage_seconds=clock.seconds):
+            facts = self.facts(models)
+            with ResourceMonitor(self.record, facts=facts, stage_seconds=clock.seconds):
                 results = self._process(entries, models, clock, on_event)
         else:
             results = self._process(entries, models, clock, on_event)
@@ -93,14 +88,16 @@ class RunTask(Task[SlideEntry, SlideResult]):
 
     def models(self) -> Models:
         """The encoders, loaded once per process and settings."""
-        return _models(self.config.encode, self.config.aggregate, self.config.tiles, self.stage)
+        plain = RunConfig()  # settings that change nothing about the models
+        config = replace(self.config, stream=plain.stream, executor=plain.executor)
+        return _models(config, self.goal)
 
     def facts(self, models: Models) -> dict[str, Any]:
         """Settings that explain a resource record."""
-        encoder = models.encoder
+        encoders = models.encoders
         return {
-            "device": str(encoder.device) if encoder else "cpu",
-            "precision": str(encoder.precision) if encoder else None,
+            "device": str(encoders[0].device) if encoders else "cpu",
+            "precision": str(encoders[0].precision) if encoders else None,
             "reader": self.config.slides.reader,
             "decode_workers": self.config.stream.decode_workers or cpu_count(),
         }
@@ -129,24 +126,12 @@ class RunTask(Task[SlideEntry, SlideResult]):
         return replace(self, config=replace(self.config, stream=stream))
 
     def lost(self, entry: SlideEntry, reason: str) -> SlideResult:
-        """Records a slide that no worker survives; one that is done all the same stays done."""
+        """Records a slide that no worker survives; what this run finished stays done."""
         return self.done(entry) or record_failure(self.out, entry, LOST_STAGE, ClusterError(reason))
 
     def done(self, entry: SlideEntry) -> SlideResult | None:
-        """The result of a slide that is done; None where it is missing or failed."""
-        found = read_result(self.out, entry, self.stage)
-        return found if found is not None and found.status == "done" else None
-
-    def finished(self, entry: SlideEntry) -> SlideResult | None:
-        """See `Task.finished`: finished by this run, or by a job of the same settings.
-
-        Whether a slide is done to the letter is decided by the worker, which has the models.
-        """
-        done = self.done(entry)
-        if done is None:
-            return None
-        truly = self._truly(replace(done, status="skipped"))
-        return truly if self.kept or truly.status == "done" else None
+        """The result of a slide that a process of this invocation finished, or found done."""
+        return ended_slides(self.record).get(entry.slide_id)
 
     def ended(self, result: SlideResult) -> RunEvent:
         """See `Task.ended`."""
@@ -156,10 +141,12 @@ class RunTask(Task[SlideEntry, SlideResult]):
         self, chunks: Sequence[Sequence[SlideEntry]], config: ExecutorConfig
     ) -> "JobRequest":
         """See `Task.request`: what the plan predicts."""
-        from thinsection.plan.request import run_request
+        from thinsection.plan.request import qc_request, run_request
 
         planned = replace(self.config, executor=config)
-        return run_request(chunks, planned, stage=self.stage)
+        if self.goal == "qc":
+            return qc_request(chunks, planned, load_pipeline(self.config.qc.qc))
+        return run_request(chunks, planned, stage=self.goal)
 
     def _process(
         self,
@@ -168,35 +155,52 @@ class RunTask(Task[SlideEntry, SlideResult]):
         clock: StageClock,
         on_event: Callable[[RunEvent], None],
     ) -> list[SlideResult]:
-        results = process_slides(
-            entries,
-            out=self.out,
-            config=self.config,
-            stage=self.stage,
-            models=models,
-            clock=clock,
-            on_event=on_event,
-        )
+        with ended_log(self.record) as log:
+
+            def note(event: RunEvent) -> None:
+                if event.result is not None and event.result.status in ("done", "skipped"):
+                    log.write(json.dumps(asdict(self._truly(event.result))) + "\n")
+                on_event(event)
+
+            results = process_slides(
+                entries,
+                out=self.out,
+                config=self.config,
+                goal=self.goal,
+                models=models,
+                clock=clock,
+                on_event=note,
+            )
         return [self._truly(result) for result in results]
 
     def _truly(self, result: SlideResult) -> SlideResult:
         """A slide that a dead worker of this very run finished was done, not skipped."""
         if result.status != "skipped":
             return result
-        written = (self.out / result.slide_id / LEDGER_NAME).stat().st_mtime
+        written = ledger_path(self.out, result.slide_id).stat().st_mtime
         return replace(result, status="done") if written >= self.started else result
 
 
-def make_task(out: Path, config: RunConfig, stage: str) -> RunTask:
-    """The task of a run that begins now."""
-    folder = out.resolve()
-    return RunTask(
-        out=folder,
-        config=config,
-        stage=stage,
-        threads=config.executor.threads,
-        started=filesystem_now(folder),
-    )
+ENDED = "ended"  # folder of a record: what each process finished
+
+
+def ended_log(record: Path) -> TextIO:
+    """A file of this process to which a line per finished slide is added at once."""
+    folder = record / ENDED
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{socket.gethostname()}-{os.getpid()}.jsonl"
+    return path.open("a", encoding="utf-8", buffering=1)
+
+
+def ended_slides(record: Path) -> dict[str, SlideResult]:
+    """The slides that an invocation finished or found done, from what its processes noted."""
+    found = {}
+    for path in (record / ENDED).glob("*.jsonl"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):  # the torn last line of a killed process
+                result = SlideResult(**json.loads(line))
+                found[result.slide_id] = result
+    return found
 
 
 def filesystem_now(folder: Path) -> float:
@@ -205,16 +209,19 @@ def filesystem_now(folder: Path) -> float:
         return os.fstat(file.fileno()).st_mtime
 
 
-def set_threads(threads: int) -> None:
-    """Sets the threads of torch's operators in this process; 0 leaves them."""
-    if threads:
+def set_threads(threads: int, *, torch_too: bool) -> None:
+    """Sets the threads of matrix products, and of torch's operators; 0 leaves them."""
+    if not threads:
+        return
+    import threadpoolctl
+
+    threadpoolctl.threadpool_limits(threads)
+    if torch_too:
         import torch
 
         torch.set_num_threads(threads)
 
 
 @functools.lru_cache(maxsize=1)
-def _models(
-    encode: EncodeConfig, aggregate: AggregateConfig, tiles: TilesConfig, stage: str
-) -> Models:
-    return load_models(RunConfig(encode=encode, aggregate=aggregate, tiles=tiles), stage)
+def _models(config: RunConfig, goal: Goal) -> Models:
+    return load_models(config, goal)

@@ -1,0 +1,304 @@
+"""A results folder as Python sees it: slides, tables, embeddings."""
+
+import base64
+import csv
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.config import nearest
+from thinsection.errors import InvalidInputError, MissingDependencyError, StoreError
+from thinsection.pipeline.records import Record, read_records
+from thinsection.pipeline.results import grid_rows, read_failure
+from thinsection.stages.labels import features_label
+from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
+from thinsection.store.slide_embedding import read_slide_embedding
+from thinsection.store.tiles_h5 import TilesFile, open_h5, read_tiles
+from thinsection.units import format_bytes
+
+if TYPE_CHECKING:
+    import pandas
+
+_SHOWN_SLIDES = 8  # thumbnails of `_repr_html_`
+
+
+def open_results(out: str | Path) -> "Results":
+    """The results of `run`, `qc` and `aggregate` in a folder.
+
+    Memory: some kB per slide.
+
+    Raises:
+        StoreError: it is no results folder.
+    """
+    folder = Path(out)
+    if not (folder / SLIDES).is_dir():
+        raise StoreError(
+            f"results must be a folder of `thinsection run` with {SLIDES}/ in it, got "
+            f"{str(folder)!r}"
+        )
+    return Results(folder=folder, ledgers={lg.slide_id: lg for lg in load_ledgers(folder)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderRow:
+    """One folder of results, over all slides.
+
+    Attributes:
+        address: '256px_0.5mpp/features_uni2_h'.
+        num_slides: that have a result there.
+        num_bytes: of its files.
+        facts: of the newest slide: encoder, dim, ...
+    """
+
+    address: str
+    num_slides: int
+    num_bytes: int
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """A results folder; what is read is read when it is asked for.
+
+    Attributes:
+        folder: on disk.
+        ledgers: of each slide, by slide id.
+    """
+
+    folder: Path
+    ledgers: Mapping[str, SlideLedger]
+
+    @property
+    def slides(self) -> tuple[str, ...]:
+        """Slide ids."""
+        return tuple(self.ledgers)
+
+    @cached_property
+    def folders(self) -> tuple[FolderRow, ...]:
+        """Every folder of results: masks, grids, embeddings, slide embeddings, pictures."""
+        found: dict[str, list[Any]] = {}
+        for ledger in self.ledgers.values():
+            for address, record in ledger.stages.items():
+                row = found.setdefault(address, [0, 0, {}])
+                row[0] += 1
+                row[1] += sum(record.files.values())
+                row[2] = record.facts
+        return tuple(
+            FolderRow(address=name, num_slides=row[0], num_bytes=row[1], facts=row[2])
+            for name, row in sorted(found.items(), key=lambda item: _order(item[0]))
+        )
+
+    @property
+    def grids(self) -> tuple[str, ...]:
+        """Names of the tile grids."""
+        names = [row.address.split("/")[0] for row in self.folders]
+        return tuple(dict.fromkeys(name for name in names if name != SLIDES))
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Addresses of tile embeddings: 'GRID/features_NAME'."""
+        return self._addresses("features_")
+
+    @property
+    def slide_features(self) -> tuple[str, ...]:
+        """Addresses of slide embeddings: 'GRID/slide_features_NAME'."""
+        return self._addresses("slide_features_")
+
+    @property
+    def records(self) -> list[Record]:
+        """The invocations that worked here, oldest first."""
+        return read_records(self.folder)
+
+    def rows(self, labels: str | Path | None = None) -> list[dict[str, Any]]:
+        """A row per slide and grid, as summary.csv has them.
+
+        Args:
+            labels: a CSV with a column slide_id, whose other columns are joined by it.
+
+        Raises:
+            StoreError: the labels cannot be read.
+        """
+        joined = {} if labels is None else _labels(Path(labels))
+        return [
+            {"slide_id": slide_id} | row | joined.get(slide_id, {})
+            for slide_id, ledger in self.ledgers.items()
+            for row in grid_rows(ledger)
+        ]
+
+    def table(self, labels: str | Path | None = None) -> "pandas.DataFrame":
+        """`rows` as a data frame.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            raise MissingDependencyError(
+                "table needs pandas; pip install 'thinsection[probe]', or use rows()"
+            ) from None
+        return pd.DataFrame(self.rows(labels))
+
+    def tiles(self, slide_id: str, grid: str | None = None) -> TilesFile:
+        """Coordinates and columns of a slide's tile grid.
+
+        Args:
+            slide_id: of `slides`.
+            grid: of `grids`; None where there is one.
+        """
+        return read_tiles(self._file(slide_id, f"{one_address(self.grids, grid, 'grid')}/tiles"))
+
+    def tile_embeddings(self, slide_id: str, features: str | None = None) -> TilesFile:
+        """Embeddings (N, D) and coordinates of a slide's tiles.
+
+        Args:
+            slide_id: of `slides`.
+            features: of `features`, or its last part without 'features_'; None where there is one.
+
+        Memory: 4 N D bytes.
+        """
+        return read_tiles(self._file(slide_id, one_address(self.features, features, "features")))
+
+    def embedding_rows(self, slide_id: str, features: str | None = None) -> "EmbeddingRows":
+        """The same embeddings, rows of which are read from the file when they are asked for."""
+        return EmbeddingRows(self._file(slide_id, one_address(self.features, features, "features")))
+
+    def slide_embeddings(
+        self, name: str | None = None
+    ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
+        """Slide ids and their embeddings, float32 (S, D), of the slides that have one.
+
+        Args:
+            name: of `slide_features`, or its last part; None where there is one.
+
+        Memory: 4 S D bytes.
+        """
+        address = one_address(self.slide_features, name, "slide features")
+        found = {
+            slide_id: read_slide_embedding(self.folder / file).slide_embedding
+            for slide_id, ledger in self.ledgers.items()
+            if address in ledger.stages
+            for file in ledger.stages[address].files
+        }
+        return tuple(found), np.stack(list(found.values())) if found else np.empty((0, 0), "f4")
+
+    def failures(self) -> dict[str, str]:
+        """Slide id -> message of each slide whose last run failed."""
+        names = [path.name for path in sorted((self.folder / SLIDES).iterdir()) if path.is_dir()]
+        found = {name: read_failure(self.folder, name) for name in names}
+        return {name: result.error for name, result in found.items() if result is not None}
+
+    def __repr__(self) -> str:
+        lines = [f"<Results {str(self.folder)!r}: {len(self.slides)} slides>"]
+        lines += [
+            f"  {row.address:<60} {row.num_slides:>6} slides {format_bytes(row.num_bytes):>10}"
+            for row in self.folders
+        ]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{html.escape(row.address)}</td><td>{row.num_slides}</td>"
+            f"<td>{format_bytes(row.num_bytes)}</td></tr>"
+            for row in self.folders
+        )
+        return (
+            f"<b>{html.escape(str(self.folder))}</b>: {len(self.slides)} slides"
+            f"<div>{''.join(self._thumbnails())}</div>"
+            f"<table><tr><th>folder</th><th>slides</th><th>size</th></tr>{rows}</table>"
+        )
+
+    def _thumbnails(self) -> Iterator[str]:
+        for slide_id in self.slides[:_SHOWN_SLIDES]:
+            for path in sorted((self.folder / SLIDES / slide_id).glob("thumbnail*.jpg"))[:1]:
+                data = base64.b64encode(path.read_bytes()).decode()
+                title = html.escape(slide_id, quote=True)
+                yield f'<img height="96" title="{title}" src="data:image/jpeg;base64,{data}"> '
+
+    def _addresses(self, prefix: str) -> tuple[str, ...]:
+        named = [row.address for row in self.folders]
+        return tuple(name for name in named if name.rpartition("/")[2].startswith(prefix))
+
+    def _file(self, slide_id: str, address: str) -> Path:
+        if slide_id not in self.ledgers:
+            raise InvalidInputError(
+                f"slide_id must be of this folder, got {slide_id!r}{nearest(slide_id, self.slides)}"
+            )
+        record = self.ledgers[slide_id].stages.get(address)
+        if record is None or not record.files:
+            raise StoreError(f"{address} of {slide_id!r} must be there, got none; run it first")
+        return self.folder / next(iter(record.files))
+
+
+class EmbeddingRows:
+    """Tile embeddings (N, D) on disk: slices and index arrays are read when they are asked for.
+
+    Memory: the rows that were asked for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with open_h5(path) as file:
+            self.shape: tuple[int, int] = file["features"].shape
+            self.dtype: np.dtype[Any] = file["features"].dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | int | Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
+        with open_h5(self._path) as file:
+            data = file["features"]
+            if isinstance(rows, slice | int):
+                return np.asarray(data[rows])
+            wanted = np.asarray(rows)
+            wanted = np.flatnonzero(wanted) if wanted.dtype == bool else wanted
+            order, back = np.unique(wanted, return_inverse=True)  # h5py reads in rising order
+            return np.asarray(data[order])[back]
+
+    def __repr__(self) -> str:
+        return f"<EmbeddingRows {self.shape} {self.dtype} in {self._path.name!r}>"
+
+
+def one_address(known: Sequence[str], name: str | None, what: str) -> str:
+    """The address that a name means: whole, its last part, or that without its prefix.
+
+    Raises:
+        InvalidInputError: none or several of that name.
+    """
+    if name is None:
+        found = list(known)
+    else:
+        parts = {address: address.rpartition("/")[2] for address in known}
+        found = [
+            address
+            for address, last in parts.items()
+            if name in (address, last, features_label(last), last.removeprefix("slide_features_"))
+        ]
+    if len(found) != 1:
+        raise InvalidInputError(
+            f"{what} must name one of {list(known)}, got {name!r}; pass the whole name"
+        )
+    return found[0]
+
+
+def _labels(path: Path) -> dict[str, dict[str, str]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise StoreError(f"labels must be a UTF-8 CSV, got {str(path)!r}: {error}") from None
+    if rows and "slide_id" not in rows[0]:
+        raise StoreError(
+            f"labels must have a column slide_id, got {list(rows[0])} in {str(path)!r}"
+        )
+    return {row["slide_id"]: row for row in rows}
+
+
+def _order(address: str) -> tuple[bool, str]:
+    return (not address.startswith(f"{SLIDES}/"), address)

@@ -1,0 +1,332 @@
+"""Slide embeddings from stored tile embeddings: of a results folder, of TRIDENT's or of CLAM's."""
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from thinsection.config import as_mapping
+from thinsection.errors import StoreError, ThinsectionError
+from thinsection.files.lock import LOCK_NAME, hold
+from thinsection.jobs.execute import execute
+from thinsection.jobs.task import Report, Task
+from thinsection.pipeline.records import begin_record, end_record
+from thinsection.pipeline.results import LOST_STAGE, SlideResult, write_tables
+from thinsection.pipeline.task import set_threads
+from thinsection.pool import SlideEncoder, check_fit, load_slide_encoder
+from thinsection.pool.registry import check_slide_encoder
+from thinsection.slide.cohort import SlideEntry
+from thinsection.slide.geometry import nominal_mpp
+from thinsection.stages.config import AggregateRunConfig, PoolingConfig
+from thinsection.stages.labels import features_label
+from thinsection.stages.pooling import PoolingStage
+from thinsection.stages.stage import RecordedStage, SlideWork
+from thinsection.store.ledger import SLIDES, load_ledger, load_ledgers
+from thinsection.store.slide_embedding import read_slide_embedding, write_slide_embedding
+from thinsection.store.tiles_h5 import TilesFile, read_tiles
+from thinsection.units import parse_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeaturesFile:
+    """The tile embeddings of one slide.
+
+    Attributes:
+        slide_id: of the slide.
+        path: the HDF5 file.
+        out: where slide embeddings go: `OUT/slide_features_NAME/ID.h5`.
+        results: the results folder whose ledger knows the file; None for files of others.
+    """
+
+    slide_id: str
+    path: Path
+    out: Path
+    results: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingTask(Task[FeaturesFile, SlideResult]):
+    """See `Task`: some features files in one process, which loads the slide encoder once.
+
+    Attributes:
+        pooling: the slide encoder and its settings.
+        threads: CPU threads of torch; 0 leaves them.
+    """
+
+    kind: ClassVar[str] = "aggregate"
+    entry_type: ClassVar[type[Any]] = FeaturesFile
+    result_type: ClassVar[type[Any]] = SlideResult
+
+    pooling: PoolingConfig
+    threads: int = 0
+
+    def __call__(
+        self, entries: Sequence[FeaturesFile], *, on_event: Callable[[Any], None]
+    ) -> Report[SlideResult]:
+        """See `Task.__call__`."""
+        set_threads(self.threads, torch_too=True)
+        encoder = loaded_encoder(self.pooling)
+        return Report(results=tuple(pool_file(e, encoder, self.pooling) for e in entries))
+
+    def on_worker(self, *, threads: int, monitored: bool) -> Self:
+        """See `Task.on_worker`; pooling is not monitored."""
+        return replace(self, threads=threads)
+
+    def lost(self, entry: FeaturesFile, reason: str) -> SlideResult:
+        """See `Task.lost`."""
+        return _result(entry, "failed", stage=LOST_STAGE, error=reason)
+
+
+def aggregate_folder(
+    folder: Path,
+    *,
+    out: Path | None = None,
+    config: AggregateRunConfig | None = None,
+    on_result: Callable[[SlideResult], None] = lambda result: None,
+    on_message: Callable[[str], None] = lambda text: None,
+) -> list[SlideResult]:
+    """Pools every features file of a folder; what is done with the same settings is skipped.
+
+    In a results folder the embeddings of every grid and encoder are pooled (or those that
+    `pooling.features` names), into `GRID/slide_features_NAME/`; of other folders of HDF5 files
+    into `slide_features_NAME/` beside them, or below `out`.
+
+    Args:
+        folder: a results folder, or features of TRIDENT or CLAM; or one file.
+        out: other output folder; on a shared file system for workers of other nodes.
+        config: all settings.
+        on_result: told of each slide as it ends.
+        on_message: lines for the person who waits.
+
+    Returns:
+        One result per file, in the order of `find_features`.
+
+    Memory: in each worker one slide's embeddings, 4 N D bytes, and the slide encoder's own bound.
+
+    Raises:
+        ThinsectionError: bad settings, no files, or the cluster; a bad file is a failed result.
+    """
+    config = config or AggregateRunConfig()
+    if not folder.exists():
+        raise StoreError(f"folder must exist, got {str(folder)!r}")
+    check_slide_encoder(config.pooling.slide_encoder)  # an unknown name, before any worker starts
+    folder, out = folder.absolute(), out and out.absolute()
+    files = find_features(folder, out=out, wanted=config.pooling.features)
+    results: dict[Path, SlideResult] = {}
+
+    def take(report: Report[SlideResult]) -> None:
+        for result in report.results:
+            results[Path(result.slide_path)] = result
+            on_result(result)
+
+    home = files[0].results or out or (folder.parent if folder.is_file() else folder)
+    record = begin_record(home, "aggregate", as_mapping(config))
+    execute(
+        files,
+        PoolingTask(pooling=config.pooling, threads=config.executor.threads),
+        config.executor,
+        folder=record.folder,
+        on_report=take,
+        on_message=on_message,
+    )
+    ended = [results[file.path] for file in files]
+    counts = {status: sum(r.status == status for r in ended) for status in ("done", "skipped")}
+    end_record(record, {"counts": counts})
+    if files[0].results is not None:
+        write_tables(files[0].results, (), ())
+    return ended
+
+
+def find_features(
+    folder: Path, *, out: Path | None = None, wanted: str | None = None
+) -> list[FeaturesFile]:
+    """The features files of a folder, see `aggregate_folder`.
+
+    Args:
+        folder: a results folder, a folder of HDF5 files, or one file.
+        out: where slide embeddings go instead.
+        wanted: of a results folder, only features whose address contains this.
+
+    Raises:
+        StoreError: there is none; says what was looked for.
+    """
+    if (folder / SLIDES).is_dir():
+        return _of_results(folder, out, wanted)
+    paths = [folder] if folder.is_file() else sorted(folder.rglob("*.h5"))
+    found = [
+        FeaturesFile(slide_id=path.stem, path=path, out=out or _beside(folder, path))
+        for path in paths
+        if not path.name.startswith(".") and "slide_features" not in path.parent.name
+    ]
+    if not found:
+        raise StoreError(
+            "folder must hold GRID/features_ENCODER/*.h5 of a run, or *.h5 features of TRIDENT or "
+            f"CLAM, got none below {str(folder)!r}; run `thinsection embed` first"
+        )
+    return found
+
+
+def _beside(folder: Path, path: Path) -> Path:
+    """Where slide embeddings go: beside a folder `features_X`, else into the folder itself."""
+    home = path.parent if folder.is_file() else folder
+    return home.parent if home.name.startswith("features_") else home
+
+
+def _of_results(folder: Path, out: Path | None, wanted: str | None) -> list[FeaturesFile]:
+    found, known = [], set()
+    for ledger in load_ledgers(folder):
+        for address, record in ledger.stages.items():
+            if not address.rpartition("/")[2].startswith("features_"):
+                continue
+            known.add(address)
+            if wanted is None or wanted in address:
+                path = folder / next(iter(record.files))
+                target = out / address.split("/")[0] if out else path.parent.parent
+                results = None if out else folder
+                file = FeaturesFile(
+                    slide_id=ledger.slide_id, path=path, out=target, results=results
+                )
+                found.append(file)
+    if not found:
+        given = f" for --features {wanted!r}" if wanted else ""
+        raise StoreError(
+            f"results folder must hold embeddings, got {sorted(known) or 'none'}{given} in "
+            f"{str(folder)!r}; run `thinsection embed` first"
+        )
+    return found
+
+
+def pool_file(
+    file: FeaturesFile, slide_encoder: SlideEncoder, pooling: PoolingConfig
+) -> SlideResult:
+    """Pools one file under its lock; a bad one is a failed result.
+
+    Memory: the slide's embeddings, 4 N D bytes, and the slide encoder's own bound.
+    """
+    try:
+        if file.results is not None:
+            return _pool_recorded(file, file.results, slide_encoder)
+        return _pool_foreign(file, slide_encoder, pooling.tile_px_l0)
+    except (ThinsectionError, OSError) as error:
+        message = f"{type(error).__name__}: {error}"
+        return _result(file, "failed", stage=PoolingStage.title, error=message)
+
+
+def _pool_recorded(file: FeaturesFile, results: Path, slide_encoder: SlideEncoder) -> SlideResult:
+    """Of a results folder: by the same stage as a run, in the slide's ledger."""
+    with hold(results / SLIDES / file.slide_id / LOCK_NAME):
+        ledger = load_ledger(results, file.slide_id)
+        address = str(file.path.parent.relative_to(results))
+        if address not in ledger.stages:
+            raise StoreError(f"embeddings must be in the ledger, got {address!r} of another run")
+        features = RecordedStage(recorded_address=address, recorded_key=ledger.stages[address].key)
+        tiles = read_tiles(file.path)
+        stage = PoolingStage(
+            features=features,
+            slide_encoder=slide_encoder,
+            warnings=fit_warnings(tiles, slide_encoder),
+        )
+        facts = {**ledger.slide, "num_tiles": len(tiles.coords_l0)}
+        facts["warnings"] = "; ".join(stage.warnings)
+        work = SlideWork(
+            entry=SlideEntry(slide_id=file.slide_id, slide_path=str(file.path)),
+            out=results,
+            source="",
+            ledger=ledger,
+            stages=(stage,),
+        )
+        if work.done(stage):
+            return _result(file, "skipped", facts=facts)
+        work.missing = [stage]
+        work.check_stale()
+        work.perform(stage)
+        return _result(file, "done", facts=facts)
+
+
+def _pool_foreign(
+    file: FeaturesFile, slide_encoder: SlideEncoder, tile_px_l0: int | None
+) -> SlideResult:
+    """Of others: the key stands in the slide embedding itself."""
+    tiles = read_tiles(file.path)
+    if tiles.features is None or len(tiles.features) == 0:
+        raise StoreError(
+            f"features file must hold embeddings, got none in {str(file.path)!r}; "
+            "run `thinsection embed` first"
+        )
+    edge = tiles.tile_px_l0 or tile_px_l0
+    if edge is None:
+        raise StoreError(
+            f"tile_px_l0 is missing in {str(file.path)!r}; pass --tile-px-l0 (512 for 512 px "
+            "tiles of a 20x slide)"
+        )
+    warnings = fit_warnings(tiles, slide_encoder)
+    facts = {"num_tiles": len(tiles.coords_l0), "warnings": "; ".join(warnings)}
+    name = slide_encoder.label(features_label(file.path.parent.name))
+    folder = file.out / f"slide_features_{name}"
+    target = folder / f"{file.slide_id}.h5"
+    key = _content_key(tiles, slide_encoder)
+    with hold(folder / f"{LOCK_NAME}-{file.slide_id}"):  # another process may have been at it
+        if _has_key(target, key):
+            return _result(file, "skipped", facts=facts)
+        embedding = slide_encoder.encode(tiles.features, tiles.coords_l0, tile_px_l0=edge)
+        attributes = {
+            "name": file.slide_id,
+            "slide_encoder": slide_encoder.name,
+            "weights_hash": slide_encoder.weights_hash or "",
+            "num_tiles": len(tiles.coords_l0),
+            "key": key,
+        }
+        write_slide_embedding(target, embedding, attributes)
+    return _result(file, "done", facts=facts)
+
+
+def fit_warnings(tiles: TilesFile, slide_encoder: SlideEncoder) -> tuple[str, ...]:
+    """What does not fit between the tiles and the slide encoder.
+
+    Raises:
+        InvalidInputError: the embeddings are of a tile encoder that it does not take.
+    """
+    attributes = tiles.attributes
+    mpp, power = attributes.get("tile_mpp"), attributes.get("target_magnification")
+    if mpp is None and power:  # TRIDENT's files say the power only
+        mpp = nominal_mpp(float(power))
+    px, name = attributes.get("patch_size"), attributes.get("encoder")
+    return check_fit(
+        slide_encoder,
+        None if name is None else str(name),
+        None if px is None else int(px),
+        None if mpp is None else float(mpp),
+    )
+
+
+def _content_key(tiles: TilesFile, slide_encoder: SlideEncoder) -> str:
+    digest = hashlib.sha256(f"{slide_encoder.name} {slide_encoder.weights_hash}".encode())
+    for array in (tiles.features, tiles.coords_l0):
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _has_key(target: Path, key: str) -> bool:
+    try:
+        return bool(read_slide_embedding(target).attributes.get("key") == key)
+    except StoreError:
+        return False
+
+
+def _result(file: FeaturesFile, status: Any, **more: Any) -> SlideResult:
+    return SlideResult(slide_id=file.slide_id, slide_path=str(file.path), status=status, **more)
+
+
+@functools.lru_cache(maxsize=1)
+def loaded_encoder(pooling: PoolingConfig) -> SlideEncoder:
+    """The slide encoder, loaded once per process and settings."""
+    return load_slide_encoder(
+        pooling.slide_encoder,
+        weights=pooling.slide_weights,
+        device=pooling.device,
+        budget_bytes=parse_bytes(pooling.memory, name="memory"),
+    )

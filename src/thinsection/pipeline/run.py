@@ -1,0 +1,308 @@
+"""`run`: slides in, results out; every invocation leaves a record of its own."""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from thinsection.config import as_mapping
+from thinsection.errors import ConfigError, DiskSpaceError, MissingDependencyError, StoreError
+from thinsection.files.atomic import atomic_path
+from thinsection.files.sources import is_url
+from thinsection.jobs.execute import execute
+from thinsection.jobs.task import Report
+from thinsection.neighbors import parse_graph_spec
+from thinsection.pipeline.process import OnEvent
+from thinsection.pipeline.qc_tables import write_qc_tables
+from thinsection.pipeline.records import RECORDS, Record, begin_record, end_record
+from thinsection.pipeline.results import SlideResult, write_tables
+from thinsection.pipeline.task import RunTask, filesystem_now
+from thinsection.pipeline.usage import write_efficiency
+from thinsection.qc import load_pipeline, parse_rule, prepare_models
+from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
+from thinsection.stages.config import RunConfig, batch_size_of, budget_of
+from thinsection.stages.formats import FORMATS
+from thinsection.stages.request import Goal, check_goal
+from thinsection.store.ledger import SLIDES
+from thinsection.stream import StageClock
+from thinsection.tiles import load_filters
+from thinsection.types import MIB
+from thinsection.units import format_bytes
+from thinsection.usage.monitor import ResourceMonitor
+
+MIN_FREE_BYTES = 256 * MIB
+EXIT_OK, EXIT_SOME_FAILED = 0, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """What a run left.
+
+    Attributes:
+        out: the results folder, or its URL.
+        record: folder of the invocation's record.
+        results: one per slide, in the order of the cohort.
+        stage_seconds: busy and waiting seconds by stage.
+        seconds: wall-clock time.
+    """
+
+    out: Path | str
+    record: Path
+    results: tuple[SlideResult, ...]
+    stage_seconds: dict[str, float]
+    seconds: float
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of slides by status: done, skipped, excluded, failed."""
+        counted = Counter(result.status for result in self.results)
+        return {status: counted[status] for status in ("done", "skipped", "excluded", "failed")}
+
+    @property
+    def exit_code(self) -> int:
+        """0 where every slide has its result, 3 where some failed."""
+        return EXIT_SOME_FAILED if self.counts["failed"] else EXIT_OK
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n} {status}" for status, n in self.counts.items() if n)
+        return f"<RunSummary {str(self.out)!r}: {counts or 'no slides'} in {self.seconds:.1f} s>"
+
+
+@dataclass(kw_only=True)
+class _Work:
+    """What came of a run's slides so far."""
+
+    results: dict[str, SlideResult] = field(default_factory=dict)
+    clock: StageClock = field(default_factory=StageClock)
+    identities: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, report: Report[SlideResult]) -> None:
+        """Adds the report of a chunk."""
+        self.results |= {result.slide_id: result for result in report.results}
+        for name, seconds in report.stage_seconds.items():
+            self.clock.add(name, seconds)
+        self.identities |= report.facts
+
+
+def run(
+    slides: Sequence[str | Path],
+    *,
+    out: str | Path,
+    config: RunConfig | None = None,
+    stage: str = "aggregate",
+    executor: Any = None,
+    on_event: OnEvent = lambda event: None,
+    on_message: Callable[[str], None] = lambda text: None,
+) -> RunSummary:
+    """Takes slides from files to embeddings, resuming what earlier runs left.
+
+    Under `out`: `slides/ID/` with tissue mask, thumbnail and the ledger; a folder per tile grid
+    (`256px_0.5mpp/`) with `tiles/ID.h5`, `features_ENCODER/ID.h5`, `slide_features_NAME/ID.h5`,
+    `overviews/ID.png` and what else was asked for; `summary.csv`, `failed.csv`, `records/`. Other
+    settings make other folders beside those: nothing is replaced unless `output.overwrite` is on.
+
+    Args:
+        slides: files, folders, URLs or cohort CSVs.
+        out: results folder, made if absent; or a URL (s3://, ...), for one run at a time.
+        config: all settings.
+        stage: the last stage: 'tissue', 'qc', 'tile', 'embed' or 'aggregate'.
+        executor: a Dask client or cluster to work on, in place of what the settings name.
+        on_event: progress, from any thread.
+        on_message: lines of the executor: the dashboard's address, a worker's death.
+
+    Memory: `config.stream.memory` for tiles, whatever the slides' size, beside the encoders.
+
+    Raises:
+        ThinsectionError: bad settings, no slides, unknown encoder, unwritable or full folder; all
+            before work starts. A bad slide does not raise.
+    """
+    config = config or RunConfig()
+    goal = check_goal(stage)
+    given = config.slides.slide_mpp
+    mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
+    entries = load_cohort(slides, slide_mpp=mpp)
+    check_settings(config, goal)
+    if is_url(str(out)):
+        from thinsection.pipeline.remote_out import uploads_to
+
+        with uploads_to(str(out), entries, config, executor) as uploads:
+            summary = run_in_folder(
+                entries,
+                out=uploads.folder,
+                config=config,
+                goal=goal,
+                on_event=uploads.watch(on_event),
+                on_message=on_message,
+                settle=uploads.settle,
+            )
+            uploads.put_rest(summary.record.name)
+        return replace(summary, out=str(out))
+    return run_in_folder(
+        entries,
+        out=check_folder(Path(out)),
+        config=config,
+        goal=goal,
+        executor=executor,
+        on_event=on_event,
+        on_message=on_message,
+    )
+
+
+def run_in_folder(
+    entries: Sequence[SlideEntry],
+    *,
+    out: Path,
+    config: RunConfig,
+    goal: Goal,
+    executor: Any = None,
+    on_event: OnEvent,
+    on_message: Callable[[str], None],
+    settle: Callable[[SlideResult], SlideResult] = lambda result: result,
+) -> RunSummary:
+    """`run` on checked settings and a folder that exists; `settle` has the last word on a slide."""
+    task = make_task(out, config, goal, command="run")
+    work = _Work()
+    facts: dict[str, Any] = {}
+    if executor is None and config.executor.in_process:
+        facts = task.facts(task.models())  # errors of settings and weights come before any work
+    else:
+        check_encoder_names(config, goal)
+    with ResourceMonitor(task.record, facts=facts, stage_seconds=work.clock.seconds):
+        execute(
+            entries,
+            task,
+            config.executor,
+            folder=task.record,
+            on_report=work.take,
+            on_event=on_event,
+            on_message=on_message,
+            cluster=executor,
+        )
+    results = tuple(settle(work.results[entry.slide_id]) for entry in entries)
+    return finish_run(
+        task, entries, results, clock=work.clock.seconds(), identities=work.identities
+    )
+
+
+def make_task(out: Path, config: RunConfig, goal: Goal, *, command: str) -> RunTask:
+    """The task of an invocation that begins now, and its record."""
+    folder = out.resolve()
+    record = begin_record(folder, command, as_mapping(config) | {"stage": goal})
+    return RunTask(
+        out=folder,
+        record=record.folder,
+        config=config,
+        goal=goal,
+        threads=config.executor.threads,
+        started=filesystem_now(folder),
+    )
+
+
+def finish_run(
+    task: RunTask,
+    entries: Sequence[SlideEntry],
+    results: tuple[SlideResult, ...],
+    *,
+    clock: dict[str, float],
+    identities: dict[str, Any],
+) -> RunSummary:
+    """Writes the tables, the record, its efficiency page, and the QC page where there was QC."""
+    record = Record.read(task.record)
+    summary = RunSummary(
+        out=task.out,
+        record=task.record,
+        results=results,
+        stage_seconds=clock,
+        seconds=record.seconds_since(),
+    )
+    write_tables(task.out, entries, results)
+    if task.config.qc.qc != "off":
+        write_qc_tables(task.out, entries, task.config)
+    end_record(
+        record,
+        {
+            "seconds": round(summary.seconds, 3),
+            "counts": summary.counts,
+            "models": identities,
+            "stage_seconds": {name: round(value, 3) for name, value in clock.items()},
+        },
+    )
+    if summary.counts["done"]:
+        write_efficiency(task.record)
+    return summary
+
+
+def check_settings(config: RunConfig, goal: Goal) -> None:
+    """Finds out in seconds what would else fail slide by slide.
+
+    Raises:
+        ConfigError: unknown tile filter, a graph that is not one, a rule without checks.
+        MissingDependencyError: a format whose package is not installed.
+        BudgetError: the memory does not hold the stream's least.
+    """
+    load_filters(config.tiles.tile_filter)
+    for rule in config.qc.qc_fail:
+        parse_rule(rule)
+    if config.qc.qc != "off":
+        prepare_models(load_pipeline(config.qc.qc))
+    elif config.qc.qc_fail or goal == "qc":
+        raise ConfigError("qc_fail must go with --qc, got --qc off; pass --qc default")
+    if config.output.graph:
+        parse_graph_spec(config.output.graph)
+    for name in config.output.write:
+        entry = FORMATS.entry(name)
+        if entry.missing:
+            raise MissingDependencyError(
+                f"--write {name} needs {', '.join(entry.missing)}; {entry.remedy}"
+            )
+    budget_of(config, batch_size_of(config, on_gpu=False) if config.encode.batch_size else 1)
+
+
+def check_encoder_names(config: RunConfig, goal: Goal) -> None:
+    """Refuses an unknown encoder where the driver does not load it.
+
+    Raises:
+        UnknownEncoderError: no such name.
+    """
+    if goal not in ("embed", "aggregate"):
+        return
+    from thinsection.encode.load import find_spec
+    from thinsection.encode.registry import plugin_encoders
+    from thinsection.pool.registry import check_slide_encoder
+
+    for name in config.encode.encoders:
+        if name not in plugin_encoders():
+            find_spec(name)
+    for name in config.aggregate.slide_encoders if goal == "aggregate" else ():
+        check_slide_encoder(name)
+
+
+def check_folder(out: Path) -> Path:
+    """The results folder, made and proved writable and with room.
+
+    Raises:
+        StoreError: it cannot be made or written, or holds the results of an earlier layout.
+        DiskSpaceError: fewer than 256 MiB are free.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with atomic_path(out / "writable") as tmp:
+            tmp.write_bytes(b"\0")
+        (out / "writable").unlink()
+        free = shutil.disk_usage(out).free
+    except OSError as error:
+        raise StoreError(f"out must be a writable folder, got {str(out)!r}: {error}") from None
+    if free < MIN_FREE_BYTES:
+        raise DiskSpaceError(
+            f"out must have {format_bytes(MIN_FREE_BYTES)} free, got {format_bytes(free)} "
+            f"in {str(out)!r}; free some space or choose another disk"
+        )
+    ours = (out / SLIDES).is_dir() or (out / RECORDS).is_dir()
+    if not ours and ((out / "run.json").is_file() or any(out.glob("*/slide.json"))):
+        raise StoreError(
+            f"out must be a new folder or one of this layout, got {str(out)!r} with results of an "
+            "earlier version (<slide_id>/tiles.h5); choose another --out: nothing was changed"
+        )
+    return out

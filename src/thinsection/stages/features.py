@@ -1,0 +1,202 @@
+"""Tile embeddings, and dense token grids: stages that the stream feeds."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.files.atomic import atomic_path
+from thinsection.stages.labels import join_label, variant
+from thinsection.stages.stage import Output, Reads, SlideWork, Stage
+from thinsection.stages.tiles import TilesStage
+from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
+from thinsection.tiles import TileTable
+from thinsection.tiles.transforms import StainConfig, StainLook
+from thinsection.types import CoordsL0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturesStage(Stage):
+    """`GRID/features_ENCODER/ID.h5`: `features` (N, D) and `coords` (N, 2).
+
+    Embeddings depend on pixels, tile grid and encoder, and on nothing else.
+
+    Attributes:
+        tiles: stage of the grid.
+        encoder: label of the encoder, as part of the folder's name.
+        identity: what of the encoder decides a result: name, weights' hash, precision.
+        dtype: of the stored embeddings.
+        stain, target: normalisation before the encoder, and the look that it aims at.
+    """
+
+    title: ClassVar[str] = "embed"
+
+    tiles: TilesStage
+    encoder: str
+    identity: Mapping[str, Any]
+    dtype: str = "float32"
+    stain: StainConfig = field(default_factory=StainConfig)
+    target: StainLook | None = None
+
+    @property
+    def reads(self) -> Reads:
+        return "tiles"
+
+    @property
+    def label(self) -> str:
+        """Name of the embeddings: encoder, stored type, stain normalisation."""
+        dtype = "" if self.dtype == "float32" else self.dtype
+        stain = "" if self.target is None else self.stain.stain_norm
+        return join_label(
+            self.encoder, dtype, stain, variant(self.stain, leave_out=("stain_norm",))
+        )
+
+    @property
+    def address(self) -> str:
+        return f"{self.tiles.grid}/features_{self.label}"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {
+            # the hash sees every weight: which revision brought them is for the record
+            "encoder": {k: v for k, v in self.identity.items() if k != "revision"},
+            "dtype": self.dtype,
+            "stain": None if self.target is None else [asdict(self.stain), repr(self.target)],
+        }
+
+    @property
+    def needs(self) -> tuple[Stage, ...]:
+        return (self.tiles,)
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """What the file says of its encoder."""
+        identity = dict(self.identity)
+        return {"encoder": identity.pop("name"), **identity}
+
+    def content(self, work: SlideWork, table: TileTable) -> str:
+        """Hash of what the embeddings depend on: pixels, tiles, encoder; not of how the tiles came
+        to be. Stain normalisation looks at the tissue, so that counts where it is on."""
+        tissue = None if self.target is None else self.tiles.mask.key(work.source)
+        parts = [work.source, self.tiles.mask.reader, tissue, asdict(table.plan), self.settings]
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
+        digest.update(np.ascontiguousarray(table.coords_l0).tobytes())
+        return digest.hexdigest()[:24]
+
+    def reuse(self, work: SlideWork, table: TileTable) -> Output | None:
+        """Takes the file of the same tiles under another grid's name; None where there is none."""
+        content = self.content(work, table)
+        for address, record in work.ledger.stages.items():
+            same = record.facts.get("content") == content and address != self.address
+            if not (same and work.ledger.complete(record)):
+                continue
+            source = work.path(next(iter(record.files)))
+            if not source.is_file():
+                continue  # at the URL of the run
+            name = self.file(work.entry.slide_id)
+            with atomic_path(work.path(name)) as tmp:
+                try:
+                    os.link(source, tmp)
+                except OSError:  # a file system without hard links
+                    shutil.copyfile(source, tmp)
+            return Output(files=(name,), facts=record.facts)
+        return None
+
+    def load(self, work: SlideWork) -> TilesFile:
+        """The stored embeddings.
+
+        Memory: 4 N D bytes.
+        """
+        return read_tiles(work.path(self.file(work.entry.slide_id)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensStage(Stage):
+    """`GRID/tokens_ENCODER/ID.h5`: `tokens` (N, T, C) in float16 and `coords` (N, 2).
+
+    Attributes:
+        features: stage of the same encoder's embeddings; both come from one forward pass.
+    """
+
+    title: ClassVar[str] = "tokens"
+
+    features: FeaturesStage
+
+    @property
+    def reads(self) -> Reads:
+        return "tiles"
+
+    @property
+    def address(self) -> str:
+        return f"{self.features.tiles.grid}/tokens_{self.features.label}"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.features.settings
+
+    @property
+    def needs(self) -> tuple[Stage, ...]:
+        return (self.features.tiles,)
+
+
+class OpenResult:
+    """The file of a stage that the stream feeds, while it grows; it appears whole or not at all.
+
+    Memory: one batch.
+    """
+
+    def __init__(self, work: SlideWork, stage: FeaturesStage | TokensStage) -> None:
+        self.stage, self._work = stage, work
+        self._name = stage.file(work.entry.slide_id)
+        self._stack = ExitStack()
+        self._tmp = self._stack.enter_context(atomic_path(work.path(self._name)))
+        self._writer: TilesWriter | None = None
+
+    def append(self, coords_l0: CoordsL0, values: npt.NDArray[np.floating]) -> None:
+        """Adds the embeddings (b, D) or tokens (b, T, C) of some tiles."""
+        self._open(values.shape[1:]).append(coords_l0, values)
+
+    def close(self, empty_shape: tuple[int, ...]) -> Output:
+        """Puts the file in its place.
+
+        Args:
+            empty_shape: of a row, for a slide without tiles.
+        """
+        writer = self._open(empty_shape)
+        writer.close()
+        stage, work = self.stage, self._work
+        features = stage if isinstance(stage, FeaturesStage) else stage.features
+        work.begin(stage)
+        self._stack.close()  # fsync and rename
+        facts: dict[str, Any] = {"dim": writer.shape[-1], **features.attributes}
+        facts["warnings"] = "; ".join(work.warnings)
+        if stage is features:
+            facts["content"] = features.content(work, work.value(features.tiles))
+        return Output(files=(self._name,), facts=facts)
+
+    def abandon(self) -> None:
+        """Drops what was written."""
+        if self._writer is not None:
+            self._writer.close()
+        error = OSError("abandoned")
+        self._stack.__exit__(type(error), error, None)
+
+    def _open(self, shape: tuple[int, ...]) -> TilesWriter:
+        if self._writer is None:
+            stage = self.stage
+            features = stage if isinstance(stage, FeaturesStage) else stage.features
+            self._writer = TilesWriter(
+                self._tmp,
+                dim=shape,
+                dataset="features" if stage is features else "tokens",
+                dtype=features.dtype if stage is features else "float16",
+                attributes=self._work.attributes | features.attributes,
+            )
+        return self._writer

@@ -1,0 +1,115 @@
+"""Formats of a slide's tile embeddings beside our own HDF5: `--write tsv`.
+
+Another package adds one by an entry point of the group `thinsection.formats` that names a function
+`(EmbeddingTable, Path) -> None` with attributes `suffixes`, `needs` and `extra`, or an `Entry`.
+"""
+
+import csv
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.registry import Entry, Registry
+from thinsection.types import CoordsL0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingTable:
+    """What a format writes.
+
+    Attributes:
+        slide_id, patient_id, label: of the slide.
+        coords_l0: int64 (N, 2).
+        tile_embeddings: float32 or float16 (N, D).
+        columns: name -> (N,), what is known per tile.
+    """
+
+    slide_id: str
+    patient_id: str | None
+    label: str | None
+    coords_l0: CoordsL0
+    tile_embeddings: npt.NDArray[np.floating]
+    columns: Mapping[str, npt.NDArray]
+
+
+Format = Callable[[EmbeddingTable, Path], None]
+
+
+def write_tsv(table: EmbeddingTable, path: Path) -> None:
+    """A row per tile: embedding values, submitter id, cancer type, `{x}x_{y}y`; with a header.
+
+    Values are the shortest decimals that read back to the same float32.
+    """
+    features = table.tile_embeddings.astype(np.float32, copy=False)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        names = [f"f{i}" for i in range(features.shape[1])]
+        writer.writerow([*names, "submitter_id", "cancer_type", "tile"])
+        submitter, kind = table.patient_id or table.slide_id, table.label or ""
+        for row, (x, y) in zip(features, table.coords_l0.tolist()):
+            # str of a NumPy float32 is its shortest exact decimal
+            writer.writerow([*map(str, row), submitter, kind, f"{x}x_{y}y"])
+
+
+def write_parquet(table: EmbeddingTable, path: Path) -> None:
+    """Columns slide_id, x_l0, y_l0, per-tile columns, and `embedding` (a fixed-size list)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    features = np.ascontiguousarray(table.tile_embeddings, dtype=np.float32)
+    columns = {
+        "slide_id": pa.array([table.slide_id] * len(table.coords_l0)),
+        "x_l0": pa.array(table.coords_l0[:, 0]),
+        "y_l0": pa.array(table.coords_l0[:, 1]),
+        **{name: pa.array(values) for name, values in table.columns.items()},
+        "embedding": pa.FixedSizeListArray.from_arrays(
+            pa.array(features.ravel()), features.shape[1]
+        ),
+    }
+    pq.write_table(pa.table(columns), path)
+
+
+def write_zarr(table: EmbeddingTable, path: Path) -> None:
+    """A zipped zarr v3 group with arrays `coords` and `features`."""
+    import zarr
+
+    store = zarr.storage.ZipStore(path, mode="w")
+    try:
+        group = zarr.create_group(store, attributes={"slide_id": table.slide_id})
+        group.create_array("coords", data=table.coords_l0)
+        group.create_array("features", data=table.tile_embeddings)
+    finally:
+        store.close()
+
+
+FORMATS: Registry[Format] = Registry(
+    "output format",
+    "thinsection.formats",
+    (
+        Entry(
+            name="tsv",
+            help="A row per tile, as text.",
+            target=write_tsv,
+            suffixes=(".tsv",),
+        ),
+        Entry(
+            name="parquet",
+            help="Columns of Apache Arrow.",
+            target=write_parquet,
+            suffixes=(".parquet",),
+            needs=("pyarrow",),
+            extra="export",
+        ),
+        Entry(
+            name="zarr",
+            help="A zipped zarr v3 group.",
+            target=write_zarr,
+            suffixes=(".zarr.zip",),
+            needs=("zarr",),
+            extra="export",
+        ),
+    ),
+)

@@ -1,0 +1,64 @@
+"""Names of folders and files that say which settings made them, without a look at the disk.
+
+Default settings have the short name that TRIDENT's users know (`256px_0.5mpp`); each other setting
+adds a part, so that two different results never share a name.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+from typing import Any
+
+from thinsection.tiles.grid import TilesConfig
+
+_MAX_PART = 60  # characters of the settings' part of a name; longer ones become a hash
+_NAMED = ("tile_px", "tile_mpp", "overlap")  # have places of their own in a grid's name
+
+
+def grid_label(tiles: TilesConfig, mask_label: str) -> str:
+    """Folder of a tile grid: '256px_0.5mpp', '512px_native_64px_overlap_qc-default', ...
+
+    Args:
+        tiles: settings of the grid.
+        mask_label: of the tissue mask or quality control; '' at their defaults.
+    """
+    mpp = "native" if tiles.mpp is None else f"{tiles.mpp:g}mpp"
+    overlap = f"{tiles.overlap}px_overlap" if tiles.overlap else ""
+    rest = variant(tiles, leave_out=_NAMED)
+    return join_label(f"{tiles.tile_px}px", mpp, overlap, rest, mask_label)
+
+
+def join_label(*parts: str) -> str:
+    """The parts that say something, joined by underscores."""
+    return "_".join(part for part in parts if part)
+
+
+def variant(section: Any, *, leave_out: tuple[str, ...] = ()) -> str:
+    """The settings of a section that differ from their defaults, as part of a name; '' for none."""
+    default = type(section)()
+    changed = {
+        f.name: getattr(section, f.name)
+        for f in dataclasses.fields(section)
+        if f.name not in leave_out and getattr(section, f.name) != getattr(default, f.name)
+    }
+    name = "_".join(f"{key}-{slug(value)}" for key, value in changed.items())
+    return name if len(name) <= _MAX_PART else short_hash(changed)
+
+
+def slug(value: Any) -> str:
+    """A value as part of a file's name: letters, digits, dots, dashes, pluses and underscores."""
+    if isinstance(value, tuple | list):
+        return "+".join(slug(item) for item in value) or "none"
+    return re.sub(r"[^\w.+-]+", "-", str(value)).strip("-") or "x"
+
+
+def short_hash(value: Any) -> str:
+    """Six hex digits of a plain value."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
+
+
+def features_label(folder: str) -> str:
+    """The name of embeddings in a folder's name: 'uni' of 'features_uni', else the name itself."""
+    return folder.removeprefix("features_")

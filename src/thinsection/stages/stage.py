@@ -1,0 +1,255 @@
+"""A stage is a value: where its result lies, what it needs, what decides it, and how it is made.
+
+A run is the graph of the stages that were asked for. Three kinds differ in what they read:
+
+    'slide'  the opened slide: tissue, quality control, the tile grid
+    'tiles'  decoded tiles, all such stages of a slide in one pass: embeddings, token grids
+    'store'  what other stages left on disk: pooling, pictures, graphs, exports
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from thinsection.errors import StaleResultError
+from thinsection.files.sources import FsspecSource
+from thinsection.slide import Slide
+from thinsection.slide.cohort import SlideEntry
+from thinsection.store.ledger import SlideLedger, StageRecord, fingerprint_reads, stage_key
+
+Reads = Literal["slide", "tiles", "store"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a stage left.
+
+    Attributes:
+        files: relative to the results folder.
+        facts: for the ledger and the summary: plain values.
+        value: what later stages of this run take, in place of reading the files.
+    """
+
+    files: tuple[str, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    value: Any = None
+
+
+class Stage(ABC):
+    """One step on a slide's way. Subclasses are frozen dataclasses of the settings that they need.
+
+    Class attribute `title`: what a person calls the stage in failures (tissue, qc, tile, embed,
+    aggregate, ...).
+    """
+
+    title: ClassVar[str]
+
+    @property
+    def reads(self) -> Reads:
+        """What the stage is made from, see the module."""
+        return "store"
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Folder-like name, unique in a results folder: 'slides/tissue', '256px_0.5mpp/tiles'.
+
+        Stages whose settings differ have different addresses.
+        """
+
+    @property
+    @abstractmethod
+    def settings(self) -> Mapping[str, Any]:
+        """Plain values that decide the result, beside those of `needs`."""
+
+    @property
+    def needs(self) -> tuple["Stage", ...]:
+        """Stages that it is made from."""
+        return ()
+
+    def run(self, work: "SlideWork") -> Output:
+        """Makes the result. Stages that read tiles are fed by the stream instead."""
+        raise TypeError(f"{self.address} is fed by the stream")
+
+    def load(self, work: "SlideWork") -> Any:
+        """What `Output.value` was, read from the files; for stages that others need."""
+        raise TypeError(f"nothing reads {self.address} back")
+
+    def key(self, source: str) -> str:
+        """Hash of all that the result depends on.
+
+        Args:
+            source: identity of the slide's pixels (`source_key`).
+        """
+        of = [need.key(source) for need in self.needs] or [source]
+        return stage_key(of=of, settings=dict(self.settings))
+
+    def file(self, slide_id: str, suffix: str = ".h5") -> str:
+        """Its one file of a slide, relative to the results folder."""
+        return f"{self.address}/{slide_id}{suffix}"
+
+
+@dataclass(kw_only=True)
+class SlideWork:
+    """One slide while a process works on it, under the slide's lock.
+
+    Attributes:
+        entry: of the cohort.
+        out: the results folder.
+        source: identity of the slide's pixels.
+        ledger: as it stands.
+        stages: of the run, each after what it needs.
+        missing: those that are not done.
+        overwrite: whether results made from another file or setting may be replaced.
+        slide: while it is open.
+        warnings: of this run.
+        at: title of the stage at work, for failures.
+        values: what stages gave, by address.
+        attributes: of the files of its tiles.
+        remote: byte source of a slide by URL, which counts what is fetched.
+    """
+
+    entry: SlideEntry
+    out: Path
+    source: str
+    ledger: SlideLedger
+    stages: tuple[Stage, ...]
+    missing: list[Stage] = field(default_factory=list)
+    overwrite: bool = False
+    slide: Slide | None = None
+    warnings: list[str] = field(default_factory=list)
+    at: str = "open"
+    values: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    remote: FsspecSource | None = None
+
+    def fetched(self) -> dict[str, int]:
+        """Bytes and requests of a slide by URL so far, its fingerprint's too; none of a file."""
+        if self.remote is None:
+            return {}
+        sampled, requests = fingerprint_reads(self.remote.size)
+        return {
+            "fetched_bytes": self.remote.fetched_bytes + sampled,
+            "file_bytes": self.remote.size,
+            "requests": self.remote.requests + requests,
+        }
+
+    def done(self, stage: Stage) -> bool:
+        """Whether the ledger has the stage's result."""
+        return self.ledger.done(stage.address, stage.key(self.source))
+
+    def path(self, name: str) -> Path:
+        """A file of the results folder."""
+        return self.out / name
+
+    def value(self, stage: Stage) -> Any:
+        """What a stage gave: in this run, or read back."""
+        if stage.address not in self.values:
+            self.values[stage.address] = stage.load(self)
+        return self.values[stage.address]
+
+    def perform(self, stage: Stage) -> None:
+        """Runs a stage that reads the slide or the store, and records it."""
+        self.at = stage.title
+        self.begin(stage)
+        self.finish(stage, stage.run(self))
+
+    def check_stale(self) -> None:
+        """Refuses to replace what was made from another file or with other settings.
+
+        Raises:
+            StaleResultError: names the stage and the ways out.
+        """
+        for stage in self.missing:
+            record = self.ledger.stages.get(stage.address)
+            if record is not None and record.key != stage.key(self.source) and not self.overwrite:
+                raise StaleResultError(
+                    f"{stage.address} of {self.entry.slide_id!r} must be of the same file and "
+                    "settings, got one of another slide file, mpp, weights or version; pass "
+                    "--overwrite to replace it and all that was made from it, or another --out"
+                )
+
+    def begin(self, stage: Stage) -> None:
+        """Removes another result of the stage, and what was made from it.
+
+        Before any file is replaced: a kill leaves no file that is taken for another's result.
+        """
+        record = self.ledger.stages.get(stage.address)
+        if record is None or record.key == stage.key(self.source):
+            return
+        gone = (stage.address, *self.ledger.derived(stage.address))
+        for address in gone:
+            for name in self.ledger.stages[address].files:
+                self.path(name).unlink(missing_ok=True)
+        self.ledger = self.ledger.without(gone)
+        self.ledger.save()
+
+    def finish(self, stage: Stage, output: Output) -> None:
+        """Records a stage whose files are in place."""
+        old = self.ledger.stages.get(stage.address)
+        for name in set(old.files if old else ()) - set(output.files):
+            self.path(name).unlink(missing_ok=True)
+        record = StageRecord(
+            key=stage.key(self.source),
+            files={name: self.path(name).stat().st_size for name in output.files},
+            needs=tuple(need.address for need in stage.needs),
+            facts=dict(output.facts),
+        )
+        self.ledger = self.ledger.with_stage(stage.address, record)
+        self.ledger.save()
+        self.missing = [other for other in self.missing if other.address != stage.address]
+        if output.value is not None:
+            self.values[stage.address] = output.value
+
+    def opened(self, slide: Slide, facts: Mapping[str, Any]) -> None:
+        """Takes the opened slide and what it says of itself."""
+        self.slide, self.remote = slide, getattr(slide, "source", None)
+        self.ledger = replace(self.ledger, slide=dict(facts))
+
+    def facts(self) -> dict[str, Any]:
+        """What the ledger tells of the slide and of the run's stages; warnings joined."""
+        return ledger_facts(self.ledger, [stage.address for stage in self.stages])
+
+
+def ledger_facts(ledger: SlideLedger, addresses: list[str]) -> dict[str, Any]:
+    """The slide's facts and those of the stages, later ones winning; warnings joined."""
+    facts, warnings = dict(ledger.slide), []
+    for address in addresses:
+        if address in ledger.stages:
+            found = ledger.stages[address].facts
+            facts |= found
+            warnings += [text for text in [found.get("warnings")] if text and text not in warnings]
+    return facts | {"warnings": "; ".join(warnings)}
+
+
+def source_key(fingerprint: str, entry: SlideEntry) -> str:
+    """Identity of a slide's pixels: its file, and the resolution that was said of it."""
+    return stage_key(slide=fingerprint, mpp=entry.slide_mpp)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedStage(Stage):
+    """A stage that is done, known by what the ledger says of it alone.
+
+    Attributes:
+        recorded_address, recorded_key: of the ledger.
+    """
+
+    title: ClassVar[str] = "recorded"
+
+    recorded_address: str
+    recorded_key: str
+
+    @property
+    def address(self) -> str:
+        return self.recorded_address
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {}
+
+    def key(self, source: str) -> str:
+        """The recorded one."""
+        return self.recorded_key
