@@ -12,7 +12,7 @@ import torch
 from tests.structures.structures import real_structures, write_small
 
 from thinsection.errors import InvalidInputError, StructureError
-from thinsection.neighbors.distances import candidate_distances
+from thinsection.neighbors.distances import distances_between
 from thinsection.structures import frame_atoms, frame_table, read_structure, write_frames
 from thinsection.structures.frames import FrameOptions
 from thinsection.structures.structure import ATOM, DNA, PROTEIN, joined
@@ -193,6 +193,6 @@ def test_both_searches_agree_on_real_structures_where_no_distances_are_equal(pat
         other = ours != rows
         centre = x[by_chain.indices[1, valid][other]]
         lengths = [
-            candidate_distances(centre, x[i[other]][:, None], eps=1e-8) for i in (ours, rows)
+            distances_between(centre[:, None], x[i[other]][:, None], eps=1e-8) for i in (ours, rows)
         ]
         assert torch.equal(*lengths)  # deposited at 0.001 Å, some distances are equal in float32

@@ -1,10 +1,42 @@
-"""Nearest neighbours: check the arguments, choose an implementation, search, put in place."""
+"""Nearest neighbours: check the arguments, choose an implementation once, search, put in place."""
 
-from thinsection.neighbors.arguments import Arguments, Array, Neighbors
-from thinsection.neighbors.choice import Choice, Impl, choose
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from thinsection.config import nearest
+from thinsection.errors import InvalidInputError
+from thinsection.neighbors import blocks, kdtree, reference
+from thinsection.neighbors.flatten import Array, Neighbors, flat_query
+from thinsection.neighbors.query import Found, NeighborQuery
 from thinsection.types import MIB
+from thinsection.units import format_bytes
 
 DEFAULT_BUDGET_BYTES = 256 * MIB
+Impl = Literal["auto", "blocks", "kdtree", "reference"]
+
+# measured on one core (benchmarks/bench_neighbors.py); only their ratio decides
+_SECONDS_PER_PAIR = 4e-9
+_SECONDS_PER_TREE_POINT = 4e-7
+_SECONDS_PER_QUERY_AND_NEIGHBOR = 3e-7
+
+_SEARCHES: dict[str, Callable[..., Found]] = {
+    "blocks": blocks.search,
+    "kdtree": kdtree.search,
+    "reference": reference.search,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchChoice:
+    """An implementation by name and why it was taken."""
+
+    impl: str
+    reason: str
+
+    def search(self, query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
+        """Runs it."""
+        return _SEARCHES[self.impl](query, k, eps=eps, budget_bytes=budget_bytes)
 
 
 def nearest_neighbors(
@@ -45,9 +77,9 @@ def nearest_neighbors(
         InvalidInputError: shapes, dtypes, k or non-finite coordinates of present points.
         BudgetError: the implementation asked for does not fit into the budget.
     """
-    problem, placement = Arguments(points, queries, k=k, mask=mask, group=group).flatten()
-    choice = choose(problem, k, impl=impl, budget_bytes=budget_bytes)
-    return placement.put(choice.search(problem, k, budget_bytes=budget_bytes), k)
+    query, placement = flat_query(points, queries, k=k, mask=mask, group=group)
+    choice = choose(query, k, impl=impl, budget_bytes=budget_bytes)
+    return placement.put(choice.search(query, k, budget_bytes=budget_bytes), k)
 
 
 def explain(
@@ -59,7 +91,39 @@ def explain(
     group: Array | tuple[Array, Array] | None = None,
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
     impl: Impl = "auto",
-) -> Choice:
+) -> SearchChoice:
     """What `nearest_neighbors` of the same arguments takes, and why; it does not search."""
-    problem, _ = Arguments(points, queries, k=k, mask=mask, group=group).flatten()
-    return choose(problem, k, impl=impl, budget_bytes=budget_bytes)
+    query, _ = flat_query(points, queries, k=k, mask=mask, group=group)
+    return choose(query, k, impl=impl, budget_bytes=budget_bytes)
+
+
+def choose(query: NeighborQuery, k: int, *, impl: str, budget_bytes: int) -> SearchChoice:
+    """The implementation for this query; never replaced later, whatever happens.
+
+    Raises:
+        InvalidInputError: no implementation has that name.
+    """
+    if impl not in get_args(Impl):
+        hint = nearest(impl, get_args(Impl))
+        raise InvalidInputError(
+            f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}{hint}"
+        )
+    if impl != "auto":
+        return SearchChoice(impl=impl, reason="asked for")
+    if query.points.device.type != "cpu":
+        return SearchChoice(
+            impl="blocks", reason=f"points are on {query.points.device}, the tree is for a cpu"
+        )
+    pairs, points, queries = query.num_pairs(), query.num_points, query.num_queries
+    by_pairs = pairs * _SECONDS_PER_PAIR
+    by_tree = points * _SECONDS_PER_TREE_POINT + queries * (k + 4) * _SECONDS_PER_QUERY_AND_NEIGHBOR
+    estimate = f"{pairs} pairs, estimated {by_pairs:.2g} s in blocks and {by_tree:.2g} s by a tree"
+    if by_pairs <= by_tree:
+        return SearchChoice(impl="blocks", reason=estimate)
+    tree = kdtree.least_bytes(query.points, k)
+    if tree > budget_bytes:
+        too_small = (
+            f"the tree needs {format_bytes(tree)} of a budget of {format_bytes(budget_bytes)}"
+        )
+        return SearchChoice(impl="blocks", reason=f"{estimate}; {too_small}")
+    return SearchChoice(impl="kdtree", reason=estimate)

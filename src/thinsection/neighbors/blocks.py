@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from thinsection.errors import BudgetError
-from thinsection.neighbors.distances import pair_distances
-from thinsection.neighbors.problem import Found, Problem
-from thinsection.neighbors.selection import merge, smallest_k
+from thinsection.neighbors.distances import distances_between
+from thinsection.neighbors.query import Found, NeighborQuery
 from thinsection.units import format_bytes
 
 _COLUMNS = 4096  # points of a block: a row of float32 distances is 16 KiB
@@ -24,7 +23,7 @@ def least_bytes(points: Tensor) -> int:
     return columns * bytes_per_pair(points)
 
 
-def search(problem: Problem, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
+def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
     """The k nearest points of each query's own group.
 
     Memory: budget_bytes beyond the result, at most 4 MiB on a CPU (float32).
@@ -32,23 +31,21 @@ def search(problem: Problem, k: int, *, eps: float = 0.0, budget_bytes: int) -> 
     Raises:
         BudgetError: the budget does not hold one row of a block.
     """
-    need = least_bytes(problem.points)
+    need = least_bytes(query.points)
     if budget_bytes < need:
         raise BudgetError(
             f"budget_bytes must be >= {need} ({format_bytes(need)}), got {budget_bytes}; "
             "it holds not even one row of distances"
         )
-    columns = max(min(_COLUMNS, problem.num_points), 1)
+    columns = max(min(_COLUMNS, query.num_points), 1)
     pairs = min(
-        budget_bytes // bytes_per_pair(problem.points),
-        _MAX_PAIRS.get(problem.points.device.type, _MAX_PAIRS["cpu"]),
+        budget_bytes // bytes_per_pair(query.points),
+        _MAX_PAIRS.get(query.points.device.type, _MAX_PAIRS["cpu"]),
     )
     rows = pairs // columns
-    num_queries, device = problem.num_queries, problem.points.device
-    dtype = torch.promote_types(problem.points.dtype, torch.float32)
-    distances = torch.full((num_queries, k), torch.inf, dtype=dtype, device=device)
-    positions = torch.full((num_queries, k), -1, dtype=torch.int64, device=device)
-    first, last = problem.ranges()
+    num_queries = query.num_queries
+    distances, positions = found = Found.nothing(query, k)
+    first, last = query.ranges()
     starts = range(0, num_queries, rows)
     lows = first[::rows].tolist()
     highs = last[[min(start + rows, num_queries) - 1 for start in starts]].tolist()
@@ -57,24 +54,72 @@ def search(problem: Problem, k: int, *, eps: float = 0.0, budget_bytes: int) -> 
         best = (distances[block], positions[block])
         for column in range(low, high, columns):
             best = merge(
-                best, _block(problem, block, (column, min(column + columns, high)), k, eps), k
+                best, _block(query, block, (column, min(column + columns, high)), k, eps), k
             )
         distances[block], positions[block] = best
     positions[distances.isinf()] = -1
-    return Found(distances=distances, positions=positions)
+    return found
 
 
 def _block(
-    problem: Problem, rows: slice, columns: tuple[int, int], k: int, eps: float
+    query: NeighborQuery, rows: slice, columns: tuple[int, int], k: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    points = problem.points[columns[0] : columns[1]].T.contiguous().T
-    values = pair_distances(problem.queries[rows], points, eps=eps)
-    group = problem.point_group[columns[0] : columns[1]]
-    wanted = problem.query_group[rows]
+    points = query.points[columns[0] : columns[1]].T.contiguous().T
+    values = distances_between(query.queries[rows, None], points, eps=eps)
+    group = query.point_group[columns[0] : columns[1]]
+    wanted = query.query_group[rows]
     if group[0] != group[-1] or wanted[0] != group[0] or wanted[-1] != group[0]:
         values.masked_fill_(group[None, :] != wanted[:, None], torch.inf)
-    own = problem.query_self[rows] - columns[0]
+    own = query.query_self[rows] - columns[0]
     inside = ((own >= 0) & (own < columns[1] - columns[0])).nonzero()[:, 0]
     values[inside, own[inside]] = torch.inf
     nearest, index = smallest_k(values, k)
     return nearest, index + columns[0]
+
+
+def smallest_k(distances: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Values and columns (R, k) of the smallest entries of (R, C), ascending, lower column first.
+
+    torch.topk leaves open which of equal values it takes.
+
+    Columns of infinite values are arbitrary. Where C < k the rest is inf.
+
+    Memory: a bool per entry and 16 bytes per entry that equals its row's k-th smallest.
+    """
+    num_columns = distances.shape[1]
+    values, columns = torch.topk(distances, min(k + 1, num_columns), largest=False, sorted=True)
+    tied = ((values[:, 1:] == values[:, :-1]) & values[:, 1:].isfinite()).any(dim=1)
+    values, columns = values[:, :k], columns[:, :k]
+    rows = tied.nonzero()[:, 0]
+    if rows.numel():
+        columns[rows] = _settled(distances[rows], values[rows], columns[rows])
+    missing = k - columns.shape[1]
+    if missing > 0:
+        values = torch.nn.functional.pad(values, (0, missing), value=torch.inf)
+        columns = torch.nn.functional.pad(columns, (0, missing), value=0)
+    return values, columns
+
+
+def merge(
+    first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], k: int
+) -> tuple[Tensor, Tensor]:
+    """The k best of two sorted lists (R, k) each; every index of `second` is above `first`'s."""
+    values = torch.cat((first[0], second[0]), dim=1)
+    indices = torch.cat((first[1], second[1]), dim=1)
+    values, order = torch.sort(values, dim=1, stable=True)
+    return values[:, :k], indices.gather(1, order[:, :k])
+
+
+def _settled(distances: Tensor, values: Tensor, columns: Tensor) -> Tensor:
+    """Columns (R, k) in order where values tie: the first of those that equal the k-th value."""
+    num_rows, k = values.shape
+    last = values[:, -1:]
+    row, column = ((distances == last) & last.isfinite()).nonzero(as_tuple=True)
+    counts = torch.bincount(row, minlength=num_rows)
+    rank = torch.arange(row.numel(), device=row.device) - (counts.cumsum(0) - counts)[row]
+    places = (values == last).sum(dim=1)[row]  # the last slots of a row hold its k-th value
+    taken = rank < places
+    columns[row[taken], (k - places + rank)[taken]] = column[taken]
+    columns, order = columns.sort(dim=1)
+    order = values.gather(1, order).sort(dim=1, stable=True).indices
+    return columns.gather(1, order)

@@ -9,29 +9,32 @@ The root is torch's pow(0.5): it may be off by a unit in the last place (numpy's
 a function of the number alone, not of its place in memory.
 """
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def pair_distances(queries: Tensor, points: Tensor, *, eps: float = 0.0) -> Tensor:
-    """Distances of all pairs, (R, C), of queries (R, D) and points (C, D); half types as float32.
+def distances_between(a: Tensor, b: Tensor, *, eps: float = 0.0) -> Tensor:
+    """Distances of broadcast coordinates (..., D), D >= 2: all pairs are of (R, 1, D) and (C, D).
 
-    Memory: two (R, C) arrays.
+    Half types come back as float32.
+
+    Memory: two arrays of the result's size.
     """
-    return _from_axes(
-        (queries[:, axis, None] - points[None, :, axis] for axis in range(queries.shape[1])), eps
-    )
-
-
-def candidate_distances(queries: Tensor, candidates: Tensor, *, eps: float = 0.0) -> Tensor:
-    """Distances (R, m) of each query (R, D) to its own candidates (R, m, D); half as float32."""
-    return _from_axes(
-        (queries[:, axis, None] - candidates[:, :, axis] for axis in range(queries.shape[1])), eps
-    )
+    total: Tensor | None = None
+    for axis in range(a.shape[-1]):
+        term = (a[..., axis] - b[..., axis]).square_()
+        if eps:
+            term.add_(eps)
+        if total is None:
+            total = term.float() if term.dtype in _HALF else term
+        else:
+            total += term
+    assert total is not None
+    if a.dtype in _HALF:
+        return total.to(a.dtype).pow_(0.5).float()
+    return total.pow_(0.5)
 
 
 def relative_error(dtype: torch.dtype) -> float:
@@ -41,21 +44,3 @@ def relative_error(dtype: torch.dtype) -> float:
     the root rounds once more: 4 units of half an epsilon; doubled for safety.
     """
     return 4 * torch.finfo(dtype).eps
-
-
-def _from_axes(differences: Iterable[Tensor], eps: float) -> Tensor:
-    total: Tensor | None = None
-    dtype = torch.float32
-    for difference in differences:
-        dtype = difference.dtype
-        term = difference.square_()
-        if eps:
-            term.add_(eps)
-        if total is None:
-            total = term.float() if dtype in _HALF else term
-        else:
-            total += term
-    assert total is not None  # D >= 2
-    if dtype in _HALF:
-        return total.to(dtype).pow_(0.5).float()
-    return total.pow_(0.5)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from thinsection.errors import BudgetError, DeviceError
 from thinsection.neighbors import blocks
-from thinsection.neighbors.distances import candidate_distances, relative_error
-from thinsection.neighbors.problem import Found, Problem
+from thinsection.neighbors.distances import distances_between, relative_error
+from thinsection.neighbors.query import Found, NeighborQuery
 from thinsection.units import format_bytes
 
 _SPARE = 4  # candidates beyond k in the first round: itself, and ties at the boundary
@@ -34,7 +34,7 @@ def least_bytes(points: Tensor, k: int) -> int:
     return tree_bytes(num_points, num_dims) + max(rows, blocks.least_bytes(points))
 
 
-def search(problem: Problem, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
+def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
     """The k nearest points of each query's own group.
 
     Memory: `tree_bytes` plus blocks of rows within the rest of budget_bytes, beyond the result.
@@ -43,41 +43,39 @@ def search(problem: Problem, k: int, *, eps: float = 0.0, budget_bytes: int) -> 
         BudgetError: the budget does not hold the tree and a block of rows.
         DeviceError: the points are not on a CPU.
     """
-    if problem.points.device.type != "cpu":
+    if query.points.device.type != "cpu":
         raise DeviceError(
-            f"points must be on the cpu for impl 'kdtree', got {problem.points.device}; "
+            f"points must be on the cpu for impl 'kdtree', got {query.points.device}; "
             "use impl 'blocks' or move them"
         )
-    num_queries, num_dims = problem.queries.shape
-    dtype = torch.promote_types(problem.points.dtype, torch.float32)
-    distances = torch.full((num_queries, k), torch.inf, dtype=dtype)
-    positions = torch.full((num_queries, k), -1, dtype=torch.int64)
-    if not (problem.num_points and num_queries):
-        return Found(distances=distances, positions=positions)
+    num_queries, num_dims = query.queries.shape
+    distances, positions = found = Found.nothing(query, k)
+    if not (query.num_points and num_queries):
+        return found
     candidates = k + _SPARE
-    need = least_bytes(problem.points, k)
+    need = least_bytes(query.points, k)
     if need > budget_bytes:
         raise BudgetError(
             f"budget_bytes must be >= {need} ({format_bytes(need)}) for impl 'kdtree' and "
-            f"{problem.num_points} points, got {budget_bytes}; use impl 'blocks'"
+            f"{query.num_points} points, got {budget_bytes}; use impl 'blocks'"
         )
-    tree = _Tree(problem)
-    room = budget_bytes - tree_bytes(problem.num_points, num_dims)
+    tree = _Tree(query)
+    room = budget_bytes - tree_bytes(query.num_points, num_dims)
     pending = torch.arange(num_queries)
     while pending.numel() and candidates <= max(_MAX_CANDIDATES, 4 * k):
         rows = min(_MAX_ROWS, max(1, room // _row_bytes(candidates, num_dims)))
         unfinished = []
         for block in torch.split(pending, rows):
-            near, index, done = tree.nearest(block, k, min(candidates, problem.num_points), eps)
+            near, index, done = tree.nearest(block, k, min(candidates, query.num_points), eps)
             distances[block], positions[block] = near, index
             unfinished.append(block[~done])
         pending = torch.cat(unfinished)
         candidates *= _GROWTH
     if pending.numel():
-        rest = blocks.search(problem.rows(pending), k, eps=eps, budget_bytes=room)
+        rest = blocks.search(query.rows(pending), k, eps=eps, budget_bytes=room)
         distances[pending], positions[pending] = rest.distances, rest.positions
     positions[distances.isinf()] = -1
-    return Found(distances=distances, positions=positions)
+    return found
 
 
 def _row_bytes(candidates: int, num_dims: int) -> int:
@@ -88,36 +86,38 @@ def _row_bytes(candidates: int, num_dims: int) -> int:
 class _Tree:
     """A tree over all groups: a further axis keeps them so far apart that none sees another."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        low, high = problem.points.amin(dim=0), problem.points.amax(dim=0)
-        low = torch.minimum(low, problem.queries.amin(dim=0)).double()
-        high = torch.maximum(high, problem.queries.amax(dim=0)).double()
+    def __init__(self, query: NeighborQuery) -> None:
+        self._query = query
+        low, high = query.points.amin(dim=0), query.points.amax(dim=0)
+        low = torch.minimum(low, query.queries.amin(dim=0)).double()
+        high = torch.maximum(high, query.queries.amax(dim=0)).double()
         diameter = float((high - low).norm())
         self._reach = 2 * diameter if diameter > 0 else 1.0
-        groups = (problem.point_group, problem.query_group)
+        groups = (query.point_group, query.query_group)
         self._lifted = bool(torch.any(torch.cat([ids[[0, -1]] for ids in groups]) != groups[0][0]))
-        lifted = self._lift(problem.points, problem.point_group)
+        lifted = self._lift(query.points, query.point_group)
         self._tree = cKDTree(lifted.numpy(), balanced_tree=False, copy_data=False)
         # squares below the smallest normal number vanish in the shared distances, not in the tree's
-        self._absolute = 4 * float(torch.finfo(problem.points.dtype).tiny) ** 0.5
+        self._absolute = 4 * float(torch.finfo(query.points.dtype).tiny) ** 0.5
 
     def nearest(
         self, rows: Tensor, k: int, candidates: int, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Distances and positions (R, k) of these queries and whether each row is proven."""
-        problem = self._problem
-        queries = problem.queries[rows]
+        query = self._query
+        queries = query.queries[rows]
         listed, found = self._tree.query(
-            self._lift(queries, problem.query_group[rows]).numpy(),
+            self._lift(queries, query.query_group[rows]).numpy(),
             k=list(range(1, candidates + 1)),
             distance_upper_bound=self._reach,
             workers=torch.get_num_threads(),
         )
         index = torch.from_numpy(found).sort(dim=1).values  # ties go to the lower position
-        absent = (index == problem.num_points) | (index == problem.query_self[rows, None])
-        gathered = problem.points[index.clamp_(max=problem.num_points - 1)]
-        exact = candidate_distances(queries, gathered, eps=eps).masked_fill_(absent, torch.inf)
+        absent = (index == query.num_points) | (index == query.query_self[rows, None])
+        gathered = query.points[index.clamp_(max=query.num_points - 1)]
+        exact = distances_between(queries[:, None], gathered, eps=eps).masked_fill_(
+            absent, torch.inf
+        )
         exact, order = torch.sort(exact, dim=1, stable=True)
         exact, index = exact[:, :k], index.gather(1, order[:, :k])
         short = k - exact.shape[1]
@@ -125,9 +125,9 @@ class _Tree:
             exact = torch.nn.functional.pad(exact, (0, short), value=torch.inf)
             index = torch.nn.functional.pad(index, (0, short), value=-1)
         farthest = torch.from_numpy(listed[:, -1])
-        slack = 1 - 2 * relative_error(problem.points.dtype)
+        slack = 1 - 2 * relative_error(query.points.dtype)
         unlisted = (farthest.square() + eps * queries.shape[1]).sqrt() * slack - self._absolute
-        done = (candidates >= problem.num_points) | farthest.isinf() | (unlisted > exact[:, -1])
+        done = (candidates >= query.num_points) | farthest.isinf() | (unlisted > exact[:, -1])
         return exact, index, done
 
     def _lift(self, coordinates: Tensor, group: Tensor) -> Tensor:

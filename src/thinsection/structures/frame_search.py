@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from thinsection.errors import BudgetError
-from thinsection.neighbors.choice import choose
-from thinsection.neighbors.problem import NO_SELF, Problem, order_by_group
+from thinsection.neighbors.api import choose
+from thinsection.neighbors.query import NO_SELF, NeighborQuery, order_by_group
 
 _NUMBERS_PER_PAIR = 10  # differences, their squares (3 each), their sum, the mask, both masked
 
@@ -59,15 +59,15 @@ def nearest_in_chain(
     atom_chain = place[atoms]
     order, token_order = order_by_group(atom_chain), order_by_group(token_chain)
     atoms, tokens = atoms[order], tokens[token_order]
-    problem = Problem(
+    query = NeighborQuery(
         points=x[atoms],
         point_group=atom_chain[order],
         queries=x[start[tokens]],
         query_group=token_chain[token_order],
         query_self=torch.full_like(tokens, NO_SELF),  # the start atom counts as its own first
     )
-    choice = choose(problem, 3, impl=impl, budget_bytes=budget)
-    positions = choice.search(problem, 3, eps=eps, budget_bytes=budget).positions
+    choice = choose(query, 3, impl=impl, budget_bytes=budget)
+    positions = choice.search(query, 3, eps=eps, budget_bytes=budget).positions
     complete = positions[:, 2] >= 0
     tokens, positions = tokens[complete], positions[complete]
     pair.second[tokens] = atoms[positions[:, 1]]

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from thinsection.config import nearest
 from thinsection.errors import InvalidInputError
-from thinsection.neighbors.api import DEFAULT_BUDGET_BYTES
-from thinsection.neighbors.choice import Impl
+from thinsection.neighbors.api import DEFAULT_BUDGET_BYTES, Impl
 from thinsection.structures.frame_batch import (
     atom_chains,
     backbone_offsets,

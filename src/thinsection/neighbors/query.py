@@ -4,7 +4,8 @@ Legend: P present points, Q queries, D dimensions (2 or 3), B batch elements fla
 one batch element. A *group* here is a pair (batch element, the caller's group id).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ NO_SELF = -1  # a query that is none of the points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class NeighborQuery:
     """Queries and points in the order of their groups; within a group in the order given.
 
     Attributes:
@@ -49,28 +50,33 @@ class Problem:
         first, last = self.ranges()
         return int((last - first).sum())
 
-    def rows(self, index: Tensor) -> "Problem":
+    def rows(self, index: Tensor) -> "NeighborQuery":
         """The same points with some of the queries; `index` is ascending."""
-        return Problem(
-            points=self.points,
-            point_group=self.point_group,
+        return replace(
+            self,
             queries=self.queries[index],
             query_group=self.query_group[index],
             query_self=self.query_self[index],
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(NamedTuple):
     """Neighbours of every query: distance ascending, ties to the lower position.
 
     Attributes:
         distances: (Q, k), inf where there is no further neighbour.
-        positions: (Q, k) int64 into `Problem.points`, -1 where there is no further neighbour.
+        positions: (Q, k) int64 into `NeighborQuery.points`, -1 where there is no further neighbour.
     """
 
     distances: Tensor
     positions: Tensor
+
+    @classmethod
+    def nothing(cls, query: NeighborQuery, k: int) -> "Found":
+        """No neighbour for any query yet; distances in float32 or wider."""
+        dtype = torch.promote_types(query.points.dtype, torch.float32)
+        distances = query.points.new_full((query.num_queries, k), torch.inf, dtype=dtype)
+        return cls(distances, torch.full_like(distances, -1, dtype=torch.int64))
 
 
 def order_by_group(group: Tensor) -> Tensor:
