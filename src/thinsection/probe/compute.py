@@ -117,11 +117,7 @@ def _block_shape(bank: Embeddings, k: int, budget_bytes: int) -> tuple[int, int]
     fixed = columns * dim * 8
     per_query = columns * KEY_BYTES + dim * 8 + k * 48
     rows = rows_within(
-        budget_bytes,
-        per_query,
-        name="query against one block",
-        most=QUERY_BLOCK,
-        fixed_bytes=fixed,
+        budget_bytes, per_query, name="query against one block", most=QUERY_BLOCK, fixed_bytes=fixed
     )
     return columns, rows
 

@@ -41,10 +41,7 @@ class ReportFiles:
 
 
 def write_probe_report(
-    result: ProbeResult,
-    out_dir: Path,
-    *,
-    tiles: TileSet | None = None,
+    result: ProbeResult, out_dir: Path, *, tiles: TileSet | None = None
 ) -> ReportFiles:
     """Writes <probe>.json, .csv, .md, .html and <probe>_<picture>.png, each atomically.
 

@@ -19,12 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.errors import InvalidInputError
-from thinsection.probe.config import (
-    ProbeConfig,
-    RobustnessConfig,
-    SegmentConfig,
-    SlideProbeConfig,
-)
+from thinsection.probe.config import ProbeConfig, RobustnessConfig, SegmentConfig, SlideProbeConfig
 from thinsection.probe.data.files import read_embeddings
 from thinsection.probe.data.load import load_cases, load_robustness, load_survival, load_tiles
 from thinsection.probe.data.sets import CaseSet, RobustnessSet, SurvivalSet, TileSet

@@ -6,10 +6,7 @@ from typing import TYPE_CHECKING
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data.cases import labelled_cases, load_case_table, survival_cases
-from thinsection.probe.data.files import (
-    find_tile_files,
-    is_results,
-)
+from thinsection.probe.data.files import find_tile_files, is_results
 from thinsection.probe.data.images import (
     class_and_mean,
     embed_image_set,

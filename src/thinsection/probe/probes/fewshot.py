@@ -6,12 +6,7 @@ import torch
 
 from thinsection.encode.placement import resolve_device
 from thinsection.errors import DatasetError
-from thinsection.probe.compute import (
-    DEFAULT_BUDGET_BYTES,
-    rows_within,
-    to_device,
-    unit_rows,
-)
+from thinsection.probe.compute import DEFAULT_BUDGET_BYTES, rows_within, to_device, unit_rows
 from thinsection.probe.data.sets import Embeddings, Labels, TileSet, check_tile_set
 from thinsection.probe.protocol import NANOPATH, FewshotSettings, Protocol
 from thinsection.probe.result import ProbeResult, classified

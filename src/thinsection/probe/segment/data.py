@@ -27,14 +27,7 @@ from thinsection.types import RgbArray
 PX = 256
 LabelImage = npt.NDArray[np.uint8]  # (256, 256)
 
-PANNUKE_CLASSES = (
-    "background",
-    "neoplastic",
-    "inflammatory",
-    "connective",
-    "dead",
-    "epithelial",
-)
+PANNUKE_CLASSES = ("background", "neoplastic", "inflammatory", "connective", "dead", "epithelial")
 MONUSAC_CLASSES = ("background", "epithelial", "lymphocyte", "neutrophil", "macrophage")
 CONSEP_CLASSES = ("background", "other", "inflammatory", "epithelial", "spindle-shaped")
 CONSEP_REMAP = np.array((0, 1, 2, 3, 3, 4, 4, 4), dtype=np.uint8)

@@ -290,10 +290,7 @@ class SegmentTrainer:
         return np.concatenate(parts)
 
     def _train_epoch(
-        self,
-        head: MaskTransformer,
-        optimizer: torch.optim.Optimizer,
-        order: npt.NDArray[np.int64],
+        self, head: MaskTransformer, optimizer: torch.optim.Optimizer, order: npt.NDArray[np.int64]
     ) -> list[tuple[Tensor, int]]:
         losses = []
         for scores, labels in self._scored(head, order):
