@@ -9,6 +9,8 @@ import numpy as np
 
 from thinsection.probe.data.sets import TileSet, make_split
 
+FEATURES = Path("256px_0.5mpp") / "features_toy"  # of a results folder
+
 
 def blobs(
     n_train: int = 150, n_val: int = 90, *, dim: int = 12, classes: int = 3, seed: int = 0
@@ -46,14 +48,22 @@ def write_tiles_h5(
     return path
 
 
+def results_folder(root: Path) -> Path:
+    """What every run leaves, before any embedding."""
+    for name in ("slides", "records"):
+        (root / "run" / name).mkdir(parents=True)
+    return root / "run"
+
+
 def two_regions(root: Path, *, seed: int = 0) -> tuple[Path, Path]:
-    """(run folder with one slide's tiles.h5, GeoJSON of its left and right half)."""
+    """(results folder with one slide's features, GeoJSON of its left and right half)."""
     rng = np.random.default_rng(seed)
     x, y = np.meshgrid(np.arange(14) * 512, np.arange(9) * 512)
     coords = np.stack([x.ravel(), y.ravel()], axis=1)
     right = (coords[:, 0] >= 7 * 512).astype(int)
     features = rng.normal(size=(len(coords), 16)) + rng.normal(size=(2, 16))[right]
-    write_tiles_h5(root / "run" / "slide-1" / "tiles.h5", coords, features.astype(np.float32))
+    path = results_folder(root) / FEATURES / "slide-1.h5"
+    write_tiles_h5(path, coords, features.astype(np.float32))
     regions = {
         "type": "FeatureCollection",
         "features": [

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.probe.make import rectangle, two_regions, write_tiles_h5
+from tests.probe.make import FEATURES, rectangle, two_regions, write_tiles_h5
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
@@ -143,7 +143,7 @@ def test_robustness_is_probed_from_the_shell(tmp_path: Path) -> None:
 
 
 def mistake_no_labels(root: Path) -> list[object]:
-    return ["knn", two_regions(root)[0] / "slide-1" / "tiles.h5"]
+    return ["knn", two_regions(root)[0] / FEATURES / "slide-1.h5"]
 
 
 def mistake_no_data(root: Path) -> list[object]:

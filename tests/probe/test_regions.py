@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.probe.make import rectangle, two_regions, write_tiles_h5
+from tests.probe.make import FEATURES, rectangle, two_regions, write_tiles_h5
 
 from thinsection.errors import DatasetError
 from thinsection.probe.data.regions import LabelledRegion, load_regions, read_regions
@@ -19,7 +19,7 @@ def collection(path: Path, *features: dict[str, Any]) -> Path:
 
 def test_tiles_take_the_class_of_the_region_that_holds_their_centre(tmp_path: Path) -> None:
     run, labels = two_regions(tmp_path)
-    data = load_regions([run / "slide-1" / "tiles.h5"], labels)
+    data = load_regions([run / FEATURES / "slide-1.h5"], labels)
     assert data.class_names == ("stroma", "tumour")
     assert len(data.train) + len(data.val) == 13 * 9  # the last column lies in no region
     for split in (data.train, data.val):
@@ -55,7 +55,7 @@ def test_a_split_of_the_regions_is_kept_and_test_left_out(tmp_path: Path) -> Non
         rectangle((3584, 0, 4096, 5000), "b", split="val"),
         rectangle((4096, 0, 5120, 5000), "b", split="test"),
     )
-    data = load_regions([run / "slide-1" / "tiles.h5"], labels)
+    data = load_regions([run / FEATURES / "slide-1.h5"], labels)
     assert (len(data.train), len(data.val)) == (6 * 9, 2 * 9)
 
 
@@ -83,19 +83,19 @@ def test_a_tile_in_two_classes_is_refused(tmp_path: Path) -> None:
         rectangle((1000, 0, 3000, 1500), "b"),
     )
     with pytest.raises(DatasetError, match=r"one class and split, got 'a' and 'b' at \[1024, 0\]"):
-        load_regions([run / "slide-1" / "tiles.h5"], labels)
+        load_regions([run / FEATURES / "slide-1.h5"], labels)
 
 
 def test_regions_of_an_unknown_slide_are_refused(tmp_path: Path) -> None:
     run, _ = two_regions(tmp_path)
     labels = collection(tmp_path / "l.geojson", rectangle((0, 0, 9, 9), "a", slide_id="other"))
     with pytest.raises(DatasetError, match=r"name a slide of the data \(slide-1\), got 'other'"):
-        load_regions([run / "slide-1" / "tiles.h5"], labels)
+        load_regions([run / FEATURES / "slide-1.h5"], labels)
 
 
 def test_regions_without_slide_among_several_slides_are_refused(tmp_path: Path) -> None:
     run, labels = two_regions(tmp_path)
-    files = [run / "slide-1" / "tiles.h5"] * 2
+    files = [run / FEATURES / "slide-1.h5"] * 2
     with pytest.raises(DatasetError, match="must have the property 'slide_id'"):
         load_regions(files, labels)
 
@@ -104,7 +104,7 @@ def test_regions_of_one_class_are_refused(tmp_path: Path) -> None:
     run, _ = two_regions(tmp_path)
     labels = collection(tmp_path / "l.geojson", rectangle((0, 0, 2000, 2000), "a"))
     with pytest.raises(DatasetError, match=r"at least two classes, got \['a'\] for 16 tiles"):
-        load_regions([run / "slide-1" / "tiles.h5"], labels)
+        load_regions([run / FEATURES / "slide-1.h5"], labels)
 
 
 def test_slides_of_two_encoders_are_refused(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_csv_row_without_its_tile_is_refused(tmp_path: Path) -> None:
     labels = tmp_path / "l.csv"
     labels.write_text("slide_id,x,y,label\nslide-1,0,0,a\nslide-1,1,0,b\n")
     with pytest.raises(DatasetError, match=r"none at 1, 0 \(1 missing\) in 'slide-1'"):
-        load_regions([run / "slide-1" / "tiles.h5"], labels)
+        load_regions([run / FEATURES / "slide-1.h5"], labels)
 
 
 @pytest.mark.parametrize(

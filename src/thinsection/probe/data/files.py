@@ -146,8 +146,10 @@ def read_slide_tiles(path: Path) -> SlideTiles:
 
 
 def is_results(path: Path) -> bool:
-    """Whether a folder is what a run of ours (or of TRIDENT) wrote, not a dataset."""
-    return all((path / name).is_dir() for name in RUN_FOLDERS) or bool(_features(path, "features"))
+    """Whether a folder is what a run of ours (or of TRIDENT) wrote, or lies in it: no dataset."""
+    runs = (path, path.parent) if path.name in RUN_FOLDERS else (path,)
+    is_run = any(all((run / name).is_dir() for name in RUN_FOLDERS) for run in runs)
+    return is_run or any(_features(path, kind) for kind in ("features", "slide_features"))
 
 
 def features_folder(path: Path, *, slides_too: bool = False) -> Path:
@@ -185,6 +187,12 @@ def _features(path: Path, kind: str) -> list[Path]:
     return sorted(p for p in found if any(p.glob("*.h5")))
 
 
+def tile_files(folder: Path) -> list[Path]:
+    """The tile files that lie in a folder; of the first kind of name that is there."""
+    found = (sorted(folder.glob(pattern)) for pattern in ("tiles.h5", "*/tiles.h5", "*.h5"))
+    return next(filter(None, found), [])
+
+
 def find_tile_files(path: Path) -> list[Path]:
     """The tile files of a path: the file itself, a folder of *.h5, or a results folder's.
 
@@ -194,10 +202,9 @@ def find_tile_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     folder = features_folder(path)
-    for pattern in ("tiles.h5", "*/tiles.h5", "*.h5"):
-        found = sorted(folder.glob(pattern))
-        if found:
-            return found
+    found = tile_files(folder)
+    if found:
+        return found
     raise DatasetError(
         f"data must hold tile embeddings, got none in {str(folder)!r}; "
         "looked for tiles.h5, */tiles.h5 and *.h5"
