@@ -1,4 +1,4 @@
-"""What a run leaves is found as it stands: one features folder is taken, none or several refused."""
+"""What a run leaves is found as it stands: one features folder is taken, none or more refused."""
 
 from pathlib import Path
 

@@ -8,9 +8,7 @@ OUT/probes.csv                             a row per score
           traceback.txt                    where it failed
 """
 
-import csv
 import hashlib
-import io
 import itertools
 import json
 import re
@@ -25,6 +23,7 @@ from thinsection.config import as_mapping, from_mapping, option, replace_flat, s
 from thinsection.errors import ConfigError
 from thinsection.files.atomic import write_json, write_text
 from thinsection.files.lock import LOCK_NAME, hold
+from thinsection.files.tables import write_table
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report, Task
@@ -172,7 +171,8 @@ def run_probes(
     )
     order = {job.name: number for number, job in enumerate(jobs)}
     rows.sort(key=lambda row: order[row.job])  # stable: the four of a tile set stay in order
-    write_text(out / TABLE_NAME, _csv(rows))
+    columns = [f.name for f in fields(ProbeRow)]
+    write_table(out / TABLE_NAME, [asdict(row) for row in rows], columns)
     return rows
 
 
@@ -181,14 +181,6 @@ def _seed(text: str) -> int:
         return int(text)
     except ValueError:
         raise ConfigError(f"grid.seeds must be whole numbers, got {text!r}") from None
-
-
-def _csv(rows: Sequence[ProbeRow]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [f.name for f in fields(ProbeRow)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return text.getvalue()
 
 
 def probe_jobs(

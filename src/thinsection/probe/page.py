@@ -1,8 +1,6 @@
 """Files of a probe's result: JSON and CSV for programs, Markdown and HTML for people."""
 
 import base64
-import csv
-import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ from typing import Any
 
 from thinsection.files.atomic import write_bytes, write_json, write_text
 from thinsection.files.pages import render_page
+from thinsection.files.tables import write_table
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.plots import Picture, probe_pictures
 from thinsection.probe.result import METRIC_WORDS, ProbeResult, per_class_rows
@@ -61,39 +60,32 @@ def write_probe_report(
     pictures = probe_pictures(result, tiles)
     for picture in pictures:
         write_bytes(out_dir / f"{result.probe}_{picture.name}.png", picture.png)
-    write_text(files.csv, rows_csv(result))
+    header, rows = _rows(result)
+    write_table(files.csv, rows, header)
     write_text(files.markdown, markdown(result, pictures))
     write_text(files.html, html(result, pictures))
     write_json(files.json, result.as_mapping())  # last: where it is, the rest is
     return files
 
 
-def rows_csv(result: ProbeResult) -> str:
-    """Row by row: predictions with probabilities, or risks; else the details as name, value."""
-    rows: Iterable[Sequence[Any]]
+def _rows(result: ProbeResult) -> tuple[list[str], Iterable[Sequence[Any]]]:
+    """Header and rows: predictions with class scores, or risks; else details by name."""
     if result.predictions is not None:
-        p = result.predictions
-        scores = [f"p_{name}" for name in p.class_names] if p.probability is not None else []
-        header = ["id", "truth", "prediction", "correct", *scores]
-        rows = (
-            [
-                *(p.ids[i], p.class_names[t], p.class_names[g], int(t == g)),
-                *([] if p.probability is None else [f"{v:.9g}" for v in p.probability[i]]),
-            ]
-            for i, (t, g) in enumerate(zip(p.truth.tolist(), p.prediction.tolist(), strict=True))
-        )
-    elif result.risks is not None:
+        p, names = result.predictions, result.predictions.class_names
+        header = ["id", "truth", "prediction", "correct"]
+        pairs = zip(p.truth.tolist(), p.prediction.tolist(), strict=True)
+        rows = [[p.ids[i], names[t], names[g], int(t == g)] for i, (t, g) in enumerate(pairs)]
+        if p.probability is not None:
+            header += [f"p_{name}" for name in names]
+            for row, scores in zip(rows, p.probability, strict=True):
+                row += [f"{v:.9g}" for v in scores]
+        return header, rows
+    if result.risks is not None:
         r = result.risks
-        header = ["id", "risk", "above_fold_median", "event", "time"]
         columns = (r.risk.tolist(), r.high.astype(int), r.event.astype(int), r.time.tolist())
-        rows = list(zip(r.ids, *columns, strict=True))
-    else:
-        header, rows = ["name", "value"], [*result.details.items()]
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([_safe_cell(v) for v in header])
-    writer.writerows([[_safe_cell(v) for v in row] for row in rows])
-    return buffer.getvalue()
+        header = ["id", "risk", "above_fold_median", "event", "time"]
+        return header, zip(r.ids, *columns, strict=True)
+    return ["name", "value"], result.details.items()
 
 
 def markdown(result: ProbeResult, pictures: Sequence[Picture]) -> str:
@@ -171,18 +163,3 @@ def _pipe(value: Any) -> str:
     """Text that stays text and in one cell of a Markdown table."""
     plain = str(value).replace("&", "&amp;").replace("<", "&lt;")
     return plain.replace("|", "\\|").replace("\n", " ")
-
-
-def _safe_cell(value: Any) -> Any:
-    """A leading = + - @ in text starts a formula in spreadsheets: quoted away."""
-    if isinstance(value, str) and value[:1] in "=+-@" and not _is_number(value):
-        return "'" + value
-    return value
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

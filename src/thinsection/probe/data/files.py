@@ -12,15 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import DatasetError
+from thinsection.pipeline.records import RECORDS
 from thinsection.probe.data.sets import Embeddings
 from thinsection.slide.readers import slide_suffixes
+from thinsection.store.ledger import SLIDES
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.types import CoordsL0
 
 H5_SUFFIXES = (".h5", ".hdf5")
 EMBEDDING_SUFFIXES = (*H5_SUFFIXES, ".npy", ".pt")
-# what the pipeline leaves besides features: such a folder is a run, whatever else it holds
-RUN_FOLDERS = ("slides", "records")
+RUN_FOLDERS = (SLIDES, RECORDS)  # with these a folder is a run's, whatever else it holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class SlideTiles:
     """The tiles of one slide.
 
     Attributes:
-        slide_id: the file's attribute, else its folder's or its own name.
+        slide_id: the file's attribute, else its name.
         coords_l0: int64 (N, 2).
         tile_px_l0: edge of a tile in level-0 px.
         embeddings: float32 (N, D).
@@ -132,12 +133,9 @@ def read_slide_tiles(path: Path) -> SlideTiles:
             f"coords must have the attribute 'patch_size_level0', got "
             f"{sorted(tiles.attributes)} in {str(path)!r}"
         )
-    slide_id = tiles.attributes.get("name")
-    if not slide_id:
-        slide_id = path.parent.name if path.stem == "tiles" else path.stem
     encoder = tiles.attributes.get("encoder")
     return SlideTiles(
-        slide_id=_text(slide_id),
+        slide_id=_text(tiles.attributes.get("name") or path.stem),
         coords_l0=tiles.coords_l0,
         tile_px_l0=float(tiles.tile_px_l0),
         embeddings=np.ascontiguousarray(tiles.features, dtype=np.float32),
@@ -187,12 +185,6 @@ def _features(path: Path, kind: str) -> list[Path]:
     return sorted(p for p in found if any(p.glob("*.h5")))
 
 
-def tile_files(folder: Path) -> list[Path]:
-    """The tile files that lie in a folder; of the first kind of name that is there."""
-    found = (sorted(folder.glob(pattern)) for pattern in ("tiles.h5", "*/tiles.h5", "*.h5"))
-    return next(filter(None, found), [])
-
-
 def find_tile_files(path: Path) -> list[Path]:
     """The tile files of a path: the file itself, a folder of *.h5, or a results folder's.
 
@@ -202,18 +194,17 @@ def find_tile_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     folder = features_folder(path)
-    found = tile_files(folder)
-    if found:
-        return found
-    raise DatasetError(
-        f"data must hold tile embeddings, got none in {str(folder)!r}; "
-        "looked for tiles.h5, */tiles.h5 and *.h5"
-    )
+    found = sorted(folder.glob("*.h5"))
+    if not found:
+        raise DatasetError(
+            f"data must hold tile embeddings, got none in {str(folder)!r}; "
+            "looked for <slide_id>.h5 and */features_<encoder>/<slide_id>.h5"
+        )
+    return found
 
 
 def slide_files(folder: Path, slide_ids: Sequence[str]) -> dict[str, Path]:
-    """The embeddings file of each slide: <id>.h5|.npy|.pt or <id>/tiles.h5, <id> with or without
-    the slide's own extension.
+    """The embeddings file of each slide: <id>.h5|.npy|.pt, <id> with or without the slide's suffix.
 
     Raises:
         DatasetError: some are missing; names the first and what was looked for.
@@ -241,8 +232,7 @@ def _candidates(folder: Path, slide_id: str) -> list[Path]:
     # tables often keep the file's name
     if Path(slide_id).suffix.lower() in (*slide_suffixes(), *EMBEDDING_SUFFIXES):
         names.append(slide_id.removesuffix(Path(slide_id).suffix))
-    files = [folder / f"{name}{suffix}" for name in names for suffix in EMBEDDING_SUFFIXES]
-    return files + [folder / name / "tiles.h5" for name in names]
+    return [folder / f"{name}{suffix}" for name in names for suffix in EMBEDDING_SUFFIXES]
 
 
 def _text(value: object) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data.cases import labelled_cases, load_case_table, survival_cases
-from thinsection.probe.data.files import find_tile_files, is_results, tile_files
+from thinsection.probe.data.files import find_tile_files, is_results
 from thinsection.probe.data.images import (
     class_and_mean,
     embed_image_set,
@@ -84,7 +84,7 @@ def guess_layout(path: Path, labels: Path | None) -> str:
         return "tiles"
     if path.suffix.lower() in TABLE_SUFFIXES:
         return "manifest"
-    return "tiles" if is_results(path) or tile_files(path) else "folder"
+    return "tiles" if is_results(path) or any(path.glob("*.h5")) else "folder"
 
 
 def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
