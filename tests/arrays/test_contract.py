@@ -7,7 +7,7 @@ import pytest
 from skimage import color, exposure, filters, measure, morphology
 from skimage.filters import rank
 
-from thinsection.arrays import ArrayNamespace, colour, convolution, get_namespace
+from thinsection.arrays import ArrayNamespace, colour, get_namespace
 from thinsection.arrays import filters as ours
 from thinsection.arrays import morphology as masks
 from thinsection.errors import DeviceError, InvalidInputError
@@ -69,9 +69,9 @@ def test_stains_are_scikit_images(ns: ArrayNamespace, stain: str) -> None:
     same(ns, colour.stains_from_rgb(ns, ns.upload(RGB), stain), expected)
 
 
-def test_an_unknown_stain_is_refused() -> None:
+def test_an_unknown_stain_is_refused(ns: ArrayNamespace) -> None:
     with pytest.raises(InvalidInputError, match=r"stain must be one of hed_from_rgb, .*got 'x'"):
-        colour.stain_matrix("x")
+        colour.stains_from_rgb(ns, RGB, "x")
 
 
 @pytest.mark.parametrize("edge_px", [3, 10])
@@ -98,8 +98,8 @@ def test_narrow_and_wide_gaussians_are_scikit_images(ns: ArrayNamespace, sigma_p
 def test_kernels_of_derivatives_are_scipys(ns: ArrayNamespace, order: tuple[int, int]) -> None:
     from scipy import ndimage
 
-    kernels = [convolution.gaussian_kernel(2.5, order=n) for n in order]
-    got = convolution.separable(ns, ns.upload(GRAY), *kernels)
+    kernels = [ours.gaussian_kernel(2.5, order=n) for n in order]
+    got = ours.separable(ns, ns.upload(GRAY), *kernels)
     same(ns, got, ndimage.gaussian_filter(GRAY, 2.5, order=order, mode="nearest"))
 
 

@@ -54,10 +54,14 @@ def saturation(ns: ArrayNamespace, rgb: Array) -> Array:
     return (highest - lowest) / ns.xp.maximum(highest, 1.0)
 
 
-def stain_matrix(stain: str) -> Array:
-    """The (3, 3) matrix from log RGB to stains, float64 on the host.
+def stains_from_rgb(ns: ArrayNamespace, rgb: Array, stain: str) -> Array:
+    """Amount of each of three stains, float64 (H, W, 3), >= 0.
+
+    A channel's share of log(1e-6) stands for its optical density, as scikit-image has it.
 
     Args:
+        ns: where arrays live.
+        rgb: uint8 (H, W, 3).
         stain: one of `STAINS`.
 
     Source: Ruifrok and Johnston, Quantification of histochemical staining by color
@@ -70,15 +74,7 @@ def stain_matrix(stain: str) -> Array:
         raise InvalidInputError(f"stain must be one of {', '.join(STAINS)}, got {stain!r}")
     from skimage import color
 
-    return getattr(color, stain)
-
-
-def stains_from_rgb(ns: ArrayNamespace, rgb: Array, stain: str) -> Array:
-    """Amount of each of three stains, float64 (H, W, 3), >= 0.
-
-    A channel's share of log(1e-6) stands for its optical density, as scikit-image has it.
-    """
     levels = ns.xp.maximum(ns.xp.arange(256) / 255.0, _FLOOR)
     log = (ns.xp.log(levels) / math.log(_FLOOR))[rgb]
-    amounts = log @ ns.xp.asarray(stain_matrix(stain))
+    amounts = log @ ns.xp.asarray(getattr(color, stain))
     return ns.xp.maximum(amounts, 0.0, out=amounts)

@@ -36,6 +36,15 @@ def nominal_power(mpp: float) -> float:
     return _UM_PX_TIMES_POWER / mpp
 
 
+def positive_number(text: str | None) -> float | None:
+    """The number that a file's metadata hold; None where it is none, or not positive and finite."""
+    try:
+        value = float(text) if text else 0.0
+    except ValueError:
+        return None
+    return value if 0 < value < math.inf else None
+
+
 def mean_mpp(mpp: Mpp | None) -> float | None:
     """One resolution, µm/px, for px that need not be square; None stays None."""
     return None if mpp is None else sum(mpp) / 2

@@ -5,7 +5,6 @@ one as tiles need them, so that of a pyramid only the levels which a run reads a
 files are staged to a local folder while they are in use.
 """
 
-import io
 import os
 import tempfile
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from thinsection.errors import (
     SlideOpenError,
     SlideReadError,
 )
-from thinsection.files.sources import FsspecSource, RangeFile, is_url
+from thinsection.files.sources import FsspecSource, is_url, metadata_file
 from thinsection.slide.base import Slide
 from thinsection.slide.readers import AUTO, OURS, READERS, reader_choices
 from thinsection.types import GIB, MIB, Mpp, RgbArray, TileArray
@@ -221,9 +220,8 @@ def _open_url(url: str, reader: str, slide_mpp: Mpp | None) -> Slide:
     source = FsspecSource(url)
     if reader in (AUTO, "tiff"):
         try:
-            handle = io.BufferedReader(RangeFile(source), RangeFile.BLOCK)
-            opener = READERS.load("tiff")
-            slide = opener(url, slide_mpp=slide_mpp, source=source, handle=handle)
+            handle = metadata_file(source)
+            slide = READERS.load("tiff")(url, slide_mpp=slide_mpp, source=source, handle=handle)
             slide.choice, slide.source = "tiff: streamed by range requests", source
             return slide
         except SlideOpenError:

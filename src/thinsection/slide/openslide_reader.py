@@ -9,7 +9,7 @@ import openslide
 from thinsection.errors import SlideOpenError, SlideReadError
 from thinsection.files.sources import closed_error
 from thinsection.slide.base import WHITE, Slide
-from thinsection.slide.geometry import l0_from_lv
+from thinsection.slide.geometry import l0_from_lv, positive_number
 from thinsection.types import MIB, Level, Mpp, RgbArray
 
 CACHE_BYTES = 64 * MIB  # of decoded segments, per slide
@@ -39,7 +39,9 @@ class OpenSlideSlide(Slide):
             path,
             levels,
             slide_mpp=slide_mpp or _mpp(properties),
-            objective_power=_number(properties.get(openslide.PROPERTY_NAME_OBJECTIVE_POWER)),
+            objective_power=positive_number(
+                properties.get(openslide.PROPERTY_NAME_OBJECTIVE_POWER)
+            ),
             vendor=properties.get(openslide.PROPERTY_NAME_VENDOR),
             properties=properties,
         )
@@ -121,14 +123,6 @@ def _on_white(pixels: np.ndarray) -> RgbArray:
 
 
 def _mpp(properties: dict[str, str]) -> Mpp | None:
-    x = _number(properties.get(openslide.PROPERTY_NAME_MPP_X))
-    y = _number(properties.get(openslide.PROPERTY_NAME_MPP_Y))
+    x = positive_number(properties.get(openslide.PROPERTY_NAME_MPP_X))
+    y = positive_number(properties.get(openslide.PROPERTY_NAME_MPP_Y))
     return (x, y) if x and y else None
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text) if text else 0.0
-    except ValueError:
-        return None
-    return value if value > 0 else None

@@ -8,6 +8,7 @@ from typing import Any
 import tifffile
 
 from thinsection.errors import SlideOpenError
+from thinsection.slide.geometry import positive_number
 from thinsection.types import Level, Mpp, Size
 
 _ASPECT_TOLERANCE = 0.02
@@ -95,12 +96,12 @@ def read_layout(handle: Any, name: str) -> TiffLayout:
     levels = tuple(_level(page, index, base) for index, page in enumerate(found))
     description = str(base.description or "")
     aperio = _aperio(description)
-    mpp = _number(aperio.get("MPP"))
+    mpp = positive_number(aperio.get("MPP"))
     return TiffLayout(
         levels=levels,
         associated={name: _level(page, 0, page) for name, page in associated.items()},
         slide_mpp=(mpp, mpp) if mpp else _ome_mpp(file) or (None if aperio else _tag_mpp(base)),
-        objective_power=_number(aperio.get("AppMag")),
+        objective_power=positive_number(aperio.get("AppMag")),
         vendor="aperio" if aperio else "generic-tiff" if base.is_tiled else None,
         properties={f"aperio.{k}": v for k, v in aperio.items()}
         | {"tiff.ImageDescription": description},
@@ -219,7 +220,7 @@ def _ome_mpp(file: tifffile.TiffFile) -> Mpp | None:
     for axis in "XY":
         size = re.search(rf'PhysicalSize{axis}="([0-9.eE+-]+)"', text)
         unit = re.search(rf'PhysicalSize{axis}Unit="([^"]+)"', text)
-        value = _number(size.group(1)) if size else None
+        value = positive_number(size.group(1)) if size else None
         if value is None or (unit is not None and unit.group(1) not in ("µm", "um", "\u03bcm")):
             return None
         found.append(value)
@@ -237,11 +238,3 @@ def _tag_mpp(page: Any) -> Mpp | None:
             return None
         values.append(um * tag.value[1] / tag.value[0])
     return (values[0], values[1])
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text) if text else 0.0
-    except ValueError:
-        return None
-    return value if 0 < value < float("inf") else None

@@ -1,14 +1,6 @@
 """Slides to batches: prefetch across slides, bounded queues, decoding, transfer."""
 
-from thinsection.stream.budget import (
-    StreamBudget,
-    StreamConfig,
-    cpu_count,
-    scratch_bytes,
-    stream_budget,
-)
-from thinsection.stream.clock import StageClock
-from thinsection.stream.events import (
+from thinsection.stream.batches import (
     PrepareFailed,
     SlideFailed,
     SlideFinished,
@@ -17,8 +9,15 @@ from thinsection.stream.events import (
     StreamEvent,
     TileBatch,
 )
-from thinsection.stream.pipeline import TileStream
-from thinsection.stream.single import iter_tiles
+from thinsection.stream.budget import (
+    StreamBudget,
+    StreamConfig,
+    cpu_count,
+    scratch_bytes,
+    stream_budget,
+)
+from thinsection.stream.threads import StageClock
+from thinsection.stream.tile_stream import TileStream, iter_tiles
 
 __all__ = [
     "PrepareFailed",

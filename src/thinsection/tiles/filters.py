@@ -4,18 +4,15 @@
 """
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.config import nearest
-from thinsection.errors import ConfigError
+from thinsection.registry import Entry, Registry
 
 TileFilter = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.bool_]]  # (B, H, W, 3) -> (B,)
 
 MASK_FILTER = "tissue"  # applied on the grid, by tiles.grid
-ENTRY_POINT_GROUP = "thinsection.tile_filters"
 
 
 def contrast(tiles: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
@@ -48,7 +45,14 @@ def _percentile(cumulative: npt.NDArray[np.int64], percent: float) -> npt.NDArra
     return np.asarray(low + (position - below) * (high - low), dtype=np.float64)
 
 
-BUILT_IN: dict[str, TileFilter] = {"contrast": contrast}
+FILTERS: Registry[TileFilter] = Registry(
+    "tile filter",
+    "thinsection.tile_filters",
+    (
+        Entry(name=MASK_FILTER, help="Tiles that hold enough tissue.", target=None),
+        Entry(name="contrast", help="Tiles with both dark and white px.", target=contrast),
+    ),
+)
 
 
 def load_filters(names: Sequence[str]) -> tuple[TileFilter, ...]:
@@ -57,16 +61,4 @@ def load_filters(names: Sequence[str]) -> tuple[TileFilter, ...]:
     Raises:
         ConfigError: no filter of that name, with the nearest that is known.
     """
-    found = []
-    for name in names:
-        if name == MASK_FILTER:
-            continue
-        if name in BUILT_IN:
-            found.append(BUILT_IN[name])
-            continue
-        declared = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
-        if name not in declared:
-            hint = nearest(name, [MASK_FILTER, *BUILT_IN, *declared])
-            raise ConfigError(f"tile filter must be a known name, got {name!r}{hint}")
-        found.append(declared[name].load())
-    return tuple(found)
+    return tuple(FILTERS.load(name) for name in names if name != MASK_FILTER)

@@ -11,6 +11,7 @@ from thinsection.qc.coverage import box_fractions
 from thinsection.qc.tissue import TissueMask
 from thinsection.slide import Slide
 from thinsection.slide.geometry import ReadPlan, plan_read
+from thinsection.tiles.filters import FILTERS, MASK_FILTER
 from thinsection.tiles.table import TileTable
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size
 
@@ -30,7 +31,7 @@ class TilesConfig:
     overlap: int = option(0, "Px that neighbouring tiles share.")
     min_tissue_fraction: float = option(0.5, "Least share of tissue in a tile, [0, 1].")
     tile_filter: tuple[str, ...] = option(
-        ("tissue",), "Tile filter; repeat for several: tissue, contrast, or an entry point's name."
+        (MASK_FILTER,), "Tile filter; repeat for several.", choices=FILTERS.names
     )
     edge: Literal["drop", "pad"] = option(
         "drop", "Tiles that the slide's border cuts: 'drop' them or 'pad' them with white."

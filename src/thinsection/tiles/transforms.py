@@ -8,7 +8,7 @@ stained come to the encoder alike.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from thinsection.slide import Slide, open_slide
 from thinsection.slide.geometry import MPP_TOLERANCE, plan_read
 from thinsection.slide.resize import read_tiles
 from thinsection.tiles.grid import Tissue, grid_coords, mask_and_frame
-from thinsection.types import CoordsL0, MaskArray, MaskFrame, TileArray
+from thinsection.types import MaskFrame, TileArray
 
 TileTransform = Callable[[TileArray], TileArray]  # uint8 (B, H, W, 3), changed in place
 
@@ -126,14 +126,6 @@ def _log(xp: Array, values: Array, offset: float, mix: Array | None) -> Array:
     return xp.log(values, out=values)
 
 
-class StainLook(Protocol):
-    """How a slide is stained, in the numbers that a method needs: plain values."""
-
-    def to(self, target: "StainLook", ns: ArrayNamespace) -> StainTransform:
-        """What gives tiles of this look the target's."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StainVectors:
     """Two stains and how strong they get.
@@ -180,8 +172,8 @@ class StainVectors:
             strengths=(float(strengths[0]), float(strengths[1])),
         )
 
-    def to(self, target: StainLook, ns: ArrayNamespace) -> StainTransform:
-        """See `StainLook.to`."""
+    def to(self, target: "StainLook", ns: ArrayNamespace) -> StainTransform:
+        """What gives tiles of this look the target's."""
         assert isinstance(target, StainVectors)
         amounts = np.linalg.pinv(np.stack([self.hematoxylin, self.eosin], axis=1))
         scaled = amounts * (np.divide(target.strengths, self.strengths))[:, None]
@@ -216,8 +208,8 @@ class ColourMoments:
             raise _degenerate(where, f"spreads of {spread.round(5).tolist()}", "several colours in")
         return cls(mean=_vector(mean), spread=_vector(spread))
 
-    def to(self, target: StainLook, ns: ArrayNamespace) -> StainTransform:
-        """See `StainLook.to`."""
+    def to(self, target: "StainLook", ns: ArrayNamespace) -> StainTransform:
+        """What gives tiles of this look the target's."""
         assert isinstance(target, ColourMoments)
         ratio = np.divide(target.spread, self.spread)
         back = np.linalg.inv(_AXES_FROM_LMS)
@@ -228,6 +220,8 @@ class ColourMoments:
             ns=ns,
         )
 
+
+StainLook = StainVectors | ColourMoments
 
 _LMS_FROM_RGB = np.array(
     [[0.3811, 0.5783, 0.0402], [0.1967, 0.7244, 0.0782], [0.0241, 0.1288, 0.8444]]
@@ -313,40 +307,29 @@ def sample_px(slide: Slide, tissue: Tissue | None, config: StainConfig) -> Px:
     coarsest = max(slide.slide_mpp or (math.inf,))
     mpp = config.stain_mpp if config.stain_mpp >= coarsest * (1 - MPP_TOLERANCE) else None
     plan = plan_read(slide.levels, slide.slide_mpp, tile_px=_SAMPLE_PX, tile_mpp=mpp)
+    if tissue is None:
+        tissue = (np.ones((1, 1), dtype=bool), MaskFrame(size_th=(1, 1), size_l0=slide.size))
+    mask, frame = mask_and_frame(tissue)
     places = grid_coords(slide.size, plan, pad=True)
-    mask, frame = mask_and_frame(tissue) if tissue is not None else _whole(slide)
     shares = box_fractions(mask, frame, places, plan.size_l0)
-    enough = np.flatnonzero(shares >= 0.5)
-    places = places[enough if len(enough) else np.flatnonzero(shares)]
-    if len(places) > config.stain_places:
-        chosen = np.linspace(0, len(places) - 1, config.stain_places).round().astype(np.int64)
-        places = places[chosen]
+    places = places[shares >= 0.5 if (shares >= 0.5).any() else shares > 0]
+    count = min(len(places), config.stain_places)
+    places = places[np.linspace(0, len(places) - 1, count).round().astype(np.int64)]
+    step = max(1, math.ceil(count * _SAMPLE_PX**2 / _MAX_PX))
     found = [np.empty((0, 3), dtype=np.uint8)]
-    step = max(1, math.ceil(len(places) * _SAMPLE_PX**2 / _MAX_PX))
     tile = np.empty((1, _SAMPLE_PX, _SAMPLE_PX, 3), dtype=np.uint8)
+    padded = np.pad(mask, ((0, 1), (0, 1)))  # what lies beyond the slide is no tissue
+    centres = (np.arange(_SAMPLE_PX) + 0.5) / _SAMPLE_PX
     for place in places:
         read_tiles(slide, plan, place[None], tile)
-        inside = _mask_of(mask, frame, place, plan.size_l0)
-        found.append(tile[0][inside][::step])
+        columns, rows = (
+            np.minimum(((corner + centres * extent) / down).astype(np.int64), edge)
+            for corner, extent, down, edge in zip(
+                place.tolist(), plan.size_l0, frame.downsample_xy, frame.size_th
+            )
+        )
+        found.append(tile[0][padded[rows[:, None], columns]][::step])
     return np.concatenate(found)
-
-
-def _mask_of(
-    mask: MaskArray, frame: MaskFrame, place: CoordsL0, size_l0: tuple[int, int]
-) -> MaskArray:
-    """Which px of a place lie on the mask, by their centres."""
-    centres = (np.arange(_SAMPLE_PX) + 0.5) / _SAMPLE_PX
-    columns, rows = (
-        np.floor((corner + centres * extent) / down).astype(np.int64)
-        for corner, extent, down in zip(place.tolist(), size_l0, frame.downsample_xy)
-    )
-    inside = (rows < mask.shape[0])[:, None] & (columns < mask.shape[1])[None, :]
-    rows, columns = np.minimum(rows, mask.shape[0] - 1), np.minimum(columns, mask.shape[1] - 1)
-    return np.asarray(inside & mask[rows[:, None], columns[None, :]])
-
-
-def _whole(slide: Slide) -> tuple[MaskArray, MaskFrame]:
-    return np.ones((1, 1), dtype=bool), MaskFrame(size_th=(1, 1), size_l0=slide.size)
 
 
 def _vector(values: npt.NDArray[np.float64]) -> Vector:

@@ -1,8 +1,10 @@
-"""A bounded queue that can be closed from either side: what threads of the stream talk through."""
+"""What threads of the stream share: a bounded queue that either side can close, and a clock."""
 
 import threading
-from collections import deque
-from collections.abc import Sequence
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -85,3 +87,34 @@ class Channel(Generic[T]):
 
     def _full(self) -> bool:
         return self._capacity is not None and len(self._items) >= self._capacity
+
+
+class StageClock:
+    """Adds up seconds by name over all threads: 'decode_busy', 'decode_wait', 'encode_busy', ...
+
+    Names used by the run: prepare_busy (open, tissue, grid), decode_busy, decode_wait (for a free
+    batch), encode_wait (for a decoded batch), transfer_busy, encode_busy, write_busy.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the block's wall-clock time to `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - start)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Adds seconds to `name`."""
+        with self._lock:
+            self._seconds[name] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """What was added up so far, by name."""
+        with self._lock:
+            return dict(sorted(self._seconds.items()))
