@@ -59,7 +59,6 @@ class TileStream:
         prefetch_slides: slides that wait opened.
         allocate: makes a batch buffer (pinned memory for CUDA).
         clock: where busy and waiting time is added up.
-        decode: False yields slides without any batch, for stages that need no pixels.
 
     Memory: `budget.peak_bytes`, the prepared slides and their tile tables. With filters one of the
     budget's buffers is the batch that is being filled, so none is added; a consumer may hold
@@ -77,9 +76,7 @@ class TileStream:
         prefetch_slides: int = 2,
         allocate: Allocate = allocate_pageable,
         clock: StageClock | None = None,
-        decode: bool = True,
     ) -> None:
-        self._decodes = decode
         self._entries, self._prepare = entries, prepare
         self._budget, self._batch_size = budget, batch_size
         self._filters, self._allocate = tuple(filters), allocate
@@ -199,8 +196,7 @@ class TileStream:
             owner = OpenSlide(source=source)
             self._opened.append(owner)
             self._ordered.put(owner)
-            count = source.num_tiles if self._decodes else 0
-            for start in range(0, count, self._batch_size):
+            for start in range(0, source.num_tiles, self._batch_size):
                 batch, tasks = self._plan_batch(owner, start)
                 self._ordered.put(batch)
                 for reads in tasks:
