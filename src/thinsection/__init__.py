@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.neighbors import tile_graph as tile_graph
     from thinsection.pipeline.run import run as run
     from thinsection.pool import aggregate as aggregate
+    from thinsection.qc import run_qc as run_qc
     from thinsection.qc import tissue_mask as tissue_mask
     from thinsection.slide import open_slide as open_slide
     from thinsection.stages.config import RunConfig as RunConfig
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "open_slide": "thinsection.slide",
     "tissue_mask": "thinsection.qc",
+    "run_qc": "thinsection.qc",
     "tile_grid": "thinsection.tiles",
     "iter_tiles": "thinsection.stream",
     "embed_tiles": "thinsection.encode",

@@ -1,19 +1,28 @@
 """Pixel models: seeded, cached without pickle, trained on anyone's examples."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.support.pixel_examples import coverslip_examples, pen_examples, train_built_in
 
 from thinsection.arrays import get_namespace
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.qc.checks import by_example
-from thinsection.qc.checks.by_example import ByExample, probabilities, trained_model
+from thinsection.qc.checks import pixel_model
+from thinsection.qc.checks.by_example import ByExample, trained_model
 from thinsection.qc.checks.pixel_features import pixel_features
-from thinsection.qc.checks.pixel_model import PixelModel, Training, load_model, predict, train
+from thinsection.qc.checks.pixel_model import (
+    Example,
+    PixelModel,
+    load_model,
+    predict,
+    probabilities,
+    train,
+)
 
 RNG = np.random.default_rng(2)
 
@@ -53,14 +62,12 @@ def test_a_network_is_its_formula_layer_by_layer() -> None:
     features, widths = RNG.normal(size=(5, 9, 7)).astype(np.float32), (5, 6, 4, 1)
     drawn = [RNG.normal(size=n).astype(np.float32) for n in itertools.pairwise(widths)]
     biases = [RNG.normal(size=n).astype(np.float32) for n in widths[1:]]
-    shift, scale = RNG.normal(size=5), RNG.uniform(0.5, 2, 5)
     model = PixelModel(
-        shift=shift.astype(np.float32),
-        scale=scale.astype(np.float32),
+        features=("rgb", "laplace", "texture"),
         **{f"w{n + 1}": w for n, w in enumerate(drawn)},
         **{f"b{n + 1}": b for n, b in enumerate(biases)},
     )
-    x = (features.reshape(5, -1).T - shift) / scale
+    x = features.reshape(5, -1).T
     one = np.maximum(x @ drawn[0] + biases[0], 0)
     two = np.maximum(one @ drawn[1] + biases[1], 0)
     expected = 1 / (1 + np.exp(-(two @ drawn[2] + biases[2])))
@@ -76,7 +83,7 @@ def test_bands_give_what_the_whole_image_gives(
     models = {check: trained_model(check, tmp_path) for check in (every, colours)}
     picture, ns = RNG.integers(0, 255, (190, 43, 3), dtype=np.uint8), get_namespace("cpu")
     whole = probabilities(ns, picture, models)
-    monkeypatch.setattr(by_example, "_BAND_PX", 50 * 43)
+    monkeypatch.setattr(pixel_model, "_BAND_PX", 50 * 43)
     for check, expected in whole.items():
         got = probabilities(ns, picture, models)[check]
         np.testing.assert_allclose(got, expected, atol=1e-4)
@@ -117,19 +124,45 @@ def test_another_mask_is_another_model(own: ByExample, tmp_path: Path) -> None:
     assert len(list((tmp_path / "qc-models").iterdir())) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "examples"), [("pen", pen_examples), ("coverslip", coverslip_examples)]
+)
+def test_a_model_that_comes_with_the_package_is_that_of_the_generated_examples(
+    name: str, examples: Callable[[int], list[Example]], tmp_path: Path
+) -> None:
+    """Bit by bit on one machine; elsewhere a sum may round otherwise, so answers are compared."""
+    shipped, anew = trained_model(ByExample(model=name), tmp_path), train_built_in(name)
+    assert not list(tmp_path.iterdir())
+    assert shipped.features == anew.features
+    picture, mask = examples(7)[2]
+    found = probabilities(get_namespace("cpu"), picture, {"shipped": shipped, "anew": anew})
+    assert (abs(found["shipped"] - found["anew"]) < 0.05).mean() > 0.99
+    assert (found["shipped"] > 0.5)[mask].mean() > 0.8
+    assert (found["shipped"] > 0.5)[~mask].mean() < 0.05
+
+
+def test_the_packages_models_have_their_own_features(tmp_path: Path) -> None:
+    asked = ("rgb", "smooth", "laplace", "texture")
+    assert trained_model(ByExample(model="pen", features=asked), tmp_path).features == asked
+    message = r"pen_markings.features must be those of the model 'coverslip' \(rgb, .*ridge\), got"
+    with pytest.raises(ConfigError, match=message):
+        trained_model(ByExample(model="coverslip", features=asked), tmp_path)
+
+
 def test_examples_that_do_not_pair_up_are_refused(own: ByExample, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"one example mask per image, got 1 images and 0 masks"):
         trained_model(replace(own, example_masks=()), tmp_path)
     Image.new("L", (9, 9)).save(own.example_masks[0])
     with pytest.raises(ConfigError, match=r"must have the size of .*, got \(9, 9\) and \(60, 40\)"):
         trained_model(own, tmp_path)
-    with pytest.raises(ConfigError, match=r"model must be one of pen, coverslip, own, got 'x'"):
+    with pytest.raises(ConfigError, match=r"model must be one of coverslip, pen, own, got 'x'"):
         trained_model(replace(own, model="x"), tmp_path)
 
 
 def test_examples_without_a_positive_px_are_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"px of both classes, got none inside the masks"):
-        train([np.zeros((9, 2), np.float32)], [np.zeros(9, bool)], Training())
+        nothing = (np.zeros((9, 9, 3), np.uint8), np.zeros((9, 9), dtype=bool))
+        train([nothing], ("rgb",), seed=0, num_samples=100)
 
 
 def test_an_unknown_feature_is_refused() -> None:

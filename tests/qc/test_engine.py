@@ -1,5 +1,6 @@
 """Whole pipelines on slides that are unlike what the checks were made for."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests.qc.slides import ArraySlide, reduced
+from tests.support.pixel_examples import STAINS, tissue_picture
 
-from thinsection.qc import Pipeline, load_pipeline, preset_names, qc_key, run_qc
+import thinsection
+from thinsection.qc import Pipeline, load_pipeline, pipeline_identity, preset_names, run_qc
 from thinsection.qc.checks.check import EMPTY_SCORE
-from thinsection.qc.checks.examples import tissue_picture
-from thinsection.qc.pipeline import check_from_mapping
+from thinsection.qc.pipeline import check_from_mapping, dump_pipeline
 
 RNG = np.random.default_rng(9)
 
@@ -23,9 +25,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tissue(edge_px: int = 900, stain: int = 0) -> npt.NDArray[np.uint8]:
-    from thinsection.qc.checks.examples import _STAINS
-
-    light = tissue_picture(np.random.default_rng(3), edge_px, _STAINS[stain])
+    light = tissue_picture(np.random.default_rng(3), edge_px, STAINS[stain])
     return np.asarray((light * 255).astype(np.uint8)[:, : edge_px - 140])
 
 
@@ -117,17 +117,53 @@ def test_the_coarsest_level_that_will_do_is_read_and_only_that(cache: Path) -> N
     assert slide.num_read_px == expected  # 2.5x from level 1, 1.25x from level 2
 
 
-def test_the_key_changes_with_pipeline_file_and_mpp(tmp_path: Path) -> None:
-    path = tmp_path / "a.svs"
-    path.write_bytes(b"1")
+def test_what_a_pipeline_is_changes_with_its_settings_and_the_pictures_it_reads(
+    tmp_path: Path,
+) -> None:
+    picture = tmp_path / "template.png"
+    picture.write_bytes(b"1")
     default = load_pipeline("default")
-    keys = {
-        qc_key(default, str(path)),
-        qc_key(load_pipeline("light"), str(path)),
-        qc_key(default, str(path), slide_mpp=0.25),
-        qc_key(replace(default, work_mpp=4.0), str(path)),
-    }
-    path.write_bytes(b"22")
-    keys.add(qc_key(default, str(path)))
-    assert len(keys) == 5
-    assert qc_key(default, str(path)) == qc_key(load_pipeline("default"), str(path))
+    templates = pipeline({"kind": "histogram", "templates": [str(picture)]})
+    found = [
+        pipeline_identity(one)
+        for one in (default, load_pipeline("light"), replace(default, work_mpp=4.0), templates)
+    ]
+    picture.write_bytes(b"22")
+    found.append(pipeline_identity(templates))
+    assert all(a != b for a, b in itertools.combinations(found, 2))
+    assert pipeline_identity(default) == pipeline_identity(load_pipeline("default"))
+
+
+def test_a_preset_a_file_and_a_pipeline_are_the_same_argument(cache: Path, tmp_path: Path) -> None:
+    slide, light = ArraySlide([tissue()]), load_pipeline("light")
+    (tmp_path / "my.toml").write_text(dump_pipeline(light))
+    rows = [
+        thinsection.run_qc(slide, chosen, cache_dir=cache).row
+        for chosen in ("light", tmp_path / "my.toml", light)
+    ]
+    assert rows[0] == rows[1] == rows[2]
+
+
+def test_a_result_is_shown_in_a_line_and_in_a_notebook_with_its_overlay(cache: Path) -> None:
+    result = run_qc(ArraySlide([tissue()]), pipeline({"kind": "intensity", "upper_gray": 0.8}))
+    share = f"{result.mask_use.mean():.1%}"
+    assert "QcResult(pipeline 't', 48 x 56 px, 8.0" in repr(result)
+    assert f"{share} to use, 1 masks, 2 scores, 0 warnings)" in repr(result)
+    page = replace(result, warnings=("<b>odd</b>",))._repr_html_()
+    assert "data:image/jpeg;base64," in page
+    assert f"to use: {share} of the image" in page
+    assert "&lt;b&gt;odd" in page
+    assert len(page) < 60_000
+
+
+def test_the_brightest_cluster_and_the_local_minimum_write_a_column_each() -> None:
+    both = pipeline({"kind": "local_minimum"}, {"kind": "brightest_cluster"})
+    result = run_qc(ArraySlide([tissue()]), both)
+    assert {"brightestPixels", "brightest_cluster"} <= set(result.scores)
+    assert not any("of an earlier check" in warning for warning in result.warnings)
+
+
+def test_a_column_that_two_checks_write_is_a_warning() -> None:
+    twice = pipeline({"kind": "fragments"}, {"kind": "fragments", "name": "again"})
+    result = run_qc(ArraySlide([tissue()]), twice)
+    assert "again writes the column areaThresh of an earlier check" in result.warnings

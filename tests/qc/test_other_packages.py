@@ -102,7 +102,8 @@ def test_a_check_of_another_package_works_from_the_shell(
     pipeline = written(tmp_path, "left_part")
     done = in_shell(installed, str(slide_path), "--pipeline", pipeline, "--out", str(out))
     assert done.returncode == 0, done.stderr + done.stdout
-    (row,) = read_qc_csv(out / "qc.csv")
+    (table,) = out.glob("qc_*.csv")
+    (row,) = read_qc_csv(table)
     (picture,) = out.rglob("left.png")
     mask = np.asarray(Image.open(picture))
     assert mask.any(axis=0).nonzero()[0].tolist() == list(range(round(160 / 8)))

@@ -1,13 +1,18 @@
 """The contact sheet: outliers, sorting and enlarging, in a real browser where there is one."""
 
+import html
+import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from thinsection.report.histoqc_files import write_histoqc
 from thinsection.report.qc_sheet import is_outlier, write_qc_sheet
 
 CHROMIUM = shutil.which("chromium")
@@ -76,6 +81,35 @@ def test_the_page_marks_outliers_escapes_names_and_needs_nothing_outside(sheet: 
 def test_a_sheet_without_slides_is_a_page(tmp_path: Path) -> None:
     write_qc_sheet(tmp_path / "qc.html", [], title="QC")
     assert "0 slides" in (tmp_path / "qc.html").read_text()
+
+
+def test_pictures_are_found_and_linked_in_any_folder_below_the_page(tmp_path: Path) -> None:
+    folders = ["slides/a b/qc_default", "slides/ü#1/qc_mine"]
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+        picture = Image.fromarray(np.full((30, 42, 3), 90, np.uint8))
+        picture.save(tmp_path / folder / "overlay.png")
+    made = [{**row, "folder": folder} for row, folder in zip(rows(), folders, strict=False)]
+    write_qc_sheet(tmp_path / "qc.html", made, title="QC")
+    page = (tmp_path / "qc.html").read_text()
+    assert page.count("data:image/jpeg;base64,") == 2
+    found = re.findall(r'data-pictures="([^"]*)"', page)
+    links = [json.loads(html.unescape(text))[0][1] for text in found]
+    assert links[0] == "slides/a%20b/qc_default/overlay.png"
+    assert all((tmp_path / unquote(link)).is_file() for link in links)
+
+
+def test_histoqcs_files_are_made_from_pictures_in_any_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "slides" / "a" / "qc_default"
+    folder.mkdir(parents=True)
+    Image.fromarray(np.full((30, 42, 3), 90, np.uint8)).save(folder / "overlay.png")
+    row = {"slide_id": "a", "slide_path": "x/a.svs", "status": "done", "pixels_to_use": 5.0}
+    keys = ("start_time", "pipeline", "outdir", "config_file", "command_line_args")
+    write_histoqc(tmp_path, [{**row, "folder": "slides/a/qc_default"}], dict.fromkeys(keys, "v"))
+    assert (tmp_path / "a.svs" / "a.svs_fuse.png").is_file()
+    names, line = (tmp_path / "results.tsv").read_text().splitlines()[5:]
+    values = dict(zip(names.removeprefix("#dataset:").split("\t"), line.split("\t"), strict=True))
+    assert (values["filename"], values["pixels_to_use"], values["bright"]) == ("a.svs", "5", "NA")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

@@ -52,6 +52,37 @@ def fill_small(ns: ArrayNamespace, mask: Array, min_area_px: float) -> Array:
     return ~drop_small(ns, ~mask, min_area_px)
 
 
+def keep_elongated(
+    ns: ArrayNamespace, mask: Array, min_elongation: float, min_area_px: float
+) -> Array:
+    """The 8-connected regions whose length is min_elongation times their mean width or more.
+
+    A region's length is estimated from its own spread along its main axis, its mean width from
+    its area over that length, so that a bent fold still counts as long.
+    """
+    xp = ns.xp
+    labels, count = labelled(ns, mask, connectivity=8)
+    if count == 0:
+        return mask.copy()
+    rows, columns = xp.nonzero(labels)
+    region = labels[rows, columns]
+
+    def sums(weights: Array | None = None) -> Array:
+        return xp.bincount(region, weights=weights, minlength=count + 1).astype(xp.float64)
+
+    area = xp.maximum(sums(), 1)
+    y, x = rows.astype(xp.float64), columns.astype(xp.float64)
+    mean_y, mean_x = sums(y) / area, sums(x) / area
+    yy = sums(y * y) / area - mean_y**2 + 1 / 12
+    xx = sums(x * x) / area - mean_x**2 + 1 / 12
+    xy = sums(x * y) / area - mean_x * mean_y
+    spread = xp.sqrt(((yy - xx) / 2) ** 2 + xy**2)
+    length = xp.sqrt(12 * ((yy + xx) / 2 + spread))
+    keep = (length * length / area >= min_elongation) & (area >= min_area_px)
+    keep[0] = False
+    return keep[labels]
+
+
 def dilated_by_square(ns: ArrayNamespace, mask: Array, edge_px: int) -> Array:
     """The mask dilated by a square; an even square reaches one px less to the right and down."""
     before, after = edge_px // 2, (edge_px - 1) // 2

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from thinsection.arrays import Array, ArrayNamespace, get_namespace
 from thinsection.arrays.colour import gray32_from_rgb, gray_from_rgb
 from thinsection.config import user_cache_dir
-from thinsection.qc.checks.by_example import ByExample, probabilities, trained_model
+from thinsection.qc.checks.by_example import ByExample, trained_model
 from thinsection.qc.checks.check import QcCheck, QcView, Score, Strips
+from thinsection.qc.checks.pixel_model import probabilities
 from thinsection.qc.pipeline import Pipeline, load_pipeline
 from thinsection.qc.result import QcResult
 from thinsection.qc.scale import Scale, scale_of, suspicions

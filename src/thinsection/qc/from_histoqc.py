@@ -187,8 +187,7 @@ def _take_examples(values: dict[str, Any], folder: Path, notes: list[str]) -> No
         raise ConfigError(
             f"example must be an existing file, got {missing!r} for {values['name']!r}"
         )
-    values["model"] = model
-    values["features"] = ["rgb", "smooth", "laplace", "texture" if model == "pen" else "ridge"]
+    values |= {"model": model, "features": []}  # its own, whatever HistoQC's were
     if model == "coverslip":
         values |= {"threshold": 0.8, "min_elongation": 8.0}
     notes.append(

@@ -21,7 +21,7 @@ _BUILT_IN: tuple[type[QcCheck], ...] = (
     *(measures.Histogram, texture.Texture, focus.Focus, folds.Folds),
 )
 RESERVED_NAMES = ("mask_use", "overlay", "thumbnail")  # of files that are no check's
-_VERSION = 2  # of the checks: raise it when one answers differently
+_VERSION = 3  # of the checks: raise it when one answers differently
 
 
 def _entries() -> Iterator[Entry]:

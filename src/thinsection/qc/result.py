@@ -85,11 +85,10 @@ class QcResult:
 
     def __repr__(self) -> str:
         height, width = self.mask_use.shape
-        return (
-            f"QcResult(pipeline={self.pipeline.name!r}, {width} x {height} px at "
-            f"{self.mpp_th:.3g} µm/px, {self.mask_use.mean():.1%} to use, "
-            f"{len(self.masks)} masks, {len(self.scores)} scores, {len(self.warnings)} warnings)"
-        )
+        size = f"{width} x {height} px, {self.mpp_th:.4g} µm/px"
+        parts = f"{len(self.masks)} masks, {len(self.scores)} scores, {len(self.warnings)} warnings"
+        used = f"{self.mask_use.mean():.1%} to use"
+        return f"QcResult(pipeline {self.pipeline.name!r}, {size}, {used}, {parts})"
 
     def _repr_html_(self) -> str:
         took = [

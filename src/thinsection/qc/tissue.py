@@ -15,6 +15,7 @@ from thinsection.files.pages import notebook_html
 from thinsection.qc.pictures import overlay
 from thinsection.slide import Slide, read_resized
 from thinsection.types import MaskArray, MaskFrame, Mpp, RgbArray, Size
+from thinsection.units import format_mpp
 
 # Otsu always finds two classes. On an empty slide it splits scanner noise, so a threshold below
 # this saturation (0 to 255) is not believed; on an all-tissue slide it splits the tissue, so px
@@ -65,8 +66,8 @@ class TissueMask:
 
     def __repr__(self) -> str:
         height, width = self.mask.shape
-        mpp = "no mpp" if self.mask_mpp is None else "{:.3g} x {:.3g} µm/px".format(*self.mask_mpp)
-        return f"TissueMask({width} x {height} px, {mpp}, {self.tissue_fraction:.1%} tissue)"
+        size = f"{width} x {height} px, {format_mpp(self.mask_mpp)}"
+        return f"TissueMask({size}, {self.tissue_fraction:.1%} tissue)"
 
     def _repr_html_(self) -> str:
         picture = overlay(self.thumbnail, self.mask)

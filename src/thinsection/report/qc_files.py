@@ -1,7 +1,5 @@
 """The files that quality control leaves for one slide, and the result read back from them."""
 
-import csv
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +11,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from thinsection.errors import StoreError
-from thinsection.files.atomic import atomic_path, write_json, write_text
+from thinsection.files.atomic import atomic_path, write_json
+from thinsection.files.tables import write_table
 from thinsection.qc.checks.check import Score
 from thinsection.qc.pictures import TISSUE_COLOR, histogram_picture
 from thinsection.qc.pipeline import pipeline_from_mapping
@@ -143,12 +142,8 @@ def write_qc_csv(path: Path, rows: Sequence[Row]) -> None:
 
     A row without a column has an empty cell there, so that rows never misalign.
     """
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: plain_number(value) for name, value in row.items()} for row in rows)
-    write_text(path, text.getvalue())
+    plain = [{name: plain_number(value) for name, value in row.items()} for row in rows]
+    write_table(path, plain)
 
 
 def plain_number(value: Score) -> Score | int:

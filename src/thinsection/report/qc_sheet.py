@@ -3,8 +3,8 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from PIL import Image
@@ -17,24 +17,6 @@ THUMBNAIL_EDGE_PX = 160
 _OUTLIER_DEVIATIONS = 3.5  # of the median absolute deviation, scaled to a normal's sigma
 _MIN_SLIDES = 5  # fewer say nothing about what is usual
 _FIRST = ("pixels_to_use", "bright", "dark", "pen_markings", "coverslip_edge")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cell:
-    text: str
-    sort: str
-    outlier: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
-    slide_id: str
-    failed: bool
-    warnings: tuple[str, ...]
-    thumbnail: str
-    pictures: tuple[tuple[str, str], ...]
-    cells: tuple[_Cell, ...]
-    num_outliers: int
 
 
 def write_qc_sheet(path: Path, rows: Sequence[Mapping[str, Score]], *, title: str) -> None:
@@ -58,8 +40,8 @@ def write_qc_sheet(path: Path, rows: Sequence[Mapping[str, Score]], *, title: st
         title=title,
         columns=columns,
         lines=lines,
-        num_failed=sum(line.failed for line in lines),
-        num_outliers=sum(line.num_outliers > 0 for line in lines),
+        num_failed=sum(line["failed"] for line in lines),
+        num_outliers=sum(line["num_outliers"] > 0 for line in lines),
     )
     write_text(path, page)
 
@@ -100,20 +82,21 @@ def _line(
     columns: Sequence[str],
     usual: Mapping[str, tuple[float, float] | None],
     folder: Path,
-) -> _Line:
+) -> dict[str, Any]:
+    """What the page's template shows of a slide."""
     slide_id = str(row["slide_id"])
-    cells = tuple(_cell(row.get(name), usual[name]) for name in columns)
+    cells = [_cell(row.get(name), usual[name]) for name in columns]
     where = str(row.get("folder", slide_id))
     pictures = sorted((folder / where).glob("*.png"), key=_picture_order)
-    return _Line(
-        slide_id=slide_id,
-        failed=row["status"] == "failed",
-        warnings=tuple(w for w in str(row.get("warnings", "")).split("|") if w),
-        thumbnail=_thumbnail(folder / where / "overlay.png"),
-        pictures=tuple((p.stem, quote(f"{where}/{p.name}")) for p in pictures),
-        cells=cells,
-        num_outliers=sum(cell.outlier for cell in cells),
-    )
+    return {
+        "slide_id": slide_id,
+        "failed": row["status"] == "failed",
+        "warnings": [w for w in str(row.get("warnings", "")).split("|") if w],
+        "thumbnail": _thumbnail(folder / where / "overlay.png"),
+        "pictures": [(p.stem, quote(f"{where}/{p.name}")) for p in pictures],
+        "cells": cells,
+        "num_outliers": sum(cell["outlier"] for cell in cells),
+    }
 
 
 def _picture_order(path: Path) -> tuple[int, str]:
@@ -121,11 +104,11 @@ def _picture_order(path: Path) -> tuple[int, str]:
     return (first.index(path.stem) if path.stem in first else len(first), path.stem)
 
 
-def _cell(value: Score | None, usual: tuple[float, float] | None) -> _Cell:
+def _cell(value: Score | None, usual: tuple[float, float] | None) -> dict[str, Any]:
     if value is None or isinstance(value, str):
-        return _Cell(text=value or "", sort="", outlier=False)
+        return {"text": value or "", "sort": "", "outlier": False}
     text = f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
-    return _Cell(text=text, sort=repr(value), outlier=is_outlier(value, usual))
+    return {"text": text, "sort": repr(value), "outlier": is_outlier(value, usual)}
 
 
 def _thumbnail(path: Path) -> str:

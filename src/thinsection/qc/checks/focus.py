@@ -34,7 +34,6 @@ class Focus(QcCheck):
     """
 
     kind: ClassVar[str] = "focus"
-
     name: str = "focus"
     image_mpp: float = 0.5
     block_px: int = 32
@@ -94,19 +93,6 @@ def sharpness(ns: ArrayNamespace, strips: Strips, tissue: MaskArray, settings: F
 
 def _band_ratio(ns: ArrayNamespace, gray: Array, settings: Focus) -> Array:
     once, twice = (filters.gaussian(ns, gray, sigma) for sigma in (1.0, 2.0))
-    fine = block_means(ns, abs(gray - once), settings.block_px)
-    coarse = block_means(ns, abs(once - twice), settings.block_px)
+    fine = filters.block_means(ns, abs(gray - once), settings.block_px)
+    coarse = filters.block_means(ns, abs(once - twice), settings.block_px)
     return fine / (coarse + settings.floor)
-
-
-def block_means(ns: ArrayNamespace, values: Array, block_px: int) -> Array:
-    """Means of square blocks, (ceil(H / block), ceil(W / block)); the last ones may be partial."""
-    height, width = values.shape
-    rows, columns = math.ceil(height / block_px), math.ceil(width / block_px)
-    padded = ns.xp.zeros((rows * block_px, columns * block_px), dtype=values.dtype)
-    padded[:height, :width] = values
-    sums = padded.reshape(rows, block_px, columns, block_px).sum(axis=(1, 3))
-    heights, widths = (
-        np.minimum(block_px, edge - np.arange(0, edge, block_px)) for edge in (height, width)
-    )
-    return sums / ns.xp.asarray(np.outer(heights, widths), dtype=values.dtype)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from thinsection.arrays import Array, ArrayNamespace, filters
 from thinsection.arrays.colour import saturation
-from thinsection.arrays.morphology import labelled
+from thinsection.arrays.morphology import keep_elongated
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
 _NUM_STAIN_BINS = 24
@@ -25,7 +25,6 @@ class Folds(QcCheck):
     """
 
     kind: ClassVar[str] = "folds"
-
     name: str = "folds"
     width: str = length("80 um")
     min_thickness: float = 1.35
@@ -71,34 +70,3 @@ def relative_thickness(ns: ArrayNamespace, rgb: Array, mask: Array, sigma_px: fl
         if values.size:
             usual[n] = xp.median(values)
     return total / xp.maximum(usual[stain_bin], 1e-6)
-
-
-def keep_elongated(
-    ns: ArrayNamespace, mask: Array, min_elongation: float, min_area_px: float
-) -> Array:
-    """The 8-connected regions whose length is min_elongation times their mean width or more.
-
-    A region's length is estimated from its own spread along its main axis, its mean width from
-    its area over that length, so that a bent fold still counts as long.
-    """
-    xp = ns.xp
-    labels, count = labelled(ns, mask, connectivity=8)
-    if count == 0:
-        return mask.copy()
-    rows, columns = xp.nonzero(labels)
-    region = labels[rows, columns]
-
-    def sums(weights: Array | None = None) -> Array:
-        return xp.bincount(region, weights=weights, minlength=count + 1).astype(xp.float64)
-
-    area = xp.maximum(sums(), 1)
-    y, x = rows.astype(xp.float64), columns.astype(xp.float64)
-    mean_y, mean_x = sums(y) / area, sums(x) / area
-    yy = sums(y * y) / area - mean_y**2 + 1 / 12
-    xx = sums(x * x) / area - mean_x**2 + 1 / 12
-    xy = sums(x * y) / area - mean_x * mean_y
-    spread = xp.sqrt(((yy - xx) / 2) ** 2 + xy**2)
-    length = xp.sqrt(12 * ((yy + xx) / 2 + spread))
-    keep = (length * length / area >= min_elongation) & (area >= min_area_px)
-    keep[0] = False
-    return keep[labels]

@@ -23,7 +23,6 @@ class Intensity(QcCheck):
     """
 
     kind: ClassVar[str] = "intensity"
-
     name: str = "bright"
     lower_gray: float | None = None
     upper_gray: float | None = None
@@ -53,7 +52,7 @@ class Otsu(QcCheck):
     """
 
     kind: ClassVar[str] = "otsu"
-
+    removes_glass = True
     name: str = "otsu"
     local: bool = False
     radius: str = length("15 px")
@@ -67,10 +66,6 @@ class Otsu(QcCheck):
             below = view.gray < filters.otsu_threshold(view.ns, view.gray)
         return view.left(view.mask_use & (~below if self.invert else below), self.name)
 
-    @property
-    def removes_glass(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True, kw_only=True)
 class BrightestCluster(QcCheck):
@@ -81,7 +76,7 @@ class BrightestCluster(QcCheck):
     """
 
     kind: ClassVar[str] = "brightest_cluster"
-
+    removes_glass = True
     name: str = "brightest_cluster"
     num_clusters: int = 3
 
@@ -101,10 +96,6 @@ class BrightestCluster(QcCheck):
         limit = float(centers[-2:].mean()) if len(present) > 1 else math.inf
         return view.left(view.mask_use & (view.gray < limit), self.name)
 
-    @property
-    def removes_glass(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True, kw_only=True)
 class LocalMinimum(QcCheck):
@@ -118,7 +109,7 @@ class LocalMinimum(QcCheck):
     """
 
     kind: ClassVar[str] = "local_minimum"
-
+    removes_glass = True
     name: str = "bright"
     column: str = "brightestPixels"
     radius: str = length("5 px")
@@ -129,10 +120,6 @@ class LocalMinimum(QcCheck):
         disk = disk_footprint(view.length_px(self.radius))
         bright = filters.local_minimum(view.ns, _as_uint8(view), disk) > self.upper_gray
         return view.left(view.mask_use & (~bright if self.invert else bright), self.column)
-
-    @property
-    def removes_glass(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +133,6 @@ class Flat(QcCheck):
     """
 
     kind: ClassVar[str] = "flat"
-
     name: str = "flat_areas"
     kernel: str = length("10 px")
     max_difference: float = 0.01
@@ -171,7 +157,6 @@ class Blurry(QcCheck):
     """
 
     kind: ClassVar[str] = "blurry"
-
     name: str = "blurry"
     image_mpp: float = 4.0
     sigma: float = 100.0
@@ -194,7 +179,6 @@ class Equalised(QcCheck):
     """Measures nothing; leaves a histogram-equalised gray picture for the report."""
 
     kind: ClassVar[str] = "equalised"
-
     name: str = "equalised"
 
     def __call__(self, view: QcView) -> Outcome:

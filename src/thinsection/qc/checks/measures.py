@@ -27,7 +27,6 @@ class Contrast(QcCheck):
     """
 
     kind: ClassVar[str] = "contrast"
-
     name: str = "contrast"
     prefix: str = ""
     limit_to_mask: bool = True
@@ -60,7 +59,6 @@ class Brightness(QcCheck):
     """
 
     kind: ClassVar[str] = "brightness"
-
     name: str = "brightness"
     space: Literal["gray", "RGB", "YUV"] = "gray"
     prefix: str = ""
@@ -100,7 +98,6 @@ class Stains(QcCheck):
     """
 
     kind: ClassVar[str] = "stains"
-
     name: str = "stains"
     stain: str = "hed_from_rgb"
     use_mask: bool = True
@@ -132,7 +129,6 @@ class Histogram(QcCheck):
     """
 
     kind: ClassVar[str] = "histogram"
-
     name: str = "histogram"
     bins: int = 20
     limit_to_mask: bool = True

@@ -5,31 +5,37 @@ matrix products, where a random forest of 100 trees takes seconds and does not r
 """
 
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.arrays import Array, ArrayNamespace
+from thinsection.arrays import Array, ArrayNamespace, get_namespace
 from thinsection.errors import InvalidInputError
+from thinsection.qc.checks.pixel_features import REACH_PX, pixel_features
+from thinsection.types import MaskArray, RgbArray
 
+Key = TypeVar("Key")
+Example = tuple[RgbArray, MaskArray]  # a picture, and where it shows what is to be found
 Weights = npt.NDArray[np.float32]
+RECIPE = {"positive_share": 0.3, "hidden": 32, "num_epochs": 12, "batch_size": 512, "rate": 1e-3}
+_BAND_PX = 1 << 20  # of the image at once: a band and its features take some 100 MB
 _BLOCK_PX = 1 << 13  # px per matrix product: features and hidden layers stay in the CPU's cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PixelModel:
-    """A trained classifier: P = sigmoid(w3 relu(w2 relu(w1 (x - shift) / scale + b1) + b2) + b3).
+    """A trained classifier: P = sigmoid(w3 relu(w2 relu(w1 x + b1) + b2) + b3).
 
     Attributes:
-        shift, scale: (F,) standardisation of the features.
-        w1, b1, w2, b2, w3, b3: weights (in, out) and biases (out,) of the three layers.
+        features: of `pixel_features.FEATURES`, whose planes are x, in this order.
+        w1, b1, w2, b2, w3, b3: float32 weights (in, out) and biases (out,) of the three layers.
     """
 
-    shift: Weights
-    scale: Weights
+    features: tuple[str, ...]
     w1: Weights
     b1: Weights
     w2: Weights
@@ -38,50 +44,91 @@ class PixelModel:
     b3: Weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """How a model is trained.
-
-    Attributes:
-        seed: of the sampling, the first weights and the order of batches.
-        num_samples: px drawn from all examples.
-        positive_share: of the drawn px, from [0, 1].
-        hidden: width of both hidden layers.
-        num_epochs: passes over the drawn px.
-        batch_size: px per step.
-        learning_rate: of Adam.
-    """
-
-    seed: int = 0
-    num_samples: int = 120_000
-    positive_share: float = 0.3
-    hidden: int = 32
-    num_epochs: int = 12
-    batch_size: int = 512
-    learning_rate: float = 3e-3
-
-
 def train(
-    features: Sequence[npt.NDArray[np.float32]],
-    labels: Sequence[npt.NDArray[np.bool_]],
-    training: Training,
+    examples: Sequence[Example], features: tuple[str, ...], *, seed: int, num_samples: int
 ) -> PixelModel:
-    """A model of the examples; the same inputs and seed give the same model.
+    """A model of the examples, on the CPU; the same inputs and seed give the same model.
 
     Args:
-        features: (px, F) of each example.
-        labels: (px,) of each example.
-        training: how.
+        examples: pictures at the work resolution with their masks.
+        features: of `pixel_features.FEATURES`.
+        seed: of the sampling, the first weights and the order of batches.
+        num_samples: px drawn from all examples.
 
-    Memory: O(num_samples * F) beyond the inputs.
+    Memory: O(px of the examples * features).
 
     Raises:
         InvalidInputError: the examples have no px of one of the classes.
     """
-    rng = np.random.default_rng(training.seed)
-    x, y = _draw(np.concatenate(features), np.concatenate(labels), training, rng)
+    from sklearn.neural_network import MLPClassifier
+
+    x = np.concatenate([_columns(rgb, features) for rgb, _ in examples])
+    x, y = _drawn(x, np.concatenate([mask.ravel() for _, mask in examples]), seed, num_samples)
     shift, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
-    return PixelModel(shift=shift, scale=scale, **_fit((x - shift) / scale, y, training))
+    network = MLPClassifier(
+        hidden_layer_sizes=(RECIPE["hidden"],) * 2,
+        batch_size=RECIPE["batch_size"],
+        learning_rate_init=RECIPE["rate"],
+        random_state=seed,
+    )
+    for _ in range(int(RECIPE["num_epochs"])):  # `fit` warns that it stops before it converges
+        network.partial_fit((x - shift) / scale, y, classes=[False, True])
+    first, *rest = network.coefs_
+    bias, *biases = network.intercepts_
+    first = first / scale[:, None]  # the standardisation, folded in
+    layers = zip((first, *rest), (bias - shift @ first, *biases), strict=True)
+    return PixelModel(
+        features=features,
+        **{
+            name: values.astype(np.float32)
+            for n, (weights, biases) in enumerate(layers, 1)
+            for name, values in ((f"w{n}", weights), (f"b{n}", biases))
+        },
+    )
+
+
+def _columns(rgb: RgbArray, features: Sequence[str]) -> npt.NDArray[np.float32]:
+    """(px, planes) of a picture."""
+    planes = pixel_features(get_namespace("cpu"), rgb, features)
+    return np.stack([plane.ravel() for name in features for plane in planes[name]], axis=1)
+
+
+def _drawn(
+    x: npt.NDArray[np.float32], y: npt.NDArray[np.bool_], seed: int, num_samples: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    rng = np.random.default_rng(seed)
+    inside, outside = np.flatnonzero(y), np.flatnonzero(~y)
+    if not len(inside) or not len(outside):
+        what = "inside" if not len(inside) else "outside"
+        raise InvalidInputError(f"examples must have px of both classes, got none {what} the masks")
+    num_inside = int(num_samples * RECIPE["positive_share"])
+    chosen = (rng.choice(inside, num_inside), rng.choice(outside, num_samples - num_inside))
+    return x[np.concatenate(chosen)], y[np.concatenate(chosen)]
+
+
+def probabilities(
+    ns: ArrayNamespace, rgb: Array, models: Mapping[Key, PixelModel]
+) -> dict[Key, Array]:
+    """P of each px by each model, float32 (H, W), from one pass over the image and its features.
+
+    Bands of rows are taken one after the other, each with the rows beyond it that its features
+    look at, so that the result is that of the whole image.
+
+    Memory: O(H * W * models + features of a band of about a million px).
+    """
+    height, width = rgb.shape[:2]
+    rows = max(REACH_PX, _BAND_PX // width)
+    names = tuple(dict.fromkeys(name for model in models.values() for name in model.features))
+    found = {key: ns.xp.empty((height, width), dtype=ns.xp.float32) for key in models}
+    for top in range(0, height, rows):
+        bottom = min(height, top + rows)
+        low, high = max(0, top - REACH_PX), min(height, bottom + REACH_PX)
+        features = pixel_features(ns, rgb[low:high], names)
+        for key, model in models.items():
+            planes = [plane for name in model.features for plane in features[name]]
+            inside = [plane[top - low : bottom - low] for plane in planes]
+            found[key][top:bottom] = predict(ns, model, inside)
+    return found
 
 
 def predict(ns: ArrayNamespace, model: PixelModel, planes: Sequence[Array]) -> Array:
@@ -90,78 +137,42 @@ def predict(ns: ArrayNamespace, model: PixelModel, planes: Sequence[Array]) -> A
     Args:
         ns: where arrays live.
         model: of `train`.
-        planes: float32 arrays of one shape, one per feature in the order of the training.
+        planes: float32 arrays of one shape, one per feature in the order of the model's.
 
     Memory: O(px + 8,192 * (features + hidden)).
     """
     xp = ns.xp
-    at = {f.name: ns.upload(getattr(model, f.name), reason="model") for f in fields(PixelModel)}
+    w1, b1, w2, b2, w3, b3 = (
+        ns.upload(getattr(model, name), reason="model")
+        for name in ("w1", "b1", "w2", "b2", "w3", "b3")
+    )
     # relu(h + b) = max(h, -b) + b: what is added goes into the next layer's bias, so that a block
     # of px is written once per layer
-    first = at["w1"] / at["scale"][:, None]  # the standardisation, folded in
-    bias1 = at["b1"] - at["shift"] @ first
-    bias2 = at["b2"] + bias1 @ at["w2"]
-    bias3 = at["b3"] + bias2 @ at["w3"]
+    b2 = b2 + b1 @ w2
+    b3 = b3 + b2 @ w3
     flat = [plane.reshape(-1) for plane in planes]
     logit = xp.empty(flat[0].size, dtype=xp.float32)
     for start in range(0, logit.size, _BLOCK_PX):
         part = slice(start, start + _BLOCK_PX)
-        one = xp.stack([plane[part] for plane in flat]).T @ first
-        two = xp.maximum(one, -bias1, out=one) @ at["w2"]
-        logit[part] = (xp.maximum(two, -bias2, out=two) @ at["w3"])[:, 0]
-    logit += bias3
+        one = xp.stack([plane[part] for plane in flat]).T @ w1
+        two = xp.maximum(one, -b1, out=one) @ w2
+        logit[part] = (xp.maximum(two, -b2, out=two) @ w3)[:, 0]
+    logit += b3
     return (1 / (1 + xp.exp(-xp.clip(logit, -60, 60)))).reshape(planes[0].shape)
 
 
 def save_model(path: Path, model: PixelModel) -> None:
     """Writes the arrays of a model as .npz, no pickle."""
+    arrays: dict[str, Any] = asdict(model)  # numpy makes an array of the names of the features
     with path.open("wb") as file:
-        np.savez(file, **{f.name: getattr(model, f.name) for f in fields(PixelModel)})
+        np.savez(file, **arrays)
 
 
 def load_model(path: Path) -> PixelModel | None:
     """The model of a file, or None if it is not there or not whole."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return PixelModel(**{f.name: arrays[f.name] for f in fields(PixelModel)})
+            stored = {f.name: arrays[f.name] for f in fields(PixelModel)}
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
         return None
-
-
-def _draw(
-    x: npt.NDArray[np.float32],
-    y: npt.NDArray[np.bool_],
-    training: Training,
-    rng: np.random.Generator,
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    inside, outside = np.flatnonzero(y), np.flatnonzero(~y)
-    if not len(inside) or not len(outside):
-        what = "inside" if not len(inside) else "outside"
-        raise InvalidInputError(f"examples must have px of both classes, got none {what} the masks")
-    num_inside = int(training.num_samples * training.positive_share)
-    chosen = np.concatenate(
-        [rng.choice(inside, num_inside), rng.choice(outside, training.num_samples - num_inside)]
-    )
-    return x[chosen].astype(np.float32), y[chosen]
-
-
-def _fit(
-    x: npt.NDArray[np.float32], y: npt.NDArray[np.bool_], training: Training
-) -> dict[str, Weights]:
-    """Weights and biases of the three layers, by Adam on the cross-entropy."""
-    from sklearn.neural_network import MLPClassifier
-
-    network = MLPClassifier(
-        hidden_layer_sizes=(training.hidden, training.hidden),
-        batch_size=training.batch_size,
-        learning_rate_init=training.learning_rate,
-        random_state=training.seed,
-    )
-    for _ in range(training.num_epochs):  # `fit` would warn that it stops before it converges
-        network.partial_fit(x, y, classes=[False, True])
-    layers = zip(network.coefs_, network.intercepts_, strict=True)
-    return {
-        name: values.astype(np.float32)
-        for n, (weights, biases) in enumerate(layers, 1)
-        for name, values in ((f"w{n}", weights), (f"b{n}", biases))
-    }
+    return PixelModel(**{**stored, "features": tuple(stored["features"].tolist())})

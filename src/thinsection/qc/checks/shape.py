@@ -19,7 +19,6 @@ class Fat(QcCheck):
     """
 
     kind: ClassVar[str] = "fat"
-
     name: str = "fatlike"
     max_cell: str = area("64 px")
     min_cell: str = area("9 px")
@@ -46,7 +45,6 @@ class FillHoles(QcCheck):
 
     kind: ClassVar[str] = "fill_holes"
     fills: ClassVar[bool] = True
-
     name: str = "small_filled"
     min_area: str = area("1000 px")
 
@@ -64,7 +62,6 @@ class DropSpecks(QcCheck):
     """
 
     kind: ClassVar[str] = "drop_specks"
-
     name: str = "small_removed"
     min_area: str = area("64 px")
 
@@ -82,7 +79,6 @@ class Spurs(QcCheck):
     """
 
     kind: ClassVar[str] = "spurs"
-
     name: str = "spur"
     radius: str = length("5 px")
 
@@ -100,7 +96,6 @@ class Fragments(QcCheck):
     """
 
     kind: ClassVar[str] = "fragments"
-
     name: str = "areathresh"
     min_area: str = area("10000 px")
 
@@ -114,7 +109,6 @@ class CountPieces(QcCheck):
     """Counts the 8-connected pieces of tissue that are left: their mean and largest area in px."""
 
     kind: ClassVar[str] = "count_pieces"
-
     name: str = "tissue_pieces"
 
     def __call__(self, view: QcView) -> Outcome:

@@ -27,7 +27,6 @@ class Texture(QcCheck):
     """
 
     kind: ClassVar[str] = "texture"
-
     name: str = "texture"
     prefix: str = ""
     square_px: int = 32

@@ -1,19 +1,21 @@
 """Generated training pictures at about 8 µm/px: tissue on glass, with pen marks or coverslip edges.
 
 No picture of another project is used. Colours, widths and textures are drawn from wide ranges,
-so that a model learns what ink is rather than how one pen looks.
+so that a model learns what ink is rather than how one pen looks. The models that come with the
+package are made by `python -m tests.support.pixel_examples`; then raise `_VERSION` in qc/pipeline.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
+from thinsection.qc.checks import by_example
+from thinsection.qc.checks.pixel_model import Example, PixelModel, save_model, train
 from thinsection.types import MaskArray, RgbArray
 
-EXAMPLES_VERSION = 4  # part of every model's key: raise it when the pictures change
-Example = tuple[RgbArray, MaskArray]
 _Floats = npt.NDArray[np.float64]
 
 _EDGE_PX = 320
@@ -36,7 +38,7 @@ class Stain:
     matrix: tuple[float, float, float]
 
 
-_STAINS = (
+STAINS = (
     Stain(nuclei=(0.36, 0.22, 0.52), matrix=(0.86, 0.52, 0.70)),  # H&E
     Stain(nuclei=(0.28, 0.20, 0.48), matrix=(0.78, 0.42, 0.62)),  # H&E, strong
     Stain(nuclei=(0.55, 0.35, 0.60), matrix=(0.92, 0.70, 0.80)),  # H&E, pale
@@ -45,12 +47,22 @@ _STAINS = (
 )
 
 
+def train_built_in(name: str) -> PixelModel:
+    """The model that comes with the package under this name, trained anew."""
+    pictures, last_feature = {
+        "pen": (pen_examples, "texture"),
+        "coverslip": (coverslip_examples, "ridge"),
+    }[name]
+    features = ("rgb", "smooth", "laplace", last_feature)
+    return train(pictures(0), features, seed=0, num_samples=120_000)
+
+
 def pen_examples(seed: int) -> list[Example]:
     """Pictures with strokes of blue, green, red and black ink, and where the ink is."""
     rng = np.random.default_rng([seed, 1])
     pictures = []
     for number in range(_NUM_PICTURES):
-        base = tissue_picture(rng, _EDGE_PX, _STAINS[number % len(_STAINS)])
+        base = tissue_picture(rng, _EDGE_PX, STAINS[number % len(STAINS)])
         mask = np.zeros(base.shape[:2], dtype=bool)
         for color in list(INKS)[: 4 if number % 4 else 0]:  # one in four has no ink at all
             low, high = INKS[color]
@@ -68,7 +80,7 @@ def coverslip_examples(seed: int) -> list[Example]:
     rng = np.random.default_rng([seed, 2])
     pictures = []
     for number in range(_NUM_PICTURES):
-        base = tissue_picture(rng, _EDGE_PX, _STAINS[number % len(_STAINS)])
+        base = tissue_picture(rng, _EDGE_PX, STAINS[number % len(STAINS)])
         mask = np.zeros(base.shape[:2], dtype=bool)
         for _ in range(number % 3):
             distance = _line(rng, _EDGE_PX)
@@ -161,3 +173,9 @@ def _camera(light: _Floats, rng: np.random.Generator) -> RgbArray:
     ramp = np.linspace(-1, 1, light.shape[1])[None, :] * rng.uniform(-0.02, 0.02)
     noisy = light * (1 + ramp)[..., None] + rng.normal(0, rng.uniform(0.002, 0.012), light.shape)
     return np.asarray(np.clip(np.rint(noisy * 255), 0, 255).astype(np.uint8))
+
+
+if __name__ == "__main__":
+    models = Path(by_example.__file__).parent / "models"
+    for model in ("pen", "coverslip"):
+        save_model(models / f"{model}.npz", train_built_in(model))
