@@ -47,10 +47,12 @@ _PUBLIC = {
 __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'thinsection' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker that saw this would take every misspelt name for Any
+
+    def __getattr__(name: str) -> Any:
+        if name in _PUBLIC:
+            return getattr(import_module(_PUBLIC[name]), name)
+        raise AttributeError(f"module 'thinsection' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
