@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from thinsection.errors import LockedError, StoreError
+from thinsection.errors import StoreError
 
 LOCK_NAME = ".lock"  # in the folder of a slide or of a job
 STALE_AFTER_S = 60.0
@@ -35,10 +35,6 @@ class LockOwner:
     pid: int
     started: float
     token: str
-
-    def describe(self) -> str:
-        """'process 123 on node7'."""
-        return f"process {self.pid} on {self.host}"
 
 
 class FileLock:
@@ -188,10 +184,3 @@ def hold(path: Path) -> Iterator[None]:
         threading.Event().wait(_POLL_S)
     with heartbeat({lock}):
         yield
-
-
-def locked_error(lock: FileLock, what: str) -> LockedError:
-    """The error for a lock that somebody else holds."""
-    owner = lock.owner()
-    who = owner.describe() if owner else "another process"
-    return LockedError(f"{what} must not be in use, got a lock of {who}; wait for it, or stop it")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from thinsection.errors import InvalidInputError, MissingMppError, UpsamplingError
-from thinsection.types import CoordsL0, CoordsLv, Level, Mpp, PointL0, Size
+from thinsection.types import CoordsL0, CoordsLv, Level, Mpp, Size
 
 # A resolution that differs by less than this is the same one: scanners write 0.2498 for 0.25.
 # 0.5 % of a 256 px tile is 1.3 px.
@@ -93,13 +93,6 @@ class ReadPlan:
     def resamples(self) -> bool:
         """Whether a tile is resized after it was read."""
         return self.size_lv != (self.tile_px, self.tile_px)
-
-    def origin_lv(self, origin_l0: PointL0) -> tuple[int, int]:
-        """Top-left corner of a tile on the plan's level."""
-        return (
-            lv_from_l0(origin_l0[0], self.downsample),
-            lv_from_l0(origin_l0[1], self.downsample),
-        )
 
 
 def best_level(levels: Sequence[Level], downsample: float) -> Level:

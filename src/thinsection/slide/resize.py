@@ -48,35 +48,34 @@ def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
         raise InvalidInputError(
             f"size_th must be from (1, 1) to {slide.size}, got {size_th} in {slide.slide_path!r}"
         )
-    wanted = min(slide.size[0] / size_th[0], slide.size[1] / size_th[1])
-    level = best_level(slide.levels, wanted)
-    height = level.size[1]
-    if height * size_th[0] * 3 <= _EXACT_BYTES:
-        rows = np.empty((height, size_th[0], 3), dtype=np.uint8)
-        for top, strip in _strips(slide, level, 0, height):
-            rows[top : top + len(strip)] = _resize(strip, (size_th[0], len(strip)))
-        return _resize(rows, size_th)
-    return _in_parts(slide, level, size_th)
+    level = best_level(slide.levels, min(slide.size[0] / size_th[0], slide.size[1] / size_th[1]))
+    width_th, height_th = size_th
+    rows_at_once = height_th
+    if level.size[1] * width_th * 3 > _EXACT_BYTES:
+        scale = level.size[1] / height_th
+        rows_at_once = max(1, int((_EXACT_BYTES / (3 * width_th) - 2 * _reach(scale)) / scale))
+    starts = range(0, height_th, rows_at_once)
+    parts = [_rows(slide, level, size_th, y, min(height_th, y + rows_at_once)) for y in starts]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _in_parts(slide: "Slide", level: Level, size_th: Size) -> RgbArray:
-    """Reduces a few result rows at a time, each from the source rows that its filter reaches."""
+def _rows(slide: "Slide", level: Level, size_th: Size, first: int, last: int) -> RgbArray:
+    """Rows [first, last) of the result, from the source rows that their filter reaches."""
     width_th, height_th = size_th
     height = level.size[1]
     scale = height / height_th
-    reach = _LANCZOS_SUPPORT * max(scale, 1.0) + 1
-    rows_at_once = max(1, int((_EXACT_BYTES / (3 * width_th) - 2 * reach) / scale))
-    parts = []
-    for first in range(0, height_th, rows_at_once):
-        last = min(height_th, first + rows_at_once)
-        top = max(0, math.floor(first * scale - reach))
-        bottom = min(height, math.ceil(last * scale + reach))
-        rows = np.empty((bottom - top, width_th, 3), dtype=np.uint8)
-        for y, strip in _strips(slide, level, top, bottom):
-            rows[y - top : y - top + len(strip)] = _resize(strip, (width_th, len(strip)))
-        box = (0.0, first * scale - top, float(width_th), last * scale - top)
-        parts.append(_resize(rows, (width_th, last - first), box))
-    return np.concatenate(parts)
+    top = max(0, math.floor(first * scale - _reach(scale)))
+    bottom = min(height, math.ceil(last * scale + _reach(scale)))
+    rows = np.empty((bottom - top, width_th, 3), dtype=np.uint8)
+    for y, strip in _strips(slide, level, top, bottom):
+        rows[y - top : y - top + len(strip)] = _resize(strip, (width_th, len(strip)))
+    box = (0.0, first * scale - top, float(width_th), last * scale - top)
+    return _resize(rows, (width_th, last - first), None if last - first == height_th else box)
+
+
+def _reach(scale: float) -> float:
+    """Source rows beyond a result row that its filter takes in."""
+    return _LANCZOS_SUPPORT * max(scale, 1.0) + 1
 
 
 def _strips(slide: "Slide", level: Level, top: int, bottom: int) -> Iterator[tuple[int, RgbArray]]:
