@@ -20,8 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import thinsection as ts
 from thinsection.encode import TileEncoder
+from thinsection.neighbors import tile_graph
+from thinsection.pipeline.folder import Results
 from thinsection.pipeline.run import RunSummary
-from thinsection.qc import TissueMask
+from thinsection.plan.run_plan import RunPlan
+from thinsection.pool import SlideEncoder
+from thinsection.qc import QcResult, TissueMask
 from thinsection.slide import Slide
 from thinsection.tiles import TileTable
 
@@ -36,7 +40,12 @@ with ts.open_slide("a.svs") as slide:
     assert_type(embeddings, npt.NDArray[np.float32])
 pooled = ts.aggregate(embeddings, tiles.coords_l0, tile_px_l0=tiles.plan.size_l0[0])
 assert_type(pooled, npt.NDArray[np.float32])
-assert_type(ts.tile_graph(tiles.coords_l0, k=8).edge_index, npt.NDArray[np.int64])
+assert_type(tile_graph(tiles.coords_l0, k=8).edge_index, npt.NDArray[np.int64])
+results = assert_type(ts.open_results("results"), Results)
+assert_type(results.slides, tuple[str, ...])
+assert_type(ts.load_slide_encoder("mean"), SlideEncoder)
+assert_type(ts.run_qc(ts.open_slide("a.svs"), "light"), QcResult)
+assert_type(ts.plan_run(["slides/"]), RunPlan)
 assert_type(ts.run(["slides/"], out="results", config=ts.RunConfig()), RunSummary)
 '''
 

@@ -1,26 +1,28 @@
 """Thinsection: whole-slide pathology images to embeddings and predictions, in bounded memory.
 
-Names are resolved on first use, so that `import thinsection` pulls in neither torch nor a reader.
+What a notebook needs is here; attention, neighbours, the feature cache, structures and rescue are
+imported by the names of their rooms. Names are resolved on first use, so that `import thinsection`
+pulls in neither torch nor a reader.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from thinsection import errors as errors
+
 if TYPE_CHECKING:  # what type checkers see of the names below
-    from thinsection.attention import alibi2d_attention as alibi2d_attention
     from thinsection.encode import embed_tiles as embed_tiles
     from thinsection.encode import load_encoder as load_encoder
-    from thinsection.neighbors import nearest_neighbors as nearest_neighbors
-    from thinsection.neighbors import tile_graph as tile_graph
+    from thinsection.pipeline.folder import open_results as open_results
     from thinsection.pipeline.run import run as run
+    from thinsection.plan.run_plan import plan_run as plan_run
     from thinsection.pool import aggregate as aggregate
+    from thinsection.pool import load_slide_encoder as load_slide_encoder
     from thinsection.qc import run_qc as run_qc
     from thinsection.qc import tissue_mask as tissue_mask
     from thinsection.slide import open_slide as open_slide
     from thinsection.stages.config import RunConfig as RunConfig
-    from thinsection.store import FeatureCache as FeatureCache
     from thinsection.stream import iter_tiles as iter_tiles
-    from thinsection.structures import token_frame_atoms as token_frame_atoms
     from thinsection.tiles import tile_grid as tile_grid
 
 __version__ = "0.1.0"
@@ -32,19 +34,17 @@ _PUBLIC = {
     "run_qc": "thinsection.qc",
     "tile_grid": "thinsection.tiles",
     "iter_tiles": "thinsection.stream",
-    "embed_tiles": "thinsection.encode",
     "load_encoder": "thinsection.encode",
+    "embed_tiles": "thinsection.encode",
+    "load_slide_encoder": "thinsection.pool",
     "aggregate": "thinsection.pool",
     "run": "thinsection.pipeline.run",
     "RunConfig": "thinsection.stages.config",
-    "alibi2d_attention": "thinsection.attention",
-    "nearest_neighbors": "thinsection.neighbors",
-    "tile_graph": "thinsection.neighbors",
-    "token_frame_atoms": "thinsection.structures",
-    "FeatureCache": "thinsection.store",
+    "plan_run": "thinsection.plan.run_plan",
+    "open_results": "thinsection.pipeline.folder",
 }
 
-__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
+__all__ = ["__version__", "errors", *_PUBLIC]  # noqa: PLE0604
 
 
 if not TYPE_CHECKING:  # a checker that saw this would take every misspelt name for Any

@@ -184,10 +184,16 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def replace_flat(config: T, overrides: Mapping[str, Any]) -> T:
-    """The configuration with settings replaced by field name, whatever their section."""
+    """The configuration with settings replaced by field name, whatever their section.
+
+    Raises:
+        ConfigError: no such setting, with the nearest one, or a wrong value.
+    """
     flat = flat_fields(type(config))
     by_section: dict[str, dict[str, Any]] = {}
     for name, value in overrides.items():
+        if name not in flat:
+            raise ConfigError(f"unknown setting {name!r}{nearest(name, flat)}")
         section_name, f, kind = flat[name]
         by_section.setdefault(section_name, {})[name] = checked(
             value, f, kind, f"{section_name}.{name}"

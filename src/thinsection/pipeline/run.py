@@ -1,5 +1,6 @@
 """`run`: slides in, results out; every invocation leaves a record of its own."""
 
+import html
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -7,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from thinsection.config import as_mapping
+from thinsection.config import as_mapping, replace_flat
 from thinsection.errors import ConfigError, DiskSpaceError, MissingDependencyError, StoreError
 from thinsection.files.atomic import atomic_path
 from thinsection.files.sources import is_url
 from thinsection.jobs.execute import execute
 from thinsection.jobs.task import Report
 from thinsection.neighbors import parse_graph_spec
+from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.process import OnEvent
 from thinsection.pipeline.qc_tables import write_qc_tables
 from thinsection.pipeline.records import RECORDS, Record, begin_record, end_record
@@ -69,6 +71,10 @@ class RunSummary:
         counts = ", ".join(f"{n} {status}" for status, n in self.counts.items() if n)
         return f"<RunSummary {str(self.out)!r}: {counts or 'no slides'} in {self.seconds:.1f} s>"
 
+    def _repr_html_(self) -> str:
+        here = "" if is_url(str(self.out)) else open_results(self.out)._repr_html_()
+        return f"<p>{html.escape(repr(self))}</p>{here}"
+
 
 @dataclass(kw_only=True)
 class _Work:
@@ -95,6 +101,7 @@ def run(
     executor: Any = None,
     on_event: OnEvent = lambda event: None,
     on_message: Callable[[str], None] = lambda text: None,
+    **settings: Any,
 ) -> RunSummary:
     """Takes slides from files to embeddings, resuming what earlier runs left.
 
@@ -111,6 +118,7 @@ def run(
         executor: a Dask client or cluster to work on, in place of what the settings name.
         on_event: progress, from any thread.
         on_message: lines of the executor: the dashboard's address, a worker's death.
+        settings: single settings by name, over those of `config`: tile_px=512, encoders=["uni"].
 
     Memory: `config.stream.memory` for tiles, whatever the slides' size, beside the encoders.
 
@@ -118,7 +126,7 @@ def run(
         ThinsectionError: bad settings, no slides, unknown encoder, unwritable or full folder; all
             before work starts. A bad slide does not raise.
     """
-    config = config or RunConfig()
+    config = replace_flat(config or RunConfig(), settings)
     goal = check_goal(stage)
     given = config.slides.slide_mpp
     mpp = parse_mpp(given, where="slides.slide_mpp") if given else None

@@ -1,0 +1,68 @@
+"""Formats beside our own: names, packages, and one that another package brings."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from thinsection.config import from_mapping
+from thinsection.errors import ConfigError
+from thinsection.pipeline.folder import open_results
+from thinsection.registry import Entry
+from thinsection.stages.config import OutputConfig, RunConfig
+from thinsection.stages.formats import FORMATS
+
+TOY_FORMAT = '''
+import numpy as np
+
+
+def write_npz(table, path):
+    """NumPy's own archive."""
+    with path.open("wb") as file:
+        np.savez(file, coords=table.coords_l0, features=table.tile_embeddings)
+
+
+write_npz.suffixes = (".npz",)
+'''
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process in which a package with a format is installed."""
+    info = tmp_path / "site" / "toy_format-0.1.dist-info"
+    info.mkdir(parents=True)
+    (tmp_path / "site" / "toy_format.py").write_text(TOY_FORMAT)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-format\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[thinsection.formats]\nnpz = toy_format:write_npz\n")
+    paths = [str(tmp_path / "site"), *[p for p in sys.path if p]]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def test_a_format_of_another_package_is_written_from_the_shell(
+    tmp_path: Path, he_slide: Path, toy: dict[str, str]
+) -> None:
+    command = [sys.executable, "-m", "thinsection", "embed", str(he_slide), "--write", "npz"]
+    command += ["--out", str(tmp_path / "out"), "--no-pretrained", "--tile-px", "512"]
+    done = subprocess.run(command, env=toy, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = (tmp_path / "out").glob("512px_0.5mpp/npz_*/he.npz")
+    stored = open_results(tmp_path / "out").tile_embeddings("he")
+    with np.load(path) as found:
+        np.testing.assert_array_equal(found["features"], stored.features)
+        np.testing.assert_array_equal(found["coords"], stored.coords_l0)
+
+
+def test_an_unknown_format_names_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match="'parqet'; did you mean 'parquet'"):
+        from_mapping(RunConfig, {"output": {"write": ["parqet"]}})
+
+
+def test_every_format_says_what_it_is_and_what_it_needs() -> None:
+    assert set(FORMATS.names()) >= {"tsv", "parquet", "zarr"}
+    for entry in FORMATS:
+        assert isinstance(entry, Entry)
+        assert entry.help and entry.suffixes
+    assert OutputConfig().write == ()
