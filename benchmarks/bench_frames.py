@@ -11,10 +11,10 @@ import time
 from typing import Any
 
 import torch
+from tests.structures.all_pairs import token_frame_atoms_all_pairs
 
 from benchmarks.harness import arguments, finish
 from thinsection.structures import FrameOptions, frame_table, token_frame_atoms
-from thinsection.structures.frames_reference import token_frame_atoms_all_pairs
 from thinsection.structures.structure import ATOM, PROTEIN, Structure, joined
 from thinsection.testing import run_and_measure
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.structures.all_pairs import token_frame_atoms_all_pairs
 from tests.structures.batches import (
     ATOM,
     DNA,
@@ -19,7 +20,6 @@ from tests.structures.batches import (
 
 from thinsection.errors import BudgetError, InvalidInputError, StructureError
 from thinsection.structures import FrameOptions, frame_atoms, token_frame_atoms
-from thinsection.structures.frames_reference import token_frame_atoms_all_pairs
 
 ROWS = FrameOptions(impl="rows")
 _OFFSETS = {PROTEIN: (0, 1, 2), RNA: (7, 11, 5), DNA: (7, 10, 5)}

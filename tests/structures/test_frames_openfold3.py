@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.structures.all_pairs import token_frame_atoms_all_pairs
 from tests.structures.batches import random_case
 
 from thinsection.structures import FrameOptions, token_frame_atoms
-from thinsection.structures.frames_reference import token_frame_atoms_all_pairs
 
 theirs = pytest.importorskip(
     "openfold3.core.utils.atomize_utils",

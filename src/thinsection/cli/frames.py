@@ -40,8 +40,8 @@ def frames(
     from rich.table import Table
 
     from thinsection.files.atomic import atomic_path, write_json
-    from thinsection.structures.frame_files import write_frames
-    from thinsection.structures.frames import ANGLE_THRESHOLD, FrameOptions
+    from thinsection.structures import FrameOptions, write_frames
+    from thinsection.structures.frames import ANGLE_THRESHOLD
 
     threshold = ANGLE_THRESHOLD if angle_threshold is None else angle_threshold
     options = FrameOptions(impl="rows" if whole_rows else "chain")

@@ -1,7 +1,6 @@
 """Token frames of structures in O(N) memory, and structure files (mmCIF)."""
 
-from thinsection.structures.frame_files import write_frames
-from thinsection.structures.frame_table import FrameSummary, frame_table
+from thinsection.structures.frame_table import FrameSummary, frame_table, write_frames
 from thinsection.structures.frames import (
     FrameAtoms,
     FrameOptions,

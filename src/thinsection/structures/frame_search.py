@@ -28,29 +28,40 @@ class Pair(NamedTuple):
     found: Tensor
 
 
-def nearest_in_chain(
-    x: Tensor,
-    mask: Tensor,
-    chains: Tensor,
-    start: Tensor,
-    wanted: Tensor,
-    *,
-    eps: float,
-    impl: str,
-    budget: int,
-) -> Pair:
+class Sample(NamedTuple):
+    """One structure's atoms and tokens.
+
+    Attributes:
+        x: (A, 3). mask, chains: (A,).
+        start: (T,) atoms.
+        wanted: (T,) bool, the tokens whose start atoms are searched for.
+    """
+
+    x: Tensor
+    mask: Tensor
+    chains: Tensor
+    start: Tensor
+    wanted: Tensor
+
+    def nothing(self) -> Pair:
+        """No neighbour for any token yet."""
+        return Pair(self.start.clone(), self.start.clone(), torch.zeros_like(self.wanted))
+
+
+def nearest_in_chain(sample: Sample, *, eps: float, impl: str, budget: int) -> Pair:
     """Searches only chains with wanted tokens, only present atoms; ties to the lower atom.
 
     Args:
-        x: (A, 3). mask, chains: (A,). start: (T,) atoms. wanted: (T,) bool.
+        sample: where to search.
         eps: added to each squared difference.
         impl: of the search; 'auto' decides by size.
         budget: bytes of the search.
 
     Memory: 52 bytes per present atom of those chains, plus the search's.
     """
+    x, mask, chains, start, wanted = sample
     tokens = (wanted & mask[start].bool()).nonzero()[:, 0]
-    pair = Pair(start.clone(), start.clone(), torch.zeros_like(wanted))
+    pair = sample.nothing()
     if not tokens.numel():
         return pair
     ids, token_chain = torch.unique(chains[start[tokens]], return_inverse=True)
@@ -76,17 +87,7 @@ def nearest_in_chain(
     return pair
 
 
-def nearest_in_rows(
-    x: Tensor,
-    mask: Tensor,
-    chains: Tensor,
-    start: Tensor,
-    wanted: Tensor,
-    *,
-    eps: float,
-    inf: float,
-    budget: int,
-) -> Pair:
+def nearest_in_rows(sample: Sample, *, eps: float, inf: float, budget: int) -> Pair:
     """torch.topk over whole rows of all atoms, so that its choice among ties is the original's.
 
     Fewer than three atoms in all: nothing is found.
@@ -96,8 +97,8 @@ def nearest_in_rows(
     Raises:
         BudgetError: it does not hold one row.
     """
-    tokens = wanted.nonzero()[:, 0]
-    pair = Pair(start.clone(), start.clone(), torch.zeros_like(wanted))
+    x, mask, chains, start, wanted = sample
+    tokens, pair = wanted.nonzero()[:, 0], sample.nothing()
     num_atoms = x.shape[0]
     if num_atoms < 3 or not tokens.numel():
         return pair

@@ -22,7 +22,7 @@ from thinsection.structures.frame_batch import (
     check_shapes,
     check_values,
 )
-from thinsection.structures.frame_search import Pair, nearest_in_chain, nearest_in_rows
+from thinsection.structures.frame_search import Pair, Sample, nearest_in_chain, nearest_in_rows
 
 ANGLE_THRESHOLD = 25.0  # degrees from a line, AlphaFold 3's
 Coordinates = tuple[Tensor, Tensor, Tensor]
@@ -161,20 +161,23 @@ def _two_nearest(
 ) -> Pair:
     """Second and third of each start atom's row, sample by sample; all (*, T)."""
     lead, num_tokens = x.shape[:-2], batch["token_mask"].shape[-1]
-    start = batch["start_atom_index"].long().expand(*lead, num_tokens)
-    wanted = (batch["is_atomized"] * batch["token_mask"]).bool().expand(*lead, num_tokens)
-    masks = atom_mask.expand(*lead, x.shape[-2])
-    chains = chains.expand(*lead, x.shape[-2])
-    result = Pair(start.clone(), start.clone(), torch.zeros_like(wanted))
+    all_samples = Sample(
+        x=x,
+        mask=atom_mask.expand(*lead, x.shape[-2]),
+        chains=chains.expand(*lead, x.shape[-2]),
+        start=batch["start_atom_index"].long().expand(*lead, num_tokens),
+        wanted=(batch["is_atomized"] * batch["token_mask"]).bool().expand(*lead, num_tokens),
+    )
+    result = all_samples.nothing()
     for at in product(*map(range, lead)):
-        sample = (x[at], masks[at], chains[at], start[at], wanted[at])
+        sample = Sample(*(values[at] for values in all_samples))
         if options.impl == "rows":
-            nearest_two = nearest_in_rows(*sample, eps=eps, inf=inf, budget=options.budget_bytes)
+            found = nearest_in_rows(sample, eps=eps, inf=inf, budget=options.budget_bytes)
         else:
-            nearest_two = nearest_in_chain(
-                *sample, eps=eps, impl=options.search, budget=options.budget_bytes
+            found = nearest_in_chain(
+                sample, eps=eps, impl=options.search, budget=options.budget_bytes
             )
-        for whole, part in zip(result, nearest_two, strict=True):
+        for whole, part in zip(result, found, strict=True):
             whole[at] = part
     return result
 

@@ -4,8 +4,8 @@ Legend: T tokens, A atom slots. A standard residue's slots begin with its frame 
 (N, CA, C; or the nucleotide's backbone), observed or not; its other observed atoms follow.
 """
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -94,39 +94,30 @@ class Structure:
         """Only the chains of these names."""
         keep_chain = np.array([name in wanted for name in self.chains], dtype=bool)
         tokens = keep_chain[self.token_chain]
-        atoms = np.repeat(tokens, self.token_num_atoms)
+        kept = {"token_": tokens, "atom_": np.repeat(tokens, self.token_num_atoms)}
+        columns: dict[str, Any] = {
+            name: getattr(self, name)[keep]
+            for prefix, keep in kept.items()
+            for name in _columns(prefix)
+        }
         renumber = (np.cumsum(keep_chain) - 1).astype(np.int32)
-        return replace(
-            self,
-            atom_positions=self.atom_positions[atoms],
-            atom_name=self.atom_name[atoms],
-            token_kind=self.token_kind[tokens],
-            token_num_atoms=self.token_num_atoms[tokens],
-            token_chain=renumber[self.token_chain[tokens]],
-            token_residue=self.token_residue[tokens],
-            token_residue_name=self.token_residue_name[tokens],
-            token_restype=self.token_restype[tokens],
-            chains=tuple(name for name, keep in zip(self.chains, keep_chain, strict=True) if keep),
-        )
+        columns["token_chain"] = renumber[columns["token_chain"]]
+        chains = tuple(name for name in self.chains if name in wanted)
+        return replace(self, **columns, chains=chains)
+
+
+def _columns(prefix: str) -> list[str]:
+    """Names of the fields of `Structure` that hold an entry per token, or per atom."""
+    return [field.name for field in fields(Structure) if field.name.startswith(prefix)]
 
 
 def joined(parts: list[Structure]) -> Structure:
     """One structure of several that share `names`; each part's chains stay apart."""
-    offsets = np.cumsum([0, *(len(part.chains) for part in parts[:-1])])
-    token_chain = [part.token_chain + offset for part, offset in zip(parts, offsets, strict=True)]
-
-    def all_of(name: str) -> npt.NDArray:
-        return np.concatenate([getattr(part, name) for part in parts])
-
-    return replace(
-        parts[0],
-        atom_positions=all_of("atom_positions"),
-        atom_name=all_of("atom_name"),
-        token_kind=all_of("token_kind"),
-        token_num_atoms=all_of("token_num_atoms"),
-        token_chain=np.concatenate(token_chain).astype(np.int32),
-        token_residue=all_of("token_residue"),
-        token_residue_name=all_of("token_residue_name"),
-        token_restype=all_of("token_restype"),
-        chains=tuple(name for part in parts for name in part.chains),
-    )
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in (*_columns("token_"), *_columns("atom_"))
+    }
+    num_chains = [len(part.chains) for part in parts]
+    offsets = np.repeat(np.cumsum([0, *num_chains[:-1]]), [part.num_tokens for part in parts])
+    columns["token_chain"] = (columns["token_chain"] + offsets).astype(np.int32)
+    return replace(parts[0], **columns, chains=tuple(n for part in parts for n in part.chains))
