@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	$(BIN)/python -m thinsection demo --out .demo $(if $(SLIDE),--slide "$(SLIDE)",)
+	$(BIN)/python -m thinsection demo --out demo $(if $(SLIDE),--slide "$(SLIDE)",)
 
 lint: setup
 	$(BIN)/ruff check src tests benchmarks
@@ -38,4 +38,4 @@ test: lint types
 	$(MAKE) --no-print-directory bench-smoke
 
 clean:
-	rm -rf $(VENV) .demo
+	rm -rf $(VENV) demo

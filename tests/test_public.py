@@ -33,7 +33,8 @@ def test_the_tour_of_the_readme_runs(tmp_path: Path, he_slide: Path) -> None:
         exec(compile(code, "README.md", "exec"), names)
     finally:
         os.chdir(before)
-    assert (tmp_path / "results" / "b" / "slide_embedding.h5").is_file()
+    assert list((tmp_path / "results" / "256px_0.5mpp").glob("slide_features_*/b.h5"))
+    assert getattr(names["stored"], "features", None) is not None
     assert getattr(names["slide_embedding"], "shape", None) == (1280,)
 
 
