@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from thinsection.arrays import get_namespace
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc import tissue_mask
 from thinsection.slide import open_slide
@@ -14,7 +15,13 @@ from thinsection.testing.array_slide import ArraySlide
 from thinsection.testing.memory import run_and_measure
 from thinsection.testing.synthetic import he_texture, write_he_slide
 from thinsection.tiles import StainConfig, TilesConfig, fit_stain, stain_target, tile_grid
-from thinsection.tiles.transforms import STANDARDS, ColourMoments, StainVectors, sample_px
+from thinsection.tiles.transforms import (
+    STANDARDS,
+    ColourMoments,
+    StainLook,
+    StainVectors,
+    sample_px,
+)
 from thinsection.types import MIB, MaskFrame
 
 METHODS = ("macenko", "reinhard")
@@ -86,6 +93,21 @@ def test_a_transform_is_the_plain_formula_in_place_but_for_ties(method: str) -> 
     np.testing.assert_array_equal(made[~tie], wanted[~tie])
     assert np.abs(made - wanted).max() <= 1
     assert np.abs(made.astype(int) - tiles).mean() > 2  # it did something
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_maps_far_beyond_the_brightest_px_end_at_white_without_a_warning(method: str) -> None:
+    config, tiles = StainConfig(stain_norm=method), every_colour()
+    look: StainLook = StainVectors(
+        hematoxylin=(0.5626, 0.7201, 0.4062),
+        eosin=(0.5600, 0.7220, 0.4070),
+        strengths=(1e-3, 1e-3),
+    )
+    if method == "reinhard":
+        look = ColourMoments(mean=(-90.0, 0.0, 0.0), spread=(1e-3, 1e-3, 1e-3))
+    target = stain_target(config)
+    made = look.to(target, get_namespace())(tiles)
+    assert set(np.unique(made)) & {0, 255}
 
 
 def test_macenko_finds_the_two_stains_that_made_the_px() -> None:

@@ -118,7 +118,7 @@ def allocate_pageable(shape: tuple[int, ...]) -> TileArray:
 
 
 @dataclass(kw_only=True, eq=False)
-class OpenSlide:
+class OpenedSlide:
     """A slide between its first batch and its last.
 
     Attributes:
@@ -144,7 +144,7 @@ class DecodedBatch:
         done: set when none is pending.
     """
 
-    owner: OpenSlide
+    owner: OpenedSlide
     start: int
     coords_l0: CoordsL0
     corners_lv: CoordsLv
@@ -170,12 +170,12 @@ class EndOfSlide:
         owner: the slide.
     """
 
-    owner: OpenSlide
+    owner: OpenedSlide
 
 
 @dataclass(kw_only=True)
 class _Filling:
-    owner: OpenSlide
+    owner: OpenedSlide
     buffer: TileArray
     indices: npt.NDArray[np.int64]  # of the tiles in the buffer's first rows
 

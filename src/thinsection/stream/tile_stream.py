@@ -23,7 +23,7 @@ from thinsection.stream.batches import (
     BatchPacker,
     DecodedBatch,
     EndOfSlide,
-    OpenSlide,
+    OpenedSlide,
     PrepareFailed,
     SlideFailed,
     SlideFinished,
@@ -86,10 +86,10 @@ class TileStream:
         # caches, and where the consumer keeps up some are never made
         self._free: Channel[TileArray | None] = Channel(newest_first=True)
         self._free.put_all([None] * budget.slots)
-        self._ordered: Channel[OpenSlide | DecodedBatch | EndOfSlide | PrepareFailed] = Channel()
+        self._ordered: Channel[OpenedSlide | DecodedBatch | EndOfSlide | PrepareFailed] = Channel()
         self._packer = BatchPacker(self._give_back)
         self._failure: BaseException | None = None
-        self._opened: list[OpenSlide] = []
+        self._opened: list[OpenedSlide] = []
         self._tasks, self._taking = self._plan_tasks(), threading.Lock()
         targets = [self._run_prepare, *[self._run_worker] * budget.workers]
         self._threads = [threading.Thread(target=self._guard, args=(t,)) for t in targets]
@@ -126,11 +126,11 @@ class TileStream:
             yield from self._events(item)
 
     def _events(
-        self, item: OpenSlide | DecodedBatch | EndOfSlide | PrepareFailed
+        self, item: OpenedSlide | DecodedBatch | EndOfSlide | PrepareFailed
     ) -> Iterator[StreamEvent]:
         if isinstance(item, PrepareFailed):
             yield SlideFailed(key=item.key, stage=item.stage, error=item.error)
-        elif isinstance(item, OpenSlide):
+        elif isinstance(item, OpenedSlide):
             yield SlideStarted(key=item.source.key, num_tiles=item.source.num_tiles)
         elif isinstance(item, DecodedBatch):
             with self.clock.timed("encode_wait"):
@@ -193,7 +193,7 @@ class TileStream:
             if isinstance(source, PrepareFailed):
                 self._ordered.put(source)
                 continue
-            owner = OpenSlide(source=source)
+            owner = OpenedSlide(source=source)
             self._opened.append(owner)
             self._ordered.put(owner)
             for start in range(0, source.num_tiles, self._batch_size):
@@ -204,7 +204,7 @@ class TileStream:
             self._ordered.put(EndOfSlide(owner))
         self._ordered.finish()
 
-    def _plan_batch(self, owner: OpenSlide, start: int) -> tuple[DecodedBatch, list[Reads]]:
+    def _plan_batch(self, owner: OpenedSlide, start: int) -> tuple[DecodedBatch, list[Reads]]:
         table, slide = owner.source.table, owner.source.slide
         assert table is not None and slide is not None  # there are tiles to read
         coords_l0 = table.coords_l0[start : start + self._batch_size]

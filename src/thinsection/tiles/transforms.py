@@ -29,6 +29,7 @@ TileTransform = Callable[[TileArray], TileArray]  # uint8 (B, H, W, 3), changed 
 _SAMPLE_PX = 256  # edge of one place that is read to estimate a look
 _MAX_PX = 1 << 20  # that a look is estimated from, spread over all places
 _CHUNK_PX = 1 << 15  # mapped at once: the float32 values in between stay in a core's cache
+_MAX_LOG = 12.0  # far above the brightest px: what a map of two very near stains may exceed
 _WHITE = 240.0  # what glass without tissue transmits, of 255
 _MIN_DENSITY = 0.15  # px that absorb less in some channel are glass
 _MIN_ANGLE_DEG = 4.0  # between two stains; H&E has about 20, the noise of one stain 1 to 3
@@ -44,7 +45,7 @@ class StainConfig:
     """Settings of stain normalisation."""
 
     stain_norm: Literal["none", "macenko", "reinhard"] = option(
-        "none", "Stain normalisation of tiles before they are encoded: none, macenko, reinhard."
+        "none", "Stain normalisation of tiles before they are encoded."
     )
     stain_reference: str | None = option(
         None, "Picture or slide whose look is the target; without one, a published standard."
@@ -112,7 +113,7 @@ class StainTransform:
             part = px[start : start + _CHUNK_PX]
             values = _log(xp, part.astype(xp.float32), self.offset, mix) @ matrix
             values += shift
-            xp.exp(values, out=values)
+            xp.exp(xp.minimum(values, _MAX_LOG, out=values), out=values)
             values = values if unmix is None else values @ unmix
             part[...] = xp.clip(xp.rint(values, out=values), 0, 255, out=values).astype(xp.uint8)
         return tiles
