@@ -146,7 +146,7 @@ class RowSums:
 
 
 @dataclass(slots=True, kw_only=True)
-class Block:
+class ScoreBlock:
     """One pair of a query and a key block: distances [m, n], and buffers of the same shape.
 
     `deep`: scores may be below CLAMP.
@@ -167,13 +167,13 @@ class Buffers:
         self._scores = item.q.new_empty(size, dtype=item.math_dtype)
         self._low = item.q.new_empty(size if item.q.dtype == torch.bfloat16 else 0)
 
-    def distances(self, item: AttentionItem, rows: slice, columns: slice) -> Block:
+    def distances(self, item: AttentionItem, rows: slice, columns: slice) -> ScoreBlock:
         """The block of two ranges of `blocks_of`, with distances between cells filled in.
 
         They are 0 where one of the ranges is of prefix tokens.
         """
         m, n, prefix = rows.stop - rows.start, columns.stop - columns.start, item.num_prefix_tokens
-        block = Block(
+        block = ScoreBlock(
             distances=self._distances[: m * n].view(m, n),
             scores=self._scores[: m * n].view(m, n),
             low=self._low[: m * n].view(m, n) if self._low.numel() else self._low,
@@ -192,7 +192,7 @@ class Buffers:
 Qkv = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # q [m, D] scaled, k and v [n, D]
 
 
-def _bounded_step(sums: RowSums, block: Block, factor: float, qkv: Qkv) -> None:
+def _bounded_step(sums: RowSums, block: ScoreBlock, factor: float, qkv: Qkv) -> None:
     q, k, v = qkv
     weights = torch.mul(block.distances, factor, out=block.scores)
     weights.addmm_(q, k.to(q.dtype).T)
@@ -203,7 +203,7 @@ def _bounded_step(sums: RowSums, block: Block, factor: float, qkv: Qkv) -> None:
     sums.acc.addmm_(weights, v.to(q.dtype))
 
 
-def _low_step(sums: RowSums, block: Block, factor: float, qkv: Qkv) -> None:
+def _low_step(sums: RowSums, block: ScoreBlock, factor: float, qkv: Qkv) -> None:
     q, k, v = qkv
     torch.mm(q, k.T, out=block.low)
     weights = torch.add(block.low, block.distances, alpha=factor, out=block.scores)
@@ -214,7 +214,7 @@ def _low_step(sums: RowSums, block: Block, factor: float, qkv: Qkv) -> None:
     sums.acc += torch.mm(block.low, v)
 
 
-def _online_step(sums: RowSums, block: Block, factor: float, qkv: Qkv) -> None:
+def _online_step(sums: RowSums, block: ScoreBlock, factor: float, qkv: Qkv) -> None:
     q, k, v = qkv
     scores = torch.mul(block.distances, factor, out=block.scores)
     scores.addmm_(q, k.to(q.dtype).T)

@@ -36,7 +36,7 @@ def flat_query(
     k: int,
     mask: Array | None,
     group: Array | tuple[Array, Array] | None,
-) -> tuple[NeighborQuery, "Placement"]:
+) -> tuple[NeighborQuery, "ResultOrder"]:
     """The search over all batch elements and groups at once, and where its results belong.
 
     Raises:
@@ -80,7 +80,7 @@ def flat_query(
         query_group=query_group,
         query_self=query_self,
     )
-    placement = Placement(
+    placement = ResultOrder(
         point_order=order,
         query_order=query_order,
         num_points=num_points,
@@ -91,7 +91,7 @@ def flat_query(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class ResultOrder:
     """From the flat, sorted search back to the arguments' order.
 
     Attributes:

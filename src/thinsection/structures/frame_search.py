@@ -28,7 +28,7 @@ class Pair(NamedTuple):
     found: Tensor
 
 
-class Sample(NamedTuple):
+class AtomSample(NamedTuple):
     """One structure's atoms and tokens.
 
     Attributes:
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
         return Pair(self.start.clone(), self.start.clone(), torch.zeros_like(self.wanted))
 
 
-def nearest_in_chain(sample: Sample, *, eps: float, impl: str, budget: int) -> Pair:
+def nearest_in_chain(sample: AtomSample, *, eps: float, impl: str, budget: int) -> Pair:
     """Searches only chains with wanted tokens, only present atoms; ties to the lower atom.
 
     Args:
@@ -87,7 +87,7 @@ def nearest_in_chain(sample: Sample, *, eps: float, impl: str, budget: int) -> P
     return pair
 
 
-def nearest_in_rows(sample: Sample, *, eps: float, inf: float, budget: int) -> Pair:
+def nearest_in_rows(sample: AtomSample, *, eps: float, inf: float, budget: int) -> Pair:
     """torch.topk over whole rows of all atoms, so that its choice among ties is the original's.
 
     Fewer than three atoms in all: nothing is found.

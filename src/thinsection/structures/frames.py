@@ -22,7 +22,7 @@ from thinsection.structures.frame_batch import (
     check_shapes,
     check_values,
 )
-from thinsection.structures.frame_search import Pair, Sample, nearest_in_chain, nearest_in_rows
+from thinsection.structures.frame_search import AtomSample, Pair, nearest_in_chain, nearest_in_rows
 
 ANGLE_THRESHOLD = 25.0  # degrees from a line, AlphaFold 3's
 Coordinates = tuple[Tensor, Tensor, Tensor]
@@ -161,7 +161,7 @@ def _two_nearest(
 ) -> Pair:
     """Second and third of each start atom's row, sample by sample; all (*, T)."""
     lead, num_tokens = x.shape[:-2], batch["token_mask"].shape[-1]
-    all_samples = Sample(
+    all_samples = AtomSample(
         x=x,
         mask=atom_mask.expand(*lead, x.shape[-2]),
         chains=chains.expand(*lead, x.shape[-2]),
@@ -170,7 +170,7 @@ def _two_nearest(
     )
     result = all_samples.nothing()
     for at in product(*map(range, lead)):
-        sample = Sample(*(values[at] for values in all_samples))
+        sample = AtomSample(*(values[at] for values in all_samples))
         if options.impl == "rows":
             found = nearest_in_rows(sample, eps=eps, inf=inf, budget=options.budget_bytes)
         else:

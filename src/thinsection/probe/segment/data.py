@@ -9,6 +9,7 @@
 Images of any size become 256 px squares: bilinear with Pillow's antialias, labels nearest.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,23 @@ class SegmentSet:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def contents_hash(self) -> str:
+        """sha256 over the name and the files' contents in their order. Memory: 256 KiB.
+
+        Raises:
+            DatasetError: a file cannot be read.
+        """
+        whole = hashlib.sha256(self.name.encode())
+        for path in self.files:
+            try:
+                with path.open("rb") as file:
+                    whole.update(hashlib.file_digest(file, "sha256").digest())
+            except OSError as error:
+                raise DatasetError(
+                    f"data file must be readable, got {str(path)!r}: {error}"
+                ) from error
+        return whole.hexdigest()
 
     def image_batches(self, start: int, batch_size: int) -> Iterator[RgbArray]:
         """uint8 (B, 256, 256, 3) from row `start` on. Memory: one batch."""

@@ -33,7 +33,6 @@ from thinsection.store.cache import (
     FeatureCache,
     Storage,
     default_root,
-    hash_files,
     open_or_write,
 )
 from thinsection.types import GIB, RgbArray
@@ -139,7 +138,7 @@ def features_key(
         encoder=spec.name,
         weights_hash=encoder.weights_hash,
         preprocessing=json.dumps(preprocessing, sort_keys=True),
-        data_hash=hash_files(data.files, salt=data.name),
+        data_hash=data.contents_hash(),
         storage=storage,
     )
 

@@ -9,7 +9,7 @@ from thinsection.store.cache.api import (
     verify_cache,
 )
 from thinsection.store.cache.dtypes import Storage
-from thinsection.store.cache.format import CacheKey, hash_files
+from thinsection.store.cache.format import CacheKey
 from thinsection.store.cache.reader import FeatureCache
 from thinsection.store.cache.writer import CacheWriter
 
@@ -20,7 +20,6 @@ __all__ = [
     "FeatureCache",
     "Storage",
     "default_root",
-    "hash_files",
     "list_caches",
     "open_or_write",
     "remove_cache",

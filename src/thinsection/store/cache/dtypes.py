@@ -45,7 +45,7 @@ class Loss:
     values: int = 0
 
 
-def check_finite(values: F32, *, first_row: int) -> None:
+def check_rows_finite(values: F32, *, first_row: int) -> None:
     """Raises InvalidInputError, naming the row, where a value is NaN or infinite."""
     for i, row in enumerate(values):
         finite = np.isfinite(row)

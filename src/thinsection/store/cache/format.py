@@ -15,12 +15,11 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from thinsection.errors import DatasetError, StoreError
+from thinsection.errors import StoreError
 from thinsection.store.cache.dtypes import ITEM_BYTES, STORED, Bytes, Loss, Storage, StoredDtype
 
 DATA, JOURNAL, MANIFEST, LOCK = "features.bin", "chunks.jsonl", "manifest.json", "write.lock"
@@ -54,24 +53,6 @@ class CacheKey:
         slug = re.sub(r"[^A-Za-z0-9.]+", "-", self.encoder).strip("-.")[:40] or "encoder"
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
         return f"{slug}-{digest[:16]}"
-
-
-def hash_files(paths: Iterable[Path], *, salt: str = "") -> str:
-    """sha256 over the contents of files in the given order, their names left out.
-
-    Memory: 256 KiB.
-
-    Raises:
-        DatasetError: a file cannot be read.
-    """
-    whole = hashlib.sha256(salt.encode())
-    for path in paths:
-        try:
-            with path.open("rb") as file:
-                whole.update(hashlib.file_digest(file, "sha256").digest())
-        except OSError as error:
-            raise DatasetError(f"data file must be readable, got {str(path)!r}: {error}") from error
-    return whole.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

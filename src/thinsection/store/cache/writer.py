@@ -199,7 +199,7 @@ class CacheWriter:
 
     def _write(self, rows: dtypes.F32, first_row: int) -> None:
         """One chunk: data first, then its line in the journal. Runs in the thread."""
-        dtypes.check_finite(rows, first_row=first_row)
+        dtypes.check_rows_finite(rows, first_row=first_row)
         storage = self._key.storage
         dtype = dtypes.narrowest(rows) if storage == "lossless" else storage
         stored = dtypes.narrow(rows, dtype)
