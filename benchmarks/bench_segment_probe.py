@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.support.segmentation import MAKERS, StubEncoder, settings
+from tests.support.segmentation import MAKERS, RamFeatures, StubEncoder, settings
 
 from benchmarks import cache_processes
 from benchmarks.harness import arguments, finish
@@ -21,7 +21,6 @@ from thinsection.probe import NANOPATH, Protocol
 from thinsection.probe.result import ProbeResult
 from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
 from thinsection.probe.segment.probe import CacheOptions, centre, segment_features, segment_probe
-from thinsection.probe.segment.train import RamFeatures
 from thinsection.store.cache import Storage
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import jaccard_score
-from tests.support.segmentation import MAKERS, StubEncoder, settings
+from tests.support.segmentation import MAKERS, RamFeatures, StubEncoder, settings
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
@@ -33,7 +33,6 @@ from thinsection.probe.segment.probe import (
 )
 from thinsection.probe.segment.train import (
     MaskTransformer,
-    RamFeatures,
     dice_loss,
     initial_head,
     label_window,

@@ -2,11 +2,13 @@
 
 import dataclasses
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from scipy.io import savemat
@@ -86,6 +88,29 @@ def consep(root: Path, n: int = 6, *, seed: int = 0) -> Path:
 
 
 MAKERS = {"pannuke": pannuke, "monusac": monusac, "consep": consep}
+
+
+class RamFeatures:
+    """Features that are in RAM as float32: the plain way, and the cache's yardstick.
+
+    Memory: what it is given; one batch more while iterating.
+    """
+
+    def __init__(self, features: torch.Tensor) -> None:
+        self._features = features
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, T, D)."""
+        return tuple(self._features.shape)
+
+    def batches(
+        self, order: npt.ArrayLike, batch_size: int, *, device: str | torch.device = "cpu"
+    ) -> Iterator[torch.Tensor]:
+        """Gathered batches."""
+        rows = torch.from_numpy(np.asarray(order))
+        for start in range(0, len(rows), batch_size):
+            yield self._features[rows[start : start + batch_size]].float().to(device)
 
 
 class StubEncoder:

@@ -13,6 +13,7 @@ import torch
 
 from thinsection.encode.placement import resolve_device
 from thinsection.errors import BudgetError, InvalidInputError
+from thinsection.probe.data.sets import Embeddings
 from thinsection.types import GIB
 from thinsection.units import format_bytes
 
@@ -21,8 +22,6 @@ KEY_BYTES = 48  # per similarity, measured: the float, two int32 temporaries, th
 COLUMN_BLOCK = 4096  # rows of the bank at a time
 QUERY_BLOCK = 4096  # more queries than this at once gain nothing
 LOW_HALF = 0xFFFF_FFFF
-
-Embeddings = npt.NDArray[np.float32]  # (N, D)
 
 
 def to_device(array: npt.NDArray, device: torch.device) -> torch.Tensor:

@@ -4,7 +4,7 @@ ABMIL: gated attention weighs the tiles of a case, then classifies; Ilse, Tomcza
 "Attention-based deep multiple instance learning", ICML 2018.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from thinsection.probe.result import Predictions, ProbeResult
 from thinsection.probe.statistics import Fold, bootstrap_rows, stratified_folds
 
 Probability = npt.NDArray[np.float64]  # (n, K)
+_Bag = Callable[[int, np.random.Generator | None], torch.Tensor]  # a case's tiles (n, D)
 
 
 def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:
@@ -163,12 +164,16 @@ def abmil_probe(
         raise InvalidInputError(
             f"files_of_case must be one a case, got {len(files_of_case)} for {len(cases.ids)}"
         )
-    folds = case_folds(cases, protocol)
-    bags = _Bags(files_of_case, read, settings.bag_size)
+    folds, where = case_folds(cases, protocol), resolve_device(device, mps=False)
+
+    def bag(case: int, rng: np.random.Generator | None) -> torch.Tensor:
+        tiles = _tiles(files_of_case[case], read, settings.bag_size, rng)
+        return torch.from_numpy(tiles).to(where)
+
     parts, losses = [], []
     for i, fold in enumerate(folds):
         probability, loss = _train_fold(
-            cases, bags, fold, settings=settings, seed=protocol.seed + i, device=device
+            cases, bag, fold, settings=settings, seed=protocol.seed + i, device=where
         )
         parts.append(probability)
         losses.append(loss)
@@ -176,25 +181,19 @@ def abmil_probe(
     return fold_result("abmil", cases, folds, parts, protocol=protocol, details=details)
 
 
-class _Bags:
-    """Reads the tiles of a case; a training draw takes at most `bag_size` of them."""
-
-    def __init__(
-        self, files_of_case: Sequence[Sequence[Path]], read: ReadEmbeddings, bag_size: int
-    ) -> None:
-        self._files, self._read, self._bag_size = files_of_case, read, bag_size
-
-    def load(self, case: int, rng: np.random.Generator | None) -> npt.NDArray[np.float32]:
-        """Tiles (n, D) of a case: all of them, or a draw in their order where rng is given."""
-        tiles = np.concatenate([self._read(path) for path in self._files[case]])
-        if not len(tiles):
-            raise InvalidInputError(f"a bag must hold tiles, got none in {self._files[case]!r}")
-        if rng is not None and len(tiles) > self._bag_size:
-            tiles = tiles[np.sort(rng.choice(len(tiles), self._bag_size, replace=False))]
-        tiles = np.ascontiguousarray(tiles, dtype=np.float32)
-        if not np.isfinite(tiles).all():
-            check_finite(tiles, [f"{self._files[case][0].name}:{i}" for i in range(len(tiles))])
-        return tiles
+def _tiles(
+    files: Sequence[Path], read: ReadEmbeddings, bag_size: int, rng: np.random.Generator | None
+) -> npt.NDArray[np.float32]:
+    """Tiles (n, D) of a case: all of them, or where rng is given at most `bag_size`, in order."""
+    tiles = np.concatenate([read(path) for path in files])
+    if not len(tiles):
+        raise InvalidInputError(f"a bag must hold tiles, got none in {files!r}")
+    if rng is not None and len(tiles) > bag_size:
+        tiles = tiles[np.sort(rng.choice(len(tiles), bag_size, replace=False))]
+    tiles = np.ascontiguousarray(tiles, dtype=np.float32)
+    if not np.isfinite(tiles).all():
+        check_finite(tiles, [f"{files[0].name}:{i}" for i in range(len(tiles))])
+    return tiles
 
 
 def gated_attention(
@@ -229,26 +228,32 @@ def attend(layers: torch.nn.ModuleDict, tiles: torch.Tensor) -> torch.Tensor:
 
 
 def _train_fold(
-    cases: CaseSet, bags: _Bags, fold: Fold, *, settings: AbmilSettings, seed: int, device: str
+    cases: CaseSet,
+    bag: _Bag,
+    fold: Fold,
+    *,
+    settings: AbmilSettings,
+    seed: int,
+    device: torch.device,
 ) -> tuple[npt.NDArray[np.float64], list[float]]:
     """Probabilities (n_val, K) after the last epoch, and the mean loss of each epoch."""
-    where, rng = resolve_device(device, mps=False), np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     train, val = fold
-    dim = bags.load(int(train[0]), None).shape[1]
+    dim = bag(int(train[0]), None).shape[1]
     layers = gated_attention(
         dim, settings.hidden, len(cases.class_names), torch.Generator().manual_seed(seed)
-    ).to(where)
+    ).to(device)
     optimizer = torch.optim.AdamW(
         layers.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
     )
     counts = np.bincount(cases.labels[train], minlength=len(cases.class_names))
-    balance = torch.tensor(len(train) / (len(counts) * counts), dtype=torch.float32, device=where)
+    balance = torch.tensor(len(train) / (len(counts) * counts), dtype=torch.float32, device=device)
     losses = []
     for _ in range(settings.epochs):
         total = 0.0
         for case in rng.permutation(train):
-            logits = attend(layers, torch.from_numpy(bags.load(int(case), rng)).to(where))
-            target = torch.tensor(int(cases.labels[case]), device=where)
+            logits = attend(layers, bag(int(case), rng))
+            target = torch.tensor(int(cases.labels[case]), device=device)
             # one bag a step: `weight=` would cancel under mean reduction, so it is applied here
             loss = balance[target] * torch.nn.functional.cross_entropy(logits, target)
             optimizer.zero_grad(set_to_none=True)
@@ -257,10 +262,5 @@ def _train_fold(
             total += float(loss.detach())
         losses.append(total / len(train))
     with torch.inference_mode():
-        rows = [
-            torch.softmax(
-                attend(layers, torch.from_numpy(bags.load(int(case), None)).to(where)).double(), 0
-            )
-            for case in val
-        ]
+        rows = [torch.softmax(attend(layers, bag(int(case), None)).double(), 0) for case in val]
     return torch.stack(rows).cpu().numpy(), losses

@@ -135,29 +135,6 @@ class Features(Protocol):
         """float32 [B, T, D] in that order; valid until the next one is asked for."""
 
 
-class RamFeatures:
-    """Features that are in RAM as float32: the plain way, and the cache's yardstick.
-
-    Memory: what it is given; one batch more while iterating.
-    """
-
-    def __init__(self, features: Tensor) -> None:
-        self._features = features
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(N, T, D)."""
-        return tuple(self._features.shape)
-
-    def batches(
-        self, order: npt.ArrayLike, batch_size: int, *, device: str | torch.device = "cpu"
-    ) -> Iterator[Tensor]:
-        """Gathered batches."""
-        rows = torch.from_numpy(np.asarray(order))
-        for start in range(0, len(rows), batch_size):
-            yield self._features[rows[start : start + batch_size]].float().to(device)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFit:
     """A trained head and how it came about.
