@@ -28,7 +28,7 @@ from thinsection.probe.data.layouts import (
     load_mhist,
     load_pcam,
 )
-from thinsection.probe.data.manifests import load_manifest
+from thinsection.probe.data.load import load_manifest
 from thinsection.probe.data.sets import ImageRef, ImageSet, TileSet
 
 

@@ -1,35 +1,44 @@
-"""From the path that a person names to the set that a probe takes."""
+"""From the path that a person names to the set that a probe takes.
 
+A manifest is a table of tiles: images, embedding files, or rows of one embedding file; eva's too.
+Columns: `label` (or `target`); `split` (optional); and one of `path` / `image` (an image, or an
+embedding file), `embeddings` (an embedding file; eva), `row` (of the file given with
+`--embeddings`). `row` beside `path` or `embeddings` picks a row of that file. Test rows are never
+opened.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.probe.config import ProbeConfig
+from thinsection.probe.data import files, images, tables
 from thinsection.probe.data.cases import labelled_cases, load_case_table, survival_cases
-from thinsection.probe.data.files import find_tile_files, is_results
-from thinsection.probe.data.images import (
-    class_and_mean,
-    embed_image_set,
-    embed_images,
-    encoder_facts,
-)
 from thinsection.probe.data.layouts import LAYOUTS
-from thinsection.probe.data.manifests import gather_rows, load_manifest
 from thinsection.probe.data.regions import load_regions
 from thinsection.probe.data.sets import (
+    IMAGE_SUFFIXES,
     CaseSet,
+    Embeddings,
+    ImagePart,
     ImageRef,
     ImageSet,
     RobustnessSet,
     SurvivalSet,
     TileSet,
     at_most_per_class,
+    make_split,
 )
-from thinsection.probe.data.tables import TABLE_SUFFIXES, read_table
+from thinsection.probe.statistics import stratified_folds
 
 if TYPE_CHECKING:
     from thinsection.encode import TileEncoder
 
+PATH_COLUMNS = ("embeddings", "path", "image")
+LABEL_COLUMNS = ("label", "target")
 ROBUSTNESS_COLUMNS = ("slide_id", "biological_class", "medical_center")
 
 
@@ -53,7 +62,7 @@ def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
         loaded = at_most_per_class(loaded, most, seed=seed)
     if isinstance(loaded, TileSet):
         return loaded
-    return embed_image_set(loaded, _encoder(config), batch_size=config.compute.batch_size)
+    return images.embed_image_set(loaded, _encoder(config), batch_size=config.compute.batch_size)
 
 
 def _labelled(path: Path, config: ProbeConfig) -> TileSet | ImageSet:
@@ -61,15 +70,15 @@ def _labelled(path: Path, config: ProbeConfig) -> TileSet | ImageSet:
     layout = data.layout if data.layout != "auto" else guess_layout(path, data.labels)
     if layout == "manifest":
         return load_manifest(path, embeddings=data.embeddings, seed=seed)
-    if layout != "tiles" and not is_results(path):
+    if layout != "tiles" and not files.is_results(path):
         return LAYOUTS[layout](path, seed=seed)
-    files = find_tile_files(path)
+    tile_files = files.find_tile_files(path)
     if data.labels is None:
         raise ConfigError(
             f"labels must be given for tile embeddings, got none for {str(path)!r}; "
             "pass --labels regions.geojson (or a table slide_id,x,y,label)"
         )
-    return load_regions(files, data.labels, seed=seed)
+    return load_regions(tile_files, data.labels, seed=seed)
 
 
 def guess_layout(path: Path, labels: Path | None) -> str:
@@ -82,9 +91,104 @@ def guess_layout(path: Path, labels: Path | None) -> str:
         raise DatasetError(f"data must exist, got {str(path)!r}")
     if labels is not None or path.suffix.lower() in (".h5", ".hdf5"):
         return "tiles"
-    if path.suffix.lower() in TABLE_SUFFIXES:
+    if path.suffix.lower() in tables.TABLE_SUFFIXES:
         return "manifest"
-    return "tiles" if is_results(path) or any(path.glob("*.h5")) else "folder"
+    return "tiles" if files.is_results(path) or any(path.glob("*.h5")) else "folder"
+
+
+def load_manifest(
+    table: Path, *, embeddings: Path | None = None, seed: int = 1337
+) -> TileSet | ImageSet:
+    """The tiles that a manifest lists; paths are relative to its folder.
+
+    Args:
+        table: the CSV, TSV or Parquet file.
+        embeddings: one file of embeddings, for a `row` column.
+        seed: of the fold that validates where there is no `split` column.
+
+    Memory: 8 N D while the rows are split, 4 N D after; the largest embedding file.
+
+    Raises:
+        DatasetError: a column, file or row is missing, or kinds are mixed.
+    """
+    rows = tables.read_table(table, ())
+    label_column = _present(rows, LABEL_COLUMNS, table)
+    has_split = "split" in rows[0]
+    if has_split:
+        rows = [r for r in rows if tables.split_name(r["split"], str(table)) != tables.TEST]
+    names, labels = tables.encode_labels([r[label_column] for r in rows], str(table))
+    if embeddings is not None:
+        paths: Sequence[Path] = [embeddings] * len(rows)
+    else:
+        column = _present(rows, PATH_COLUMNS, table)
+        paths = [table.parent / r[column] for r in rows]
+    if has_split:
+        remedy = f"; leave the column out to have one of {tables.FOLDS} folds validate"
+        splits = [tables.split_name(r["split"], str(table)) for r in rows]
+        fold, rule = tables.split_fold(splits, repr(str(table)), remedy), "split column"
+    else:
+        fold = stratified_folds(labels, folds=tables.FOLDS, seed=seed, class_names=names)[0]
+        rule = f"stratified fold 0 of {tables.FOLDS}, seed {seed}"
+    facts = {"split_rule": rule, "manifest": table.name}
+    suffixes = {p.suffix.lower() for p in paths}
+    if suffixes <= set(IMAGE_SUFFIXES):
+        part = ImagePart(images=tuple(map(ImageRef, paths)), labels=labels)
+        return ImageSet.folded(part, fold, name=table.stem, class_names=names, facts=facts)
+    if not suffixes <= set(files.EMBEDDING_SUFFIXES):
+        raise DatasetError(
+            f"files must be all images ({', '.join(IMAGE_SUFFIXES)}) or all embeddings "
+            f"({', '.join(files.EMBEDDING_SUFFIXES)}), got {', '.join(sorted(suffixes))} in "
+            f"{str(table)!r}"
+        )
+    given = [r.get("row", "") for r in rows]
+    ids = [f"{p.name}:{row}" if row else p.name for p, row in zip(paths, given, strict=True)]
+    tiles = make_split(gather_rows(paths, given, table), labels, ids)
+    return TileSet.folded(tiles, fold, name=table.stem, class_names=names, facts=facts)
+
+
+def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> Embeddings:
+    """One row per entry, each file opened once.
+
+    Raises:
+        DatasetError: a row is missing, out of range, or not given where a file has several.
+    """
+    by_path: dict[Path, list[int]] = {}
+    for i, path in enumerate(paths):
+        by_path.setdefault(path, []).append(i)
+    out: Embeddings | None = None
+    for path, entries in by_path.items():
+        array = files.read_embeddings(path)
+        index = [_row_index(rows[i], len(array), path, table) for i in entries]
+        if out is None:
+            out = np.empty((len(paths), array.shape[1]), dtype=np.float32)
+        if array.shape[1] != out.shape[1]:
+            raise DatasetError(
+                f"embeddings must have the same D, got {array.shape[1]} after {out.shape[1]} in "
+                f"{str(path)!r}"
+            )
+        out[entries] = array[index]
+    assert out is not None  # a table has rows
+    return out
+
+
+def _row_index(text: str, count: int, path: Path, table: Path) -> int:
+    if not text and count == 1:
+        return 0
+    if not text.isdigit() or int(text) >= count:
+        raise DatasetError(
+            f"row must lie in 0..{count - 1} of {path.name!r}, got {text!r} in {str(table)!r}"
+        )
+    return int(text)
+
+
+def _present(rows: Sequence[tables.Row], names: Sequence[str], table: Path) -> str:
+    for name in names:
+        if name in rows[0]:
+            return name
+    raise DatasetError(
+        f"manifest must have a column {' or '.join(map(repr, names))}, got "
+        f"{', '.join(rows[0])} in {str(table)!r}"
+    )
 
 
 def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
@@ -123,14 +227,14 @@ def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
         ConfigError: neither images nor an embeddings file.
         DatasetError: columns or rows are missing.
     """
-    rows = read_table(path, ROBUSTNESS_COLUMNS)
+    rows = tables.read_table(path, ROBUSTNESS_COLUMNS)
     file = config.data.embeddings
     if file is None and "path" in rows[0]:
         encoder = _encoder(config)
-        encode, words = class_and_mean(encoder)
-        images = [ImageRef(path.parent / r["path"]) for r in rows]
-        vectors = embed_images(images, encode, batch_size=config.compute.batch_size)
-        facts = {"embedding": words, **encoder_facts(encoder)}
+        encode, words = images.class_and_mean(encoder)
+        refs = [ImageRef(path.parent / r["path"]) for r in rows]
+        vectors = images.embed_images(refs, encode, batch_size=config.compute.batch_size)
+        facts = {"embedding": words, **images.encoder_facts(encoder)}
     elif file is None or not file.is_file():
         raise ConfigError(
             f"embeddings must be a file, got {file}; pass --embeddings FILE, or give the table a "
