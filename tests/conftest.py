@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.slurm_node import slurm_node
 
 from thinsection.testing.synthetic import write_he_slide
 
@@ -69,3 +71,18 @@ def bucket() -> Iterator[Any]:
         fs.mkdir("slides")
         yield fs
         moto.stop()
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[dict[str, str]]:
+    """One Slurm of one node for all tests that ask for it."""
+    with slurm_node() as environment:
+        yield {**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+@pytest.fixture
+def on_slurm(slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Its commands are found as on a login node."""
+    for name in ("SLURM_CONF", "PYTHONPATH"):
+        monkeypatch.setenv(name, slurm[name])
+    return slurm

@@ -120,11 +120,10 @@ def curve_picture(result: ProbeResult) -> Picture:
     """Validation score after each epoch, one line per learning rate, the best marked."""
     figure, axes = figure_and_axes((5.6, 3.4))
     for i, (lr, scores) in enumerate(result.details["curve"].items()):
-        axes.plot(
-            range(1, len(scores) + 1), scores, color=_color(i), label=f"lr {lr}", linewidth=1.5
-        )
+        epochs = range(1, len(scores) + 1)
+        axes.plot(epochs, scores, color=_color(i), label=f"lr {lr}", linewidth=1.5)
     best = result.details["best_epoch"], result.score
-    axes.plot(*best, marker="o", color="black", fillstyle="none", markersize=9, linestyle="none")
+    _circle(axes, *best)
     axes.set(xlabel="epoch", ylabel=METRIC_WORDS.get(result.metric, result.metric))
     axes.legend(fontsize=8)
     caption = f"The circle is what counts: lr {result.details['best_lr']:g}, epoch {best[0]}."
@@ -268,7 +267,7 @@ def losses_picture(result: ProbeResult) -> Picture:
         color = COLORS[i % len(COLORS)]
         axes.plot(epochs, train, color=color, linestyle="--", linewidth=1)
         axes.plot(epochs, val, color=color, label=f"fold {i + 1}", linewidth=1.6)
-        axes.plot(best, val[best - 1], marker="o", color="black", fillstyle="none", markersize=9)
+        _circle(axes, best, val[best - 1])
     axes.set(xlabel="epoch", ylabel="dice loss")
     axes.legend(fontsize=8)
     caption = "Solid: validation; dashed: training. The circle is the epoch that is scored."
@@ -313,6 +312,10 @@ def png_bytes(figure: "Figure") -> bytes:
     # without the version in the metadata the bytes depend on the data alone
     figure.savefig(buffer, format="png", bbox_inches="tight", metadata={"Software": None})
     return buffer.getvalue()
+
+
+def _circle(axes: "Axes", x: float, y: float) -> None:
+    axes.plot(x, y, marker="o", color="black", fillstyle="none", markersize=9, linestyle="none")
 
 
 def _color(index: int) -> str:

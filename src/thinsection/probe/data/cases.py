@@ -23,9 +23,9 @@ from thinsection.probe.data.sets import CaseSet, Embeddings, SurvivalSet
 from thinsection.probe.data.tables import (
     TEST,
     TRAIN,
-    Row,
+    TextRow,
     encode_labels,
-    read_table,
+    read_rows,
     split_name,
     unexpected,
 )
@@ -55,7 +55,7 @@ class CaseTable:
     name: str
     ids: tuple[str, ...]
     slides: tuple[tuple[str, ...], ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TextRow, ...]
     folds: tuple[Fold, ...] | None
     columns: tuple[str, ...]
     label_names: Mapping[str, str] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class CaseTable:
 
 def group_cases(
     name: str,
-    rows: Sequence[Row],
+    rows: Sequence[TextRow],
     key: str,
     columns: tuple[str, ...],
     *,
@@ -81,7 +81,7 @@ def group_cases(
     label_names: Mapping[str, str] | None = None,
 ) -> CaseTable:
     """One entry per case; all rows of a case must agree on its label and folds."""
-    first: dict[str, Row] = {}
+    first: dict[str, TextRow] = {}
     slides: dict[str, list[str]] = {}
     agree = (*columns, *(c for c in (rows[0] if rows else {}) if c.startswith("fold_")))
     for row in rows:
@@ -123,7 +123,7 @@ def load_case_table(path: Path, protocol: Protocol, *, survival: bool) -> CaseTa
     if path.is_dir():
         return load_pathobench(path, protocol, survival=survival)
     wanted = ("event", "time") if survival else ("label",)
-    rows = read_table(path, ("slide_id", *wanted))
+    rows = read_rows(path, ("slide_id", *wanted))
     if "split" in rows[0]:
         rows = [r for r in rows if split_name(r["split"], str(path)) != TEST]
     key = "case_id" if "case_id" in rows[0] else "slide_id"
@@ -246,7 +246,7 @@ def load_pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTa
         )
     columns = (f"{task}_event", f"{task}_days") if survival else (task,)
     key = str(config.get("sample_col") or "case_id")
-    rows = read_table(table, (key, "slide_id", *columns))
+    rows = read_rows(table, (key, "slide_id", *columns))
     fold_columns = [c for c in rows[0] if c.startswith("fold_")]
     if not fold_columns:
         raise DatasetError(f"table must have fold_* columns, got {list(rows[0])} in {str(table)!r}")
@@ -278,7 +278,7 @@ def load_pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTa
     return dataclasses.replace(grouped, folds=folds)
 
 
-def _file_fold(rows: Sequence[Row], column: str, table: Path) -> Fold:
+def _file_fold(rows: Sequence[TextRow], column: str, table: Path) -> Fold:
     """The fold's training rows, and its held-out rows (which train in other folds)."""
     training = np.array([split_name(r[column], str(table)) == TRAIN for r in rows])
     if training.all() or not training.any():

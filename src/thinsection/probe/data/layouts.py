@@ -21,7 +21,7 @@ from thinsection.probe.data.tables import (
     TRAIN,
     VAL,
     encode_labels,
-    read_table,
+    read_rows,
     split_name,
     unexpected,
 )
@@ -124,7 +124,7 @@ def load_mhist(root: Path, *, seed: int = 1337) -> ImageSet:
     if not table.is_file() or not images.is_dir():
         raise unexpected(root, "MHIST", ["annotations.csv", "images/MHIST_*.png"])
     label_column = "Majority Vote Label"
-    rows = read_table(table, ("Image Name", label_column, "Partition"))
+    rows = read_rows(table, ("Image Name", label_column, "Partition"))
     rows = [r for r in rows if split_name(r["Partition"], str(table)) == TRAIN]
     names, labels = encode_labels([r[label_column] for r in rows], str(table))
     refs = tuple(ImageRef(_existing(images / r["Image Name"], table)) for r in rows)

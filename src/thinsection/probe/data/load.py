@@ -111,7 +111,7 @@ def load_manifest(
     Raises:
         DatasetError: a column, file or row is missing, or kinds are mixed.
     """
-    rows = tables.read_table(table, ())
+    rows = tables.read_rows(table, ())
     label_column = _present(rows, LABEL_COLUMNS, table)
     has_split = "split" in rows[0]
     if has_split:
@@ -181,7 +181,7 @@ def _row_index(text: str, count: int, path: Path, table: Path) -> int:
     return int(text)
 
 
-def _present(rows: Sequence[tables.Row], names: Sequence[str], table: Path) -> str:
+def _present(rows: Sequence[tables.TextRow], names: Sequence[str], table: Path) -> str:
     for name in names:
         if name in rows[0]:
             return name
@@ -227,7 +227,7 @@ def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
         ConfigError: neither images nor an embeddings file.
         DatasetError: columns or rows are missing.
     """
-    rows = tables.read_table(path, ROBUSTNESS_COLUMNS)
+    rows = tables.read_rows(path, ROBUSTNESS_COLUMNS)
     file = config.data.embeddings
     if file is None and "path" in rows[0]:
         encoder = _encoder(config)

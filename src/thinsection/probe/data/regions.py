@@ -21,7 +21,7 @@ from thinsection.probe.data.tables import (
     TABLE_SUFFIXES,
     TEST,
     encode_labels,
-    read_table,
+    read_rows,
     split_fold,
     split_name,
 )
@@ -220,7 +220,7 @@ class _Table:
 
     def __init__(self, path: Path) -> None:
         self._by_slide: dict[str, dict[tuple[int, int], tuple[str, str | None]]] = {}
-        for row in read_table(path, ("slide_id", "x", "y", "label")):
+        for row in read_rows(path, ("slide_id", "x", "y", "label")):
             split = split_name(row["split"], str(path)) if row.get("split") else None
             if split == TEST:
                 continue

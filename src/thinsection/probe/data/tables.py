@@ -11,7 +11,7 @@ from thinsection.errors import DatasetError, MissingDependencyError
 from thinsection.probe.data.sets import Labels
 from thinsection.probe.statistics import Fold
 
-Row = Mapping[str, str]
+TextRow = Mapping[str, str]
 TRAIN, VAL, TEST = "train", "val", "test"
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 FOLDS = 3  # where data bring no split: one of so many validates
@@ -22,7 +22,7 @@ _SPLITS = {
 }
 
 
-def read_table(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
+def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
     """Rows of a CSV (or TSV or Parquet, by its suffix) as text, spaces stripped.
 
     Raises:
@@ -60,7 +60,7 @@ def _parquet_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         raise MissingDependencyError(
             f"Parquet tables need pyarrow, got {error}; install thinsection[export]"
         ) from error
-    rows = parquet.read_table(path)
+    rows = parquet.read_rows(path)
     text = [
         {k: "" if v is None else str(v).strip() for k, v in r.items()} for r in rows.to_pylist()
     ]
