@@ -60,11 +60,11 @@ def _parquet_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         raise MissingDependencyError(
             f"Parquet tables need pyarrow, got {error}; install thinsection[export]"
         ) from error
-    rows = parquet.read_rows(path)
+    table = parquet.read_table(path)
     text = [
-        {k: "" if v is None else str(v).strip() for k, v in r.items()} for r in rows.to_pylist()
+        {k: "" if v is None else str(v).strip() for k, v in r.items()} for r in table.to_pylist()
     ]
-    return list(rows.column_names), text
+    return list(table.column_names), text
 
 
 def split_name(text: str, where: str) -> str:
