@@ -51,12 +51,16 @@ def test_a_run_without_features_is_refused_and_never_taken_for_pictures(
     for slide in ("a", "b", "c"):
         folder = run / "slides" / slide
         folder.mkdir()
+        (folder / "slide.json").write_text("{}")
         Image.new("RGB", (8, 8)).save(folder / "thumbnail.jpg")
         write_tiles_h5(run / GRID / "tiles" / f"{slide}.h5", np.zeros((1, 2)), np.ones((1, 2)))
     config = replace_flat(ProbeConfig(), {"layout": layout})
-    for path in (run, run / "slides"):
+    for path in (run, run / "slides", run / "slides" / "a"):
         with pytest.raises(DatasetError, match=r"results must hold embeddings, got no .*`thinsect"):
             load_tiles(path, config)
+    (run / "records").rmdir()  # killed before the first one
+    with pytest.raises(DatasetError, match="results must hold embeddings"):
+        load_tiles(run, config)
 
 
 def test_features_without_labels_ask_for_labels(tmp_path: Path) -> None:

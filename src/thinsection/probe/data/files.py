@@ -15,13 +15,13 @@ from thinsection.errors import DatasetError
 from thinsection.pipeline.records import RECORDS
 from thinsection.probe.data.sets import Embeddings
 from thinsection.slide.readers import slide_suffixes
-from thinsection.store.ledger import SLIDES
+from thinsection.store.ledger import LEDGER_NAME, SLIDES
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.types import CoordsL0
 
 H5_SUFFIXES = (".h5", ".hdf5")
 EMBEDDING_SUFFIXES = (*H5_SUFFIXES, ".npy", ".pt")
-RUN_FOLDERS = (SLIDES, RECORDS)  # with these a folder is a run's, whatever else it holds
+RUN_FOLDERS = (SLIDES, RECORDS)  # with both a folder is a run's, whatever else it holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +145,11 @@ def read_slide_tiles(path: Path) -> SlideTiles:
 
 def is_results(path: Path) -> bool:
     """Whether a folder is what a run of ours (or of TRIDENT) wrote, or lies in it: no dataset."""
-    runs = (path, path.parent) if path.name in RUN_FOLDERS else (path,)
-    is_run = any(all((run / name).is_dir() for name in RUN_FOLDERS) for run in runs)
-    return is_run or any(_features(path, kind) for kind in ("features", "slide_features"))
+    if all((path / name).is_dir() for name in RUN_FOLDERS):
+        return True
+    depths = ("", "*/", f"{SLIDES}/*/")  # a slide's folder, the folder of slides, the whole
+    has_ledger = any(any(path.glob(f"{depth}{LEDGER_NAME}")) for depth in depths)
+    return has_ledger or any(_features(path, kind) for kind in ("features", "slide_features"))
 
 
 def features_folder(path: Path, *, slides_too: bool = False) -> Path:
