@@ -147,8 +147,9 @@ def test_a_preset_a_file_and_a_pipeline_are_the_same_argument(cache: Path, tmp_p
 def test_a_result_is_shown_in_a_line_and_in_a_notebook_with_its_overlay(cache: Path) -> None:
     result = run_qc(ArraySlide([tissue()]), pipeline({"kind": "intensity", "upper_gray": 0.8}))
     share = f"{result.mask_use.mean():.1%}"
-    assert "QcResult(pipeline 't', 48 x 56 px, 8.0" in repr(result)
-    assert f"{share} to use, 1 masks, 2 scores, 0 warnings)" in repr(result)
+    size = "47 x 56 px, 8.036 µm/px"
+    counts = "1 masks, 2 scores, 0 warnings"
+    assert repr(result) == f"QcResult(pipeline 't', {size}, {share} to use, {counts})"
     page = replace(result, warnings=("<b>odd</b>",))._repr_html_()
     assert "data:image/jpeg;base64," in page
     assert f"to use: {share} of the image" in page
