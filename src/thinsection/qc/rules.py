@@ -10,12 +10,8 @@ from thinsection.errors import ConfigError
 from thinsection.qc.checks.check import Score
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    ">": operator.gt,
+    **{"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt},
+    **{"==": operator.eq, "!=": operator.ne},
 }
 _PATTERN = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(<=|>=|==|!=|<|>)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*")
 
