@@ -6,16 +6,18 @@ tissue of the generated slide, so that nothing is left to measure: the preset is
 as well.
 """
 
-import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
+from tests.support.pixel_examples import pen_examples
 
 from benchmarks.harness import arguments, finish
 from thinsection.qc import Pipeline, load_pipeline, prepare_models, run_qc
+from thinsection.qc.checks.by_example import ByExample
 from thinsection.slide import open_slide
 from thinsection.testing import run_and_measure
 
@@ -42,34 +44,44 @@ def whole_level(slide_path: str, max_edge: int) -> list[int]:
 
 
 def train_once(cache_dir: str) -> None:
-    """Trains both models of the default preset into an empty cache."""
-    shutil.rmtree(cache_dir, ignore_errors=True)
-    prepare_models(load_pipeline("default"), cache_dir=Path(cache_dir))
+    """Trains a model of one's own on 16 pictures of 320 x 320 px, which are made before."""
+    folder = Path(cache_dir) / "examples"
+    pictures = [str(path) for path in sorted(folder.glob("rgb*.png"))]
+    masks = [str(path) for path in sorted(folder.glob("mask*.png"))]
+    own = ByExample(model="own", example_images=tuple(pictures), example_masks=tuple(masks))
+    prepare_models(Pipeline(name="own", checks=(own,)), cache_dir=Path(cache_dir))
+
+
+def write_examples(folder: Path) -> None:
+    """The generated examples that the package's model of pen is trained on."""
+    folder.mkdir(parents=True)
+    for n, (rgb, mask) in enumerate(pen_examples(0)):
+        Image.fromarray(rgb).save(folder / f"rgb{n:02d}.png")
+        Image.fromarray(mask).save(folder / f"mask{n:02d}.png")
 
 
 def load_batch(**_: Any) -> Any:
     """What `thinsection qc` has imported before it starts."""
-    from thinsection.pipeline import qc_batch
+    from thinsection.pipeline import qc_run
 
-    return qc_batch
+    return qc_run
 
 
-def batch(qc_batch: Any, *, folder: str, cache_dir: str, workers: int, num_slides: int) -> int:
+def batch(qc_run: Any, *, folder: str, workers: int, num_slides: int) -> int:
     """QC of one slide under several names."""
-    from thinsection.slide.cohort import SlideEntry
+    from thinsection.jobs.executor import ExecutorConfig
 
     root = Path(folder)
-    entries = [
-        SlideEntry(slide_id=f"s{n}", slide_path=str(root / "slide.svs")) for n in range(num_slides)
-    ]
-    settings = qc_batch.QcSettings(
-        pipeline=load_pipeline("default"),
-        workers=workers,
-        resume=False,
-        cache_dir=Path(cache_dir),
-    )
-    reports = list(qc_batch.qc_slides(entries, root / f"out{workers}", settings))
-    return sum(report.status == "done" for report in reports)
+    slides = root / "slides"
+    slides.mkdir(exist_ok=True)
+    for n in range(num_slides):
+        if not (slides / f"s{n}.svs").exists():
+            (slides / f"s{n}.svs").hardlink_to(root / "slide.svs")
+    executor = ExecutorConfig(workers=0 if workers == 1 else workers)
+    with tempfile.TemporaryDirectory(dir=root) as out:
+        config = qc_run.QcRunConfig(executor=executor)
+        summary = qc_run.check_slides([slides], out=Path(out), config=config)
+    return sum(result.status == "done" for result in summary.results)
 
 
 def main() -> None:
@@ -79,11 +91,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         cache = str(root / "cache")
+        write_examples(Path(cache) / "examples")
         training = measured("train_once", times=1, cache_dir=cache)
         results: dict[str, Any] = {"size": size, "training": training}
         results["0.5 um/px"] = one_resolution(root, cache, size, smoke=args.smoke)
         num_slides, times = (2, 1) if args.smoke else (8, 5)
-        results["workers"] = compare_workers(root, cache, num_slides=num_slides, times=times)
+        results["workers"] = compare_workers(root, num_slides=num_slides, times=times)
     finish("bench_qc", results, args)
 
 
@@ -144,14 +157,14 @@ def check_readers_agree(path: Path, cache: Path) -> None:
         raise AssertionError(f"IoU of masks by two readers must be >= .995, got {iou} of {union}")
 
 
-def compare_workers(root: Path, cache: str, *, num_slides: int, times: int) -> dict[str, Any]:
+def compare_workers(root: Path, *, num_slides: int, times: int) -> dict[str, Any]:
     """Wall-clock time of one process against two workers, their start included, in turns.
 
     Each in a fresh process; other jobs on the machine lower the ratio.
     """
     wall: dict[int, list[float]] = {1: [], 2: []}
     for workers in (1, 2) * times:
-        kwargs = {"folder": str(root), "cache_dir": cache, "num_slides": num_slides}
+        kwargs = {"folder": str(root), "num_slides": num_slides}
         run = run_and_measure(
             "benchmarks.bench_qc", "batch", setup="load_batch", workers=workers, **kwargs
         )
