@@ -217,3 +217,23 @@ def test_a_device_that_is_not_there_is_refused_by_name() -> None:
     if _no_gpu():
         with pytest.raises(DeviceError, match=r"device must .*'cuda:7'"):
             get_namespace("cuda:7")
+
+
+def test_elongated_regions_are_long_for_their_mean_width_bent_or_not(ns: ArrayNamespace) -> None:
+    mask = np.zeros((90, 120), dtype=bool)
+    mask[5:9, 5:85] = True  # 4 x 80: length² over area is 20
+    mask[20:24, 5:60], mask[20:60, 56:60] = True, True  # bent
+    mask[30:50, 5:25] = True  # a square: 1
+    mask[80:81, 100:106] = True  # long, but only 6 px
+    expected = mask.copy()
+    expected[30:50, 5:25], expected[80:81, 100:106] = False, False
+    same(ns, masks.keep_elongated(ns, ns.upload(mask), 5.0, 50), expected)
+    none = ns.upload(np.zeros_like(mask))
+    assert not ns.download(masks.keep_elongated(ns, none, 5.0, 50)).any()
+
+
+def test_means_of_blocks_count_only_the_px_inside_the_image(ns: ArrayNamespace) -> None:
+    means = ns.download(ours.block_means(ns, ns.upload(GRAY), 32))
+    assert means.shape == (2, 3)
+    expected = [[GRAY[y : y + 32, x : x + 32].mean() for x in (0, 32, 64)] for y in (0, 32)]
+    np.testing.assert_allclose(means, expected, rtol=1e-12)

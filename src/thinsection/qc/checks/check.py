@@ -2,7 +2,7 @@
 
 A check is a frozen dataclass: its fields are the settings of a `[[check]]` table, and calling it
 with a view of a slide gives an outcome. Another package adds one by a subclass of `QcCheck` and an
-entry point of the group `thinsection.qc_checks` (docs/extending.md).
+entry point of the group `thinsection.qc_checks` (docs/qc.md).
 """
 
 import re
