@@ -32,15 +32,16 @@ def test_one_good_slide_and_one_bad_end_with_code_3_and_all_the_files(tmp_path: 
     flags = ("--pipeline", "light", "--write", "histoqc", "--qc-fail", "pixels_to_use<1e9")
     done = run(str(slides), "--out", str(out), *flags, cache=tmp_path)
     assert done.returncode == 3, done.stderr
-    assert "bad: failed: no reader opens 'bad.svs'" in done.stdout
+    assert "bad: failed (open): SlideOpenError: no reader opens 'bad.svs'" in done.stdout
     assert "good: fails pixels_to_use<1e+09" in done.stdout
     assert "1 of 2 slides done" in done.stdout
-    for name in ("qc.csv", "qc.html", "results.tsv", "good/qc.json", "good.svs/good.svs_thumb.png"):
+    tables = ("qc_light.csv", "qc_light.html", "results.tsv")
+    for name in (*tables, "slides/good/qc_light/qc.json", "good.svs/good.svs_thumb.png"):
         assert (out / name).is_file(), name
     (slides / "bad.svs").unlink()
     again = run(str(slides), "--out", str(out), "--pipeline", "light", cache=tmp_path)
     assert again.returncode == 0
-    assert "good: skipped" in again.stdout
+    assert "good: done before with the same settings and input, skipped" in again.stdout
 
 
 def test_a_histoqc_config_is_written_as_toml_and_an_unknown_key_is_one_line(
