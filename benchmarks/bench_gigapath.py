@@ -13,10 +13,9 @@ from tests.support.plain_gigapath import plain_gigapath
 
 from benchmarks.harness import arguments, finish
 from benchmarks.titan_inputs import give_back_freed_memory, tissue_cells
-from thinsection.pool import GigaPathSlideEncoder
-from thinsection.pool.gigapath import random_gigapath_weights
+from thinsection.pool import GigaPathSlideEncoder, LoadOptions
+from thinsection.pool.encoder import DEFAULT_BUDGET_BYTES
 from thinsection.pool.gigapath_net import LongNetConfig
-from thinsection.pool.registry import DEFAULT_BUDGET_BYTES, LoadOptions
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB
 
@@ -53,7 +52,7 @@ def check(num_tiles: int) -> float:
     encoder, tiles, coords = set_up(num_tiles=num_tiles, budget_bytes=GIB)
     config = encoder.net.config
     exact = plain_gigapath(
-        random_gigapath_weights(config, seed=0),
+        GigaPathSlideEncoder.random_weights(config, seed=0),
         torch.from_numpy(tiles),
         torch.from_numpy(coords),
         branches=[(b.length, b.dilation) for b in config.branches],
@@ -68,7 +67,7 @@ def set_up(*, num_tiles: int, budget_bytes: int) -> State:
     """One layer of the published sizes, and a slide."""
     torch.set_num_threads(1)
     config = LongNetConfig(num_layers=1)
-    weights = random_gigapath_weights(config, seed=0)
+    weights = GigaPathSlideEncoder.random_weights(config, seed=0)
     options = LoadOptions(device="cpu", budget_bytes=budget_bytes)
     encoder = GigaPathSlideEncoder.from_state_dict(weights, config=config, options=options)
     tiles = np.random.default_rng(0).standard_normal((num_tiles, 1536), dtype=np.float32)

@@ -15,7 +15,7 @@ import torch
 from benchmarks.harness import arguments, finish
 from thinsection.encode import encoder as encoder_module
 from thinsection.encode import load_encoder
-from thinsection.encode.heap import keep_freed_memory
+from thinsection.encode.memory import keep_freed_memory
 from thinsection.testing import Measured, run_and_measure
 
 ENCODERS = {

@@ -23,7 +23,7 @@ from benchmarks.titan_inputs import (
     slide,
     titan_of,
 )
-from thinsection.pool.titan import random_titan_weights
+from thinsection.pool import TitanSlideEncoder
 from thinsection.testing import run_and_measure
 from thinsection.types import MIB
 
@@ -54,7 +54,7 @@ def main() -> None:
 
 def accuracy(num_tiles: int) -> dict[str, Any]:
     """Pooled embedding against float64: ours, and what others do to the bias."""
-    weights = random_titan_weights(seed=0)
+    weights = TitanSlideEncoder.random_weights(seed=0)
     tiles, coords = slide(num_tiles)
     tensors = torch.from_numpy(tiles), torch.from_numpy(coords)
     exact = plain_titan(weights, *tensors, TILE_PX_L0, dtype=torch.float64).numpy()

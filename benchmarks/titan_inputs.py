@@ -10,8 +10,7 @@ import torch
 from tests.support.plain_titan import plain_bias, plain_titan
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
-from thinsection.pool.registry import LoadOptions
-from thinsection.pool.titan import TitanSlideEncoder, random_titan_weights
+from thinsection.pool import LoadOptions, TitanSlideEncoder
 from thinsection.pool.titan_net import NUM_BLOCKS
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB
@@ -51,7 +50,9 @@ def titan_of(
 ) -> TitanSlideEncoder:
     """Seeded random weights."""
     options = LoadOptions(device=device, precision=precision, budget_bytes=budget_bytes)  # type: ignore[arg-type]
-    return TitanSlideEncoder.from_state_dict(random_titan_weights(seed=0), options=options)
+    return TitanSlideEncoder.from_state_dict(
+        TitanSlideEncoder.random_weights(seed=0), options=options
+    )
 
 
 def set_up(
@@ -60,7 +61,7 @@ def set_up(
     """Weights and inputs, outside the measured time and memory; ours with the first `blocks`."""
     torch.set_num_threads(1)
     if way == "published":
-        weights = random_titan_weights(seed=0)
+        weights = TitanSlideEncoder.random_weights(seed=0)
         tiles, coords = slide(num_tiles)
         give_back_freed_memory()
         return weights, tiles, coords

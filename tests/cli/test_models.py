@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
 from thinsection.encode import check as check_module
-from thinsection.encode import declared_encoders
-from thinsection.encode.hub import hub_library
+from thinsection.encode import declared_encoders, encoder_spec
 from thinsection.errors import UnknownEncoderError
+from thinsection.weights.hub import hub_library
 
 
 def invoke(*arguments: str):
@@ -64,11 +64,10 @@ def test_with_a_token_but_no_network_it_names_the_command_for_another_machine(
 
 
 def test_cached_weights_are_found(empty_cache) -> None:
-    revision = "a" * 40
+    revision = encoder_spec("phikon").revision
+    assert revision is not None
     root = Path(empty_cache.constants.HF_HUB_CACHE)
     repo = root / "models--owkin--phikon"
-    (repo / "refs").mkdir(parents=True)
-    (repo / "refs" / "main").write_text(revision)
     (repo / "snapshots" / revision).mkdir(parents=True)
     (repo / "snapshots" / revision / "model.safetensors").write_bytes(b"")
     checks = {c.name: c for c in check_module.check_encoder("phikon", device="cpu")}

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from thinsection.encode import declared_encoders, encoder_spec
-from thinsection.encode.build import build_backbone, count_parameters
-from thinsection.encode.optional import is_installed
+from thinsection.encode.backbone import build_backbone, count_parameters
 from thinsection.errors import UnknownEncoderError
+from thinsection.weights.packages import is_installed
 
 SPECS = list(declared_encoders().values())
 # sizes as their papers and model cards state them, in millions

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from thinsection.encode import load_encoder
-from thinsection.encode import placement as placement_module
-from thinsection.encode.placement import place
 from thinsection.errors import DeviceError, InvalidInputError
+from thinsection.weights import placement as placement_module
+from thinsection.weights.placement import place
 
 TILES = np.random.default_rng(3).integers(0, 256, (3, 224, 224, 3), dtype=np.uint8)
 ENCODERS = [("efficientnet_lite0", True), ("lunit_vits16", False)]

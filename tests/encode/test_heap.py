@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from thinsection.encode import heap
+from thinsection.encode import memory
 
 # 40 MiB is above the size from which malloc maps every block anew
 FAULTS = """
 import resource, sys
 import numpy as np
-from thinsection.encode.heap import keep_freed_memory
+from thinsection.encode.memory import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def faults():
@@ -33,12 +33,12 @@ def faults_of_a_second_block(mode: str) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.skipif(heap._glibc() is None, reason="no glibc")
+@pytest.mark.skipif(memory._glibc() is None, reason="no glibc")
 def test_freed_blocks_are_used_again_without_page_faults() -> None:
     assert faults_of_a_second_block("keep") < 100
     assert faults_of_a_second_block("plain") >= 20  # with huge pages; 10,240 without
 
 
 def test_without_glibc_it_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap, "_glibc", lambda: None)
-    assert heap.keep_freed_memory() is False
+    monkeypatch.setattr(memory, "_glibc", lambda: None)
+    assert memory.keep_freed_memory() is False

@@ -6,8 +6,8 @@ import torch
 
 from thinsection.encode import load_encoder
 from thinsection.encode.efficientnet_lite0 import packaged_weights_path
-from thinsection.encode.torchvision_ops import importable_torchvision
-from thinsection.encode.weights import read_state_dict
+from thinsection.weights.files import read_state_dict
+from thinsection.weights.packages import importable_torchvision
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ from thinsection.pool import (
     patient_embedding,
     slide_encoder_names,
 )
+from thinsection.slide.geometry import ReadPlan
+from thinsection.tiles import TileTable
 from thinsection.weights.origin import Origin
 
 
@@ -56,6 +58,33 @@ def test_max_is_the_maximum_and_a_single_tile_is_itself() -> None:
     np.testing.assert_array_equal(got, tiles.max(0))
     one = aggregate(tiles[:1], coords[:1], slide_encoder="max", tile_px_l0=256)
     np.testing.assert_array_equal(one, tiles[0])
+
+
+def test_a_tile_table_says_places_and_size() -> None:
+    tiles, coords = slide(12, 768)
+    plan = ReadPlan(
+        tile_px=128,
+        tile_mpp=0.5,
+        level=0,
+        downsample=1.0,
+        size_lv=(256, 256),
+        size_l0=(256, 256),
+        stride_l0=(256, 256),
+    )
+    table = TileTable(coords_l0=coords, plan=plan)
+    titan = load_slide_encoder("titan", device="cpu", pretrained=False)
+    got = aggregate(tiles, tiles=table, slide_encoder=titan)
+    wanted = aggregate(tiles, coords, tile_px_l0=256, slide_encoder=titan)
+    np.testing.assert_array_equal(got, wanted)
+    for wrong in (
+        {},
+        {"coords_l0": coords},
+        {"tile_px_l0": 256},
+        {"tiles": table, "coords_l0": coords},
+        {"tiles": table, "tile_px_l0": 256},
+    ):
+        with pytest.raises(InvalidInputError, match="must get tiles, or coords_l0 with tile_px_l0"):
+            aggregate(tiles, **wrong)
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
 
 EXIT_WOULD_NOT_LOAD = 1
 
+_HEADINGS = (
+    *("name", "dim", "tile px", "µm/px", "params", "licence", "needs", "from", "revision"),
+)
+_NUMBERS = ("dim", "tile px", "µm/px", "params")
+_ALSO = "also: timm:<name>, hf:<repo>[@<revision>], the path of a checkpoint with its config.json"
 _EPILOG = (
     "Examples: [cyan]thinsection models[/]   [cyan]thinsection models check uni[/]   "
     "[cyan]thinsection models check timm:resnet50 --json[/]"
@@ -22,7 +28,7 @@ _EPILOG = (
 def register(app: typer.Typer) -> None:
     """Adds `models` and `models check`."""
     models = typer.Typer(
-        help="List the tile encoders; say whether one would load here.",
+        help="List the encoders; say whether one would load here.",
         epilog=_EPILOG,
         rich_markup_mode="rich",
     )
@@ -35,26 +41,33 @@ def list_models(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:
-    """List the tile encoders: dimension, tiles, licence, what they need, where they come from."""
+    """List the encoders: dimension, tiles, licence, what they need, where they come from.
+
+    Into a pipe or file: one line an encoder, fields apart by tabs, nothing shortened.
+    """
     if context.invoked_subcommand is not None:
         return
-    from thinsection.encode.registry import declared_encoders, plugin_encoders
+    from thinsection.encode.registry import ENCODERS, declared_encoders
+    from thinsection.pool.registry import SLIDE_ENCODERS
 
     specs = declared_encoders()
-    plugins = {name: point.value for name, point in plugin_encoders().items() if name not in specs}
+    others = {e.name: e.help for e in map(ENCODERS.entry, ENCODERS.names()[len(specs) :])}
+    slide = {entry.name: entry.help for entry in SLIDE_ENCODERS}
     if as_json:
         declared = [_as_json(spec) for spec in specs.values()]
-        print(json.dumps({"encoders": declared, "plugins": plugins}, indent=2))
+        found = {"encoders": declared, "plugins": others, "slide_encoders": slide}
+        print(json.dumps(found, indent=2, ensure_ascii=False))
         return
-    console = Console()
-    console.print(_table(list(specs.values())))
-    for name, value in plugins.items():
-        console.print(f"{name}: brought by another package ({value})", highlight=False)
-    console.print(
-        "also: timm:<name>, hf:<repo>[@<revision>], the path of a checkpoint with its config.json",
-        markup=False,
-        highlight=False,
-    )
+    rows = [_row(spec) for spec in specs.values()]
+    if sys.stdout.isatty():
+        Console().print(_table(rows))
+    else:
+        print(*("\t".join(row) for row in (_HEADINGS, *rows)), sep="\n")
+    for name, line in others.items():
+        print(f"{name}\tbrought by another package: {line}")
+    print(_ALSO)
+    for name, line in slide.items():
+        print(f"slide encoder\t{name}\t{line}")
 
 
 def check(
@@ -87,24 +100,37 @@ def check(
 def _as_json(spec: "EncoderSpec") -> dict[str, Any]:
     plain = dataclasses.asdict(spec)
     plain["architecture"]["options"] = dict(spec.architecture.options)
-    return plain
+    return plain | {"needs": list(spec.needs)}
 
 
-def _table(specs: "list[EncoderSpec]") -> Table:
+def _row(spec: "EncoderSpec") -> tuple[str, ...]:
+    packages = [p for p in spec.needs if p != "huggingface_hub"]
+    pinned = spec.revision[:7] if spec.revision else "no commit known"
+    return (
+        spec.name,
+        str(spec.dim),
+        str(spec.tile_px),
+        "any" if spec.tile_mpp is None else f"{spec.tile_mpp:g}",
+        f"{(spec.num_params or 0) / 1e6:.0f} M",
+        spec.licence,
+        ", ".join(packages + (["token (gated)"] if spec.gated else [])) or "nothing",
+        spec.repo or spec.source.split(";")[0],
+        pinned if spec.repo else "the package's",
+    )
+
+
+def _table(rows: list[tuple[str, ...]]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("name", "dim", "tile px", "µm/px", "params", "licence", "needs", "from"):
-        right = heading in ("dim", "tile px", "µm/px", "params")
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
-    for spec in specs:
-        packages = [p for p in spec.needs if p != "huggingface_hub"]
-        table.add_row(
-            spec.name,
-            str(spec.dim),
-            str(spec.tile_px),
-            "any" if spec.tile_mpp is None else f"{spec.tile_mpp:g}",
-            f"{(spec.num_params or 0) / 1e6:.0f} M",
-            spec.licence,
-            ", ".join(packages + (["token (gated)"] if spec.gated else [])) or "nothing",
-            spec.repo or spec.source.split(";")[0],
+    for place, heading in enumerate(_HEADINGS):
+        is_name = place == 0
+        longest = max(len(row[place]) for row in rows)
+        table.add_column(
+            heading,
+            justify="right" if heading in _NUMBERS else "left",
+            overflow="fold",
+            no_wrap=is_name,
+            min_width=longest if is_name else None,
         )
+    for row in rows:
+        table.add_row(*row)
     return table

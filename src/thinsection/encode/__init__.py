@@ -1,23 +1,33 @@
-"""Tile encoders: a registry of declarations, one file per family, and what runs them."""
+"""Tile encoders: a table of declarations, a registry, and what runs them."""
 
-from thinsection.encode.embed import embed_tiles
-from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
-from thinsection.encode.load import load_encoder
-from thinsection.encode.memory import batch_bytes, largest_batch_size, weights_bytes
-from thinsection.encode.registry import DEFAULT_ENCODER, declared_encoders, encoder_spec
-from thinsection.encode.spec import Architecture, EncoderSpec
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "DEFAULT_ENCODER",
-    "Architecture",
-    "EncoderSpec",
-    "NetworkTileEncoder",
-    "TileEncoder",
-    "batch_bytes",
-    "declared_encoders",
-    "embed_tiles",
-    "encoder_spec",
-    "largest_batch_size",
-    "load_encoder",
-    "weights_bytes",
-]
+if TYPE_CHECKING:
+    from thinsection.encode.embed import embed_tiles as embed_tiles
+    from thinsection.encode.encoder import NetworkTileEncoder as NetworkTileEncoder
+    from thinsection.encode.encoder import TileEncoder as TileEncoder
+    from thinsection.encode.load import load_encoder as load_encoder
+    from thinsection.encode.memory import batch_bytes as batch_bytes
+    from thinsection.encode.memory import largest_batch_size as largest_batch_size
+    from thinsection.encode.memory import weights_bytes as weights_bytes
+    from thinsection.encode.registry import DEFAULT_ENCODER as DEFAULT_ENCODER
+    from thinsection.encode.registry import declared_encoders as declared_encoders
+    from thinsection.encode.registry import encoder_spec as encoder_spec
+    from thinsection.encode.spec import Architecture as Architecture
+    from thinsection.encode.spec import EncoderSpec as EncoderSpec
+
+_MODULE_OF = {
+    **{"embed_tiles": "embed", "load_encoder": "load"},
+    **{"NetworkTileEncoder": "encoder", "TileEncoder": "encoder"},
+    **{"batch_bytes": "memory", "largest_batch_size": "memory", "weights_bytes": "memory"},
+    **{"declared_encoders": "registry", "DEFAULT_ENCODER": "registry", "encoder_spec": "registry"},
+    **{"Architecture": "spec", "EncoderSpec": "spec"},
+}
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:  # torch is imported with what needs it, not with the names
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

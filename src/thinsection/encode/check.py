@@ -5,19 +5,20 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from thinsection.encode.hub import cached_file, has_token, hub_library, is_reachable
-from thinsection.encode.load import HUB_PREFIX, TIMM_PREFIX, find_spec
-from thinsection.encode.optional import is_installed
-from thinsection.encode.placement import resolve_device
-from thinsection.encode.registry import declared_encoders, plugin_encoders
+from thinsection.encode.load import find_spec
+from thinsection.encode.registry import ENCODERS, declared_encoders
 from thinsection.encode.spec import EncoderSpec
 from thinsection.errors import (
     DeviceError,
+    InvalidInputError,
     MissingDependencyError,
     UnknownEncoderError,
     WeightsError,
 )
 from thinsection.units import format_bytes
+from thinsection.weights.hub import cached_file, has_token, hub_library, is_reachable
+from thinsection.weights.packages import is_installed
+from thinsection.weights.placement import resolve_device
 
 INSTALL = "pip install 'thinsection[hub]'"
 
@@ -43,9 +44,8 @@ def check_encoder(name: str, *, device: str = "auto") -> tuple[Check, ...]:
     Raises:
         UnknownEncoderError: no encoder of that name.
     """
-    if name not in declared_encoders() and name in (plugins := plugin_encoders()):
-        origin = plugins[name].dist.name if plugins[name].dist else plugins[name].value  # type: ignore[union-attr]
-        return (Check(name="declared", ok=True, detail=f"brought by {origin}"),)
+    if name not in declared_encoders() and name in ENCODERS:
+        return (_brought(name),)
     try:
         spec = find_spec(name)
     except UnknownEncoderError:
@@ -53,7 +53,7 @@ def check_encoder(name: str, *, device: str = "auto") -> tuple[Check, ...]:
     except (MissingDependencyError, WeightsError) as error:
         return (Check(name="declared", ok=False, detail=str(error)),)
     found = Check(name="declared", ok=True, detail=f"{spec.source}; licence {spec.licence}")
-    packages = _packages(spec, name)
+    packages = _packages(spec)
     if not packages.ok:
         return (found, packages)
     where = _device(device)
@@ -61,13 +61,24 @@ def check_encoder(name: str, *, device: str = "auto") -> tuple[Check, ...]:
     return (*checks, _memory(spec, device)) if where.ok else checks
 
 
-def _packages(spec: EncoderSpec, name: str) -> Check:
-    needs = spec.needs if not name.startswith((TIMM_PREFIX, HUB_PREFIX)) else ("huggingface_hub",)
-    missing = [package for package in needs if not is_installed(package)]
+def _brought(name: str) -> Check:
+    try:
+        entry = ENCODERS.entry(name)
+    except InvalidInputError as error:
+        return Check(name="declared", ok=False, detail=str(error))
+    detail = f"brought by another package: {entry.help}"
+    if entry.missing:
+        detail = f"not installed: {', '.join(entry.missing)}; {entry.remedy}"
+    return Check(name="declared", ok=not entry.missing, detail=detail)
+
+
+def _packages(spec: EncoderSpec) -> Check:
+    missing = [package for package in spec.needs if not is_installed(package)]
     if missing:
         detail = f"not installed: {', '.join(missing)}; {INSTALL}"
         return Check(name="packages", ok=False, detail=detail)
-    return Check(name="packages", ok=True, detail=", ".join(needs) or "none beyond thinsection's")
+    detail = ", ".join(spec.needs) or "none beyond thinsection's"
+    return Check(name="packages", ok=True, detail=detail)
 
 
 def _weights(spec: EncoderSpec) -> Check:

@@ -1,7 +1,7 @@
 """EfficientNet-Lite0 in plain torch: inverted bottlenecks with ReLU6, no squeeze-and-excitation.
 
 Shapes: [B, 3, H, W] in, feature map [B, 1280, H/32, W/32] out. Parameter names follow the published
-checkpoint, so that it loads strictly; its classifier is dropped by name when it is read.
+checkpoint, so that it loads strictly; its classifier is left aside.
 
 Source: Tan and Le, arXiv:1905.11946; the Lite variant is Google's `efficientnet/lite`.
 """
@@ -21,7 +21,7 @@ STAGES = (
 )
 STEM_CHANNELS, HEAD_CHANNELS = 32, 1280
 BN_EPS = 1e-3  # TensorFlow's, in which the weights were trained
-CLASSIFIER_KEYS = ("_fc.weight", "_fc.bias")
+CLASSIFIER = "_fc."  # its 1000-class layer, which an encoder has no use for
 
 
 class SameConv2d(nn.Conv2d):
@@ -92,11 +92,6 @@ class EfficientNetLite0(nn.Module):
         for block in self._blocks:
             x = block(x)
         return F.relu6(self._bn1(self._conv_head(x)), inplace=True)
-
-
-def without_classifier(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The published state dict minus its 1000-class layer, which an encoder has no use for."""
-    return {k: v for k, v in state.items() if k not in CLASSIFIER_KEYS}
 
 
 def packaged_weights_path() -> str:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from thinsection.encode.backbone import Backbone
-from thinsection.encode.placement import DTYPES, Placement, Precision
 from thinsection.encode.preprocess import as_uint8_batch, preprocess
 from thinsection.encode.registry import declared_encoders
 from thinsection.encode.spec import EncoderSpec
-from thinsection.encode.weights import hash_state_dict
 from thinsection.errors import InvalidInputError
+from thinsection.weights.files import hash_state_dict
 from thinsection.weights.origin import Origin
+from thinsection.weights.placement import DTYPES, Placement, Precision
 
 TileBatch = Tensor | npt.NDArray[Any]  # uint8 [B, H, W, 3]
 

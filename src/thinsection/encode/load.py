@@ -1,17 +1,14 @@
 """`load_encoder`: from a name to an encoder that is ready to run."""
 
 import dataclasses
-from importlib import metadata
 from pathlib import Path
 
 import torch
 
-from thinsection.encode.build import build_backbone
+from thinsection.encode.backbone import build_backbone
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
-from thinsection.encode.hub import hub_file
-from thinsection.encode.placement import Placement, place
 from thinsection.encode.pretrained import CONFIG_NAME, pretrained_backbone
-from thinsection.encode.registry import declared_encoders, plugin_encoders, unknown_encoder
+from thinsection.encode.registry import ENCODERS, declared_encoders, unknown_encoder
 from thinsection.encode.spec import EncoderSpec
 from thinsection.encode.undeclared import (
     PREPROCESSOR_NAME,
@@ -20,7 +17,10 @@ from thinsection.encode.undeclared import (
     timm_spec,
 )
 from thinsection.errors import InvalidInputError, WeightsError
+from thinsection.weights.files import WEIGHTS_FILES
+from thinsection.weights.hub import commit_of, find_weights, hub_file
 from thinsection.weights.origin import Origin
+from thinsection.weights.placement import place
 
 TIMM_PREFIX, HUB_PREFIX = "timm:", "hf:"
 
@@ -42,7 +42,7 @@ def load_encoder(
             with its config.json, or the name of an encoder that another package brings.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: auto, fp32, fp16 or bf16.
-        weights: a local weights file instead of the published one.
+        weights: in place of the published ones: a file, a folder, or `owner/name@COMMIT`.
         pretrained: False: seeded random weights, no download.
         allow_remote_code: whether code from the hub may run, for the models that need it.
         seed: of the random weights.
@@ -56,18 +56,31 @@ def load_encoder(
         MissingDependencyError: a package is needed; the message says which.
         WeightsError: the weights cannot be had, may not be used, or do not fit.
     """
-    if name not in declared_encoders() and name in (plugins := plugin_encoders()):
+    asked = Origin(own_weights=weights is not None, seed=None if pretrained else seed)
+    if name not in declared_encoders() and name in ENCODERS:
         where = place(device, precision)
-        return _load_plugin(plugins[name], where, weights=weights, pretrained=pretrained, seed=seed)
+        encoder = ENCODERS.load(name)(
+            device=where.device,
+            precision=where.precision,
+            weights=weights,
+            pretrained=pretrained,
+            seed=seed,
+        )
+        if not isinstance(encoder, TileEncoder):
+            rule = f"must give a TileEncoder, got {type(encoder).__name__}"
+            raise InvalidInputError(f"entry point {name!r} {rule}; subclass TileEncoder")
+        encoder.origin = dataclasses.replace(asked, name=name)
+        return encoder
     spec = find_spec(name)
     placement = place(device, precision, half_precision=spec.half_precision)
-    origin = Origin(name=_label_name(name, spec))
+    asked = dataclasses.replace(asked, name=_label_name(name, spec))
     if not pretrained:
-        origin = dataclasses.replace(origin, seed=seed)
-        return NetworkTileEncoder(spec, build_backbone(spec, seed=seed), placement, origin=origin)
-    path = Path(weights) if weights is not None else _own_weights(name, spec)
-    backbone = pretrained_backbone(spec, path, allow_remote_code=allow_remote_code)
-    origin = dataclasses.replace(origin, own_weights=weights is not None)
+        return NetworkTileEncoder(spec, build_backbone(spec, seed=seed), placement, origin=asked)
+    path = _own_weights(name, spec)
+    if weights is not None:
+        path = find_weights(weights, files=spec.weights_files)
+    backbone, commit = pretrained_backbone(spec, path, allow_remote_code=allow_remote_code)
+    origin = dataclasses.replace(asked, revision=commit)
     return NetworkTileEncoder(spec, backbone, placement, origin=origin)
 
 
@@ -78,17 +91,17 @@ def find_spec(name: str) -> EncoderSpec:
         UnknownEncoderError: no such name; the message names the nearest.
         WeightsError: a repository or checkpoint without a config that can be read.
     """
-    declared = declared_encoders().get(name)
-    if declared is not None:
-        return declared
+    if name in declared_encoders():
+        return declared_encoders()[name]
     if name.startswith(TIMM_PREFIX):
         return timm_spec(name.removeprefix(TIMM_PREFIX))
     if name.startswith(HUB_PREFIX):
         repo, _, revision = name.removeprefix(HUB_PREFIX).partition("@")
         config = hub_file(repo, (CONFIG_NAME,), revision=revision or None)
+        commit = commit_of(config) or revision or None
         if is_transformers_config(config):  # which says nothing of pixels: that is another file
-            hub_file(repo, (PREPROCESSOR_NAME,), revision=revision or None)
-        return dataclasses.replace(folder_spec(name, config), repo=repo, revision=revision or None)
+            hub_file(repo, (PREPROCESSOR_NAME,), revision=commit)
+        return dataclasses.replace(folder_spec(name, config), repo=repo, revision=commit)
     path = Path(name)
     if not path.exists():
         raise unknown_encoder(name)
@@ -103,48 +116,14 @@ def find_spec(name: str) -> EncoderSpec:
 
 def _own_weights(name: str, spec: EncoderSpec) -> Path | None:
     """The weights file of a local checkpoint; None where the spec says where to look."""
-    path = Path(name)
-    if name in declared_encoders() or not path.exists():
+    if name in declared_encoders() or not Path(name).exists():
         return None
-    if path.is_file():
-        return path
-    for filename in spec.weights_files:
-        if (path / filename).is_file():
-            return path / filename
-    raise WeightsError(
-        f"checkpoint folder must have one of {', '.join(spec.weights_files)}, got {name!r}"
-    )
+    return find_weights(Path(name), files=spec.weights_files)
 
 
 def _label_name(name: str, spec: EncoderSpec) -> str:
     """The name that a label begins with: of a checkpoint its stem, or its folder's name."""
     path = Path(name)
-    if name in declared_encoders() or not path.is_file() or path.name in spec.weights_files:
+    if name in declared_encoders() or not path.is_file() or path.name in WEIGHTS_FILES:
         return spec.name
     return path.stem
-
-
-def _load_plugin(
-    point: metadata.EntryPoint,
-    placement: Placement,
-    *,
-    weights: str | Path | None,
-    pretrained: bool,
-    seed: int,
-) -> TileEncoder:
-    encoder = point.load()(
-        device=placement.device,
-        precision=placement.precision,
-        weights=weights,
-        pretrained=pretrained,
-        seed=seed,
-    )
-    if not isinstance(encoder, TileEncoder):
-        raise InvalidInputError(
-            f"entry point {point.name!r} must give a TileEncoder, "
-            f"got {type(encoder).__name__} from {point.value!r}"
-        )
-    encoder.origin = Origin(
-        name=point.name, own_weights=weights is not None, seed=None if pretrained else seed
-    )
-    return encoder

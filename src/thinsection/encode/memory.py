@@ -1,12 +1,15 @@
-"""How much memory a batch takes, known before it runs: a dry pass in which no number is computed.
+"""How much memory a batch takes, known before it runs; and the heap of a process on the CPU.
 
-The encoder's own preprocessing and network run once on the meta device, where tensors have shapes
-but no data, while every storage is counted from its creation to its release. The peak of that sum
-is what the real pass holds, apart from scratch space inside single operations, for which a fixed
-allowance is added.
+A dry pass computes no number: the encoder's own preprocessing and network run once on the meta
+device, where tensors have shapes but no data, while every storage is counted from its creation to
+its release. The peak of that sum is what the real pass holds, apart from scratch space inside
+single operations, for which a fixed allowance is added.
 """
 
+import ctypes
+import functools
 import math
+import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -34,6 +37,11 @@ TOKEN_MARGIN = 1.4
 # a second part of a batch on a CPU finds holes in the heap between what the first one freed: with
 # them EfficientNet-Lite0 took 0.9 to 1.4 times the count and scratch, ViT-S and ResNets less
 HOLES_MARGIN = 1.5
+
+# numbers of glibc's malloc.h
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+_LARGEST_INT = 2**31 - 1
+_TOP_PAD_BYTES = 64 << 20
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -176,3 +184,28 @@ def largest_batch_size(
     # linear in the batch, but for what the first tile holds beyond that
     found = start + (budget_bytes - held) // max(next_held - held, 1)
     return min(found, CPU_TILES) if on_cpu and not in_parts else found
+
+
+def keep_freed_memory() -> bool:
+    """Makes malloc keep what is freed, for the rest of this process; False where there is no glibc.
+
+    By default every tensor above 32 MiB is mapped anew and its pages are cleared one by one at
+    first touch: up to half of an encoder's CPU time (benchmarks/bench_heap.py). The heap then
+    stays at its peak, which grows by the holes between tensors of different sizes.
+
+    For a whole process to decide: a run calls it, `load_encoder` does not.
+    """
+    libc = _glibc()
+    if libc is None:
+        return False
+    options = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _LARGEST_INT), (_TOP_PAD, _TOP_PAD_BYTES))
+    taken = [libc.mallopt(name, value) == 1 for name, value in options]
+    return all(taken)
+
+
+@functools.cache
+def _glibc() -> Any:
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "gnu_get_libc_version") else None

@@ -7,30 +7,25 @@ from typing import Any
 
 import torch
 
-from thinsection.encode.backbone import Backbone
-from thinsection.encode.build import (
+from thinsection.encode.backbone import (
+    Backbone,
     TransformersBackbone,
     build_backbone,
     transformers_arguments,
     transformers_class,
 )
-from thinsection.encode.efficientnet_lite0 import (
-    EfficientNetLite0,
-    packaged_weights_path,
-    without_classifier,
-)
-from thinsection.encode.hub import hub_file
-from thinsection.encode.optional import optional_package
+from thinsection.encode.efficientnet_lite0 import CLASSIFIER, packaged_weights_path
 from thinsection.encode.spec import EncoderSpec
-from thinsection.encode.weights import StateDict, load_strictly, read_state_dict
 from thinsection.errors import WeightsError
+from thinsection.weights.files import WEIGHTS_FILES, load_strictly, read_state_dict
+from thinsection.weights.hub import commit_of, hub_file
+from thinsection.weights.packages import optional_package
 
 CONFIG_NAME = "config.json"
 # heads that checkpoints of transformers carry, or lack, and that no embedding passes through
 _UNUSED_HEADS = ("pooler.", "classifier.", "head.")
 # a position table of another size is interpolated, so it may differ from the declaration
 _FREE_OPTIONS = ("image_size",)
-_TRANSFORMERS_NAMES = ("model.safetensors", "pytorch_model.bin")
 
 
 def published_weights(spec: EncoderSpec) -> Path:
@@ -46,15 +41,17 @@ def published_weights(spec: EncoderSpec) -> Path:
             f"encoder must have published weights, got {spec.name!r} without; "
             "pass weights=, or pretrained=False"
         )
-    if spec.architecture.kind in ("transformers", "auto"):
-        hub_file(spec.repo, (CONFIG_NAME,), revision=spec.revision)
-    return hub_file(spec.repo, spec.weights_files, revision=spec.revision)
+    revision = spec.revision
+    if spec.architecture.kind in ("transformers", "auto"):  # the weights of that very config
+        config = hub_file(spec.repo, (CONFIG_NAME,), revision=revision)
+        revision = commit_of(config) or revision
+    return hub_file(spec.repo, spec.weights_files, revision=revision)
 
 
 def pretrained_backbone(
     spec: EncoderSpec, weights: Path | None, *, allow_remote_code: bool = False
-) -> Backbone:
-    """The declared network with these weights, or with the published ones.
+) -> tuple[Backbone, str | None]:
+    """The declared network with these weights, or with the published ones; and their commit.
 
     Memory:
         The weights once in float32, and the file's own tensors where they are narrower.
@@ -62,27 +59,27 @@ def pretrained_backbone(
     Raises:
         WeightsError: the weights cannot be had, may not be used, or do not fit.
     """
-    if spec.architecture.kind == "auto":
-        return _load_auto(spec, weights, allow_remote_code=allow_remote_code)
+    if spec.architecture.options.get("runs_own_code"):
+        return _load_with_code(spec, allow_remote_code=allow_remote_code), spec.revision
     path = weights or published_weights(spec)
+    commit = None if weights else commit_of(path)
     if spec.architecture.kind == "transformers":
-        return _load_transformers(spec, path)
+        return _load_transformers(spec, path), commit
+    if spec.architecture.kind == "auto":
+        model = optional_package("transformers").AutoModel
+        network = _from_pretrained(model, _folder(path), trust_remote_code=False)
+        return TransformersBackbone(network, pooling=spec.pooling), commit
     # what is declared is known to keep all its state in the state dict, so nothing stays on meta
     backbone = build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
-    load_strictly(
-        backbone.network, _without_head(backbone, read_state_dict(path)), source=str(path)
-    )
-    return backbone
+    state = read_state_dict(path)
+    load_strictly(backbone.network, state, source=str(path), unused=_classifier_of(backbone))
+    return backbone, commit
 
 
-def _without_head(backbone: Backbone, state: StateDict) -> StateDict:
-    """The weights minus those of a classifier, which an encoder does not have."""
-    if isinstance(backbone.network, EfficientNetLite0):
-        return without_classifier(state)
+def _classifier_of(backbone: Backbone) -> tuple[str, ...]:
+    """Beginnings of the names of a classifier, which an encoder does not have."""
     names = getattr(backbone.network, "pretrained_cfg", {}).get("classifier") or ()
-    prefixes = tuple(f"{n}." for n in ([names] if isinstance(names, str) else names))
-    own = backbone.network.state_dict().keys()
-    return {k: v for k, v in state.items() if k in own or not k.startswith(prefixes)}
+    return (CLASSIFIER, *(f"{n}." for n in ([names] if isinstance(names, str) else names)))
 
 
 def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:
@@ -100,19 +97,15 @@ def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:
     return TransformersBackbone(network, pooling=spec.pooling)
 
 
-def _load_auto(spec: EncoderSpec, weights: Path | None, *, allow_remote_code: bool) -> Backbone:
-    transformers = optional_package("transformers")
-    if not spec.architecture.options.get("runs_own_code"):
-        path = weights or published_weights(spec)
-        network = _from_pretrained(transformers.AutoModel, _folder(path), trust_remote_code=False)
-        return TransformersBackbone(network, pooling=spec.pooling)
+def _load_with_code(spec: EncoderSpec, *, allow_remote_code: bool) -> Backbone:
+    """A network whose architecture is code of its repository, which transformers fetches."""
     if not allow_remote_code:
         raise WeightsError(
             f"encoder {spec.name!r} must be allowed to run code of its repository, got no leave; "
             "read that code, then pass allow_remote_code=True (--allow-remote-code)"
         )
     network = _from_pretrained(
-        transformers.AutoModel,
+        optional_package("transformers").AutoModel,
         spec.repo or spec.architecture.model,
         revision=spec.revision or "main",
         trust_remote_code=True,
@@ -123,9 +116,9 @@ def _load_auto(spec: EncoderSpec, weights: Path | None, *, allow_remote_code: bo
 def _folder(path: Path) -> str:
     """The folder from which transformers takes these weights, and no others in their place."""
     folder = path if path.is_dir() else path.parent
-    if path.is_file() and path.name not in _TRANSFORMERS_NAMES:
+    if path.is_file() and path.name not in WEIGHTS_FILES:
         raise WeightsError(
-            f"weights for transformers must be named {' or '.join(_TRANSFORMERS_NAMES)}, "
+            f"weights for transformers must be named {' or '.join(WEIGHTS_FILES)}, "
             f"got {str(path)!r}"
         )
     if not (folder / CONFIG_NAME).is_file():

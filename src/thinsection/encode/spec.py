@@ -14,6 +14,7 @@ Rgb = tuple[float, float, float]
 IMAGENET_MEAN: Rgb = (0.485, 0.456, 0.406)
 IMAGENET_STD: Rgb = (0.229, 0.224, 0.225)
 HALF: Rgb = (0.5, 0.5, 0.5)
+_PACKAGE_OF = {"timm": ("timm",), "transformers": ("transformers",), "auto": ("transformers",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,7 @@ class Architecture:
     """How the network is built, without its weights.
 
     Attributes:
-        kind: which builder of `thinsection.encode.build` understands the rest.
+        kind: which builder of `thinsection.encode.backbone` understands the rest.
         model: name of the network for that builder: a timm name, a class of transformers, or the
             folder with a config.json (auto).
         options: keyword arguments of the builder; layers are given by name.
@@ -53,10 +54,10 @@ class EncoderSpec:
         licence: SPDX identifier, or what the publisher calls it.
         source: paper or project.
         repo: repository on the Hugging Face hub, or None.
-        revision: pinned commit of `repo`; None: none is known to us, the hub's main is taken.
+        revision: pinned commit of `repo`; None: none is known to us, the hub's main is taken, with
+            a warning that names its commit.
         weights_files: file names in `repo` to try in this order.
         gated: whether the hub asks for a token of an account that accepted the terms.
-        needs: Python packages beyond the package's own dependencies.
     """
 
     name: str
@@ -79,4 +80,9 @@ class EncoderSpec:
     revision: str | None = None
     weights_files: tuple[str, ...] = ("model.safetensors", "pytorch_model.bin")
     gated: bool = False
-    needs: tuple[str, ...] = ()
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Python packages beyond the package's own dependencies."""
+        hub = () if self.architecture.kind == "lite0" else ("huggingface_hub",)
+        return (*_PACKAGE_OF.get(self.architecture.kind, ()), *hub)

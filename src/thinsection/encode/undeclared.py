@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from thinsection.encode.build import build_backbone
-from thinsection.encode.optional import optional_package
+from thinsection.encode.backbone import build_backbone
 from thinsection.encode.spec import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -24,6 +23,8 @@ from thinsection.encode.spec import (
     Rgb,
 )
 from thinsection.errors import UnknownEncoderError, WeightsError
+from thinsection.weights.files import WEIGHTS_FILES
+from thinsection.weights.packages import optional_package
 
 PREPROCESSOR_NAME = "preprocessor_config.json"
 _PIL_BICUBIC = 3  # transformers writes Pillow's enum
@@ -112,7 +113,7 @@ def _from_timm_config(
         licence=str(published.get("license") or "unknown"),
         source=f"timm {model}",
         repo=hub_id or None,
-        needs=("timm", "huggingface_hub"),
+        weights_files=WEIGHTS_FILES,
     )
 
 
@@ -142,7 +143,7 @@ def _from_transformers_config(name: str, config: Mapping[str, Any], folder: Path
         mean=_rgb(shown["image_mean"], IMAGENET_MEAN),
         std=_rgb(shown["image_std"], IMAGENET_STD),
         source=f"transformers {config['model_type']}",
-        needs=("transformers", "huggingface_hub"),
+        weights_files=WEIGHTS_FILES,
     )
 
 

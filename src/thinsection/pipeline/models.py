@@ -59,7 +59,7 @@ def load_models(config: RunConfig, goal: Goal) -> Models:
     if goal not in ENCODING:
         return Models(pipeline=pipeline)
     from thinsection.encode import load_encoder  # torch: goals before it start without
-    from thinsection.encode.heap import keep_freed_memory
+    from thinsection.encode.memory import keep_freed_memory
     from thinsection.pool import load_slide_encoder
 
     options = config.encode

@@ -277,11 +277,11 @@ def check_encoder_names(config: RunConfig, goal: Goal) -> None:
     if goal not in ("embed", "aggregate"):
         return
     from thinsection.encode.load import find_spec
-    from thinsection.encode.registry import plugin_encoders
+    from thinsection.encode.registry import ENCODERS
     from thinsection.pool.registry import check_slide_encoder
 
     for name in config.encode.encoders:
-        if name not in plugin_encoders():
+        if name not in ENCODERS:
             find_spec(name)
     for name in config.aggregate.slide_encoders if goal == "aggregate" else ():
         check_slide_encoder(name)

@@ -7,8 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinsection.encode import NetworkTileEncoder, TileEncoder
-from thinsection.encode.heap import keep_freed_memory
-from thinsection.encode.memory import batch_bytes, weights_bytes
+from thinsection.encode.memory import batch_bytes, keep_freed_memory, weights_bytes
 from thinsection.errors import InvalidInputError
 from thinsection.plan.calibration import run_probe
 from thinsection.plan.memory import EncoderSize
@@ -73,7 +72,7 @@ def is_quick(size: EncoderSize, *, batch_size: int) -> bool:
 
 _PEAK_BATCHES, _PEAK_TIMES, _PEAK_FLOPS = 2.5, 3, 2e12
 _PEAK_PROBE = """
-from thinsection.encode.heap import keep_freed_memory
+from thinsection.encode.memory import keep_freed_memory
 keep_freed_memory()
 name, precision, edge, batch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 encoder = thinsection.encode.load_encoder(

@@ -6,9 +6,10 @@ from typing import Any, Literal
 import numpy as np
 
 from thinsection.errors import InvalidInputError
+from thinsection.pool.encoder import SlideEmbedding, SlideEncoder, TileEmbeddings
 from thinsection.pool.inputs import checked_coords, checked_embeddings, checked_tile_px
-from thinsection.pool.protocol import SlideEmbedding, SlideEncoder, TileEmbeddings
 from thinsection.pool.registry import load_slide_encoder
+from thinsection.tiles import TileTable
 from thinsection.types import CoordsL0
 
 Fusion = Literal["early", "late"]
@@ -17,24 +18,34 @@ GAP_TILES = 2  # empty tiles between two slides that early fusion lays side by s
 
 def aggregate(
     tile_embeddings: TileEmbeddings,
-    coords_l0: CoordsL0,
+    coords_l0: CoordsL0 | None = None,
     *,
+    tiles: TileTable | None = None,
     slide_encoder: str | SlideEncoder = "mean",
-    tile_px_l0: int,
+    tile_px_l0: int | None = None,
     **options: Any,
 ) -> SlideEmbedding:
     """Slide embedding (D',) of one slide.
 
     Args:
         tile_embeddings: (N, D) float, N >= 1.
-        coords_l0: int64 (N, 2), top-left corners, level-0 px.
+        coords_l0: int64 (N, 2), top-left corners, level-0 px; left out with `tiles`.
+        tiles: the table of these N tiles, as `embed_tiles` gives it back: coordinates and size.
         slide_encoder: a name (see `slide_encoder_names`) or a loaded slide encoder.
-        tile_px_l0: edge of a tile, level-0 px.
+        tile_px_l0: edge of a tile, level-0 px; left out with `tiles`.
         options: of `load_slide_encoder`, where `slide_encoder` is a name.
 
     Raises:
-        InvalidInputError: shapes, dtypes or values do not fit.
+        InvalidInputError: shapes, dtypes or values do not fit; neither tiles nor coordinates.
     """
+    if (coords_l0 is None) != (tile_px_l0 is None) or (tiles is None) == (coords_l0 is None):
+        given = {"tiles": tiles, "coords_l0": coords_l0, "tile_px_l0": tile_px_l0}
+        got = " and ".join(name for name, value in given.items() if value is not None)
+        rule = "get tiles, or coords_l0 with tile_px_l0"
+        raise InvalidInputError(f"aggregate must {rule}, got {got or 'none of them'}")
+    if tiles is not None:
+        coords_l0, tile_px_l0 = tiles.coords_l0, tiles.plan.size_l0[0]
+    assert coords_l0 is not None and tile_px_l0 is not None
     encoder = _loaded(slide_encoder, options)
     return encoder.encode(tile_embeddings, coords_l0, tile_px_l0=tile_px_l0)
 

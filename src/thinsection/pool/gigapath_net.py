@@ -145,6 +145,13 @@ class GigaPathNet(nn.Module):
             layer.forward_(x, heads_at_a_time=step)
             yield x
 
+    def to_low_precision(self) -> None:
+        """Puts the weights of the large products into bfloat16; all else stays as it is."""
+        for layer in self.layers():
+            attn, ffn = layer.self_attn, layer.ffn
+            for linear in (attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj, ffn.fc1, ffn.fc2):
+                linear.to(torch.bfloat16)
+
     def layers(self) -> list[LongNetLayer]:
         """The layers, typed."""
         return [x for x in self.encoder.layers if isinstance(x, LongNetLayer)]  # type: ignore[union-attr]

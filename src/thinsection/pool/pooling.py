@@ -9,10 +9,17 @@ from typing import Any
 import torch
 
 from thinsection.errors import WeightsError
+from thinsection.pool.encoder import (
+    Expects,
+    LoadOptions,
+    SlideEmbedding,
+    SlideEncoder,
+    TileEmbeddings,
+)
 from thinsection.pool.inputs import checked_coords, checked_embeddings, checked_tile_px
-from thinsection.pool.protocol import Expects, SlideEmbedding, SlideEncoder, TileEmbeddings
-from thinsection.pool.weights import state_dict_hash
 from thinsection.types import CoordsL0
+from thinsection.weights.files import hash_state_dict, read_state_dict
+from thinsection.weights.hub import find_weights
 
 BLOCK_ROWS = 8192  # tiles a block: a float32 copy of 8192 x 1536 is 48 MiB
 
@@ -65,8 +72,17 @@ class AbmilSlideEncoder(SlideEncoder):
         self._weights = _checked_abmil(state_dict, device)
         self.dim = self._weights["V.weight"].shape[1]
         self.expects = Expects(tile_dim=self.dim)
-        self.weights_hash = state_dict_hash(state_dict)
+        self.weights_hash = hash_state_dict(self._weights)
         self._device = device
+
+    @classmethod
+    def load(cls, options: LoadOptions) -> "AbmilSlideEncoder":
+        """With the weights that the options name; none are published."""
+        if options.weights is None:
+            remedy = "pass weights=FILE (trained by you; names in AbmilSlideEncoder)"
+            raise WeightsError(f"slide encoder 'abmil' has no published weights; {remedy}")
+        path = find_weights(options.weights, files=("abmil.safetensors",))
+        return cls(read_state_dict(path), device=options.device)
 
     def encode(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int

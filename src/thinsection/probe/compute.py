@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from thinsection.encode.placement import resolve_device
 from thinsection.errors import BudgetError, InvalidInputError
 from thinsection.probe.data.sets import Embeddings
 from thinsection.types import GIB
 from thinsection.units import format_bytes
+from thinsection.weights.placement import resolve_device
 
 DEFAULT_BUDGET_BYTES = 1 * GIB
 KEY_BYTES = 48  # per similarity, measured: the float, two int32 temporaries, the key, top-k's own

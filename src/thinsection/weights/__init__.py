@@ -1,1 +1,1 @@
-"""Weights of networks: find, pin, read, hash, place."""
+"""Weights of every network: found, pinned, read without running code, hashed, placed."""

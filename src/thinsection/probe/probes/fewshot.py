@@ -4,12 +4,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from thinsection.encode.placement import resolve_device
 from thinsection.errors import DatasetError
 from thinsection.probe.compute import DEFAULT_BUDGET_BYTES, rows_within, to_device, unit_rows
 from thinsection.probe.data.sets import Embeddings, Labels, TileSet, check_tile_set
 from thinsection.probe.protocol import NANOPATH, FewshotSettings, Protocol
 from thinsection.probe.result import ProbeResult, classified
+from thinsection.weights.placement import resolve_device
 
 SET_BLOCK = 64  # support sets at a time
 QUERY_BLOCK = 8192

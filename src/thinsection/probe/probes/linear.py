@@ -8,13 +8,13 @@ import numpy.typing as npt
 import torch
 from scipy.special import softmax
 
-from thinsection.encode.placement import resolve_device
 from thinsection.errors import InvalidInputError
 from thinsection.probe.compute import to_device
 from thinsection.probe.data.sets import TileSet, check_tile_set
 from thinsection.probe.metrics import confusion_matrix, score_counts
 from thinsection.probe.protocol import NANOPATH, LinearSettings, Protocol
 from thinsection.probe.result import ProbeResult, classified
+from thinsection.weights.placement import resolve_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

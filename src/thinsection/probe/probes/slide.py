@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from thinsection.encode.placement import resolve_device
 from thinsection.errors import DatasetError, InvalidInputError
 from thinsection.probe.data.cases import ReadEmbeddings
 from thinsection.probe.data.sets import CaseSet, check_finite
@@ -22,6 +21,7 @@ from thinsection.probe.metrics import macro_auroc
 from thinsection.probe.protocol import NANOPATH, AbmilSettings, LogisticSettings, Protocol
 from thinsection.probe.result import Predictions, ProbeResult
 from thinsection.probe.statistics import Fold, bootstrap_rows, stratified_folds
+from thinsection.weights.placement import resolve_device
 
 Probability = npt.NDArray[np.float64]  # (n, K)
 _Bag = Callable[[int, np.random.Generator | None], torch.Tensor]  # a case's tiles (n, D)

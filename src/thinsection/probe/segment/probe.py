@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 
 from thinsection.encode import DEFAULT_ENCODER, TileEncoder, load_encoder
-from thinsection.encode.placement import resolve_device
 from thinsection.errors import ConfigError
 from thinsection.probe.config import SegmentConfig
 from thinsection.probe.metrics import (
@@ -37,6 +36,7 @@ from thinsection.store.cache import (
 )
 from thinsection.types import GIB, RgbArray
 from thinsection.units import parse_bytes
+from thinsection.weights.placement import resolve_device
 
 NUM_EXAMPLES = 4  # images shown beside their prediction
 

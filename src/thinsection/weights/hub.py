@@ -1,20 +1,25 @@
-"""Files of the Hugging Face hub: from its cache, else downloaded, with errors that say what to do.
+"""Where weights lie: a file, a folder, or the Hugging Face hub, at a commit.
 
-The token is `HF_TOKEN` or the hub's own login, the cache is where `HF_HOME` says: both are read by
+The hub's cache is asked first, then the hub, with errors that say what to do. The token is
+`HF_TOKEN` or the hub's own login, the cache is where `HF_HOME` says: both are read by
 `huggingface_hub` itself.
 """
 
+import re
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from thinsection.encode.optional import optional_package
 from thinsection.errors import WeightsError
+from thinsection.weights.files import INDEX, shard_names
+from thinsection.weights.packages import optional_package
 
 PROBE_TIMEOUT_S = 5.0  # the library itself retries for 23 s before it says that there is no network
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def hub_library() -> Any:
@@ -53,18 +58,73 @@ def is_reachable(endpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
     return True
 
 
+def commit_of(path: Path) -> str | None:
+    """The commit that a file of the hub's cache belongs to; None for any other file."""
+    folders = [p.name for p in path.parents if p.parent.name == "snapshots"]
+    return folders[0] if folders and _COMMIT.fullmatch(folders[0]) else None
+
+
+def find_weights(source: str | Path, *, files: Sequence[str], revision: str | None = None) -> Path:
+    """A local weights file: `source` itself, one of `files` in that folder, or from the hub.
+
+    Args:
+        source: a file, a folder, or a hub repository `owner/name` or `owner/name@COMMIT`.
+        files: file names to look for, the preferred one first.
+        revision: commit on the hub where `source` names none; nothing comes from a moving branch.
+
+    Raises:
+        WeightsError: nothing is there, or the hub refuses.
+        MissingDependencyError: a hub repository, and huggingface_hub is not installed.
+    """
+    path = Path(source)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        for name in files:
+            if (path / name).is_file():
+                return path / name
+        raise WeightsError(f"weights folder must hold {' or '.join(files)}, got {str(source)!r}")
+    if path.is_absolute() or str(source).count("/") != 1 or str(source).startswith("."):
+        rule = "be an existing file or folder, or a hub repository 'owner/name'"
+        raise WeightsError(f"weights must {rule}, got {str(source)!r}")
+    repo, _, commit = str(source).partition("@")
+    commit = commit or revision or ""
+    if not _COMMIT.fullmatch(commit):
+        rule = f"name a full commit, {repo}@COMMIT (40 hex digits)"
+        raise WeightsError(f"weights from the hub must {rule}, got {commit!r}")
+    return hub_file(repo, files, revision=commit)
+
+
 def hub_file(repo: str, filenames: Sequence[str], *, revision: str | None = None) -> Path:
-    """The first of these files that the repository has, as a local path.
+    """The first of these files that the repository has, as a local path; with an index, its shards.
+
+    Warns (UserWarning) where `revision` is not a commit, and says which one it is today.
 
     Raises:
         MissingDependencyError: huggingface_hub is not installed.
         WeightsError: offline, gated, no such repository or file; the message says what to do.
     """
+    path = _any_cached(repo, filenames, revision) or _any_downloaded(repo, filenames, revision)
+    commit = commit_of(path)
+    if not _COMMIT.fullmatch(revision or ""):
+        warnings.warn(
+            f"{repo!r} is not pinned to a commit and may change; {revision or 'main'!r} is "
+            f"{commit or 'of an unknown commit'} now",
+            stacklevel=2,
+        )
+    if path.name.endswith(INDEX):
+        for shard in shard_names(path):
+            hub_file(repo, (shard,), revision=commit or revision)
+    return path
+
+
+def _any_cached(repo: str, filenames: Sequence[str], revision: str | None) -> Path | None:
+    found = (cached_file(repo, filename, revision) for filename in filenames)
+    return next((path for path in found if path is not None), None)
+
+
+def _any_downloaded(repo: str, filenames: Sequence[str], revision: str | None) -> Path:
     hub = hub_library()
-    for filename in filenames:
-        path = cached_file(repo, filename, revision)
-        if path is not None:
-            return path
     at = f" --revision {revision}" if revision else ""
     remedy = f"fetch it where there is network: hf download {repo} {filenames[0]}{at}"
     if hub.constants.HF_HUB_OFFLINE:

@@ -1,1 +1,0 @@
-"""Declared encoders, one file per publisher; `thinsection.encode.registry` collects them."""

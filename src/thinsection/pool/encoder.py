@@ -1,0 +1,170 @@
+"""What every slide encoder offers, how it is loaded, and which tile embeddings it was made for.
+
+Shapes: N tiles of one slide, D channels of a tile embedding, D' of the slide embedding.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import InvalidInputError, WeightsError
+from thinsection.types import GIB, CoordsL0
+from thinsection.weights.origin import Origin
+
+if TYPE_CHECKING:
+    import torch
+
+    TileEmbeddings: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
+else:
+    TileEmbeddings: TypeAlias = Any
+
+SlideEmbedding = npt.NDArray[np.float32]  # (D',)
+Precision = Literal["auto", "fp32", "bf16"]
+DEFAULT_BUDGET_BYTES = GIB  # working memory of one `encode` beyond weights and inputs
+MPP_TOLERANCE = 0.1  # relative: 0.5 µm/px covers scanners from 0.45 to 0.55
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """What a slide encoder is built with; `load_slide_encoder` has the meaning of each."""
+
+    weights: str | Path | None = None
+    device: str = "auto"
+    precision: Precision = "auto"
+    budget_bytes: int = DEFAULT_BUDGET_BYTES
+    pretrained: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expects:
+    """The tiles and the tile encoder that a slide encoder was trained on; None = any.
+
+    Attributes:
+        tile_encoders: names of tile encoders whose embeddings it takes.
+        tile_dim: channels D of a tile embedding.
+        tile_px: edge of a tile, px at `tile_mpp`.
+        tile_mpp: resolution of a tile, µm/px.
+    """
+
+    tile_encoders: tuple[str, ...] | None = None
+    tile_dim: int | None = None
+    tile_px: int | None = None
+    tile_mpp: float | None = None
+
+
+class SlideEncoder(ABC):
+    """Tile embeddings and coordinates in, one embedding per slide out.
+
+    Attributes:
+        name: in the registry.
+        dim: channels D' of the slide embedding; None where it is the tile embedding's D.
+        expects: what it was trained on.
+        weights_hash: of its weights, in hex; None where it has none.
+        precision: fp32 or bf16: what matrix products are computed in.
+        origin: of the weights; `load_slide_encoder` sets it.
+    """
+
+    name: str
+    dim: int | None = None
+    expects: Expects = Expects()
+    weights_hash: str | None = None
+    precision: str = "fp32"
+    origin: Origin = Origin()
+
+    @abstractmethod
+    def encode(
+        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
+    ) -> SlideEmbedding:
+        """Slide embedding (D',) of one slide.
+
+        Args:
+            tile_embeddings: (N, D), N >= 1, float16, bfloat16, float32 or float64, all finite.
+            coords_l0: int64 (N, 2), top-left corners of the tiles, level-0 px.
+            tile_px_l0: edge of a tile, level-0 px.
+
+        Raises:
+            InvalidInputError: shapes, dtypes or values are not as above.
+        """
+
+    @classmethod
+    def load(cls, options: LoadOptions) -> "SlideEncoder":
+        """The encoder for `load_slide_encoder`; this is for one that has no weights.
+
+        Raises:
+            WeightsError: weights are given.
+        """
+        if options.weights is not None:
+            message = f"slide encoder {cls.name!r} has no weights, got {str(options.weights)!r}"
+            raise WeightsError(f"{message}; leave weights out")
+        return cls()
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What decides a slide embedding beside its tiles: name, weights_hash, precision; and the
+        hub's `revision`."""
+        return self.origin.identity(
+            self.name, precision=self.precision, weights_hash=self.weights_hash
+        )
+
+    def label(self, features_label: str) -> str:
+        """A readable name for a folder of slide embeddings made of those tile embeddings.
+
+        'mean-uni2_h'; and bare 'titan' where the tile encoder is the one that it was trained on.
+        """
+        own = self.origin.label(self.name, precision=self.precision, weights_hash=self.weights_hash)
+        if features_label in (self.expects.tile_encoders or ()):
+            return own
+        return f"{own}-{features_label}"
+
+
+def check_fit(
+    slide_encoder: SlideEncoder,
+    tile_encoder_name: str | None,
+    tile_px: int | None,
+    tile_mpp: float | None,
+) -> tuple[str, ...]:
+    """Warnings, one sentence each, where the tiles differ from what the slide encoder expects.
+
+    Embeddings of a wrong tile encoder mean nothing to a slide encoder: an error. Another tile size
+    or resolution shifts its input: a warning. What is not known (None) cannot be checked: a
+    warning that says so.
+
+    Raises:
+        InvalidInputError: the tile encoder is known and not one that the slide encoder takes.
+    """
+    wants, name = slide_encoder.expects, slide_encoder.name
+    warnings: list[str] = []
+    if wants.tile_encoders is not None:
+        takes = " or ".join(wants.tile_encoders)
+        if tile_encoder_name is None:
+            warnings.append(
+                f"slide encoder {name!r} takes embeddings of {takes}; theirs is unknown"
+            )
+        elif _plain(tile_encoder_name) not in {_plain(n) for n in wants.tile_encoders}:
+            remedy = f"embed the tiles with {takes}, or choose another slide encoder"
+            message = f"tile encoder must be {takes} for slide encoder {name!r}"
+            raise InvalidInputError(f"{message}, got {tile_encoder_name!r}; {remedy}")
+    if wants.tile_px is not None and tile_px != wants.tile_px:
+        got = "an unknown size" if tile_px is None else f"{tile_px} px"
+        warnings.append(
+            f"slide encoder {name!r} was trained on {wants.tile_px} px tiles, got {got}"
+        )
+    if wants.tile_mpp is not None and not _close(tile_mpp, wants.tile_mpp):
+        got = "an unknown resolution" if tile_mpp is None else f"{tile_mpp:g} µm/px"
+        at = f"at {wants.tile_mpp:g} µm/px"
+        warnings.append(f"slide encoder {name!r} was trained on tiles {at}, got {got}")
+    return tuple(warnings)
+
+
+def _plain(name: str) -> str:
+    """The name as compared: lower case, letters and digits only (CONCH_v1.5 is conch_v15)."""
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+def _close(tile_mpp: float | None, wanted: float) -> bool:
+    return tile_mpp is not None and math.isclose(tile_mpp, wanted, rel_tol=MPP_TOLERANCE)

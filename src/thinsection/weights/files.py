@@ -1,0 +1,175 @@
+"""Weights files: read without running code, loaded strictly, identified by their content.
+
+Accepted is a safetensors file; a torch file (.pth, .pt, .bin, .ckpt) of a state dict, bare or under
+one of `WRAPPERS`; the index (`*.index.json`) of a checkpoint in shards of either kind. Names may
+carry one of `PREFIXES`, or several.
+"""
+
+import hashlib
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from thinsection.errors import WeightsError
+
+StateDict = dict[str, Tensor]
+SAFETENSORS, INDEX = ".safetensors", ".index.json"
+# a file of a checkpoint, the preferred one first
+WEIGHTS_FILES = (
+    *("model.safetensors", f"model.safetensors{INDEX}"),
+    *("pytorch_model.bin", f"pytorch_model.bin{INDEX}"),
+)
+WRAPPERS = ("state_dict", "model", "teacher")  # keys under which training scripts nest weights
+PREFIXES = ("module.", "model.", "backbone.", "encoder.", "teacher.", "network.")
+# what training scripts keep beside a backbone of such a prefix
+_BESIDE = ("head.", "dino_head.", "ibot_head.", "projector.", "classifier.", "fc.")
+
+
+def read_state_dict(path: str | Path) -> StateDict:
+    """The tensors of a checkpoint, under their names in the file.
+
+    Memory: the tensors once; safetensors are mapped.
+
+    Raises:
+        WeightsError: the file is missing, damaged, needs unpickling, or holds no named tensors.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise WeightsError(f"weights must be an existing file, got {str(path)!r}")
+    if path.name.endswith(INDEX):
+        return _read_shards(path)
+    return _read_safetensors(path) if path.suffix == SAFETENSORS else _read_torch(path)
+
+
+def shard_names(index: Path) -> tuple[str, ...]:
+    """File names of the shards of an index, each once.
+
+    Raises:
+        WeightsError: not an index of shards beside it.
+    """
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WeightsError(f"index must have a weight_map, got {str(index)!r}") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or name.endswith(INDEX):
+            raise WeightsError(
+                f"shards must lie beside their index, got {name!r} in {str(index)!r}"
+            )
+    return tuple(names)
+
+
+def _read_shards(index: Path) -> StateDict:
+    state: StateDict = {}
+    for name in shard_names(index):
+        state |= read_state_dict(index.parent / name)
+    return state
+
+
+def _read_safetensors(path: Path) -> StateDict:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"weights must be whole, got {str(path)!r}: {error}") from error
+
+
+def _read_torch(path: Path) -> StateDict:
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise WeightsError(
+            f"weights must be plain tensors, got {str(path)!r}: {first}; "
+            "convert them to safetensors"
+        ) from error
+    found = loaded
+    while isinstance(found, Mapping):
+        if found and all(isinstance(v, Tensor) for v in found.values()):
+            return {str(k): v for k, v in found.items()}
+        found = next((found[k] for k in WRAPPERS if isinstance(found.get(k), Mapping)), None)
+    kind = type(loaded).__name__
+    raise WeightsError(f"weights must be a dict of named tensors, got {kind} in {str(path)!r}")
+
+
+def load_strictly(
+    network: nn.Module,
+    state: Mapping[str, Tensor],
+    *,
+    source: str,
+    unused: tuple[str, ...] = (),
+) -> str:
+    """Gives the network exactly these weights, as float32; every name and shape must fit.
+
+    The network may have been built on the meta device: no second copy of the weights is made.
+
+    Args:
+        network: what gets the weights.
+        state: of `read_state_dict`; a prefix that all names share is taken off.
+        source: where the weights are from, for messages.
+        unused: beginnings of names that may be left over (a classifier's).
+
+    Returns:
+        `hash_state_dict` of the network with these weights, whatever form the file had.
+
+    Raises:
+        WeightsError: names are missing or left over, or a shape differs.
+    """
+    expected = network.state_dict()
+    state = _without_prefix(state, expected)
+    state = {k: v for k, v in state.items() if k in expected or not k.startswith(unused)}
+    shapes = [
+        f"{k} {tuple(state[k].shape)} for {tuple(expected[k].shape)}"
+        for k in sorted(expected.keys() & state.keys())
+        if state[k].shape != expected[k].shape
+    ]
+    problems = {
+        "missing": sorted(expected.keys() - state.keys()),
+        "unexpected": sorted(state.keys() - expected.keys()),
+        "misshapen": shapes,
+    }
+    found = [
+        f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+        for what, names in problems.items()
+        if names
+    ]
+    if found:
+        raise WeightsError(
+            f"weights must fit the architecture name by name, got {'; '.join(found)} "
+            f"in {source!r}; check that the file belongs to this encoder"
+        )
+    floats = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
+    network.load_state_dict(floats, strict=True, assign=True)
+    unfilled = [n for n, t in network.named_buffers() if t.is_meta]
+    if unfilled:
+        raise WeightsError(f"network must have all its buffers, got none for {unfilled[0]!r}")
+    return hash_state_dict(network.state_dict())
+
+
+def _without_prefix(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> StateDict:
+    """The weights under the expected names, or as they are where no known prefix leads there."""
+    tried = [dict(state)]
+    for names in tried:  # grows: one prefix taken off at a time
+        if expected.keys() <= names.keys():
+            return names
+        for prefix in PREFIXES:
+            inner = {k.removeprefix(prefix): v for k, v in names.items() if k.startswith(prefix)}
+            if inner and all(k.startswith((prefix, *_BESIDE)) for k in names):
+                tried.append(inner)
+    return tried[0]
+
+
+def hash_state_dict(state: Mapping[str, Tensor]) -> str:
+    """sha256 in hex over names, dtypes, shapes and bytes in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,71 @@
+"""Optional packages, imported on first use with an error that says what to install.
+
+timm and transformers import torchvision, and PyPI's torchvision wheel is built for CUDA: beside
+torch's CPU build its compiled operators do not load, and `import torchvision` stops because
+`torchvision::nms` was never registered. Nobody here calls that operator; declaring it is enough.
+So, in a process that asks `optional_package` for one of the two, and there only, two operators are
+declared without an implementation where the native library does not load. The native library is
+tried first, so that a matching pair of builds keeps its own (docs/encoders.md).
+"""
+
+from functools import cache
+from importlib import import_module, util
+from types import ModuleType
+
+import torch
+
+from thinsection.errors import MissingDependencyError
+
+_NEED_TORCHVISION = ("timm", "transformers")
+_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+
+
+def is_installed(package: str) -> bool:
+    """Whether the package could be imported, without importing it."""
+    return util.find_spec(package) is not None
+
+
+def optional_package(package: str) -> ModuleType:
+    """The imported package.
+
+    Raises:
+        MissingDependencyError: it is not installed; the message says how to get it.
+    """
+    if not is_installed(package):
+        raise MissingDependencyError(
+            f"package {package!r} must be installed for this encoder; "
+            "pip install 'thinsection[hub]'"
+        )
+    # transformers falls back to Pillow without torchvision; timm cannot be imported then
+    if package in _NEED_TORCHVISION and (package == "timm" or is_installed("torchvision")):
+        importable_torchvision()
+    return import_module(package)
+
+
+@cache
+def importable_torchvision() -> torch.library.Library | None:
+    """Imports torchvision, declaring two of its operators if its own library does not load.
+
+    Returns:
+        The handle that keeps the declarations alive (the cache holds it), or None where the native
+        library loaded.
+
+    Raises:
+        ImportError: torchvision is not installed.
+    """
+    try:
+        import torchvision
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+    else:
+        return None
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for schema in _SCHEMAS:
+        library.define(schema)  # type: ignore[no-untyped-call]
+    import torchvision  # noqa: F401
+
+    return library
