@@ -56,7 +56,7 @@ def test_two_encoders_over_one_batch_give_the_bytes_of_single_runs(encoders) -> 
             assert both.tile_embeddings[place].dtype == np.float32
             assert both.tile_embeddings[place].tobytes() == one.tile_embeddings[0].tobytes()
             assert one.tile_embeddings[0].tobytes() == encoder.encode(batch.tiles).numpy().tobytes()
-            assert both.tokens == () and np.array_equal(both.indices, batch.indices)
+            assert both.tokens == (None, None) and np.array_equal(both.indices, batch.indices)
 
 
 def test_a_marker_comes_out_after_the_batches_before_it(encoders) -> None:
@@ -85,7 +85,7 @@ def test_tokens_and_embeddings_of_one_pass_are_those_of_two(name: str, precision
 
 def test_a_batch_of_tokens_is_one_pass_and_is_counted(encoders, monkeypatch) -> None:
     (batch,) = batches(1)
-    (found,) = BatchEncoder(encoders, tokens=True).submit(batch)
+    (found,) = BatchEncoder(encoders).submit(batch, ["tokens", "tokens"])
     assert [t.shape for t in found.tokens] == [(5, 49, 1280), (5, 196, 384)]
     for encoder, embedding in zip(encoders, found.tile_embeddings, strict=True):
         assert np.array_equal(embedding, encoder.encode(batch.tiles).numpy())
@@ -94,6 +94,14 @@ def test_a_batch_of_tokens_is_one_pass_and_is_counted(encoders, monkeypatch) -> 
         )
         count, channels = token_shape(encoder)
         assert more >= 32 * count * channels * 4
+
+
+def test_an_encoder_of_which_nothing_is_wanted_is_left_out(encoders, monkeypatch) -> None:
+    (batch,) = batches(1)
+    monkeypatch.setattr(encoders[0], "encode", None)
+    (found,) = BatchEncoder(encoders).submit(batch, ["", "embeddings"])
+    assert found.tile_embeddings[0] is None and found.tokens == (None, None)
+    assert np.array_equal(found.tile_embeddings[1], encoders[1].encode(batch.tiles))
 
 
 def test_an_encoder_without_tokens_names_those_that_have_them(encoders) -> None:
