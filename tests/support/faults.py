@@ -7,15 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thinsection.pipeline.aggregate_folder import TilesSource
-from thinsection.pipeline.aggregate_task import AggregateTask
-from thinsection.pipeline.qc_batch import QcReport
-from thinsection.pipeline.qc_task import QcTask
-from thinsection.pipeline.run_task import RunTask
-from thinsection.pipeline.slides import RunEvent
-
 from thinsection.jobs.task import Report
+from thinsection.pipeline.pooling import FeaturesFile, PoolingTask
+from thinsection.pipeline.process import RunEvent
 from thinsection.pipeline.results import SlideResult
+from thinsection.pipeline.task import RunTask
 from thinsection.slide.cohort import SlideEntry
 from thinsection.types import MIB
 
@@ -62,7 +58,7 @@ class FaultyTask(RunTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KilledAggregateTask(AggregateTask):
+class KilledPoolingTask(PoolingTask):
     """Aggregation whose process gets SIGKILL whenever it comes to one of some slides.
 
     Attributes:
@@ -72,9 +68,9 @@ class KilledAggregateTask(AggregateTask):
     killed_always: frozenset[str]
 
     def __call__(
-        self, entries: Sequence[TilesSource], *, on_event: Callable[[Any], None]
+        self, entries: Sequence[FeaturesFile], *, on_event: Callable[[Any], None]
     ) -> Report[SlideResult]:
-        """See `AggregateTask.__call__`."""
+        """See `PoolingTask.__call__`."""
         results: list[SlideResult] = []
         for entry in entries:
             if entry.slide_id in self.killed_always:
@@ -84,8 +80,8 @@ class KilledAggregateTask(AggregateTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KilledQcTask(QcTask):
-    """Quality control whose process gets SIGKILL when it comes to one of some slides.
+class KilledEntryTask(RunTask):
+    """A run's task, one slide after the other, whose process gets SIGKILL when it comes to one of some slides.
 
     Attributes:
         killed_once: these slides, the first time.
@@ -97,9 +93,9 @@ class KilledQcTask(QcTask):
 
     def __call__(
         self, entries: Sequence[SlideEntry], *, on_event: Callable[[Any], None]
-    ) -> Report[QcReport]:
-        """See `QcTask.__call__`."""
-        results: list[QcReport] = []
+    ) -> Report[SlideResult]:
+        """See `RunTask.__call__`."""
+        results: list[SlideResult] = []
         for entry in entries:
             name = entry.slide_id
             if name in self.killed_always or (name in self.killed_once and _first(self.out, name)):

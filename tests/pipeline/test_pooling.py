@@ -7,10 +7,8 @@ import h5py
 import numpy as np
 import pytest
 from tests.pipeline.make import write_features
-from tests.support.faults import KilledAggregateTask
+from tests.support.faults import KilledPoolingTask
 from tests.support.slurm_node import why_not
-from thinsection.pipeline.aggregate_folder import find_tiles
-from thinsection.pipeline.aggregate_task import AggregateTask, aggregate_run, loaded_encoder
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
@@ -19,6 +17,12 @@ from thinsection.errors import ConfigError, StoreError, UnknownEncoderError
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task_document import TaskDocument, load_tasks
+from thinsection.pipeline.pooling import (
+    PoolingTask,
+    aggregate_folder,
+    find_features,
+    loaded_encoder,
+)
 from thinsection.pipeline.results import SlideResult
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
 from thinsection.store.slide_embedding import read_slide_embedding
@@ -45,7 +49,8 @@ def settings(**changes: object) -> AggregateRunConfig:
 
 
 def files(out: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in (out / "slide_embeddings").iterdir()}
+    (folder,) = out.glob("slide_features_*")
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
 def states(results: list[SlideResult]) -> Mapping[str, str]:
@@ -56,9 +61,9 @@ def test_dask_workers_write_the_same_bytes_as_inline_and_a_bad_file_stays_alone(
     features: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("distributed", reason="dask is not installed")
-    inline = aggregate_run(features, out=tmp_path / "inline", config=settings())
+    inline = aggregate_folder(features, out=tmp_path / "inline", config=settings())
     told: list[SlideResult] = []
-    dask = aggregate_run(
+    dask = aggregate_folder(
         features, out=tmp_path / "dask", config=settings(**DASK), on_result=told.append
     )
     assert states(dask) == {**dict.fromkeys("abce", "done"), "d": "failed"}
@@ -72,10 +77,10 @@ def test_what_is_done_is_skipped_by_another_executor_and_a_repaired_file_is_done
     features: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("distributed", reason="dask is not installed")
-    aggregate_run(features, config=settings())
+    aggregate_folder(features, config=settings())
     before = files(features)
     write_features(features / "d.h5", num_tiles=5, seed=9)
-    results = aggregate_run(features, config=settings(**DASK))
+    results = aggregate_folder(features, config=settings(**DASK))
     assert states(results) == {**dict.fromkeys("abce", "skipped"), "d": "done"}
     assert {name: files(features)[name] for name in before} == before
 
@@ -84,8 +89,8 @@ def test_a_slide_whose_worker_dies_is_recorded_and_the_others_are_done(
     features: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("distributed", reason="dask is not installed")
-    sources = find_tiles(features, tmp_path / "out")
-    task = KilledAggregateTask(pooling=PoolingConfig(), killed_always=frozenset("b"))
+    sources = find_features(features, out=tmp_path / "out")
+    task = KilledPoolingTask(pooling=PoolingConfig(), killed_always=frozenset("b"))
     results: list[SlideResult] = []
     execute(
         sources,
@@ -107,16 +112,16 @@ def test_a_slide_whose_worker_dies_is_recorded_and_the_others_are_done(
 def test_array_tasks_write_the_same_bytes_as_inline(
     features: Path, tmp_path: Path, on_slurm: dict[str, str]
 ) -> None:
-    inline = aggregate_run(features, out=tmp_path / "inline", config=settings())
+    inline = aggregate_folder(features, out=tmp_path / "inline", config=settings())
     messages: list[str] = []
-    slurm = aggregate_run(
+    slurm = aggregate_folder(
         features, out=tmp_path / "slurm", config=settings(**SLURM), on_message=messages.append
     )
     assert states(slurm) == states(inline)
     assert files(tmp_path / "slurm") == files(tmp_path / "inline")
     assert "1 CPUs: --job-cpus" in messages
     assert "3 array tasks" in messages[-1]
-    (job,) = (tmp_path / "slurm" / "slurm").iterdir()
+    (job,) = (tmp_path / "slurm" / "records").glob("*/slurm/*")
     assert '"slide_id": "a"' in "".join(p.read_text() for p in (job / "logs").iterdir())
 
 
@@ -130,21 +135,21 @@ def test_the_command_takes_an_executor_and_exits_with_3_where_a_file_is_bad(
     assert done.exit_code == 3, done.output
     assert "d: failed (aggregate): StoreError: " in done.output
     assert "4 of 5 slides have an embedding of max" in done.output
-    pooled = read_slide_embedding(tmp_path / "out" / "slide_embeddings" / "a.h5")
+    pooled = read_slide_embedding(tmp_path / "out" / "slide_features_max-features" / "a.h5")
     with h5py.File(features / "a.h5") as file:
         np.testing.assert_array_equal(pooled.slide_embedding, file["features"][...].max(axis=0))
 
 
 def test_the_slide_encoder_is_loaded_once_for_all_files_of_a_process(features: Path) -> None:
     loaded_encoder.cache_clear()
-    aggregate_run(features, config=settings())
+    aggregate_folder(features, config=settings())
     assert loaded_encoder.cache_info().misses == 1
     assert loaded_encoder.cache_info().hits == 4
 
 
 def test_a_task_comes_back_from_its_document(features: Path, tmp_path: Path) -> None:
-    task = AggregateTask(pooling=PoolingConfig(slide_encoder="max", tile_px_l0=512), threads=2)
-    sources = find_tiles(features)
+    task = PoolingTask(pooling=PoolingConfig(slide_encoder="max", tile_px_l0=512), threads=2)
+    sources = find_features(features)
     saved = TaskDocument(folder=tmp_path, task=task, chunks=(tuple(sources), tuple(sources[:1])))
     saved.save()
     assert load_tasks(tmp_path) == saved
@@ -154,10 +159,10 @@ def test_wrong_settings_are_refused_before_any_worker_starts(
     features: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UnknownEncoderError, match=r"unknown slide encoder 'maxx'; did .*'max'"):
-        aggregate_run(features, config=settings(slide_encoder="maxx", **SLURM))
+        aggregate_folder(features, config=settings(slide_encoder="maxx", **SLURM))
     with pytest.raises(ConfigError, match=r"pooling\.memory must be a size"):
         settings(memory="much")
     with pytest.raises(ConfigError, match=r"workers must be 0 or 1 .*got 2; pass --executor dask"):
-        aggregate_run(features, config=AggregateRunConfig(executor=ExecutorConfig(workers=2)))
+        aggregate_folder(features, config=AggregateRunConfig(executor=ExecutorConfig(workers=2)))
     with pytest.raises(StoreError, match="folder must exist"):
-        aggregate_run(tmp_path / "none")
+        aggregate_folder(tmp_path / "none")
