@@ -53,9 +53,14 @@ class Models:
         return tiles | {encoder.name: encoder.identity for encoder in self.slide_encoders}
 
 
+def pipeline_of(config: RunConfig) -> Pipeline | None:
+    """The checks of a run as its preset or file says them now; None where QC is off."""
+    return None if config.qc.qc == "off" else load_pipeline(config.qc.qc)
+
+
 def load_models(config: RunConfig, goal: Goal) -> Models:
     """Loads what a run up to a goal needs; on a CPU this process then keeps freed memory."""
-    pipeline = None if config.qc.qc == "off" else load_pipeline(config.qc.qc)
+    pipeline = pipeline_of(config)
     if goal not in ENCODING:
         return Models(pipeline=pipeline)
     from thinsection.encode import load_encoder  # torch: goals before it start without

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING
 
 from thinsection.errors import StoreError
 from thinsection.files.lock import LOCK_NAME, FileLock, heartbeat
-from thinsection.pipeline.models import Models, load_models
+from thinsection.pipeline.models import Models, load_models, pipeline_of
 from thinsection.pipeline.prepare import check_quality, prepare
-from thinsection.pipeline.results import SlideResult, clear_failure, record_failure
+from thinsection.pipeline.results import (
+    SlideResult,
+    clear_failure,
+    read_failure,
+    record_failure,
+)
 from thinsection.pipeline.sink import Fail, Finish, Kept, ResultSink
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import RunConfig, batch_size_of, budget_of
+from thinsection.stages.config import OutputConfig, RunConfig, batch_size_of, budget_of
 from thinsection.stages.features import FeaturesStage, TokensStage
 from thinsection.stages.request import Goal, stages_of
-from thinsection.stages.stage import SlideWork, source_key
+from thinsection.stages.stage import SlideWork, Stage, source_key
 from thinsection.store.ledger import SLIDES, fingerprint, load_ledger
 from thinsection.stream import (
     SlideFinished,
@@ -207,20 +212,10 @@ class _Job:
                     continue
                 self.locks.add(lock)
                 self._lock_of[entry.slide_id] = lock
-                mark = fingerprint(entry.slide_path)
+                work = slide_work(entry, self.stages, out=self.out, options=self.config.output)
             except StoreError as error:
                 self._end(entry, record_failure(self.out, entry, "open", error))
                 continue
-            work = SlideWork(
-                entry=entry,
-                out=self.out,
-                source=source_key(mark, entry),
-                ledger=load_ledger(self.out, entry.slide_id),
-                stages=self.stages,
-                overwrite=self.config.output.overwrite,
-            )
-            redo = not self.config.output.resume
-            work.missing = [stage for stage in self.stages if redo or not work.done(stage)]
             if not work.missing and self._settled(work):
                 continue
             yield work
@@ -233,13 +228,7 @@ class _Job:
             self._ended(work, work.at, error)
             return True
         clear_failure(self.out, work.entry.slide_id)
-        result = SlideResult(
-            slide_id=work.entry.slide_id,
-            slide_path=work.entry.slide_path,
-            status="skipped",
-            facts=work.facts(),
-        )
-        self._end(work.entry, result)
+        self._end(work.entry, _skipped(work))
         return True
 
     def _ended(self, work: SlideWork, stage: str, error: Exception | None) -> None:
@@ -264,6 +253,53 @@ class _Job:
             lock.release()
         self.results[entry.slide_id] = result
         self.on_event(RunEvent(kind="ended", slide_id=entry.slide_id, result=result))
+
+
+def slide_work(
+    entry: SlideEntry, stages: Sequence[Stage], *, out: Path, options: OutputConfig
+) -> SlideWork:
+    """A slide as its ledger tells it, with what is missing of these stages.
+
+    Raises:
+        StoreError: the slide's file cannot be read.
+    """
+    work = SlideWork(
+        entry=entry,
+        out=out,
+        source=source_key(fingerprint(entry.slide_path), entry),
+        ledger=load_ledger(out, entry.slide_id),
+        stages=tuple(stages),
+        overwrite=options.overwrite,
+    )
+    work.missing = [stage for stage in stages if not options.resume or not work.done(stage)]
+    return work
+
+
+def skipped_result(
+    entry: SlideEntry, *, out: Path, config: RunConfig, goal: Goal
+) -> SlideResult | None:
+    """The result of a slide that is done with the same settings and file; None where it is not.
+
+    For goals without encoders. Rules of quality control are for whoever has the slide's lock.
+    """
+    if config.qc.qc_fail or read_failure(out, entry.slide_id) is not None:
+        return None
+    stages = stages_of(config, goal, pipeline=pipeline_of(config))
+    try:
+        work = slide_work(entry, stages, out=out, options=config.output)
+    except StoreError:
+        return None
+    return None if work.missing else _skipped(work)
+
+
+def _skipped(work: SlideWork) -> SlideResult:
+    entry = work.entry
+    return SlideResult(
+        slide_id=entry.slide_id,
+        slide_path=entry.slide_path,
+        status="skipped",
+        facts=work.facts(),
+    )
 
 
 def wanted_of(work: SlideWork, encoders: Sequence["TileEncoder"]) -> list["Wanted"]:

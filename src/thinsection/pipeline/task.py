@@ -16,8 +16,8 @@ from thinsection.errors import ClusterError
 from thinsection.files.atomic import TMP_MARK
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report, Task
-from thinsection.pipeline.models import Models, load_models
-from thinsection.pipeline.process import RunEvent, process_slides
+from thinsection.pipeline.models import ENCODING, Models, load_models, pipeline_of
+from thinsection.pipeline.process import RunEvent, process_slides, skipped_result
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
 from thinsection.qc import load_pipeline
 from thinsection.slide.cohort import SlideEntry
@@ -70,7 +70,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
     ) -> Report[SlideResult]:
         """See `Task.__call__`."""
         started = time.perf_counter()
-        set_threads(self.threads, torch_too=self.goal in ("embed", "aggregate"))
+        set_threads(self.threads, torch_too=self.goal in ENCODING)
         models, clock = self.models(), StageClock()
         if self.monitored:
             facts = self.facts(models)
@@ -87,10 +87,10 @@ class RunTask(Task[SlideEntry, SlideResult]):
         )
 
     def models(self) -> Models:
-        """The encoders, loaded once per process and settings."""
-        plain = RunConfig()  # settings that change nothing about the models
-        config = replace(self.config, stream=plain.stream, executor=plain.executor)
-        return _models(config, self.goal)
+        """The encoders, loaded once per process and settings; a file of checks is read anew."""
+        plain = RunConfig()  # settings that change nothing about the encoders
+        config = replace(self.config, qc=plain.qc, stream=plain.stream, executor=plain.executor)
+        return replace(_models(config, self.goal), pipeline=pipeline_of(self.config))
 
     def facts(self, models: Models) -> dict[str, Any]:
         """Settings that explain a resource record."""
@@ -132,6 +132,16 @@ class RunTask(Task[SlideEntry, SlideResult]):
     def done(self, entry: SlideEntry) -> SlideResult | None:
         """The result of a slide that a process of this invocation finished, or found done."""
         return ended_slides(self.record).get(entry.slide_id)
+
+    def finished(self, entry: SlideEntry) -> SlideResult | None:
+        """See `Task.finished`: by this invocation; without encoders by any one.
+
+        Whether embeddings are done to the letter is decided by the worker, which has the weights.
+        """
+        done = self.done(entry)
+        if done is not None or self.goal in ENCODING:
+            return done
+        return skipped_result(entry, out=self.out, config=self.config, goal=self.goal)
 
     def ended(self, result: SlideResult) -> RunEvent:
         """See `Task.ended`."""
