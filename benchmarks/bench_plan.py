@@ -18,7 +18,7 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "batch 64, 2 decode workers": (("a", "b"), {"batch_size": 64, "decode_workers": 2}),
     "tiles of 512 px": (("a", "b"), {"tile_px": 512, "batch_size": 8}),
     "1 µm/px": (("large",), {"tile_mpp": "1.0"}),
-    "resnet18": (("b",), {"encoder": "timm:resnet18", "pretrained": False, "tile_px": 224}),
+    "resnet18": (("b",), {"encoders": ["timm:resnet18"], "pretrained": False, "tile_px": 224}),
 }
 SIZES = {"a": (5000, 4000), "b": (4000, 5500), "large": (9000, 8000)}
 SMOKE_SIZES = {"a": (1200, 1000), "b": (1000, 1300), "large": (1800, 1500)}
@@ -36,7 +36,8 @@ def settings(overrides: dict[str, Any]) -> Any:
 def measured_run(slides: list[str], out: str, overrides: dict[str, Any]) -> list[int]:
     """What the fresh process does; imports are part of it."""
     import torch
-    from thinsection.pipeline.api import run
+
+    from thinsection.pipeline.run import run
 
     torch.set_num_threads(1)
     summary = run(slides, out=out, config=settings(overrides))

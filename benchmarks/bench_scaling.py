@@ -27,10 +27,10 @@ import os, sys, torch
 os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[4])]})
 torch.set_num_threads(1)
 from thinsection.config import replace_flat
-from thinsection.pipeline.slides import process_slides
+from thinsection.pipeline.models import load_models
+from thinsection.pipeline.process import process_slides
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig
-from thinsection.pipeline.slides import load_models
 from pathlib import Path
 slides, out, first = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 config = replace_flat(RunConfig(), {"decode_workers": 1, "precision": "fp32"})
@@ -46,8 +46,8 @@ import os, sys, torch
 os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[2])]})
 torch.set_num_threads(1)
 from thinsection.stages.config import RunConfig
-from thinsection.pipeline.slides import load_models
-encoder = load_models(RunConfig(), "embed").encoder
+from thinsection.pipeline.models import load_models
+(encoder,) = load_models(RunConfig(), "embed").encoders
 tiles = torch.randint(0, 256, (32, 256, 256, 3), dtype=torch.uint8)
 encoder.encode(tiles)
 print("ready", flush=True); sys.stdin.readline()
@@ -91,19 +91,22 @@ def executor_seconds_per_task(out: Path, num_tasks: int) -> float:
     workers, from the first report to the last."""
     from tests.support.faults import IdleTask
 
-    from thinsection.jobs.dask_executor import DaskExecutor
+    from thinsection.jobs.execute import execute
     from thinsection.jobs.executor import ExecutorConfig
     from thinsection.slide.cohort import SlideEntry
     from thinsection.stages.config import RunConfig
 
-    config = RunConfig(executor=ExecutorConfig(executor="dask", workers=2, threads=1))
+    config = RunConfig(
+        executor=ExecutorConfig(executor="dask", workers=2, threads=1, chunk_slides=1)
+    )
     out.mkdir()
     times: list[float] = []
-    DaskExecutor(config.executor, log_folder=out / "logs", on_message=lambda text: None).execute(
-        [(SlideEntry(slide_id=f"s{i}", slide_path="none"),) for i in range(num_tasks)],
-        IdleTask(out=out, config=config, stage="tile"),
+    execute(
+        [SlideEntry(slide_id=f"s{i}", slide_path="none") for i in range(num_tasks)],
+        IdleTask(out=out, record=out / "record", config=config, goal="embed"),
+        config.executor,
+        folder=out,
         on_report=lambda report: times.append(time.perf_counter()),
-        on_event=lambda event: None,
     )
     return (times[-1] - times[0]) / (len(times) - 1)
 

@@ -106,9 +106,7 @@ def states(summary: QcSummary) -> dict[str, str]:
 
 
 def failure(out: Path, slide_id: str) -> dict[str, object]:
-    document: dict[str, object] = json.loads(
-        (out / "slides" / slide_id / FAILURE_NAME).read_text()
-    )
+    document: dict[str, object] = json.loads((out / "slides" / slide_id / FAILURE_NAME).read_text())
     return document
 
 

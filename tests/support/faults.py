@@ -81,7 +81,7 @@ class KilledPoolingTask(PoolingTask):
 
 @dataclass(frozen=True, kw_only=True)
 class KilledEntryTask(RunTask):
-    """A run's task, one slide after the other, whose process gets SIGKILL when it comes to one of some slides.
+    """A run's task, slide by slide, whose process gets SIGKILL when it comes to one of some.
 
     Attributes:
         killed_once: these slides, the first time.
