@@ -36,6 +36,26 @@ def test_the_table_and_the_json_have_every_declared_encoder() -> None:
     assert "token (gated)" in table.stdout and "timm:<name>" in table.stdout
 
 
+def test_into_a_pipe_a_line_is_an_encoder_and_no_name_is_broken() -> None:
+    heading, *lines = (
+        CliRunner()
+        .invoke(build_app(["models"]), ["models"], env={"COLUMNS": "20"})
+        .stdout.splitlines()
+    )
+    columns = heading.split("\t")
+    rows = {
+        line.split("\t")[0]: dict(zip(columns, line.split("\t"), strict=False)) for line in lines
+    }
+    for spec in declared_encoders().values():
+        row = rows[spec.name]
+        assert row["from"] == (spec.repo or spec.source.split(";")[0])
+        commit = spec.revision[:7] if spec.revision else "no commit known"
+        assert row["revision"] == (commit if spec.repo else "the package's")
+    assert [line.split("\t")[1] for line in lines if line.startswith("slide encoder")] == [
+        *("mean", "max", "abmil", "titan", "gigapath")
+    ]
+
+
 def test_the_default_would_load(empty_cache) -> None:
     result = invoke("check", "efficientnet_lite0", "--device", "cpu")
     assert result.exit_code == 0, result.stdout
@@ -60,7 +80,8 @@ def test_with_a_token_but_no_network_it_names_the_command_for_another_machine(
     monkeypatch.setattr(check_module, "has_token", lambda: True)
     result = invoke("check", "virchow2", "--device", "cpu")
     assert result.exit_code == 1
-    assert "hf download paige-ai/Virchow2 model.safetensors" in result.stdout.replace("\n", " ")
+    command = "hf download paige-ai/Virchow2 model.safetensors --revision 3158645804b69e3f3bc4439d"
+    assert command in result.stdout.replace("\n", " ")
 
 
 def test_cached_weights_are_found(empty_cache) -> None:

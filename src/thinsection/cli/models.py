@@ -90,7 +90,7 @@ def check(
         for c in checks:
             mark, style = ("yes", "green") if c.ok else ("no", "red")
             console.print(f"{mark:>4}", style=style, end=f"  {c.name:<9} ")
-            console.print(c.detail, markup=False, highlight=False)
+            console.print(c.detail, markup=False, highlight=False, soft_wrap=True)
         verdict = "would load here" if loads else "would not load here"
         console.print(f"{name} {verdict}", style="bold", markup=False, highlight=False)
     if not loads:

@@ -92,7 +92,8 @@ def _weights(spec: EncoderSpec) -> Check:
             return Check(name="weights", ok=True, detail=f"cached at {path}")
     constants = hub_library().constants
     page = f"{constants.ENDPOINT}/{spec.repo}"
-    fetch = f"hf download {spec.repo} {spec.weights_files[0]}"
+    at = f" --revision {spec.revision}" if spec.revision else ""
+    fetch = f"hf download {spec.repo} {spec.weights_files[0]}{at}"
     if constants.HF_HUB_OFFLINE:
         detail = f"not cached, and HF_HUB_OFFLINE is set; fetch them elsewhere: {fetch}"
     elif spec.gated and not has_token():

@@ -54,8 +54,7 @@ def check_slide_encoder(name: str) -> None:
     Raises:
         UnknownEncoderError: with the nearest known name.
     """
-    if name not in SLIDE_ENCODERS:
-        SLIDE_ENCODERS.entry(name)
+    SLIDE_ENCODERS.entry(name)
 
 
 def load_slide_encoder(
