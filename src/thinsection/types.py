@@ -6,7 +6,6 @@ Frames: `_l0` level-0 px, `_lv` px of a pyramid level, `_tl` px of a tile, `_th`
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -35,12 +34,7 @@ class Closing(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

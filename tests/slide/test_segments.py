@@ -8,7 +8,7 @@ import tifffile
 
 from thinsection.errors import SlideReadError
 from thinsection.files.sources import FileSource
-from thinsection.slide import segments
+from thinsection.slide import tiff_reader
 from thinsection.slide.tiff_reader import TiffSlide
 from thinsection.testing.slide_contract import KINDS
 from thinsection.testing.synthetic import write_pyramid
@@ -69,7 +69,7 @@ def test_a_request_has_a_bound(slide_path: Path, monkeypatch: pytest.MonkeyPatch
         largest = max(file.pages[0].databytecounts)
     row = corners((0, 0), (1, 0), (2, 0), (3, 0))
     whole, _ = read(slide_path, row)
-    monkeypatch.setattr(segments, "MAX_READ_BYTES", 2 * largest)
+    monkeypatch.setattr(tiff_reader, "MAX_READ_BYTES", 2 * largest)
     out, source = read(slide_path, row)
     assert len(source.ranges) > 1
     assert all(length <= 2 * largest for _, length in source.ranges)

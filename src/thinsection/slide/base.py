@@ -33,11 +33,13 @@ class Slide(Closing):
         objective_power: nominal magnification of the objective, or None.
         vendor: the scanner family as OpenSlide names it, or None.
         properties: the file's own metadata, as strings.
+        associated_names: of associated images ('label', 'macro', 'thumbnail').
         choice: why 'auto' took this reader.
         source: counts what was fetched of a slide by URL; None of a local file.
     """
 
     reader: str = ""
+    associated_names: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -52,9 +54,7 @@ class Slide(Closing):
         self.slide_path = slide_path
         self.levels = tuple(levels)
         self.size: Size = self.levels[0].size
-        self.slide_mpp = slide_mpp
-        self.objective_power = objective_power
-        self.vendor = vendor
+        self.slide_mpp, self.objective_power, self.vendor = slide_mpp, objective_power, vendor
         self.properties: Mapping[str, str] = dict(properties or {})
         self.choice = ""
         self.source: FsspecSource | None = None
@@ -72,11 +72,6 @@ class Slide(Closing):
         levels = f"{len(self.levels)} level{'s' * (len(self.levels) > 1)}"
         facts = [f"{self.size[0]} x {self.size[1]} px", levels, format_mpp(self.slide_mpp)]
         return [*facts, f"reader {self.reader!r}", *["closed"] * self._closed]
-
-    @property
-    def associated_names(self) -> tuple[str, ...]:
-        """Names of associated images ('label', 'macro', 'thumbnail'); none by default."""
-        return ()
 
     @abstractmethod
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
@@ -114,10 +109,8 @@ class Slide(Closing):
             raise InvalidInputError(f"size must be >= (1, 1), got {size}")
         region = np.empty((height, width, 3), dtype=np.uint8) if out is None else out
         if region.shape != (height, width, 3) or region.dtype != np.uint8:
-            raise InvalidInputError(
-                f"out must be uint8 of shape {(height, width, 3)}, got {region.dtype} "
-                f"{region.shape}"
-            )
+            got = f"{region.dtype} {region.shape}"
+            raise InvalidInputError(f"out must be uint8 of shape {(height, width, 3)}, got {got}")
         down = self.levels[level].downsample
         x, y = lv_from_l0(origin_l0[0], down), lv_from_l0(origin_l0[1], down)
         level_width, level_height = self.levels[level].size
@@ -146,10 +139,8 @@ class Slide(Closing):
         self._check(level)
         count, size = len(origins_l0), out.shape[2:0:-1]
         if out.ndim != 4 or out.shape[::3] != (count, 3) or 0 in size or out.dtype != np.uint8:
-            raise InvalidInputError(
-                f"out must be uint8 of shape ({count}, height, width, 3), "
-                f"got {out.dtype} {out.shape}"
-            )
+            rule = f"uint8 of shape ({count}, height, width, 3)"
+            raise InvalidInputError(f"out must be {rule}, got {out.dtype} {out.shape}")
         down, (width, height) = self.levels[level].downsample, self.levels[level].size
         # few regions at a time: Python's numbers are quicker here than arrays of them
         origins = origins_l0.tolist()
@@ -166,9 +157,8 @@ class Slide(Closing):
         if self._closed:
             raise closed_error(self.slide_path)
         if not 0 <= level < len(self.levels):
-            raise InvalidInputError(
-                f"level must be in [0, {len(self.levels) - 1}], got {level} in {self.slide_path!r}"
-            )
+            rule = f"in [0, {len(self.levels) - 1}]"
+            raise InvalidInputError(f"level must be {rule}, got {level} in {self.slide_path!r}")
 
     def thumbnail(self, max_size: Size) -> RgbArray:
         """The whole slide, aspect kept, fitted into max_size, uint8 (H, W, 3).
@@ -191,3 +181,13 @@ class Slide(Closing):
     def close(self) -> None:
         """Lets go of the file. Reads that threads have begun end well, later ones raise."""
         self._closed = True
+
+
+def on_white(pixels: np.ndarray) -> np.ndarray:
+    """Gray or RGB without their alpha, (H, W, 1 or 3); what is transparent shows white."""
+    colours = (pixels.shape[2] - 1) // 2 * 2 + 1
+    colour, alpha = pixels[..., :colours], pixels[..., colours:]
+    if alpha.size == 0 or alpha.min() == WHITE:
+        return colour
+    blended = colour * (alpha / WHITE) + (WHITE - alpha.astype(np.float64))
+    return np.asarray(np.rint(blended).astype(np.uint8))

@@ -25,7 +25,6 @@ class SlideEntry:
         slide_id: names the slide's folder in the output; unique in a run.
         slide_path: file or URL.
         slide_mpp: (x, y) µm/px that overrides what the file says, or None.
-        patient_id, label, split: from the cohort table, or None.
     """
 
     slide_id: str
@@ -55,9 +54,7 @@ def load_cohort(
     Raises:
         CohortError: nothing found, a path is missing, an id is doubled or not usable as a name.
     """
-    entries: list[SlideEntry] = []
-    for item in slides:
-        entries += _expand(str(item))
+    entries = [entry for item in slides for entry in _expand(str(item))]
     if not entries:
         given = ", ".join(repr(str(s)) for s in slides) or "nothing"
         raise CohortError(
@@ -86,37 +83,30 @@ def parse_mpp(text: str, *, where: str) -> Mpp:
 
 
 def _expand(item: str) -> list[SlideEntry]:
+    path, paths = Path(item), [item]
     if is_url(item):
-        return [SlideEntry(slide_id=_id_of(item), slide_path=item)]
-    path = Path(item)
-    if path.is_dir():
-        return [SlideEntry(slide_id=_id_of(p), slide_path=str(p)) for p in _find(path)]
-    if not path.is_file():
+        pass
+    elif path.is_dir():
+        paths = _find(path)
+    elif not path.is_file():
         raise CohortError(f"slide must be an existing file, folder or URL, got {item!r}")
-    if path.suffix.lower() == ".csv":
+    elif path.suffix.lower() == ".csv":
         return _read_csv(path)
-    return [SlideEntry(slide_id=_id_of(path), slide_path=item)]
+    return [SlideEntry(slide_id=_id_of(name), slide_path=name) for name in paths]
 
 
-def _find(folder: Path) -> list[Path]:
-    found: list[Path] = []
-    dicom_folders: set[Path] = set()
+def _find(folder: Path) -> list[str]:
+    found: dict[Path, str] = {}  # by the file, or by the folder of one slide's .dcm files
     suffixes = frozenset(slide_suffixes())
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() not in suffixes or not path.is_file():
-            continue
-        if path.name.startswith("."):
-            continue
-        if path.suffix.lower() == ".dcm":
-            if path.parent in dicom_folders:
-                continue
-            dicom_folders.add(path.parent)
-        found.append(path)
-    return found
+        suffix = path.suffix.lower()
+        if suffix in suffixes and path.is_file() and not path.name.startswith("."):
+            found.setdefault(path.parent if suffix == ".dcm" else path, str(path))
+    return list(found.values())
 
 
-def _id_of(path: str | Path) -> str:
-    return Path(str(path).split("?", 1)[0]).stem
+def _id_of(path: str) -> str:
+    return Path(path.split("?", 1)[0]).stem
 
 
 def _read_csv(path: Path) -> list[SlideEntry]:
@@ -136,20 +126,16 @@ def _read_csv(path: Path) -> list[SlideEntry]:
 
 def _entry(row: dict[str, str | None], cohort: Path, line: int) -> SlideEntry:
     where = f"line {line} of {str(cohort)!r}"
-    values = {name: (row.get(name) or "").strip() for name in _COLUMNS}
-    text = values["slide_path"]
-    if not text:
+    path, slide_id, mpp, *others = ((row.get(name) or "").strip() for name in _COLUMNS)
+    if not path:
         raise CohortError(f"slide_path must not be empty, got '' in {where}")
-    if not is_url(text):
-        text = str(cohort.parent / text)  # an absolute path stays as it is
-    mpp = values["slide_mpp"]
+    if not is_url(path):
+        path = str(cohort.parent / path)  # an absolute path stays as it is
     return SlideEntry(
-        slide_id=values["slide_id"] or _id_of(text),
-        slide_path=text,
+        slide_id=slide_id or _id_of(path),
+        slide_path=path,
         slide_mpp=parse_mpp(mpp, where=where) if mpp else None,
-        patient_id=values["patient_id"] or None,
-        label=values["label"] or None,
-        split=values["split"] or None,
+        **{name: text or None for name, text in zip(_COLUMNS[3:], others, strict=True)},
     )
 
 
@@ -157,24 +143,19 @@ def _unique(entries: Iterable[SlideEntry]) -> list[SlideEntry]:
     """Ids made unique by a hash of the path; the same path twice is taken once."""
     by_path: dict[str, SlideEntry] = {}
     for entry in entries:
-        known = by_path.setdefault(_absolute(entry.slide_path), entry)
+        path = entry.slide_path
+        known = by_path.setdefault(path if is_url(path) else str(Path(path).resolve()), entry)
         if known.slide_id != entry.slide_id:
             raise CohortError(
                 f"slide_id must be one per slide, got {known.slide_id!r} and {entry.slide_id!r} "
                 f"for {entry.slide_path!r}"
             )
     counts = Counter(e.slide_id.casefold() for e in by_path.values())
-    unique = []
     for path, entry in by_path.items():
         if counts[entry.slide_id.casefold()] > 1:
             mark = hashlib.sha256(path.encode()).hexdigest()[:6]
-            entry = replace(entry, slide_id=f"{entry.slide_id}-{mark}")  # noqa: PLW2901
-        unique.append(entry)
-    return unique
-
-
-def _absolute(slide_path: str) -> str:
-    return slide_path if is_url(slide_path) else str(Path(slide_path).resolve())
+            by_path[path] = replace(entry, slide_id=f"{entry.slide_id}-{mark}")
+    return list(by_path.values())
 
 
 def _check_id(entry: SlideEntry) -> None:

@@ -45,39 +45,25 @@ class CucimSlide(Slide):
         if sizes != [level.size for level in levels]:
             raise SlideOpenError(f"cucim: sees levels {sizes}, not {[lv.size for lv in levels]}")
         self._device = device
-        super().__init__(
-            path,
-            levels,
-            slide_mpp=slide_mpp or layout.slide_mpp,
-            objective_power=layout.objective_power,
-            vendor=layout.vendor,
-            properties=layout.properties,
-        )
-
-    @property
-    def associated_names(self) -> tuple[str, ...]:
-        return tuple(sorted(self._image.associated_images))
+        super().__init__(path, levels, slide_mpp=slide_mpp or layout.slide_mpp, **layout.facts)
+        self.associated_names = tuple(sorted(self._image.associated_images))
 
     def associated_image(self, name: str) -> RgbArray:
         """See `Slide.associated_image`."""
-        if name not in self._image.associated_images:
+        if name not in self.associated_names:
             return super().associated_image(name)
-        pixels = np.asarray(self._image.associated_image(name))
-        return np.ascontiguousarray(pixels[..., :3])
+        return np.ascontiguousarray(np.asarray(self._image.associated_image(name))[..., :3])
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
         down = self._downsamples[level]
         origin_l0 = (_l0_within(origin_lv[0], down), _l0_within(origin_lv[1], down))
-        size = (out.shape[1], out.shape[0])
-        image = self._image
+        size, image, device = (out.shape[1], out.shape[0]), self._image, self._device
         if image is None:
             raise closed_error(self.slide_path)
         try:
-            region = image.read_region(
-                location=origin_l0, size=size, level=level, device=self._device
-            )
+            region = image.read_region(location=origin_l0, size=size, level=level, device=device)
             # a CUDA region speaks CuPy's protocol, a host region NumPy's
-            pixels = _to_host(region) if self._device != "cpu" else np.asarray(region)
+            pixels = _to_host(region) if device != "cpu" else np.asarray(region)
         except (RuntimeError, ValueError) as error:
             raise SlideReadError(
                 f"region must be readable, got {error} at {origin_l0}, level {level} "
@@ -93,11 +79,9 @@ class CucimSlide(Slide):
 
 def _l0_within(value_lv: int, downsample: float) -> int:
     """A level-0 px well within a px of the level: cuCIM divides and rounds down."""
-    return (
-        math.floor((value_lv + 0.5) * downsample)
-        if downsample >= 2
-        else math.ceil(value_lv * downsample)
-    )
+    if downsample >= 2:
+        return math.floor((value_lv + 0.5) * downsample)
+    return math.ceil(value_lv * downsample)
 
 
 def _to_host(region: Any) -> np.ndarray:

@@ -75,8 +75,7 @@ class ReadPlan:
         tile_mpp: its resolution, µm/px; None where the slide has none and 'native' was asked for.
         level: pyramid level that is read.
         downsample: level-0 px per px of that level.
-        size_lv: (width, height) to read on that level for one tile; equals (tile_px, tile_px)
-            where no resampling is needed.
+        size_lv: (width, height) to read on that level; (tile_px, tile_px) without resampling.
         size_l0: (width, height) that a tile covers in level-0 px.
         stride_l0: (x, y) from one tile to the next in level-0 px.
     """
@@ -122,8 +121,7 @@ def plan_read(
     with an anti-aliasing filter. Upsampling is refused.
 
     Args:
-        levels: of the slide, finest first.
-        slide_mpp: (x, y) µm per level-0 px, or None.
+        levels, slide_mpp: of the slide, finest first.
         tile_px: edge of a finished tile, px.
         tile_mpp: its resolution, µm/px; None reads level 0 as it is ('native').
         overlap: px of a finished tile shared with the next one, 0 <= overlap < tile_px.
@@ -139,43 +137,39 @@ def plan_read(
     if not 0 <= overlap < tile_px:
         raise InvalidInputError(f"overlap must be in [0, tile_px), got {overlap} of {tile_px}")
     if tile_mpp is None:
-        mpp = mean_mpp(slide_mpp)
-        ratio = (1.0, 1.0)
+        x = y = 1.0
+    elif not (tile_mpp > 0 and math.isfinite(tile_mpp)):
+        raise InvalidInputError(f"tile_mpp must be > 0, got {tile_mpp!r}")
+    elif slide_mpp is None:
+        raise MissingMppError(
+            f"slide_mpp is missing in {slide!r}; pass --slide-mpp, add a slide_mpp column to "
+            "the cohort, or use --tile-mpp native"
+        )
     else:
-        if not (tile_mpp > 0 and math.isfinite(tile_mpp)):
-            raise InvalidInputError(f"tile_mpp must be > 0, got {tile_mpp!r}")
-        if slide_mpp is None:
-            raise MissingMppError(
-                f"slide_mpp is missing in {slide!r}; pass --slide-mpp, add a slide_mpp column to "
-                "the cohort, or use --tile-mpp native"
-            )
-        mpp, ratio = tile_mpp, _ratio(tile_mpp, slide_mpp, slide)
-    level = best_level(levels, min(ratio))
+        x, y = (_ratio(tile_mpp, mpp, slide) for mpp in slide_mpp)
+    level = best_level(levels, min(x, y))
     step = tile_px - overlap
     return ReadPlan(
         tile_px=tile_px,
-        tile_mpp=mpp,
+        tile_mpp=mean_mpp(slide_mpp) if tile_mpp is None else tile_mpp,
         level=level.index,
         downsample=level.downsample,
-        size_lv=(_lv_px(tile_px, ratio[0], level), _lv_px(tile_px, ratio[1], level)),
-        size_l0=(round(tile_px * ratio[0]), round(tile_px * ratio[1])),
-        stride_l0=(max(1, round(step * ratio[0])), max(1, round(step * ratio[1]))),
+        size_lv=(_lv_px(tile_px, x, level), _lv_px(tile_px, y, level)),
+        size_l0=(round(tile_px * x), round(tile_px * y)),
+        stride_l0=(max(1, round(step * x)), max(1, round(step * y))),
     )
 
 
-def _ratio(tile_mpp: float, slide_mpp: Mpp, slide: str) -> tuple[float, float]:
-    """Level-0 px per tile px along x and y, snapped to 1 within the tolerance."""
-    ratios = []
-    for mpp in slide_mpp:
-        ratio = tile_mpp / mpp
-        if ratio < 1 - MPP_TOLERANCE:
-            raise UpsamplingError(
-                f"tile_mpp must be >= {mpp:.4g}, got {tile_mpp:g} in {slide!r}; "
-                "upsampling is not supported"
-            )
-        nearest = max(1, round(ratio))
-        ratios.append(float(nearest) if abs(ratio / nearest - 1) <= MPP_TOLERANCE else ratio)
-    return (ratios[0], ratios[1])
+def _ratio(tile_mpp: float, mpp: float, slide: str) -> float:
+    """Level-0 px per tile px along one axis, snapped to a whole number within the tolerance."""
+    ratio = tile_mpp / mpp
+    if ratio < 1 - MPP_TOLERANCE:
+        raise UpsamplingError(
+            f"tile_mpp must be >= {mpp:.4g}, got {tile_mpp:g} in {slide!r}; "
+            "upsampling is not supported"
+        )
+    nearest = max(1, round(ratio))
+    return float(nearest) if abs(ratio / nearest - 1) <= MPP_TOLERANCE else ratio
 
 
 def _lv_px(tile_px: int, ratio: float, level: Level) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import simplejpeg
 
 from thinsection.errors import SlideOpenError, SlideReadError
-from thinsection.slide.base import Slide
+from thinsection.slide.base import Slide, on_white
 from thinsection.slide.tiff_reader import TiffSlide
 from thinsection.types import GIB, Level, Mpp, RgbArray, Size
 
@@ -16,18 +16,6 @@ from thinsection.types import GIB, Level, Mpp, RgbArray, Size
 MAX_DECODED_BYTES = 2 * GIB
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-
-
-class FlatTiffSlide(TiffSlide):
-    """A TIFF of one level, strips or tiles."""
-
-    reader = "image"
-
-    def __init__(self, path: str, *, slide_mpp: Mpp | None = None) -> None:
-        super().__init__(path, slide_mpp=slide_mpp)
-        if len(self.levels) > 1:
-            self.close()
-            raise SlideOpenError(f"image: a TIFF of {len(self.levels)} levels; use reader 'tiff'")
 
 
 class FlatSlide(Slide):
@@ -39,37 +27,28 @@ class FlatSlide(Slide):
 
     reader = "image"
 
-    def __init__(self, path: str, *, slide_mpp: Mpp | None = None) -> None:
-        head = _read_head(path)
-        self._kind = "png" if head.startswith(_PNG) else "jpeg"
-        size = _png_size(head) if self._kind == "png" else _jpeg_size(path)
+    def __init__(self, path: str, head: bytes, slide_mpp: Mpp | None) -> None:
+        self._png = head.startswith(_PNG)
+        size = _png_size(head) if self._png else _jpeg_size(path)
         if size[0] * size[1] * 3 > MAX_DECODED_BYTES:
             raise SlideOpenError(
-                f"image: {size[0]} x {size[1]} px of {self._kind.upper()} cannot be read in parts; "
-                "convert it to a tiled TIFF"
+                f"image: {size[0]} x {size[1]} px of {'PNG' if self._png else 'JPEG'} cannot be "
+                "read in parts; convert it to a tiled TIFF"
             )
-        level = Level(index=0, size=size, downsample=1.0)
-        super().__init__(path, [level], slide_mpp=slide_mpp)
+        super().__init__(path, [Level(index=0, size=size, downsample=1.0)], slide_mpp=slide_mpp)
         self._pixels: RgbArray | None = None
         self._lock = threading.Lock()
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
         x, y = origin_lv
-        out[:] = self._decoded()[y : y + out.shape[0], x : x + out.shape[1]]
-
-    def _decoded(self) -> RgbArray:
         with self._lock:
-            pixels: RgbArray = self._pixels if self._pixels is not None else self._decode()
-            self._pixels = pixels
-            return pixels
+            pixels = self._pixels = self._decode() if self._pixels is None else self._pixels
+        out[:] = pixels[y : y + out.shape[0], x : x + out.shape[1]]
 
     def _decode(self) -> RgbArray:
         data = Path(self.slide_path).read_bytes()
         try:
-            if self._kind == "jpeg":
-                pixels: RgbArray = simplejpeg.decode_jpeg(data, "RGB")
-            else:
-                pixels = _as_rgb(imagecodecs.png_decode(data))
+            pixels = _decode_png(data) if self._png else simplejpeg.decode_jpeg(data, "RGB")
         except (ValueError, RuntimeError) as error:
             raise SlideReadError(
                 f"image must be whole, got {error} in {Path(self.slide_path).name!r}"
@@ -93,20 +72,21 @@ def open_image(path: str, *, slide_mpp: Mpp | None = None) -> Slide:
     Raises:
         SlideOpenError: it is none of these.
     """
-    head = _read_head(path)
-    if head.startswith(_TIFF):
-        return FlatTiffSlide(path, slide_mpp=slide_mpp)
-    if head.startswith((_PNG, _JPEG)):
-        return FlatSlide(path, slide_mpp=slide_mpp)
-    raise SlideOpenError("image: not a PNG, JPEG or TIFF")
-
-
-def _read_head(path: str) -> bytes:
     try:
         with Path(path).open("rb") as file:
-            return file.read(64)
+            head = file.read(64)
     except OSError as error:
         raise SlideOpenError(f"image: {error}") from None
+    if head.startswith((_PNG, _JPEG)):
+        return FlatSlide(path, head, slide_mpp)
+    if not head.startswith(_TIFF):
+        raise SlideOpenError("image: not a PNG, JPEG or TIFF")
+    slide = TiffSlide(path, slide_mpp=slide_mpp)
+    slide.reader = "image"
+    if len(slide.levels) > 1:
+        slide.close()
+        raise SlideOpenError(f"image: a TIFF of {len(slide.levels)} levels; use reader 'tiff'")
+    return slide
 
 
 def _png_size(head: bytes) -> Size:
@@ -123,19 +103,11 @@ def _jpeg_size(path: str) -> Size:
     return (width, height)
 
 
-def _as_rgb(pixels: np.ndarray) -> RgbArray:
+def _decode_png(data: bytes) -> RgbArray:
     """uint8 (H, W, 3) from gray, gray with alpha, RGB or RGBA of 8 or 16 bits; on white."""
+    pixels = np.atleast_3d(imagecodecs.png_decode(data))
     if pixels.dtype == np.uint16:
         pixels = (pixels >> 8).astype(np.uint8)
     if pixels.dtype != np.uint8:
         raise ValueError(f"px of type {pixels.dtype}")
-    if pixels.ndim == 2:
-        pixels = pixels[..., None]
-    color, alpha = pixels, None
-    if pixels.shape[2] in (2, 4):
-        color, alpha = pixels[..., :-1], pixels[..., -1:]
-    color = np.broadcast_to(color, (*color.shape[:2], 3))
-    if alpha is not None and alpha.min() < 255:
-        mixed = color * (alpha / 255.0) + (255.0 - alpha)
-        color = np.rint(mixed).astype(np.uint8)
-    return np.ascontiguousarray(color)
+    return np.ascontiguousarray(np.broadcast_to(on_white(pixels), (*pixels.shape[:2], 3)))

@@ -8,7 +8,9 @@ files are staged to a local folder while they are in use.
 import os
 import tempfile
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from thinsection.errors import (
 )
 from thinsection.files.sources import FsspecSource, is_url, metadata_file
 from thinsection.slide.base import Slide
+from thinsection.slide.geometry import l0_from_lv
 from thinsection.slide.readers import AUTO, OURS, READERS, reader_choices
 from thinsection.types import GIB, MIB, Mpp, RgbArray, TileArray
 from thinsection.units import format_bytes, parse_bytes
@@ -34,6 +37,8 @@ _CHUNK = 8 * MIB  # that staging copies at once
 # returns memory that nobody wrote, without an error, and no probe can find every such tile.
 _AUTO = ("tiff",)
 _WITHOUT_REFERENCE = ("tiff", "image")  # for formats that OpenSlide does not know
+# where 'auto' compares px: shares of a level's width and height, its border included
+_PROBES = ((0.5, 0.5), (0.31, 0.23), (0.23, 0.71), (0.77, 0.42), (0.62, 0.83), (0, 0), (1, 1))
 _PROBE_PX = 48
 # On lower levels OpenSlide interpolates where a downsample is no whole number, so a reader that
 # takes the px as they are may differ there a little: allowed mean absolute difference, of 255.
@@ -85,8 +90,7 @@ def _open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
     reference = _try(path, "openslide", slide_mpp, answers)
     if reference is None:  # nothing to agree with: the readers that need no reference
         for name in (*_WITHOUT_REFERENCE, *_others(path, answers)):
-            slide = _try(path, name, slide_mpp, answers)
-            if slide is not None:
+            if slide := _try(path, name, slide_mpp, answers):
                 slide.choice = f"{name}: OpenSlide does not know the format"
                 return slide
         raise SlideOpenError(
@@ -94,8 +98,7 @@ def _open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
             "complete and that files which belong to it lie beside it"
         )
     for name in _AUTO:
-        slide = _try(path, name, slide_mpp, answers)
-        if slide is None:
+        if not (slide := _try(path, name, slide_mpp, answers)):
             continue
         difference = compare(slide, reference)
         if not difference:
@@ -135,62 +138,36 @@ def compare(slide: Slide, reference: Slide) -> str:
     sizes = [level.size for level in slide.levels]
     if sizes != [level.size for level in reference.levels]:
         return f"levels {sizes} are not OpenSlide's"
-    if not _same_mpp(slide.slide_mpp, reference.slide_mpp):
+    ours_mpp, theirs_mpp = (s.slide_mpp or (0.0, 0.0) for s in (slide, reference))
+    if not np.allclose(ours_mpp, theirs_mpp, rtol=1e-6):
         return f"mpp {slide.slide_mpp} is not OpenSlide's {reference.slide_mpp}"
     try:
-        for level in slide.levels:
-            for origin in _probe_origins(level.size, level.downsample):
-                size = (min(_PROBE_PX, level.size[0]), min(_PROBE_PX, level.size[1]))
-                ours = slide.read_region(origin, level.index, size).astype(np.int16)
-                theirs = reference.read_region(origin, level.index, size)
-                difference = np.abs(ours - theirs)
-                if level.index == 0 and difference.any():
-                    return f"px at {origin} differ by up to {difference.max()}"
-                if difference.mean() > _LOWER_LEVEL_TOLERANCE:
-                    return f"px of level {level.index} at {origin} differ"
+        for level, (fx, fy) in product(slide.levels, _PROBES):
+            width, height = level.size
+            x = max(0, min(int(fx * width), width - _PROBE_PX))
+            y = max(0, min(int(fy * height), height - _PROBE_PX))
+            origin = (l0_from_lv(x, level.downsample), l0_from_lv(y, level.downsample))
+            size = (min(_PROBE_PX, width), min(_PROBE_PX, height))
+            ours = slide.read_region(origin, level.index, size).astype(np.int16)
+            difference = np.abs(ours - reference.read_region(origin, level.index, size))
+            if level.index == 0 and difference.any():
+                return f"px at {origin} differ by up to {difference.max()}"
+            if difference.mean() > _LOWER_LEVEL_TOLERANCE:
+                return f"px of level {level.index} at {origin} differ"
     except SlideReadError as error:
         return str(error)
     return ""
 
 
-def _same_mpp(ours: Mpp | None, theirs: Mpp | None) -> bool:
-    if ours is None or theirs is None:
-        return ours is theirs
-    return bool(np.allclose(ours, theirs, rtol=1e-6))
-
-
-def _probe_origins(size: tuple[int, int], downsample: float) -> list[tuple[int, int]]:
-    """Places over a level, its border included, as level-0 px that fall on px of it."""
-    places = [(0.5, 0.5), (0.31, 0.23), (0.23, 0.71), (0.77, 0.42), (0.62, 0.83)]
-    places += [(0.0, 0.0), (1.0, 1.0)]
-    origins = []
-    for fx, fy in places:
-        x = max(0, min(int(fx * size[0]), size[0] - _PROBE_PX))
-        y = max(0, min(int(fy * size[1]), size[1] - _PROBE_PX))
-        origins.append((round(x * downsample), round(y * downsample)))
-    return origins
-
-
 class StagedSlide(Slide):
     """A slide whose local copy goes when it is closed."""
 
-    def __init__(
-        self, slide: Slide, folder: tempfile.TemporaryDirectory[str], source: FsspecSource
-    ) -> None:
-        super().__init__(
-            source.name,
-            slide.levels,
-            slide_mpp=slide.slide_mpp,
-            objective_power=slide.objective_power,
-            vendor=slide.vendor,
-            properties=slide.properties,
-        )
+    def __init__(self, slide: Slide, folder: TemporaryDirectory[str], source: FsspecSource) -> None:
+        facts = ("slide_mpp", "objective_power", "vendor", "properties")
+        super().__init__(source.name, slide.levels, **{f: getattr(slide, f) for f in facts})
         self.reader, self.choice, self.source = slide.reader, slide.choice, source
+        self.associated_names = slide.associated_names
         self._slide, self._folder = slide, folder
-
-    @property
-    def associated_names(self) -> tuple[str, ...]:
-        return self._slide.associated_names
 
     def associated_image(self, name: str) -> RgbArray:
         """See `Slide.associated_image`."""
@@ -231,15 +208,12 @@ def _open_url(url: str, reader: str, slide_mpp: Mpp | None) -> Slide:
 
 
 def _stage(source: FsspecSource, reader: str, slide_mpp: Mpp | None) -> StagedSlide:
-    """Copies a slide to a local folder and opens it there.
-
-    A run stages as far ahead as it opens slides (`--prefetch-slides`); each copy is deleted when
-    its slide is done, so the folder holds a few slides at any time.
+    """Copies a slide to a local folder, which goes when it is closed, and opens it there.
 
     Memory: one piece of 8 MiB.
     """
     _check_room(source.size, name=source.name)
-    folder = tempfile.TemporaryDirectory(prefix=f"thinsection-staged-{source.size}-")
+    folder = TemporaryDirectory(prefix=f"thinsection-staged-{source.size}-")
     try:
         local = Path(folder.name) / Path(source.name.split("?", 1)[0]).name
         with local.open("wb") as file:

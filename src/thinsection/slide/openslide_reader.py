@@ -8,11 +8,15 @@ import openslide
 
 from thinsection.errors import SlideOpenError, SlideReadError
 from thinsection.files.sources import closed_error
-from thinsection.slide.base import WHITE, Slide
+from thinsection.slide.base import Slide, on_white
 from thinsection.slide.geometry import l0_from_lv, positive_number
 from thinsection.types import MIB, Level, Mpp, RgbArray
 
 CACHE_BYTES = 64 * MIB  # of decoded segments, per slide
+_NUMBERS = (
+    *(openslide.PROPERTY_NAME_MPP_X, openslide.PROPERTY_NAME_MPP_Y),
+    openslide.PROPERTY_NAME_OBJECTIVE_POWER,
+)
 
 
 class OpenSlideSlide(Slide):
@@ -29,34 +33,26 @@ class OpenSlideSlide(Slide):
         self._lock = threading.Lock()
         handle = _open(path)
         self._handle: openslide.OpenSlide | None = handle
-        self._associated_names = tuple(sorted(handle.associated_images))
-        properties = dict(handle.properties)
-        levels = [
-            Level(index=i, size=size, downsample=max(1.0, down))
-            for i, (size, down) in enumerate(zip(handle.level_dimensions, handle.level_downsamples))
-        ]
+        self.associated_names = tuple(sorted(handle.associated_images))
+        found = dict(handle.properties)
+        pyramid = enumerate(zip(handle.level_dimensions, handle.level_downsamples))
+        x, y, power = (positive_number(found.get(name)) for name in _NUMBERS)
         super().__init__(
             path,
-            levels,
-            slide_mpp=slide_mpp or _mpp(properties),
-            objective_power=positive_number(
-                properties.get(openslide.PROPERTY_NAME_OBJECTIVE_POWER)
-            ),
-            vendor=properties.get(openslide.PROPERTY_NAME_VENDOR),
-            properties=properties,
+            [Level(index=i, size=size, downsample=max(1.0, down)) for i, (size, down) in pyramid],
+            slide_mpp=slide_mpp or ((x, y) if x and y else None),
+            objective_power=power,
+            vendor=found.get(openslide.PROPERTY_NAME_VENDOR),
+            properties=found,
         )
-
-    @property
-    def associated_names(self) -> tuple[str, ...]:
-        return self._associated_names
 
     def associated_image(self, name: str) -> RgbArray:
         """See `Slide.associated_image`."""
-        if name not in self._associated_names:
+        if name not in self.associated_names:
             return super().associated_image(name)
         handle = _open(self.slide_path)  # one of its own: damage here must not spoil the other
         try:
-            return np.ascontiguousarray(_on_white(np.asarray(handle.associated_images[name])))
+            return np.ascontiguousarray(on_white(np.asarray(handle.associated_images[name])))
         except openslide.OpenSlideError as error:
             raise SlideReadError(
                 f"associated image {name!r} must be readable, got {error} "
@@ -66,14 +62,13 @@ class OpenSlideSlide(Slide):
             handle.close()
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
-        down = self.levels[level].downsample
+        down, handle = self.levels[level].downsample, self._handle
         origin_l0 = (l0_from_lv(origin_lv[0], down), l0_from_lv(origin_lv[1], down))
         size = (out.shape[1], out.shape[0])
-        handle = self._handle
         if handle is None:
             raise closed_error(self.slide_path)
         try:
-            out[:] = _on_white(np.asarray(handle.read_region(origin_l0, level, size)))
+            out[:] = on_white(np.asarray(handle.read_region(origin_l0, level, size)))
             return
         except openslide.OpenSlideError:
             self._replace(handle)
@@ -81,7 +76,7 @@ class OpenSlideSlide(Slide):
         # shared with anybody, says whether this one can be read.
         try:
             own = _open(self.slide_path)
-            out[:] = _on_white(np.asarray(own.read_region(origin_l0, level, size)))
+            out[:] = on_white(np.asarray(own.read_region(origin_l0, level, size)))
         except (openslide.OpenSlideError, SlideOpenError) as error:
             raise SlideReadError(
                 f"region must be readable, got {error} at {origin_l0}, level {level}, {size} px "
@@ -109,20 +104,3 @@ def _open(path: str) -> openslide.OpenSlide:
     except (openslide.OpenSlideError, OSError) as error:
         raise SlideOpenError(f"openslide: {error}") from None
     return handle
-
-
-def _on_white(pixels: np.ndarray) -> RgbArray:
-    """RGB from RGBA; what is transparent shows white."""
-    if pixels.shape[2] == 3:
-        return pixels
-    alpha = pixels[..., 3:]
-    if alpha.min() == WHITE:
-        return pixels[..., :3]
-    blended = pixels[..., :3] * (alpha / WHITE) + (WHITE - alpha.astype(np.float64))
-    return np.asarray(np.rint(blended).astype(np.uint8))
-
-
-def _mpp(properties: dict[str, str]) -> Mpp | None:
-    x = positive_number(properties.get(openslide.PROPERTY_NAME_MPP_X))
-    y = positive_number(properties.get(openslide.PROPERTY_NAME_MPP_Y))
-    return (x, y) if x and y else None

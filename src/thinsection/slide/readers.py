@@ -14,6 +14,7 @@ from thinsection.slide.base import Slide
 
 AUTO = "auto"
 _TIFF = (".tif", ".tiff", ".svs")
+_OPENSLIDE = (".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm")
 
 _OURS = (
     Entry(
@@ -35,10 +36,7 @@ _OURS = (
         name="openslide",
         help="Every format of OpenSlide, DICOM included.",
         target="thinsection.slide.openslide_reader:OpenSlideSlide",
-        suffixes=(
-            *_TIFF,
-            *(".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm"),
-        ),
+        suffixes=(*_TIFF, *_OPENSLIDE),
         needs=("openslide",),
     ),
     Entry(
@@ -66,17 +64,11 @@ def slide_suffixes() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ReaderStatus:
-    """Whether a reader can be used here.
-
-    Attributes:
-        name: of the reader.
-        available: whether it imports.
-        detail: versions of its packages, or what is missing and how to install it.
-    """
+    """Whether a reader can be used here."""
 
     name: str
     available: bool
-    detail: str
+    detail: str  # versions of its packages, or what is missing and how to install it
 
 
 def available_readers() -> list[ReaderStatus]:

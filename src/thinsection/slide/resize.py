@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _STRIP_BYTES = 32 * MIB  # of source rows
 _EXACT_BYTES = 128 * MIB  # of rows that were reduced along x and wait to be reduced along y
 _LANCZOS_SUPPORT = 3.0
+Box = tuple[float, float, float, float]  # left, upper, right and lower edge, px
 
 
 def fitted_size(size: Size, max_size: Size) -> Size:
@@ -34,22 +35,18 @@ def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
     shrinks much more than the width). Where the rows reduced along x exceed 128 MiB (a huge slide
     without levels) they are reduced along y in parts, and single values may differ by 1.
 
-    Args:
-        slide: an opened slide.
-        size_th: (width, height) of the result, at most the slide's.
-
     Memory: about 100 MiB for strips, 128 MiB for reduced rows, and the result.
 
     Raises:
         InvalidInputError: a size that is empty or larger than the slide.
         SlideReadError: a strip cannot be decoded.
     """
-    if not all(1 <= want <= have for want, have in zip(size_th, slide.size)):
+    (width, height), (width_th, height_th) = slide.size, size_th
+    if not (1 <= width_th <= width and 1 <= height_th <= height):
         raise InvalidInputError(
             f"size_th must be from (1, 1) to {slide.size}, got {size_th} in {slide.slide_path!r}"
         )
-    level = best_level(slide.levels, min(slide.size[0] / size_th[0], slide.size[1] / size_th[1]))
-    width_th, height_th = size_th
+    level = best_level(slide.levels, min(width / width_th, height / height_th))
     rows_at_once = height_th
     if level.size[1] * width_th * 3 > _EXACT_BYTES:
         scale = level.size[1] / height_th
@@ -61,8 +58,7 @@ def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
 
 def _rows(slide: "Slide", level: Level, size_th: Size, first: int, last: int) -> RgbArray:
     """Rows [first, last) of the result, from the source rows that their filter reaches."""
-    width_th, height_th = size_th
-    height = level.size[1]
+    (width_th, height_th), height = size_th, level.size[1]
     scale = height / height_th
     top = max(0, math.floor(first * scale - _reach(scale)))
     bottom = min(height, math.ceil(last * scale + _reach(scale)))
@@ -86,29 +82,18 @@ def _strips(slide: "Slide", level: Level, top: int, bottom: int) -> Iterator[tup
     rows = max(unit, rows // unit * unit) if unit * width * 3 <= 4 * _STRIP_BYTES else rows
     y = top
     while y < bottom:
-        end = min(bottom, (y // rows + 1) * rows)
-        yield (
-            y,
-            slide.read_region((0, l0_from_lv(y, level.downsample)), level.index, (width, end - y)),
-        )
-        y = end
+        size = (width, min(bottom, (y // rows + 1) * rows) - y)
+        yield y, slide.read_region((0, l0_from_lv(y, level.downsample)), level.index, size)
+        y += size[1]
 
 
-def _resize(
-    pixels: RgbArray, size: Size, box: tuple[float, float, float, float] | None = None
-) -> RgbArray:
+def _resize(pixels: RgbArray, size: Size, box: Box | None = None) -> RgbArray:
     image = Image.fromarray(pixels)
     return np.asarray(image.resize(size, Image.Resampling.LANCZOS, box=box))
 
 
 def read_tiles(slide: "Slide", plan: ReadPlan, coords_l0: CoordsL0, out: TileArray) -> None:
-    """Reads tiles one by one into `out`.
-
-    Args:
-        slide: the opened slide.
-        plan: its read plan.
-        coords_l0: int64 (b, 2), the tiles' corners.
-        out: uint8 (b, tile_px, tile_px, 3).
+    """Reads tiles by their corners one by one into `out`, uint8 (b, tile_px, tile_px, 3).
 
     Memory: one tile of the level where tiles are resampled, else none.
     """

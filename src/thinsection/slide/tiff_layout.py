@@ -1,8 +1,9 @@
 """What a TIFF file holds: levels, associated images, resolution; parsed by tifffile."""
 
+import math
 import re
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import tifffile
@@ -12,6 +13,7 @@ from thinsection.slide.geometry import positive_number
 from thinsection.types import Level, Mpp, Size
 
 _ASPECT_TOLERANCE = 0.02
+_RESOLUTION_TAGS = ("ResolutionUnit", "XResolution", "YResolution")
 _UM_PER_UNIT = {2: 25_400.0, 3: 10_000.0}  # TIFF's ResolutionUnit: inch, cm
 # what OpenSlide treats in a way of its own (overlaps, sparse layouts, restart markers)
 _LEFT_TO_OPENSLIDE = {
@@ -21,12 +23,8 @@ _LEFT_TO_OPENSLIDE = {
     "is_philips": "Philips TIFF",
 }
 _COMPRESSIONS = {1, 5, 7, 8, 32946, 33005, 34712}  # none, LZW, JPEG, deflate, JPEG 2000 as RGB
-
-
 # what tifffile raises for files that are damaged or no TIFF
-_BROKEN = (
-    *(tifffile.TiffFileError, struct.error, ValueError, IndexError, KeyError, TypeError, OSError),
-)
+_BROKEN = (tifffile.TiffFileError, struct.error, LookupError, ValueError, TypeError, OSError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,20 +35,13 @@ class TiffLevel:
         level: as the slide shows it.
         page: tifffile's; only what needs no open file is used of it.
         segment: (width, height) of a TIFF tile or strip.
-        offsets, counts: of the segments' bytes in the file, row by row.
+        grid: columns and rows of segments.
     """
 
     level: Level
     page: Any
     segment: Size
-    offsets: tuple[int, ...]
-    counts: tuple[int, ...]
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Columns and rows of segments."""
-        width, height = self.level.size
-        return (-(-width // self.segment[0]), -(-height // self.segment[1]))
+    grid: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +51,14 @@ class TiffLayout:
     Attributes:
         levels: finest first.
         associated: name -> the only level of that image.
-        slide_mpp, objective_power, vendor, properties: of the slide.
+        slide_mpp: what the file says.
+        facts: further arguments of `Slide`.
     """
 
     levels: tuple[TiffLevel, ...]
     associated: dict[str, TiffLevel]
     slide_mpp: Mpp | None
-    objective_power: float | None
-    vendor: str | None
-    properties: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any]
 
 
 def read_layout(handle: Any, name: str) -> TiffLayout:
@@ -90,21 +80,20 @@ def read_layout(handle: Any, name: str) -> TiffLayout:
     for flag, what in _LEFT_TO_OPENSLIDE.items():
         if getattr(file, flag):
             raise SlideOpenError(f"tiff: {what} is left to OpenSlide")
-    base = pages[0]
-    _check_page(base)
-    found, associated = _sort_pages(pages, base)
-    levels = tuple(_level(page, index, base) for index, page in enumerate(found))
-    description = str(base.description or "")
+    base, description = pages[0], str(pages[0].description or "")
+    found, associated = _sort_pages(pages)
     aperio = _aperio(description)
     mpp = positive_number(aperio.get("MPP"))
+    properties = {f"aperio.{k}": v for k, v in aperio.items()}
     return TiffLayout(
-        levels=levels,
+        levels=tuple(_level(page, index, base) for index, page in enumerate(found)),
         associated={name: _level(page, 0, page) for name, page in associated.items()},
         slide_mpp=(mpp, mpp) if mpp else _ome_mpp(file) or (None if aperio else _tag_mpp(base)),
-        objective_power=positive_number(aperio.get("AppMag")),
-        vendor="aperio" if aperio else "generic-tiff" if base.is_tiled else None,
-        properties={f"aperio.{k}": v for k, v in aperio.items()}
-        | {"tiff.ImageDescription": description},
+        facts={
+            "objective_power": positive_number(aperio.get("AppMag")),
+            "vendor": "aperio" if aperio else "generic-tiff" if base.is_tiled else None,
+            "properties": properties | {"tiff.ImageDescription": description},
+        },
     )
 
 
@@ -120,34 +109,32 @@ def _next_page_offset(file: tifffile.TiffFile, page: Any) -> int:
 
 def _level(page: Any, index: int, base: Any) -> TiffLevel:
     """Raises SlideOpenError where the page is of a kind that is not decoded here."""
-    _check_page(page)
-    size = (int(page.imagewidth), int(page.imagelength))
-    segment = _segment(page)
-    down = (base.imagewidth / size[0] + base.imagelength / size[1]) / 2
-    expected = -(-size[0] // segment[0]) * -(-size[1] // segment[1])
-    if not len(page.dataoffsets) == len(page.databytecounts) == expected:
-        found = min(len(page.dataoffsets), len(page.databytecounts))
+    if what := _unsupported(page):
+        raise SlideOpenError(f"tiff: {what} is not supported")
+    size = width, height = (int(page.imagewidth), int(page.imagelength))
+    segment = (width, min(int(page.rowsperstrip or height), height))
+    if page.is_tiled:
+        segment = (int(page.tilewidth), int(page.tilelength))
+    grid = (-(-width // segment[0]), -(-height // segment[1]))
+    found = min(len(page.dataoffsets), len(page.databytecounts))
+    if not found == max(len(page.dataoffsets), len(page.databytecounts)) == math.prod(grid):
         raise SlideOpenError(
-            f"tiff: page {page.index} lists {found} of {expected} segments; the file is truncated"
+            f"tiff: page {page.index} lists {found} of {math.prod(grid)} segments; "
+            "the file is truncated"
         )
-    return TiffLevel(
-        level=Level(index=index, size=size, downsample=float(down), segment=segment),
-        page=page,
-        segment=segment,
-        offsets=tuple(page.dataoffsets),
-        counts=tuple(page.databytecounts),
-    )
+    down = (base.imagewidth / width + base.imagelength / height) / 2
+    level = Level(index=index, size=size, downsample=float(down), segment=segment)
+    return TiffLevel(level=level, page=page, segment=segment, grid=grid)
 
 
-def _sort_pages(pages: list[Any], base: Any) -> tuple[list[Any], dict[str, Any]]:
+def _sort_pages(pages: list[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Pages that are levels, finest first, and the others by name."""
-    candidates = [base, *(base.pages or [] if base.pages is not None else []), *pages[1:]]
-    levels: list[Any] = []
-    associated: dict[str, Any] = {}
-    for page in candidates:
-        if page is base or (page.is_tiled and base.is_tiled and _is_reduced(page, base)):
+    base, *others = pages
+    levels, associated = [base], dict[str, Any]()
+    for page in [*(base.pages or ()), *others]:
+        if page.is_tiled and base.is_tiled and _is_reduced(page, base):
             levels.append(page)
-        elif _is_decodable(page):
+        elif not _unsupported(page):
             associated.setdefault(_associated_name(page, len(associated)), page)
     levels.sort(key=lambda page: -int(page.imagewidth))
     return levels, associated
@@ -157,30 +144,16 @@ def _is_reduced(page: Any, base: Any) -> bool:
     ratio_x = base.imagewidth / page.imagewidth
     ratio_y = base.imagelength / page.imagelength
     same_kind = page.samplesperpixel == base.samplesperpixel and page.dtype == base.dtype
-    return bool(
-        same_kind
-        and ratio_x > 1
-        and abs(ratio_x / ratio_y - 1) < _ASPECT_TOLERANCE + 2 / page.imagelength
-    )
+    tolerance = _ASPECT_TOLERANCE + 2 / page.imagelength
+    return bool(same_kind and ratio_x > 1 and abs(ratio_x / ratio_y - 1) < tolerance)
 
 
 def _associated_name(page: Any, index: int) -> str:
-    first_lines = str(page.description or "").splitlines()[:2]
-    for line in first_lines:
+    for line in str(page.description or "").splitlines()[:2]:
         word = line.split(" ", 1)[0].lower()
         if word in ("label", "macro", "thumbnail"):
             return word
     return "thumbnail" if index == 0 else f"image{index}"
-
-
-def _is_decodable(page: Any) -> bool:
-    return _unsupported(page) is None
-
-
-def _check_page(page: Any) -> None:
-    what = _unsupported(page)
-    if what is not None:
-        raise SlideOpenError(f"tiff: {what} is not supported")
 
 
 def _unsupported(page: Any) -> str | None:
@@ -196,13 +169,6 @@ def _unsupported(page: Any) -> str | None:
     return None
 
 
-def _segment(page: Any) -> Size:
-    if page.is_tiled:
-        return (int(page.tilewidth), int(page.tilelength))
-    rows = min(int(page.rowsperstrip or page.imagelength), int(page.imagelength))
-    return (int(page.imagewidth), rows)
-
-
 def _aperio(description: str) -> dict[str, str]:
     """`key = value` pairs of an Aperio description; empty for other files."""
     if not description.startswith("Aperio"):
@@ -213,10 +179,7 @@ def _aperio(description: str) -> dict[str, str]:
 
 def _ome_mpp(file: tifffile.TiffFile) -> Mpp | None:
     """PhysicalSizeX and Y of the first image of an OME-TIFF, where they are in µm."""
-    text = file.ome_metadata
-    if not text:
-        return None
-    found = []
+    text, found = file.ome_metadata or "", []
     for axis in "XY":
         size = re.search(rf'PhysicalSize{axis}="([0-9.eE+-]+)"', text)
         unit = re.search(rf'PhysicalSize{axis}Unit="([^"]+)"', text)
@@ -229,12 +192,9 @@ def _ome_mpp(file: tifffile.TiffFile) -> Mpp | None:
 
 def _tag_mpp(page: Any) -> Mpp | None:
     """From XResolution and YResolution, where their unit is a length."""
-    unit = page.tags.get("ResolutionUnit")
+    unit, *sides = (page.tags.get(name) for name in _RESOLUTION_TAGS)
     um = _UM_PER_UNIT.get(int(unit.value)) if unit is not None else None
-    values = []
-    for name in ("XResolution", "YResolution"):
-        tag = page.tags.get(name)
-        if tag is None or um is None or not tag.value[0] or not tag.value[1]:
-            return None
-        values.append(um * tag.value[1] / tag.value[0])
-    return (values[0], values[1])
+    if um is None or not all(side is not None and all(side.value[:2]) for side in sides):
+        return None
+    x, y = (um * side.value[1] / side.value[0] for side in sides)
+    return (x, y)
