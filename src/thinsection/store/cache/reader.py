@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 DEFAULT_BUDGET_BYTES = 1 * GIB
 PREFETCH = 2  # batches ahead, where the budget holds them
 LOAD_BYTES = 64 * MIB  # of one read while the file is taken into RAM
+RUN_BYTES = 1 * MIB  # of float32: neighbouring rows are read together up to here; a row may be more
 
 RowNumbers = npt.NDArray[np.int64]  # (B,)
 
@@ -86,7 +88,7 @@ class FeatureCache(Closing):
     def read(self, rows: npt.ArrayLike) -> F32:
         """Those rows as a new float32 array (B, ...), in the given order.
 
-        Memory: the result and a row of two bytes a value, beyond the budget.
+        Memory: the result and half of a run, max(1 MiB, one row) / 2, beyond the budget.
 
         Raises:
             InvalidInputError: a row that is not there.
@@ -145,11 +147,12 @@ class FeatureCache(Closing):
         if any((b.shape, b.is_pinned()) == (shape, pinned) for b in self._buffers):
             return  # those of the last iteration
         batch_bytes = math.prod(shape) * 4
-        needed = batch_bytes + self._rows.scratch_bytes
+        scratch = self._rows.scratch_bytes(shape[0])
+        needed = batch_bytes + scratch
         data = self.manifest.data_bytes
         self._buffers = []  # before the file or new buffers take their place: never both
         self._rows.hold(data + batch_bytes + needed <= self._budget)
-        free = self._budget - self._rows.scratch_bytes - (data if self.in_ram else 0)
+        free = self._budget - scratch - (data if self.in_ram else 0)
         count = min(1 + PREFETCH, free // batch_bytes)
         if count < 1:
             raise BudgetError(
@@ -166,7 +169,7 @@ class StoredRows(Closing):
 
     Any thread may read, several at once.
 
-    Memory: the file's size while it is held; in `fill` a row of two bytes a value.
+    Memory: the file's size while it is held; in `fill` `scratch_bytes`.
 
     Raises:
         StoreError: the file cannot be opened, or has another size.
@@ -176,8 +179,8 @@ class StoredRows(Closing):
         self._folder, self._path, self._size = folder, folder / fmt.DATA, size
         self._chunks, self._starts = chunks, [chunk.first_row for chunk in chunks]
         self._row_values = fmt.row_values(shape)
-        narrow = any(chunk.dtype != "fp32" for chunk in chunks)
-        self.scratch_bytes = 2 * self._row_values if narrow else 0
+        self._run_rows = max(1, RUN_BYTES // (4 * self._row_values))
+        self._narrow = any(chunk.dtype != "fp32" for chunk in chunks)
         self._num_rows = sum(chunk.rows for chunk in chunks)
         self._checked = np.zeros(self._num_rows, dtype=np.bool_)
         self._held: Bytes | None = None
@@ -197,6 +200,10 @@ class StoredRows(Closing):
     def in_ram(self) -> bool:
         """Whether all of the file is held."""
         return self._held is not None
+
+    def scratch_bytes(self, num_rows: int) -> int:
+        """What `fill` takes for so many rows: a run in two bytes a value, if not all is float32."""
+        return 2 * self._row_values * min(num_rows, self._run_rows) if self._narrow else 0
 
     def hold(self, wanted: bool) -> None:
         """Takes the file into RAM, or lets go of it; its rows are checked again then."""
@@ -220,14 +227,16 @@ class StoredRows(Closing):
             raise InvalidInputError(
                 f"rows must be in 0..{self._num_rows - 1}, got {rows.min()}..{rows.max()}"
             )
-        scratch = np.empty(0 if self.in_ram else self.scratch_bytes, dtype=np.uint8)
-        for row, target in zip(rows.tolist(), out.reshape(len(rows), -1), strict=True):
-            chunk = self._chunk_of(row)
+        scratch = np.empty(0 if self.in_ram else self.scratch_bytes(len(rows)), dtype=np.uint8)
+        values = out.reshape(-1)
+        for start, stop in self._runs(rows):
+            chunk = self._chunk_of(first := int(rows[start]))
+            target = values[start * self._row_values : stop * self._row_values]
             # float32 needs no way round: it is read straight into its place
             exact = chunk.dtype == "fp32"
-            stored = self._stored(chunk, row, target.view(np.uint8) if exact else scratch)
-            if not self._checked[row]:
-                self._check(chunk, row, stored)
+            into = target.view(np.uint8) if exact else scratch
+            stored = self._stored(chunk, first, stop - start, into)
+            self._check(chunk, first, stored.reshape(stop - start, -1))
             if not exact or self.in_ram:
                 widen_into(stored, chunk.dtype, target)
 
@@ -235,7 +244,7 @@ class StoredRows(Closing):
         """Every row whose checksum does not hold, in order. Memory: one row."""
         scratch = np.empty(4 * self._row_values, dtype=np.uint8)
         chunks = ((row, self._chunk_of(row)) for row in range(self._num_rows))
-        return [row for row, c in chunks if not _is_whole(c, row, self._stored(c, row, scratch))]
+        return [row for row, c in chunks if not _is_whole(c, row, self._stored(c, row, 1, scratch))]
 
     def close(self) -> None:
         self._held = None
@@ -244,21 +253,33 @@ class StoredRows(Closing):
     def _chunk_of(self, row: int) -> Chunk:
         return self._chunks[bisect_right(self._starts, row) - 1]
 
-    def _stored(self, chunk: Chunk, row: int, scratch: Bytes) -> Bytes:
-        """A row's bytes: read into `scratch`, or a view of what is held."""
-        offset, count = chunk.place(row, self._row_values)
+    def _runs(self, rows: RowNumbers) -> Iterator[tuple[int, int]]:
+        """First and last + 1 position of rows that lie one after the other in one chunk."""
+        chunk = np.searchsorted(self._starts, rows, side="right")
+        breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(chunk) != 0)) + 1
+        for begin, end in pairwise([0, *breaks.tolist(), len(rows)]):
+            for start in range(begin, end, self._run_rows):
+                yield start, min(end, start + self._run_rows)
+
+    def _stored(self, chunk: Chunk, row: int, num_rows: int, scratch: Bytes) -> Bytes:
+        """The bytes of rows from `row` on: read into `scratch`, or a view of what is held."""
+        offset, row_bytes = chunk.place(row, self._row_values)
+        count = num_rows * row_bytes
         if self._held is not None:
             return self._held[offset : offset + count]
         self._read(offset, scratch[:count])
         return scratch[:count]
 
-    def _check(self, chunk: Chunk, row: int, stored: Bytes) -> None:
-        if not _is_whole(chunk, row, stored):
-            raise StoreError(
-                f"cache row must have its checksum, got other bytes in row {row} in "
-                f"{self._folder.name!r}; {fmt.remedy(self._folder)}"
-            )
-        self._checked[row] = True
+    def _check(self, chunk: Chunk, first: int, stored: Bytes) -> None:
+        """Checksums of the rows that are read for the first time."""
+        checked = self._checked[first : first + len(stored)]
+        for i in np.flatnonzero(~checked).tolist():
+            if not _is_whole(chunk, first + i, stored[i]):
+                raise StoreError(
+                    f"cache row must have its checksum, got other bytes in row {first + i} in "
+                    f"{self._folder.name!r}; {fmt.remedy(self._folder)}"
+                )
+            checked[i] = True
 
     def _read(self, offset: int, out: Bytes) -> None:
         """Fills `out`, over as many calls as the kernel makes of it."""
