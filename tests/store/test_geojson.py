@@ -12,7 +12,7 @@ from scipy import ndimage
 from skimage.draw import polygon2mask
 
 from thinsection.errors import InvalidInputError
-from thinsection.store.geojson import mask_polygons, write_mask_geojson
+from thinsection.store.geojson import mask_polygons, write_masks_geojson
 from thinsection.types import MaskArray, MaskFrame
 
 MASKS = hnp.arrays(bool, st.tuples(st.integers(1, 13), st.integers(1, 17)))
@@ -109,7 +109,7 @@ def test_a_mask_is_one_annotation_with_a_class_and_closed_rings(tmp_path: Path) 
     mask[5:9, 6:12] = False
     mask[6, 8] = True
     path = tmp_path / "m.geojson"
-    write_mask_geojson(path, mask, FRAME, name="Tissue", color=(1, 2, 3))
+    write_masks_geojson(path, [("Tissue", mask, (1, 2, 3))], FRAME)
     (feature,) = json.loads(path.read_text())["features"]
     assert feature["properties"]["objectType"] == "annotation"
     assert feature["properties"]["classification"] == {"name": "Tissue", "color": [1, 2, 3]}
@@ -123,9 +123,9 @@ def test_a_mask_is_one_annotation_with_a_class_and_closed_rings(tmp_path: Path) 
 
 def test_one_piece_is_a_polygon_and_an_empty_mask_an_empty_collection(tmp_path: Path) -> None:
     path = tmp_path / "m.geojson"
-    write_mask_geojson(path, np.ones((20, 30), dtype=bool), FRAME, name="t")
+    write_masks_geojson(path, [("t", np.ones((20, 30), dtype=bool), (1, 2, 3))], FRAME)
     (feature,) = json.loads(path.read_text())["features"]
     assert feature["geometry"]["type"] == "Polygon"
     assert feature["geometry"]["coordinates"][0][2] == [307.0, 203.0]
-    write_mask_geojson(path, np.zeros((20, 30), dtype=bool), FRAME, name="t")
+    write_masks_geojson(path, [("t", np.zeros((20, 30), dtype=bool), (1, 2, 3))], FRAME)
     assert json.loads(path.read_text()) == {"type": "FeatureCollection", "features": []}

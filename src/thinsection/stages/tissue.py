@@ -9,10 +9,11 @@ import numpy.typing as npt
 from PIL import Image
 
 from thinsection.files.atomic import atomic_path
+from thinsection.qc.pictures import TISSUE_COLOR
 from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
 from thinsection.stages.labels import join_label, variant
 from thinsection.stages.stage import Output, Reads, SlideWork, Stage
-from thinsection.store.geojson import write_mask_geojson
+from thinsection.store.geojson import write_masks_geojson
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles import TileTable
 from thinsection.types import MaskFrame
@@ -61,7 +62,8 @@ class TissueStage(Stage):
             Image.fromarray(tissue.mask.astype(np.uint8) * 255).save(tmp)
         with atomic_path(work.path(thumbnail)) as tmp:
             Image.fromarray(tissue.thumbnail).save(tmp, quality=85)
-        write_mask_geojson(work.path(outline), tissue.mask, tissue.frame, name="Tissue")
+        outlines = [("Tissue", tissue.mask, TISSUE_COLOR)]
+        write_masks_geojson(work.path(outline), outlines, tissue.frame)
         facts = {
             "tissue_fraction": round(tissue.tissue_fraction, 6),
             "threshold": tissue.threshold,

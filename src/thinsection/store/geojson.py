@@ -6,7 +6,8 @@ every ring is simple, as the OGC's rules (and JTS, which QuPath uses) ask.
 """
 
 import json
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from scipy import ndimage
 
 from thinsection.errors import InvalidInputError
 from thinsection.files.atomic import write_text
-from thinsection.qc.pictures import TISSUE_COLOR, Color
+from thinsection.qc.pictures import Color
 from thinsection.types import MaskArray, MaskFrame
 
 Ring = npt.NDArray[np.float64]  # (K, 2): x, y of the corners, not closed
@@ -29,8 +30,7 @@ class MaskPolygon:
     """One 4-connected piece of a mask.
 
     Attributes:
-        exterior_l0: (K, 2) x, y of its corners in level-0 px, counter-clockwise in the (x, y)
-            plane, first corner not repeated.
+        exterior_l0: (K, 2) corners in level-0 px, counter-clockwise in the (x, y) plane.
         holes_l0: the same for each hole, clockwise.
         area_px: px of the mask inside it.
     """
@@ -40,65 +40,43 @@ class MaskPolygon:
     area_px: int
 
 
-def mask_feature(
-    mask: MaskArray, frame: MaskFrame, *, name: str, color: Color = TISSUE_COLOR
-) -> dict[str, Any] | None:
-    """The mask as one GeoJSON annotation, or None if it is empty.
+def write_masks_geojson(
+    path: Path, masks: Iterable[tuple[str, MaskArray, Color]], frame: MaskFrame
+) -> None:
+    """Writes masks as one FeatureCollection of annotations, atomically; empty ones are left out.
 
     Coordinates are level-0 px, x to the right and y down, as QuPath reads them. Pieces are
     polygons of one MultiPolygon (a Polygon if there is one piece), each with its holes.
 
     Args:
-        mask: bool (H, W).
-        frame: where the mask lies on its slide.
-        name: name of the annotation and of its class.
-        color: of the class.
+        path: of the file.
+        masks: name (of the annotation and of its class), bool (H, W), color of the class.
+        frame: where all of them lie on their slide.
+
+    Memory: O(H * W + corners of all masks), the text included.
     """
-    polygons = [_coordinates(polygon) for polygon in mask_polygons(mask, frame)]
-    if not polygons:
-        return None
-    geometry = (
-        {"type": "Polygon", "coordinates": polygons[0]}
-        if len(polygons) == 1
-        else {"type": "MultiPolygon", "coordinates": polygons}
-    )
+    features = [
+        _feature(polygons, name, color)
+        for name, mask, color in masks
+        if (polygons := mask_polygons(mask, frame))
+    ]
+    collection = {"type": "FeatureCollection", "features": features}
+    write_text(path, json.dumps(collection, allow_nan=False) + "\n")
+
+
+def _feature(polygons: list[MaskPolygon], name: str, color: Color) -> dict[str, Any]:
+    parts = [[_closed(ring) for ring in (p.exterior_l0, *p.holes_l0)] for p in polygons]
+    one = len(parts) == 1
+    geometry = {
+        "type": "Polygon" if one else "MultiPolygon",
+        "coordinates": parts[0] if one else parts,
+    }
     properties = {
         "objectType": "annotation",
         "name": name,
         "classification": {"name": name, "color": list(color)},
     }
     return {"type": "Feature", "geometry": geometry, "properties": properties}
-
-
-def write_masks_geojson(
-    path: Path, masks: Iterable[tuple[str, MaskArray, Color]], frame: MaskFrame
-) -> None:
-    """Writes masks as one FeatureCollection, atomically; empty masks are left out.
-
-    Args:
-        path: of the file.
-        masks: name, mask and color of each.
-        frame: of all of them.
-
-    Memory: O(H * W + corners of all masks), the text included.
-    """
-    features = [mask_feature(mask, frame, name=name, color=color) for name, mask, color in masks]
-    collection = {"type": "FeatureCollection", "features": [f for f in features if f is not None]}
-    write_text(path, json.dumps(collection, allow_nan=False) + "\n")
-
-
-def write_mask_geojson(
-    path: Path, mask: MaskArray, frame: MaskFrame, *, name: str, color: Color = TISSUE_COLOR
-) -> None:
-    """Writes one mask as a FeatureCollection of one annotation, or of none if it is empty.
-
-    Memory: O(H * W + corners of the mask), the text included.
-    """
-    write_masks_geojson(path, [(name, mask, color)], frame)
-
-
-def _coordinates(polygon: MaskPolygon) -> list[list[list[float]]]:
-    return [_closed(polygon.exterior_l0), *(_closed(hole) for hole in polygon.holes_l0)]
 
 
 def _closed(ring: Ring) -> list[list[float]]:
@@ -130,54 +108,52 @@ def mask_polygons(mask: MaskArray, frame: MaskFrame) -> list[MaskPolygon]:
     labels, num_pieces = ndimage.label(mask)
     areas = np.bincount(labels.ravel(), minlength=num_pieces + 1)
     exteriors: dict[int, Ring] = {}
-    holes: dict[int, list[Ring]] = {}
-    scale = np.array(frame.downsample_xy)
+    holes: dict[int, list[Ring]] = defaultdict(list)
     for corners, piece in _rings(mask, labels):
-        ring = corners * scale
-        if _signed_area(corners) > 0:
+        ring = corners * np.array(frame.downsample_xy)
+        if _is_exterior(corners):
             exteriors[piece] = ring
         else:
-            holes.setdefault(piece, []).append(ring)
+            holes[piece].append(ring)
     return [
-        MaskPolygon(
-            exterior_l0=exteriors[piece],
-            holes_l0=tuple(holes.get(piece, ())),
-            area_px=int(areas[piece]),
-        )
-        for piece in range(1, num_pieces + 1)
+        MaskPolygon(exterior_l0=exteriors[i], holes_l0=tuple(holes[i]), area_px=int(areas[i]))
+        for i in range(1, num_pieces + 1)
     ]
 
 
-def _rings(mask: MaskArray, labels: npt.NDArray[np.int32]) -> list[tuple[_IntArray, int]]:
+def _rings(mask: MaskArray, labels: npt.NDArray[np.int32]) -> Iterator[tuple[_IntArray, int]]:
     """Simple rings of (x, y) corners in mask px, each with the label of the piece it bounds."""
     tails, heads, pieces = _boundary_edges(mask, labels)
     follow = _next_edge(mask, tails, heads)
-    width = mask.shape[1] + 1
-    turns = _is_turn(tails, heads, follow)
-    rings: list[tuple[_IntArray, int]] = []
-    seen = np.zeros(len(tails), dtype=bool)
+    step = heads - tails
+    turns = np.zeros(len(tails), dtype=bool)  # True for an edge whose tail is a corner of its ring
+    turns[follow] = step != step[follow]
+    unseen = np.ones(len(tails), dtype=bool)
     tail_list, next_list, turn_list = tails.tolist(), follow.tolist(), turns.tolist()
+
+    def ring(vertices: list[int]) -> tuple[_IntArray, int]:
+        y, x = np.divmod(np.array(vertices, dtype=np.int64), mask.shape[1] + 1)
+        return np.stack([x, y], axis=1), int(pieces[start])
+
     for start in range(len(tail_list)):
-        if seen[start]:
-            continue
         path: list[int] = []
         place: dict[int, int] = {}  # vertex -> where it stands in the path
         edge = start
-        while not seen[edge]:
-            seen[edge] = True
+        while unseen[edge]:
+            unseen[edge] = False
             if turn_list[edge]:
                 vertex = tail_list[edge]
                 if vertex in place:  # the ring touches itself here: the loop is a ring of its own
-                    at = place[vertex]
-                    rings.append((_points(path[at:], width), int(pieces[start])))
-                    for gone in path[at:]:
+                    loop = path[(at := place[vertex]) :]
+                    yield ring(loop)
+                    for gone in loop:
                         del place[gone]
                     del path[at:]
                 place[vertex] = len(path)
                 path.append(vertex)
             edge = next_list[edge]
-        rings.append((_points(path, width), int(pieces[start])))
-    return rings
+        if path:
+            yield ring(path)
 
 
 def _boundary_edges(
@@ -189,7 +165,6 @@ def _boundary_edges(
     the top side of a px runs to the right. A vertex (x, y) has the id y * (W + 1) + x.
     """
     padded = np.pad(mask, 1)
-    inside = padded[1:-1, 1:-1]
     width = mask.shape[1] + 1
     tails, heads, pieces = [], [], []
     sides = (
@@ -199,7 +174,7 @@ def _boundary_edges(
         (padded[1:-1, :-2], (0, 1), (0, 0)),  # left
     )
     for neighbour, (tail_x, tail_y), (head_x, head_y) in sides:
-        rows, columns = np.nonzero(inside & ~neighbour)
+        rows, columns = np.nonzero(mask & ~neighbour)
         tails.append((rows + tail_y) * width + columns + tail_x)
         heads.append((rows + head_y) * width + columns + head_x)
         pieces.append(labels[rows, columns])
@@ -217,30 +192,17 @@ def _next_edge(mask: MaskArray, tails: _IntArray, heads: _IntArray) -> _IntArray
     first = np.searchsorted(sorted_tails, heads, side="left")
     is_saddle = np.searchsorted(sorted_tails, heads, side="right") - first == 2
     follow = order[first]
-    if is_saddle.any():
-        width = mask.shape[1] + 1
-        step = (heads - tails)[is_saddle]
-        dx = np.where(np.abs(step) == 1, step, 0)
-        dy = np.where(np.abs(step) == 1, 0, step // width)
-        wanted = -dy + dx * width  # (dx, dy) turned right with y down is (-dy, dx)
-        one, two = order[first[is_saddle]], order[first[is_saddle] + 1]
-        follow[is_saddle] = np.where((heads - tails)[one] == wanted, one, two)
+    width = mask.shape[1] + 1
+    step = (heads - tails)[is_saddle]
+    along_x = np.abs(step) == 1
+    # (dx, dy) turned right with y down is (-dy, dx)
+    wanted = np.where(along_x, step * width, -(step // width))
+    one, two = order[first[is_saddle]], order[first[is_saddle] + 1]
+    follow[is_saddle] = np.where((heads - tails)[one] == wanted, one, two)
     return follow
 
 
-def _is_turn(tails: _IntArray, heads: _IntArray, follow: _IntArray) -> npt.NDArray[np.bool_]:
-    """True for an edge whose tail is a corner of its ring."""
-    step = heads - tails
-    turns = np.zeros(len(tails), dtype=bool)
-    turns[follow] = step != step[follow]
-    return turns
-
-
-def _points(vertices: list[int], width: int) -> _IntArray:
-    ids = np.array(vertices, dtype=np.int64)
-    return np.stack([ids % width, ids // width], axis=1)
-
-
-def _signed_area(points: _IntArray) -> float:
-    x, y = points[:, 0], points[:, 1]
-    return float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1))) / 2
+def _is_exterior(corners: _IntArray) -> bool:
+    """Whether the shoelace's signed area is positive."""
+    x, y = corners.T
+    return bool(np.dot(x, np.roll(y, -1)) > np.dot(y, np.roll(x, -1)))

@@ -182,7 +182,7 @@ class StoredRows(Closing):
         self._run_rows = max(1, RUN_BYTES // (4 * self._row_values))
         self._narrow = any(chunk.dtype != "fp32" for chunk in chunks)
         self._num_rows = sum(chunk.rows for chunk in chunks)
-        self._checked = np.zeros(self._num_rows, dtype=np.bool_)
+        self._checked = bytearray(self._num_rows)
         self._held: Bytes | None = None
         try:
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -209,7 +209,7 @@ class StoredRows(Closing):
         """Takes the file into RAM, or lets go of it; its rows are checked again then."""
         if wanted == self.in_ram:
             return
-        self._held, self._checked[:] = None, False
+        self._held, self._checked = None, bytearray(self._num_rows)
         if wanted:
             data = np.empty(self._size, dtype=np.uint8)
             for start in range(0, self._size, LOAD_BYTES):
@@ -272,14 +272,15 @@ class StoredRows(Closing):
 
     def _check(self, chunk: Chunk, first: int, stored: Bytes) -> None:
         """Checksums of the rows that are read for the first time."""
-        checked = self._checked[first : first + len(stored)]
-        for i in np.flatnonzero(~checked).tolist():
-            if not _is_whole(chunk, first + i, stored[i]):
+        if 0 not in self._checked[first : first + len(stored)]:
+            return
+        for row, place in enumerate(stored, first):
+            if not self._checked[row] and not _is_whole(chunk, row, place):
                 raise StoreError(
-                    f"cache row must have its checksum, got other bytes in row {first + i} in "
+                    f"cache row must have its checksum, got other bytes in row {row} in "
                     f"{self._folder.name!r}; {fmt.remedy(self._folder)}"
                 )
-            checked[i] = True
+            self._checked[row] = True
 
     def _read(self, offset: int, out: Bytes) -> None:
         """Fills `out`, over as many calls as the kernel makes of it."""
