@@ -94,7 +94,7 @@ def test_aggregate_pools_tiles_files_of_trident(tmp_path: Path) -> None:
     import h5py
     import numpy as np
 
-    from thinsection.store.slide_embedding import read_slide_embedding
+    from thinsection.store.tiles_h5 import read_slide_embedding
 
     features = np.random.default_rng(0).normal(size=(20, 16)).astype(np.float32)
     with h5py.File(tmp_path / "case.h5", "w") as file:

@@ -25,7 +25,7 @@ from thinsection.pipeline.pooling import (
 )
 from thinsection.pipeline.results import SlideResult
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
-from thinsection.store.slide_embedding import read_slide_embedding
+from thinsection.store.tiles_h5 import read_slide_embedding
 
 REASON = why_not()
 needs_slurm = pytest.mark.skipif(REASON is not None, reason=f"no Slurm here: {REASON}")

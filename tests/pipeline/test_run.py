@@ -25,8 +25,7 @@ from thinsection.pipeline.process import RunEvent
 from thinsection.pipeline.run import run
 from thinsection.slide import open_slide
 from thinsection.stages.config import RunConfig
-from thinsection.store.slide_embedding import read_slide_embedding
-from thinsection.store.tiles_h5 import TilesFile, read_tiles
+from thinsection.store.tiles_h5 import TilesFile, read_slide_embedding, read_tiles
 from thinsection.stream import iter_tiles
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TilesConfig, tile_grid

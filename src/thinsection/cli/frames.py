@@ -1,5 +1,6 @@
 """`thinsection frames`: the token frames of structure files, as a table."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -50,8 +51,8 @@ def frames(
             structures, unfinished, assembly=assembly, angle_threshold=threshold, options=options
         )
     summary_path = out.with_suffix(".summary.json")
-    write_json(summary_path, [summary.as_mapping() for summary in summaries])
-    rows = [summary.as_mapping() for summary in summaries]
+    write_json(summary_path, [asdict(summary) for summary in summaries])
+    rows = [asdict(summary) for summary in summaries]
     table = Table(*(name.replace("_", " ") for name in rows[0]))
     for row in rows:
         table.add_row(*map(str, row.values()))

@@ -18,8 +18,7 @@ from thinsection.pipeline.records import Record, read_records
 from thinsection.pipeline.results import grid_rows, read_failure
 from thinsection.stages.labels import features_label
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
-from thinsection.store.slide_embedding import read_slide_embedding
-from thinsection.store.tiles_h5 import TilesFile, open_h5, read_tiles
+from thinsection.store.tiles_h5 import TilesFile, open_h5, read_slide_embedding, read_tiles
 from thinsection.units import format_bytes
 
 if TYPE_CHECKING:

@@ -26,8 +26,12 @@ from thinsection.stages.labels import features_label
 from thinsection.stages.pooling import PoolingStage
 from thinsection.stages.stage import RecordedStage, SlideWork
 from thinsection.store.ledger import SLIDES, load_ledger, load_ledgers
-from thinsection.store.slide_embedding import read_slide_embedding, write_slide_embedding
-from thinsection.store.tiles_h5 import TilesFile, read_tiles
+from thinsection.store.tiles_h5 import (
+    TilesFile,
+    read_slide_embedding,
+    read_tiles,
+    write_slide_embedding,
+)
 from thinsection.units import parse_bytes
 
 

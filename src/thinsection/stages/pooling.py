@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinsection.stages.labels import features_label
 from thinsection.stages.stage import Output, SlideWork, Stage
-from thinsection.store.slide_embedding import write_slide_embedding
-from thinsection.store.tiles_h5 import read_tiles
+from thinsection.store.tiles_h5 import read_tiles, write_slide_embedding
 
 if TYPE_CHECKING:
     from thinsection.pool import SlideEncoder

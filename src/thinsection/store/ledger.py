@@ -9,13 +9,14 @@ or one that is done again.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from thinsection.errors import StoreError
 from thinsection.files.atomic import write_json
-from thinsection.files.sources import FsspecSource, is_url
+from thinsection.files.sources import FileSource, FsspecSource, is_url
 
 SLIDES = "slides"  # OUT/slides/ID: what belongs to a slide and to no tile grid
 LEDGER_NAME = "slide.json"
@@ -74,8 +75,7 @@ class SlideLedger:
         """Whether every file of a record is there with its size."""
         for name, size in record.files.items():
             path = self.out / name
-            found = path.stat().st_size if path.is_file() else self.elsewhere.get(name)
-            if found != size:
+            if size != (path.stat().st_size if path.is_file() else self.elsewhere.get(name)):
                 return False
         return True
 
@@ -99,10 +99,7 @@ class SlideLedger:
 
     def save(self) -> None:
         """Writes slide.json atomically."""
-        stages = {
-            name: {"key": r.key, "files": r.files, "needs": list(r.needs), "facts": r.facts}
-            for name, r in self.stages.items()
-        }
+        stages = {name: asdict(record) for name, record in self.stages.items()}
         write_json(self.path, {"format": FORMAT, "slide": self.slide, "stages": stages})
 
 
@@ -121,12 +118,11 @@ def load_ledger(out: Path, slide_id: str) -> SlideLedger:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["format"] == FORMAT:
-            stages = {name: _record(record) for name, record in document["stages"].items()}
             return SlideLedger(
                 out=out,
                 slide_id=slide_id,
                 slide=dict(document["slide"]),
-                stages=stages,
+                stages={name: _record(record) for name, record in document["stages"].items()},
                 elsewhere=_elsewhere(path.parent),
             )
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
@@ -135,12 +131,10 @@ def load_ledger(out: Path, slide_id: str) -> SlideLedger:
 
 
 def _record(document: Mapping[str, Any]) -> StageRecord:
-    return StageRecord(
-        key=document["key"],
-        files=dict(document["files"]),
-        needs=tuple(document["needs"]),
-        facts=dict(document["facts"]),
-    )
+    """Of its four entries, and of no others."""
+    files, facts = dict(document["files"]), dict(document["facts"])
+    needs = tuple(document["needs"])
+    return StageRecord(key=document["key"], files=files, needs=needs, facts=facts)
 
 
 def load_ledgers(out: Path) -> list[SlideLedger]:
@@ -177,41 +171,25 @@ def fingerprint(path: Path | str) -> str:
     Raises:
         StoreError: the file cannot be read.
     """
-    digest = hashlib.sha256()
-    if is_url(str(path)):
-        return _remote_fingerprint(str(path))
-    path = Path(path)
+    remote, digest = is_url(str(path)), hashlib.sha256()
     try:
-        size = path.stat().st_size
-        digest.update(str(size).encode())
-        with path.open("rb") as file:
+        with closing(FsspecSource(str(path)) if remote else FileSource(str(path))) as source:
+            size = source.size if isinstance(source, FsspecSource) else Path(path).stat().st_size
+            digest.update(str(size).encode())
             for index in range(_SAMPLES):
-                file.seek(max(0, (size - _SAMPLE_BYTES) * index // (_SAMPLES - 1)))
-                digest.update(file.read(_SAMPLE_BYTES))
-        for companion in _companions(path):
+                start = max(0, (size - _SAMPLE_BYTES) * index // (_SAMPLES - 1))
+                digest.update(source.read_at(start, min(_SAMPLE_BYTES, size - start)))
+        for companion in () if remote else _companions(Path(path)):
             digest.update(f"{companion.name}:{companion.stat().st_size}".encode())
-    except OSError as error:
-        raise StoreError(f"slide must be readable, got {error} in {str(path)!r}") from None
+    except OSError as error:  # SlideOpenError and SlideReadError are
+        where = "" if remote else f" in {str(path)!r}"
+        raise StoreError(f"slide must be readable, got {error}{where}") from None
     return digest.hexdigest()[:24]
 
 
 def fingerprint_reads(size: int) -> tuple[int, int]:
     """(bytes, requests) that the fingerprint of a file of so many bytes takes."""
     return _SAMPLES * min(_SAMPLE_BYTES, size), _SAMPLES
-
-
-def _remote_fingerprint(url: str) -> str:
-    """The same as of a local copy, by range requests."""
-    digest = hashlib.sha256()
-    try:
-        source = FsspecSource(url)
-        digest.update(str(source.size).encode())
-        for index in range(_SAMPLES):
-            start = max(0, (source.size - _SAMPLE_BYTES) * index // (_SAMPLES - 1))
-            digest.update(source.read_at(start, min(_SAMPLE_BYTES, source.size - start)))
-    except OSError as error:  # SlideOpenError and SlideReadError are
-        raise StoreError(f"slide must be readable, got {error}") from None
-    return digest.hexdigest()[:24]
 
 
 def _companions(path: Path) -> list[Path]:

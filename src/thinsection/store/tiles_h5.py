@@ -1,9 +1,10 @@
-"""Tiles of a slide as HDF5: the grid, embeddings, tokens; TRIDENT and CLAM read the same.
+"""Tiles and embeddings of a slide as HDF5: TRIDENT and CLAM read the same.
 
     GRID/tiles/ID.h5         /coords (N, 2) int64, level-0 px, with TRIDENT's attributes;
                              /tiles/* (N,) what is known per tile: tissue_fraction, QC checks
     GRID/features_X/ID.h5    /coords and /features (N, D), float32 or float16
     GRID/tokens_X/ID.h5      /coords and /tokens (N, T, C), float16
+    GRID/slide_features_Y/ID.h5  /features (D,), under the name that TRIDENT's have
 
 Files of TRIDENT and CLAM read back the same way.
 """
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError, StoreError
+from thinsection.files.atomic import atomic_path
 from thinsection.tiles import check_coords
 from thinsection.types import Closing, CoordsL0
 
@@ -144,21 +146,17 @@ def read_tiles(path: Path) -> TilesFile:
         coords = _dataset(file, "coords", path).astype(np.int64)
         coords = coords.reshape(-1, 2) if coords.ndim == 3 else coords
         check_coords(coords)
+        attributes = dict(file.attrs) | dict(file["coords"].attrs)
         features = None
         if "features" in file:
             features = _dataset(file, "features", path)
             if features.ndim == 3 and features.shape[0] == 1:  # a leading batch axis occurs
                 features = features[0]
             if features.ndim != 2 or len(features) != len(coords):
-                raise InvalidInputError(
-                    f"features must have shape ({len(coords)}, D), got {features.shape} "
-                    f"in {str(path)!r}"
-                )
-        attributes = dict(file.attrs) | dict(file["coords"].attrs)
-        if features is not None:
+                wanted = f"features must have shape ({len(coords)}, D)"
+                raise InvalidInputError(f"{wanted}, got {features.shape} in {str(path)!r}")
             attributes = dict(file["features"].attrs) | attributes
-        group = file.get("tiles")
-        columns = {name: group[name][...] for name in group} if group is not None else {}
+        columns = {name: column[...] for name, column in file.get("tiles", {}).items()}
         return TilesFile(
             coords_l0=coords, features=features, attributes=attributes, columns=columns
         )
@@ -175,6 +173,42 @@ def open_h5(path: Path) -> h5py.File:
     except OSError as error:
         why = "no such file" if not Path(path).exists() else str(error)
         raise StoreError(f"tiles file must be readable HDF5, got {str(path)!r}: {why}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlideEmbeddingFile:
+    """The content of a slide embedding's file.
+
+    Attributes:
+        slide_embedding: float32 (D,).
+        attributes: name, slide_encoder, weights_hash, num_tiles, key.
+    """
+
+    slide_embedding: npt.NDArray[np.float32]
+    attributes: Mapping[str, Any]
+
+
+def write_slide_embedding(
+    path: Path, slide_embedding: npt.NDArray[np.floating], attributes: Mapping[str, Any]
+) -> None:
+    """Writes /features (D,) float32 with its attributes, atomically."""
+    with atomic_path(path) as tmp, h5py.File(tmp, "w") as file:
+        data = file.create_dataset("features", data=slide_embedding.astype(np.float32))
+        for name, value in attributes.items():
+            data.attrs[name] = value
+
+
+def read_slide_embedding(path: Path) -> SlideEmbeddingFile:
+    """A slide embedding of ours or of TRIDENT's.
+
+    Raises:
+        StoreError: missing, not HDF5, or without a vector `features`.
+    """
+    with open_h5(path) as file:
+        if "features" not in file or file["features"].size != max(file["features"].shape):
+            raise StoreError(f"slide embedding must hold a vector 'features' in {str(path)!r}")
+        vector = np.ravel(file["features"][...]).astype(np.float32, copy=False)
+        return SlideEmbeddingFile(slide_embedding=vector, attributes=dict(file["features"].attrs))
 
 
 def _dataset(file: h5py.File, name: str, path: Path) -> npt.NDArray:

@@ -5,6 +5,7 @@ in dimensions that x has.
 """
 
 from collections.abc import Mapping
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -16,14 +17,16 @@ KEYS = (
     *("is_protein", "is_dna", "is_rna", "is_atomized", "restype"),
 )
 _NUM_RESTYPES = 32  # one-hot: 20 amino acids and UNK, A G C U N, DA DG DC DT DN, gap
-_RNA, _DNA = range(21, 26), range(26, 31)
+_FRAME_ATOMS = (  # residue types, first of their three columns, offsets
+    *((slice(21), 0, (0, 1, 2)), (slice(21, 26), 3, (7, 11, 5))),  # amino acids; RNA
+    (slice(26, 31), 3, (7, 10, 5)),  # DNA
+)
 _TOKENS = 1 << 16  # tokens whose one-hot residue types are converted at a time
 
 
 def check_shapes(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> None:
     """Raises StructureError where keys, dtypes or shapes do not fit; looks at no value."""
-    missing = [key for key in KEYS if key not in batch]
-    if missing:
+    if missing := [key for key in KEYS if key not in batch]:
         raise StructureError(f"batch must have {', '.join(KEYS)}, got none of {', '.join(missing)}")
     if x.ndim < 2 or x.shape[-1] != 3 or x.shape[-2] == 0:
         raise StructureError(f"x must be of shape (..., N_atom >= 1, 3), got {tuple(x.shape)}")
@@ -32,58 +35,45 @@ def check_shapes(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> N
     tokens = batch["token_mask"].shape
     for key in KEYS:
         expected = (*tokens, _NUM_RESTYPES) if key == "restype" else tuple(tokens)
-        if tuple(batch[key].shape) != expected:
-            raise StructureError(
-                f"{key} must be of shape {expected}, as token_mask, got {tuple(batch[key].shape)}"
-            )
+        if (got := tuple(batch[key].shape)) != expected:
+            raise StructureError(f"{key} must be of shape {expected}, as token_mask, got {got}")
     _check_spreads("token_mask", tokens[:-1], x)
     _check_spreads("atom_mask", atom_mask.shape[:-1], x)
     if atom_mask.shape[-1] != x.shape[-2]:
-        raise StructureError(
-            f"atom_mask must cover the {x.shape[-2]} atoms of x, got {tuple(atom_mask.shape)}"
-        )
+        got = tuple(atom_mask.shape)
+        raise StructureError(f"atom_mask must cover the {x.shape[-2]} atoms of x, got {got}")
 
 
 def check_values(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> None:
     """Raises StructureError for values that make the result meaningless (synchronises a GPU)."""
-    token_mask = batch["token_mask"]
+    token_mask, atoms = batch["token_mask"], f"the {x.shape[-2]} atoms of x"
     if bool((token_mask[..., 1:] > token_mask[..., :-1]).any()):
         raise StructureError(
             "token_mask must be 1 for all tokens before the padding, got a hole; "
             "drop absent tokens or mask their atoms"
         )
-    totals = _atoms_per_token(batch).sum(dim=-1)
-    if int(totals.max()) != x.shape[-2]:
-        raise StructureError(
-            f"num_atoms_per_token must add up to the {x.shape[-2]} atoms of x, "
-            f"got {int(totals.max())}"
-        )
-    start = batch["start_atom_index"]
-    if bool(((start < 0) | (start >= x.shape[-2])).any()):
-        raise StructureError(
-            f"start_atom_index must lie within the {x.shape[-2]} atoms of x, "
-            f"got {int(start.min())} to {int(start.max())}"
-        )
+    total = int(_atoms_per_token(batch).sum(dim=-1).max())
+    if total != x.shape[-2]:
+        raise StructureError(f"num_atoms_per_token must add up to {atoms}, got {total}")
+    low, high = (int(end) for end in batch["start_atom_index"].aminmax())
+    if low < 0 or high >= x.shape[-2]:
+        raise StructureError(f"start_atom_index must lie within {atoms}, got {low} to {high}")
     broken = ~x.isfinite().all(dim=-1) & atom_mask.bool()
     if bool(broken.any()):
         first = tuple(broken.nonzero()[0].tolist())
-        raise StructureError(
-            f"x must be finite where atom_mask is 1, got {x[first].tolist()} for atom {first}; "
-            "mask the atom out"
-        )
+        got = f"{x[first].tolist()} for atom {first}; mask the atom out"
+        raise StructureError(f"x must be finite where atom_mask is 1, got {got}")
 
 
 def atom_chains(batch: Mapping[str, Tensor], num_atoms: int) -> Tensor:
     """asym_id of each atom, int64 (*, A); 0 beyond the atoms of a batch element's tokens."""
     counts = _atoms_per_token(batch)
-    lead = counts.shape[:-1]
-    flat_counts = counts.reshape(-1, counts.shape[-1])
-    chains = (batch["asym_id"] * batch["token_mask"]).long().reshape(flat_counts.shape)
-    atoms = torch.zeros((len(flat_counts), num_atoms), dtype=torch.int64, device=counts.device)
-    for row, (ids, repeats) in enumerate(zip(chains, flat_counts, strict=True)):
-        spread = ids.repeat_interleave(repeats)[:num_atoms]
-        atoms[row, : len(spread)] = spread
-    return atoms.reshape(*lead, num_atoms)
+    chains = (batch["asym_id"] * batch["token_mask"]).long()
+    atoms = counts.new_zeros((*counts.shape[:-1], num_atoms))
+    for at in product(*map(range, counts.shape[:-1])):
+        spread = chains[at].repeat_interleave(counts[at])[:num_atoms]
+        atoms[at][: len(spread)] = spread
+    return atoms
 
 
 def backbone_offsets(restype: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,13 +85,10 @@ def backbone_offsets(restype: Tensor) -> tuple[Tensor, Tensor]:
     """
     table = torch.full((_NUM_RESTYPES, 12), -1.0)
     table[:, 6:] = 0
-    table[: _RNA.start, :3] = torch.tensor([0.0, 1.0, 2.0])
-    table[: _RNA.start, 6:9] = 1
-    for kinds, c1_prime in ((_RNA, 11.0), (_DNA, 10.0)):
-        table[kinds.start : kinds.stop, 3:6] = torch.tensor([7.0, c1_prime, 5.0])
-        table[kinds.start : kinds.stop, 9:] = 1
-    table = table.to(restype.device)
-    flat = restype.reshape(-1, _NUM_RESTYPES)
+    for kinds, first, offsets in _FRAME_ATOMS:
+        table[kinds, first : first + 3] = torch.tensor(offsets).float()
+        table[kinds, first + 6 : first + 9] = 1
+    table, flat = table.to(restype.device), restype.reshape(-1, _NUM_RESTYPES)
     parts = [(part.float() @ table).long() for part in torch.split(flat, _TOKENS)]
     both = torch.cat(parts).reshape(*restype.shape[:-1], 12)
     return both[..., :6], both[..., 6:]
@@ -116,7 +103,5 @@ def _check_spreads(name: str, lead: torch.Size, x: Tensor) -> None:
     tail = target[len(target) - len(lead) :]
     fits = len(lead) <= len(target) and all(n in (1, m) for n, m in zip(lead, tail, strict=True))
     if not fits:
-        raise StructureError(
-            f"{name} must spread over the batch dimensions {tuple(x.shape[:-2])} of x, "
-            f"got {tuple(lead)}"
-        )
+        rule = f"spread over the batch dimensions {tuple(target)} of x"
+        raise StructureError(f"{name} must {rule}, got {tuple(lead)}")

@@ -1,7 +1,8 @@
 """The frames of structures as Arrow tables of one row per token, in files, and their counts."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +37,6 @@ class FrameSummary:
     near_a_line: int
     missing_atoms: int
 
-    def as_mapping(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def frame_table(
     structure: Structure,
@@ -61,21 +59,16 @@ def frame_table(
     try:
         import pyarrow as pa
     except ImportError:
-        raise MissingDependencyError(
-            "frame tables need pyarrow; pip install 'thinsection[structures]'"
-        ) from None
-    batch, x, mask = structure.tensors()
+        message = "frame tables need pyarrow; pip install 'thinsection[structures]'"
+        raise MissingDependencyError(message) from None
+    options = options or FrameOptions()
     with torch.no_grad():
-        frames = frame_atoms(
-            batch, x, mask, angle_threshold=angle_threshold, options=options or FrameOptions()
-        )
-    token_of_atom = np.repeat(
-        np.arange(structure.num_tokens, dtype=np.int32), structure.token_num_atoms
-    )
-    here = mask.numpy()
+        frames = frame_atoms(*structure.tensors(), angle_threshold=angle_threshold, options=options)
+    here = structure.observed
+    tokens = np.arange(structure.num_tokens, dtype=np.int64)
+    token_of_atom = np.repeat(tokens.astype(np.int32), structure.token_num_atoms)
     in_chain = np.bincount(structure.token_chain[token_of_atom], weights=here)
-    is_atom = structure.token_kind == ATOM
-    alone = is_atom & (in_chain[structure.token_chain] < 3)
+    alone = (structure.token_kind == ATOM) & (in_chain[structure.token_chain] < 3)
     valid = frames.valid.numpy() > 0
 
     def named(codes: Any, names: tuple[str, ...]) -> Any:
@@ -83,7 +76,7 @@ def frame_table(
 
     columns = {
         "structure": named(np.zeros(structure.num_tokens, np.int32), (name,)),
-        "token": pa.array(np.arange(structure.num_tokens, dtype=np.int64)),
+        "token": pa.array(tokens),
         "chain": named(structure.token_chain, structure.chains),
         "residue": pa.array(structure.token_residue),
         "residue_name": named(structure.token_residue_name, structure.names),
@@ -98,19 +91,16 @@ def frame_table(
     no_angle = alone | ~here[indices].all(axis=0)
     columns["valid"] = pa.array(valid)
     columns["angle"] = pa.array(angle, mask=no_angle, type=pa.float32())
-    atoms = int(here.sum(dtype=np.float64))
-    return pa.table(columns), _summary(structure, name, atoms=atoms, valid=valid, alone=alone)
+    return pa.table(columns), _summary(structure, name, valid, alone)
 
 
-def _summary(
-    structure: Structure, name: str, *, atoms: int, valid: BoolArray, alone: BoolArray
-) -> FrameSummary:
+def _summary(structure: Structure, name: str, valid: BoolArray, alone: BoolArray) -> FrameSummary:
     """Counts; `alone` are tokens of one atom in a chain that has too few for a frame."""
     is_atom = structure.token_kind == ATOM
     return FrameSummary(
         structure=name,
         chains=len(structure.chains),
-        atoms=atoms,
+        atoms=int(structure.observed.sum()),
         tokens=structure.num_tokens,
         atom_tokens=int(is_atom.sum()),
         valid_frames=int(valid.sum()),
@@ -147,53 +137,40 @@ def write_frames(
     if not structure_paths:
         raise InvalidInputError("structure_paths must name at least one file, got none")
     if table_path.suffix not in _SUFFIXES:
-        raise InvalidInputError(
-            f"out must end in {' or '.join(_SUFFIXES)}, got {str(table_path)!r}"
-        )
+        ends = " or ".join(_SUFFIXES)
+        raise InvalidInputError(f"out must end in {ends}, got {str(table_path)!r}")
     if not 0 <= angle_threshold <= 90:
         raise InvalidInputError(f"angle_threshold must be in [0, 90], got {angle_threshold}")
     summaries: list[FrameSummary] = []
-    writer = None
-    try:
+    with ExitStack() as stack:
+        writer = None
         for path in structure_paths:
+            name = path.name.removesuffix(".gz").removesuffix(".cif")
             try:
                 structure = read_structure(path, assembly=assembly)
                 table, summary = frame_table(
-                    structure, _name(path), angle_threshold=angle_threshold, options=options
+                    structure, name, angle_threshold=angle_threshold, options=options
                 )
             except StructureError as error:
                 error.add_note(f"structure: {path}")
                 raise
-            writer = writer or _writer(table_path, table)
-            writer.write_table(_plain(table, table_path), _ROW_GROUP)
+            table = _plain(table) if table_path.suffix == ".csv" else table
+            writer = writer or stack.enter_context(_writer(table_path, table.schema))
+            writer.write_table(table, _ROW_GROUP)
             summaries.append(summary)
-    finally:
-        if writer is not None:
-            writer.close()
     return summaries
 
 
-def _name(path: Path) -> str:
-    return path.name.removesuffix(".gz").removesuffix(".cif")
-
-
-def _plain(table: "pyarrow.Table", table_path: Path) -> "pyarrow.Table":
-    """For CSV: text instead of dictionary codes."""
-    if table_path.suffix != ".csv":
-        return table
+def _plain(table: "pyarrow.Table") -> "pyarrow.Table":
+    """Text instead of dictionary codes."""
     import pyarrow as pa
 
-    fields = [
-        pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type)
-        for f in table.schema
-    ]
-    return table.cast(pa.schema(fields))
+    kinds = ((f, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in table.schema)
+    return table.cast(pa.schema([pa.field(f.name, kind) for f, kind in kinds]))
 
 
-def _writer(table_path: Path, table: "pyarrow.Table") -> Any:
-    import pyarrow.csv
-    import pyarrow.parquet
+def _writer(table_path: Path, schema: Any) -> Any:
+    from pyarrow import csv, parquet
 
-    if table_path.suffix == ".csv":
-        return pyarrow.csv.CSVWriter(table_path, _plain(table, table_path).schema)
-    return pyarrow.parquet.ParquetWriter(table_path, table.schema)
+    writer = csv.CSVWriter if table_path.suffix == ".csv" else parquet.ParquetWriter
+    return writer(table_path, schema)

@@ -2,6 +2,8 @@
 
 Only the rows of the start atoms of atomised tokens are ever read of the all-pairs distances, and
 only columns of their own chain can give a valid frame. So only those are formed.
+
+Legend: T tokens, A atoms of one sample, `*` batch and sample dimensions.
 """
 
 import math
@@ -14,18 +16,19 @@ import torch
 from torch import Tensor
 
 from thinsection.config import nearest
-from thinsection.errors import InvalidInputError
-from thinsection.neighbors.api import DEFAULT_BUDGET_BYTES, Impl
+from thinsection.errors import BudgetError, InvalidInputError
+from thinsection.neighbors.api import DEFAULT_BUDGET_BYTES, Impl, choose
+from thinsection.neighbors.query import NO_SELF, NeighborQuery, order_by_group
 from thinsection.structures.frame_batch import (
     atom_chains,
     backbone_offsets,
     check_shapes,
     check_values,
 )
-from thinsection.structures.frame_search import AtomSample, Pair, nearest_in_chain, nearest_in_rows
 
 ANGLE_THRESHOLD = 25.0  # degrees from a line, AlphaFold 3's
 Coordinates = tuple[Tensor, Tensor, Tensor]
+_NUMBERS_PER_PAIR = 10  # differences, their squares (3 each), their sum, the mask, both masked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +53,8 @@ class FrameOptions:
     def __post_init__(self) -> None:
         known = get_args(Literal["chain", "rows"])
         if self.impl not in known:
-            raise InvalidInputError(
-                f"impl must be one of {', '.join(known)}, got {self.impl!r}"
-                f"{nearest(self.impl, known)}"
-            )
+            got = f"{self.impl!r}{nearest(self.impl, known)}"
+            raise InvalidInputError(f"impl must be one of {', '.join(known)}, got {got}")
 
 
 class FrameAtoms(NamedTuple):
@@ -111,15 +112,8 @@ def token_frame_atoms(  # noqa: PLR0917 - the signature of the function that it 
     Source: the contract of OpenFold3 0.5 (Apache-2.0); AlphaFold 3, supplement, section 4.3.2.
     """
     with torch.no_grad():
-        frames = frame_atoms(
-            batch,
-            x.detach(),
-            atom_mask,
-            angle_threshold=angle_threshold,
-            eps=eps,
-            inf=inf,
-            options=options,
-        )
+        how = {"angle_threshold": angle_threshold, "eps": eps, "inf": inf}
+        frames = frame_atoms(batch, x.detach(), atom_mask, **how, options=options)
     a, b, c = (_gather_positions(x, index) for index in frames.indices)
     return (a, b, c), frames.valid
 
@@ -142,11 +136,35 @@ def frame_atoms(
     pair = _two_nearest(batch, x, atom_mask, chains, eps=eps, inf=inf, options=options)
     indices, existence = _frame_indices(batch, x, pair)
     cos_angle = _cos_angle(*(_gather_positions(x, index) for index in indices), eps=eps)
-    low = _cosine(180 - angle_threshold)
-    wide = (cos_angle < _cosine(angle_threshold)) * (cos_angle > low)
+    low, high = _cosine(180 - angle_threshold), _cosine(angle_threshold)
+    wide = (cos_angle < high) * (cos_angle > low)
     valid = _valid(batch, atom_mask, chains, indices=indices, existence=existence, wide=wide)
     valid = valid * (pair.found | (batch["is_atomized"] == 0))
     return FrameAtoms(indices, valid, cos_angle)
+
+
+class _Pair(NamedTuple):
+    """Second and third entry of each start atom's row of distances, the start atom counted.
+
+    (T,) each; the start atom itself where there is none; `found` says that both exist.
+    """
+
+    second: Tensor
+    third: Tensor
+    found: Tensor
+
+
+class _Sample(NamedTuple):
+    """Atoms (A, 3) of one structure, their mask and chains (A,); tokens' start atoms (T,).
+
+    `wanted` (T,) tells the tokens whose start atoms are searched for.
+    """
+
+    x: Tensor
+    mask: Tensor
+    chains: Tensor
+    start: Tensor
+    wanted: Tensor
 
 
 def _two_nearest(
@@ -158,32 +176,81 @@ def _two_nearest(
     eps: float,
     inf: float,
     options: FrameOptions,
-) -> Pair:
+) -> _Pair:
     """Second and third of each start atom's row, sample by sample; all (*, T)."""
-    lead, num_tokens = x.shape[:-2], batch["token_mask"].shape[-1]
-    all_samples = AtomSample(
-        x=x,
-        mask=atom_mask.expand(*lead, x.shape[-2]),
-        chains=chains.expand(*lead, x.shape[-2]),
-        start=batch["start_atom_index"].long().expand(*lead, num_tokens),
-        wanted=(batch["is_atomized"] * batch["token_mask"]).bool().expand(*lead, num_tokens),
-    )
-    result = all_samples.nothing()
+    lead = x.shape[:-2]
+    wanted, start = batch["is_atomized"] * batch["token_mask"], batch["start_atom_index"].long()
+    columns = (atom_mask, chains, start, wanted.bool())
+    whole = _Sample(x, *(column.expand(*lead, column.shape[-1]) for column in columns))
+    pair = _Pair(whole.start.clone(), whole.start.clone(), torch.zeros_like(whole.wanted))
     for at in product(*map(range, lead)):
-        sample = AtomSample(*(values[at] for values in all_samples))
+        sample, part = _Sample(*(v[at] for v in whole)), _Pair(*(v[at] for v in pair))
         if options.impl == "rows":
-            found = nearest_in_rows(sample, eps=eps, inf=inf, budget=options.budget_bytes)
+            _nearest_in_rows(sample, part, eps=eps, inf=inf, budget=options.budget_bytes)
         else:
-            found = nearest_in_chain(
-                sample, eps=eps, impl=options.search, budget=options.budget_bytes
-            )
-        for whole, part in zip(result, found, strict=True):
-            whole[at] = part
-    return result
+            _nearest_in_chain(sample, part, eps=eps, options=options)
+    return pair
+
+
+def _nearest_in_chain(sample: _Sample, pair: _Pair, *, eps: float, options: FrameOptions) -> None:
+    """Searches only chains with wanted tokens, only present atoms; ties to the lower atom.
+
+    Memory: 52 bytes per present atom of those chains, plus the search's.
+    """
+    x, mask, chains, start, wanted = sample
+    tokens = (wanted & mask[start].bool()).nonzero()[:, 0]
+    if not tokens.numel():
+        return
+    ids, token_chain = torch.unique(chains[start[tokens]], return_inverse=True)
+    place = torch.searchsorted(ids, chains).clamp_(max=ids.numel() - 1)
+    atoms = ((ids[place] == chains) & mask.bool()).nonzero()[:, 0]
+    atom_chain = place[atoms]
+    order, token_order = order_by_group(atom_chain), order_by_group(token_chain)
+    atoms, tokens = atoms[order], tokens[token_order]
+    query = NeighborQuery(
+        points=x[atoms],
+        point_group=atom_chain[order],
+        queries=x[start[tokens]],
+        query_group=token_chain[token_order],
+        query_self=torch.full_like(tokens, NO_SELF),  # the start atom counts as its own first
+    )
+    choice = choose(query, 3, impl=options.search, budget_bytes=options.budget_bytes)
+    positions = choice.search(query, 3, eps=eps, budget_bytes=options.budget_bytes).positions
+    complete = positions[:, 2] >= 0
+    tokens, positions = tokens[complete], positions[complete]
+    pair.second[tokens], pair.third[tokens] = atoms[positions[:, 1]], atoms[positions[:, 2]]
+    pair.found[tokens] = True
+
+
+def _nearest_in_rows(sample: _Sample, pair: _Pair, *, eps: float, inf: float, budget: int) -> None:
+    """torch.topk over whole rows of all atoms, so that its choice among ties is the original's.
+
+    Fewer than three atoms in all: nothing is found.
+
+    Memory: A * 10 numbers per row, as many rows at a time as the budget holds.
+
+    Raises:
+        BudgetError: it does not hold one row.
+    """
+    x, mask, chains, start, wanted = sample
+    tokens, num_atoms = wanted.nonzero()[:, 0], x.shape[0]
+    if num_atoms < 3 or not tokens.numel():
+        return
+    need = _NUMBERS_PER_PAIR * max(4, x.element_size()) * num_atoms
+    if budget < need:
+        raise BudgetError(f"budget_bytes must be >= {need} for impl 'rows', got {budget}")
+    for block in torch.split(tokens, budget // need):
+        atom = start[block]
+        allowed = mask[atom][:, None] * mask[None, :] * (chains[atom][:, None] == chains[None, :])
+        distance = torch.sum(eps + (x[atom][:, None, :] - x[None, :, :]) ** 2, dim=-1) ** 0.5
+        distance = distance * allowed + inf * (1 - allowed)
+        _, nearest = torch.topk(distance, k=3, dim=-1, largest=False)
+        pair.second[block], pair.third[block] = nearest[:, 1], nearest[:, 2]
+        pair.found[block] = True  # masks and chains decide what is valid, as in the original
 
 
 def _frame_indices(
-    batch: Mapping[str, Tensor], x: Tensor, pair: Pair
+    batch: Mapping[str, Tensor], x: Tensor, pair: _Pair
 ) -> tuple[Tensor, list[Tensor]]:
     """Atoms (3, *, T) by kind of token, 0 for padding, and each one's 0/1 existence (*, T)."""
     atomized = batch["is_atomized"]
@@ -191,17 +258,13 @@ def _frame_indices(
     nucleotide = (batch["is_dna"] + batch["is_rna"]) * (1 - atomized)
     start = batch["start_atom_index"].long()
     offsets, exists = backbone_offsets(batch["restype"])
-    own = (pair.second, start, pair.third)
-    indices = torch.empty((3, *pair.second.shape), dtype=torch.int64, device=x.device)
-    existence = []
-    for i, nearest_atom in enumerate(own):
-        indices[i] = (
-            nearest_atom * atomized.long()
-            + (start + offsets[..., i]) * protein.long()
-            + (start + offsets[..., 3 + i]) * nucleotide.long()
-        )
+    indices, existence = [], []
+    for i, own in enumerate((pair.second, start, pair.third)):
+        as_protein, as_nucleotide = start + offsets[..., i], start + offsets[..., 3 + i]
+        kinds = as_protein * protein.long() + as_nucleotide * nucleotide.long()
+        indices.append((own * atomized.long() + kinds).expand(pair.second.shape))
         existence.append(atomized + exists[..., i] * protein + exists[..., 3 + i] * nucleotide)
-    return indices.clamp_(0, x.shape[-2] - 1), existence
+    return torch.stack(indices).clamp_(0, x.shape[-2] - 1), existence
 
 
 def _valid(
@@ -228,10 +291,8 @@ def _valid(
 
 def _cos_angle(a: Tensor, b: Tensor, c: Tensor, *, eps: float) -> Tensor:
     u, v = a - b, c - b
-    dot = torch.einsum("...i,...i->...", u, v)
-    u_norm = (eps + torch.sum(u**2, dim=-1)) ** 0.5
-    v_norm = (eps + torch.sum(v**2, dim=-1)) ** 0.5
-    return dot / (u_norm * v_norm)
+    u_norm, v_norm = ((eps + torch.sum(w**2, dim=-1)) ** 0.5 for w in (u, v))
+    return torch.einsum("...i,...i->...", u, v) / (u_norm * v_norm)
 
 
 def _cosine(degrees: float) -> float:

@@ -11,6 +11,7 @@ from thinsection.structures.structure import ATOM, DNA, PROTEIN, RNA, Structure,
 if TYPE_CHECKING:
     import gemmi
 
+Position = tuple[float, float, float]  # Å
 _AMINO_ACIDS = (
     *("ALA", "ARG", "ASN", "ASP", "CYS", "GLN", "GLU", "GLY", "HIS", "ILE"),
     *("LEU", "LYS", "MET", "PHE", "PRO", "SER", "THR", "TRP", "TYR", "VAL"),
@@ -46,9 +47,8 @@ def read_structure(path: Path, *, assembly: str | None = None) -> Structure:
     try:
         import gemmi
     except ImportError:
-        raise MissingDependencyError(
-            "reading mmCIF needs gemmi; pip install 'thinsection[structures]'"
-        ) from None
+        message = "reading mmCIF needs gemmi; pip install 'thinsection[structures]'"
+        raise MissingDependencyError(message) from None
     try:
         document = gemmi.cif.read(str(path))
         model = gemmi.make_structure_from_block(document[0]) if len(document) else None
@@ -59,8 +59,26 @@ def read_structure(path: Path, *, assembly: str | None = None) -> Structure:
     if model is None or not len(model) or not model[0].count_atom_sites():
         raise StructureError(f"structure must hold atoms (_atom_site), got none in {str(path)!r}")
     model.setup_entities()
-    structure = _Builder().add_model(model).finish(path)
+    structure = _tokenised(model)
+    if structure is None:
+        raise StructureError(f"structure must hold more than water, got none in {str(path)!r}")
     return structure if assembly is None else _assembled(structure, model, assembly, path)
+
+
+def _tokenised(model: "gemmi.Structure") -> Structure | None:
+    polymers = {
+        name
+        for entity in model.entities
+        if entity.entity_type.name == "Polymer"
+        for name in entity.subchains
+    }
+    builder = _Builder()
+    for chain in model[0]:
+        for residue in chain.first_conformer():
+            if not residue.is_water():
+                label = residue.subchain or chain.name
+                builder.add(residue, label, label in polymers)
+    return builder.finish()
 
 
 class _Builder:
@@ -69,77 +87,58 @@ class _Builder:
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
         self._chains: dict[str, int] = {}
-        self._atoms: list[tuple[float, float, float]] = []
+        self._atoms: list[Position] = []
         self._atom_names: list[int] = []
         self._tokens: list[tuple[int, int, int, int, int, int]] = []
 
-    def add_model(self, model: "gemmi.Structure") -> "_Builder":
-        polymers = {
-            name
-            for entity in model.entities
-            if entity.entity_type.name == "Polymer"
-            for name in entity.subchains
-        }
-        for chain in model[0]:
-            for residue in chain.first_conformer():
-                if not residue.is_water():
-                    label = residue.subchain or chain.name
-                    self._add_residue(residue, label, label in polymers)
-        return self
-
-    def finish(self, path: Path) -> Structure:
+    def finish(self) -> Structure | None:
+        """None where there was nothing but water."""
         if not self._tokens:
-            raise StructureError(f"structure must hold more than water, got none in {str(path)!r}")
+            return None
         columns = np.array(self._tokens, dtype=np.int32).T
-        kind, count, chain, residue, residue_name, restype = columns
+        kind, count, chain, residue, residue_name, restype = map(np.ascontiguousarray, columns)
         return Structure(
             atom_positions=np.array(self._atoms, dtype=np.float32),
             atom_name=np.array(self._atom_names, dtype=np.int32),
             token_kind=kind.astype(np.int8),
-            token_num_atoms=count.copy(),
-            token_chain=chain.copy(),
-            token_residue=residue.copy(),
-            token_residue_name=residue_name.copy(),
+            token_num_atoms=count,
+            token_chain=chain,
+            token_residue=residue,
+            token_residue_name=residue_name,
             token_restype=restype.astype(np.int8),
             names=tuple(self._names),
             chains=tuple(self._chains),
         )
 
-    def _add_residue(self, residue: "gemmi.Residue", label: str, in_polymer: bool) -> None:
+    def add(self, residue: "gemmi.Residue", label: str, in_polymer: bool) -> None:
+        """A residue of the chain of that label."""
         atoms = _likeliest(residue)
         name = "MET" if residue.name == _SELENOMETHIONINE and in_polymer else residue.name
         chain = self._chains.setdefault(label, len(self._chains))
-        number, residue_name = residue.seqid.num or 0, self._name(residue.name)
+        described = (chain, residue.seqid.num or 0, self._name(residue.name))
         if not in_polymer or name not in _STANDARD:
-            restype = _UNKNOWN if in_polymer else _GAP
-            for atom_name, position in atoms.items():
-                self._add_atom(atom_name, position)
-                self._tokens.append((ATOM, 1, chain, number, residue_name, restype))
-            return
-        kind, restype, template = _STANDARD[name]
-        slots = (*template, *(other for other in atoms if other not in template))
+            slots: tuple[str, ...] = tuple(atoms)
+            token = (ATOM, 1, *described, _UNKNOWN if in_polymer else _GAP)
+            self._tokens += [token] * len(atoms)
+        else:
+            kind, restype, template = _STANDARD[name]
+            slots = (*template, *(other for other in atoms if other not in template))
+            self._tokens.append((kind, len(slots), *described, restype))
         for slot in slots:
-            self._add_atom(slot, atoms.get(slot, (np.nan, np.nan, np.nan)))
-        self._tokens.append((kind, len(slots), chain, number, residue_name, restype))
-
-    def _add_atom(self, name: str, position: tuple[float, float, float]) -> None:
-        self._atom_names.append(self._name(name))
-        self._atoms.append(position)
+            self._atom_names.append(self._name(slot))
+            self._atoms.append(atoms.get(slot, (np.nan, np.nan, np.nan)))
 
     def _name(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))
 
 
-def _likeliest(residue: "gemmi.Residue") -> dict[str, tuple[float, float, float]]:
+def _likeliest(residue: "gemmi.Residue") -> dict[str, Position]:
     """Heavy atoms by name in file order; of alternatives the highest occupancy, then the first."""
-    best: dict[str, tuple[float, tuple[float, float, float]]] = {}
+    best: dict[str, gemmi.Atom] = {}
     for atom in residue:
-        if atom.is_hydrogen():
-            continue
-        known = best.get(atom.name)
-        if known is None or atom.occ > known[0]:
-            best[atom.name] = (atom.occ, (atom.pos.x, atom.pos.y, atom.pos.z))
-    return {name: position for name, (_, position) in best.items()}
+        if not atom.is_hydrogen() and atom.occ > getattr(best.get(atom.name), "occ", -np.inf):
+            best[atom.name] = atom
+    return {name: (atom.pos.x, atom.pos.y, atom.pos.z) for name, atom in best.items()}
 
 
 def _assembled(
@@ -147,10 +146,8 @@ def _assembled(
 ) -> Structure:
     known = {a.name: a for a in model.assemblies}
     if assembly not in known:
-        raise StructureError(
-            f"assembly must be one of {', '.join(known) or 'none'} in {str(path)!r}, "
-            f"got {assembly!r}"
-        )
+        there = f"{', '.join(known) or 'none'} in {str(path)!r}"
+        raise StructureError(f"assembly must be one of {there}, got {assembly!r}")
     parts = []
     copies: dict[str, int] = {}
     for generator in known[assembly].generators:

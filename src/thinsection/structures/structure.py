@@ -62,6 +62,11 @@ class Structure:
         starts: npt.NDArray[np.int64] = counts.cumsum() - counts
         return starts
 
+    @property
+    def observed(self) -> npt.NDArray[np.bool_]:
+        """(A,) whether the atom has a position."""
+        return ~np.isnan(self.atom_positions[:, 0])
+
     def tensors(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """(batch, x, atom_mask) for `token_frame_atoms`.
 
@@ -70,19 +75,16 @@ class Structure:
         kind = torch.from_numpy(self.token_kind)
         restype = torch.zeros((self.num_tokens, _NUM_RESTYPES), dtype=torch.uint8)
         restype.scatter_(1, torch.from_numpy(self.token_restype).long()[:, None], 1)
+        names = {"is_protein": PROTEIN, "is_rna": RNA, "is_dna": DNA, "is_atomized": ATOM}
         batch = {
             "token_mask": torch.ones(self.num_tokens),
             "num_atoms_per_token": torch.from_numpy(self.token_num_atoms),
             "asym_id": torch.from_numpy(self.token_chain),
             "start_atom_index": torch.from_numpy(self.token_start),
-            "is_protein": (kind == PROTEIN).int(),
-            "is_rna": (kind == RNA).int(),
-            "is_dna": (kind == DNA).int(),
-            "is_atomized": (kind == ATOM).int(),
+            **{name: (kind == code).int() for name, code in names.items()},
             "restype": restype,
         }
-        x = torch.from_numpy(self.atom_positions)
-        return batch, x, (~x[:, 0].isnan()).float()
+        return batch, torch.from_numpy(self.atom_positions), torch.from_numpy(self.observed).float()
 
     def placed(self, rotation: npt.ArrayLike, shift: npt.ArrayLike, suffix: str = "") -> Self:
         """A copy moved by x -> rotation @ x + shift (float64), its chains renamed by `suffix`."""

@@ -23,10 +23,7 @@ class CacheEntry:
     """One folder of a cache root.
 
     Attributes:
-        name: of the folder.
         state: 'whole' says that manifest and size fit; `verify_cache` looks at every byte.
-        data_bytes: of features.bin.
-        manifest: None where there is none that can be read.
         rows_kept: rows of an unfinished cache that a next run need not compute.
         problem: what is wrong with a damaged one.
     """
@@ -108,9 +105,9 @@ def remove_cache(root: Path, name: str) -> int:
         # without its manifest it is no cache any more, should the rest fail
         (folder / fmt.MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(folder)
+        return size
     finally:
         os.close(lock)
-    return size
 
 
 def _folder(root: Path, name: str) -> Path:

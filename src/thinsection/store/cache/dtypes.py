@@ -30,13 +30,9 @@ BLOCK = 32_768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What a forced dtype did to the values.
+    """What a forced dtype did to the values; the relative error is over values that are not 0.
 
-    Attributes:
-        max_abs_error: largest |stored - value|.
-        max_rel_error: largest |stored - value| / |value| over values that are not 0.
-        changed: values whose bits changed.
-        values: values in all.
+    `changed` of all `values` have other bits.
     """
 
     max_abs_error: float = 0.0
@@ -48,13 +44,10 @@ class Loss:
 def check_rows_finite(values: F32, *, first_row: int) -> None:
     """Raises InvalidInputError, naming the row, where a value is NaN or infinite."""
     for i, row in enumerate(values):
-        finite = np.isfinite(row)
-        if not finite.all():
-            bad = row[~finite].flat[0]
-            raise InvalidInputError(
-                f"features must be finite, got {bad} in row {first_row + i}; "
-                "check that image and the encoder's precision"
-            )
+        if not (finite := np.isfinite(row)).all():
+            got = f"{row[~finite].flat[0]} in row {first_row + i}"
+            remedy = "check that image and the encoder's precision"
+            raise InvalidInputError(f"features must be finite, got {got}; {remedy}")
 
 
 def narrowest(values: F32) -> StoredDtype:
@@ -83,8 +76,8 @@ def narrow(values: F32, dtype: StoredDtype) -> Bytes:
         return flat.view(np.uint8)
     import torch
 
-    out = torch.from_numpy(flat).to(_torch_dtype(dtype))
-    return out.view(torch.int16).numpy().view(np.uint8)
+    narrowed = torch.from_numpy(flat).to(_torch_dtype(dtype))
+    return narrowed.view(torch.int16).numpy().view(np.uint8)
 
 
 def measure_loss(
@@ -98,27 +91,25 @@ def measure_loss(
         InvalidInputError: a finite value became infinite.
     """
     flat, loss = values.reshape(-1), before
-    back = np.empty(BLOCK, np.float32)
-    item = ITEM_BYTES[dtype]
+    back, item = np.empty(BLOCK, np.float32), ITEM_BYTES[dtype]
     for i in range(0, flat.size, BLOCK):
         want = flat[i : i + BLOCK]
         got = back[: want.size]
         widen_into(stored[i * item : (i + want.size) * item], dtype, got)
-        if not np.isfinite(got).all():
-            worst = want[~np.isfinite(got)][0]
-            row = first_row + (i + int(np.argmax(~np.isfinite(got)))) // (flat.size // len(values))
+        if (infinite := ~np.isfinite(got)).any():
+            row = first_row + (i + int(infinite.argmax())) // (flat.size // len(values))
             raise InvalidInputError(
-                f"features must fit {dtype}, got {worst:g} in row {row}, which becomes infinite; "
-                "use --cache-dtype lossless"
+                f"features must fit {dtype}, got {want[infinite][0]:g} in row {row}, which becomes "
+                "infinite; use --cache-dtype lossless"
             )
         error = np.abs(got.astype(np.float64) - want)
         nonzero = want != 0
         relative = error[nonzero] / np.abs(want[nonzero].astype(np.float64))
+        changed = np.count_nonzero(got.view(np.uint32) != want.view(np.uint32))
         loss = Loss(
             max_abs_error=max(loss.max_abs_error, float(error.max(initial=0.0))),
             max_rel_error=max(loss.max_rel_error, float(relative.max(initial=0.0))),
-            changed=loss.changed
-            + int(np.count_nonzero(got.view(np.uint32) != want.view(np.uint32))),
+            changed=loss.changed + int(changed),
             values=loss.values + want.size,
         )
     return loss

@@ -57,14 +57,7 @@ class CacheKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Rows that lie together.
-
-    Attributes:
-        first_row, rows: which.
-        dtype: of all its values.
-        offset: of its first byte in features.bin.
-        crc32: of each row's bytes, 8 hex digits a row.
-    """
+    """Rows that lie together from byte `offset` on; `crc32` has 8 hex digits a row."""
 
     first_row: int
     rows: int
@@ -84,15 +77,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a finished cache holds.
+    """What a finished cache holds: (N, ...) in chunks, in the order of rows.
 
-    Attributes:
-        key: what it is a cache of.
-        shape: (N, ...) of the whole.
-        data_bytes: size of features.bin.
-        loss: of a forced dtype; None where every bit was kept.
-        created: ISO date and time, UTC.
-        chunks: in the order of rows.
+    `loss` is None where every bit was kept; `created` an ISO date and time, UTC.
     """
 
     key: CacheKey
@@ -157,17 +144,14 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise StoreError(
-            f"cache must be finished, got {str(folder)!r} without {MANIFEST}; run again to continue"
-        ) from None
+        got = f"{str(folder)!r} without {MANIFEST}; run again to continue"
+        raise StoreError(f"cache must be finished, got {got}") from None
     except (ValueError, OSError) as error:
         raise _damaged(path, str(error)) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise StoreError(f"cache manifest must be one of a {FORMAT}, got {str(path)!r}")
-    if document.get("version") != VERSION:
-        raise StoreError(
-            f"cache version must be {VERSION}, got {document.get('version')!r} in {str(path)!r}"
-        )
+    if (version := document.get("version")) != VERSION:
+        raise StoreError(f"cache version must be {VERSION}, got {version!r} in {str(path)!r}")
     body = {k: v for k, v in document.items() if k not in ("format", "version", "crc32")}
     if _body_checksum(body) != document.get("crc32"):
         raise _damaged(path, "its checksum does not match")
@@ -175,7 +159,7 @@ def read_manifest(folder: Path) -> Manifest:
         key=CacheKey(**body["key"]),
         shape=tuple(body["shape"]),
         data_bytes=body["data_bytes"],
-        loss=None if body["loss"] is None else Loss(**body["loss"]),
+        loss=body["loss"] and Loss(**body["loss"]),
         created=body["created"],
         chunks=tuple(Chunk(**c) for c in body["chunks"]),
     )
@@ -191,6 +175,5 @@ def _body_checksum(body: dict[str, Any]) -> str:
 
 
 def _damaged(path: Path, why: str) -> StoreError:
-    return StoreError(
-        f"cache manifest must be whole, got {str(path)!r}: {why}; {remedy(path.parent)}"
-    )
+    got = f"{str(path)!r}: {why}; {remedy(path.parent)}"
+    return StoreError(f"cache manifest must be whole, got {got}")

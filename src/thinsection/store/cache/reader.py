@@ -46,9 +46,8 @@ class FeatureCache(Closing):
         self.folder = Path(folder)
         self.manifest = fmt.read_manifest(self.folder)
         self._budget = budget_bytes
-        self._rows = StoredRows(
-            self.folder, self.manifest.chunks, self.shape, size=self.manifest.data_bytes
-        )
+        data_bytes = self.manifest.data_bytes
+        self._rows = StoredRows(self.folder, self.manifest.chunks, self.shape, size=data_bytes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-reader")
         self._buffers: list[torch.Tensor] = []
         self._busy = False
@@ -63,9 +62,8 @@ class FeatureCache(Closing):
             StoreError: it is there and damaged.
         """
         folder = Path(root) / key.folder_name
-        if not (folder / fmt.MANIFEST).exists():
-            return None
-        return cls(folder, budget_bytes=budget_bytes)
+        found = (folder / fmt.MANIFEST).exists()
+        return cls(folder, budget_bytes=budget_bytes) if found else None
 
     @property
     def shape(self) -> Shape:
@@ -117,9 +115,8 @@ class FeatureCache(Closing):
         if batch_size < 1:
             raise InvalidInputError(f"batch_size must be >= 1, got {batch_size}")
         if self._busy:
-            raise InvalidInputError(
-                "batches must be read one iteration at a time, got a second one; close the first"
-            )
+            rule = "batches must be read one iteration at a time"
+            raise InvalidInputError(f"{rule}, got a second one; close the first")
         target = torch.device(device)
         size = min(batch_size, len(self))
         self._prepare((size, *self.shape[1:]), pinned=target.type == "cuda")
@@ -191,10 +188,8 @@ class StoredRows(Closing):
         found = os.fstat(self._file).st_size
         if found != size:
             os.close(self._file)
-            raise StoreError(
-                f"cache data must have {size} bytes, got {found} in {str(self._path)!r}; "
-                f"{fmt.remedy(folder)}"
-            )
+            got = f"{found} in {str(self._path)!r}; {fmt.remedy(folder)}"
+            raise StoreError(f"cache data must have {size} bytes, got {got}")
 
     @property
     def in_ram(self) -> bool:
@@ -224,9 +219,8 @@ class StoredRows(Closing):
             StoreError: the file is truncated, or a row does not have its checksum.
         """
         if rows.size and not 0 <= rows.min() <= rows.max() < self._num_rows:
-            raise InvalidInputError(
-                f"rows must be in 0..{self._num_rows - 1}, got {rows.min()}..{rows.max()}"
-            )
+            got = f"{rows.min()}..{rows.max()}"
+            raise InvalidInputError(f"rows must be in 0..{self._num_rows - 1}, got {got}")
         scratch = np.empty(0 if self.in_ram else self.scratch_bytes(len(rows)), dtype=np.uint8)
         values = out.reshape(-1)
         for start, stop in self._runs(rows):
@@ -276,10 +270,8 @@ class StoredRows(Closing):
             return
         for row, place in enumerate(stored, first):
             if not self._checked[row] and not _is_whole(chunk, row, place):
-                raise StoreError(
-                    f"cache row must have its checksum, got other bytes in row {row} in "
-                    f"{self._folder.name!r}; {fmt.remedy(self._folder)}"
-                )
+                where = f"row {row} in {self._folder.name!r}; {fmt.remedy(self._folder)}"
+                raise StoreError(f"cache row must have its checksum, got other bytes in {where}")
             self._checked[row] = True
 
     def _read(self, offset: int, out: Bytes) -> None:
@@ -291,10 +283,8 @@ class StoredRows(Closing):
             except OSError as error:
                 raise self._unreadable(error) from error
             if count == 0:
-                raise StoreError(
-                    f"cache data must reach byte {offset + len(view)}, got its end before in "
-                    f"{str(self._path)!r}; it was truncated while open"
-                )
+                got = f"its end before in {str(self._path)!r}; it was truncated while open"
+                raise StoreError(f"cache data must reach byte {offset + len(view)}, got {got}")
             view, offset = view[count:], offset + count
 
     def _unreadable(self, error: OSError) -> StoreError:
@@ -363,7 +353,6 @@ def _is_whole(chunk: Chunk, row: int, stored: Bytes) -> bool:
 def _as_rows(rows: npt.ArrayLike) -> RowNumbers:
     wanted = np.asarray(rows)
     if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
-        raise InvalidInputError(
-            f"rows must be integers of shape (B,), got {wanted.dtype} {wanted.shape}"
-        )
+        got = f"{wanted.dtype} {wanted.shape}"
+        raise InvalidInputError(f"rows must be integers of shape (B,), got {got}")
     return wanted.astype(np.int64)

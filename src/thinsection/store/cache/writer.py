@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from thinsection import errors
 from thinsection.files.atomic import write_json
@@ -17,7 +17,7 @@ from thinsection.store.cache import dtypes
 from thinsection.store.cache import format as fmt
 from thinsection.store.cache.format import CacheKey, Chunk, Manifest, Shape
 from thinsection.store.cache.reader import StoredRows
-from thinsection.types import GIB, MIB
+from thinsection.types import GIB, MIB, Closing
 from thinsection.units import format_bytes
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ CHUNK_BYTES = 64 * MIB  # of float32 in one chunk, unless a row is larger or the
 SPARE_DISK_BYTES = 16 * MIB  # for the journal, the manifest and the file system
 
 
-class CacheWriter:
+class CacheWriter(Closing):
     """Appends rows in order; `finish` makes the cache. Use as a context manager.
 
     What was appended before an error, a full disk or a kill is kept: a writer for the same key
@@ -52,10 +52,8 @@ class CacheWriter:
         self._row_values = fmt.row_values(shape)
         row_bytes = self._row_values * 4
         if row_bytes * 5 // 2 > budget_bytes:
-            raise errors.BudgetError(
-                f"cache_memory must hold two and a half rows of {format_bytes(row_bytes)}, "
-                f"got {format_bytes(budget_bytes)}"
-            )
+            rule = f"cache_memory must hold two and a half rows of {format_bytes(row_bytes)}"
+            raise errors.BudgetError(f"{rule}, got {format_bytes(budget_bytes)}")
         self._chunk_rows = max(1, min(CHUNK_BYTES, budget_bytes // 4) // row_bytes)
         self._forced = key.storage in ("bf16", "fp16")
         self._loss = dtypes.Loss()
@@ -117,9 +115,6 @@ class CacheWriter:
         """Waits for the thread and lets go of the folder; whole chunks stay for a later writer."""
         self._held.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         try:
             if exc_type is None:
@@ -163,8 +158,8 @@ class CacheWriter:
         free = shutil.disk_usage(self.folder).free
         if need > free:
             raise errors.DiskSpaceError(
-                f"disk must have {format_bytes(need)} free for the feature cache, "
-                f"got {format_bytes(free)} in {str(self.folder)!r}; choose another --cache-dir or "
+                f"disk must have {format_bytes(need)} free for the feature cache, got "
+                f"{format_bytes(free)} in {str(self.folder)!r}; choose another --cache-dir or "
                 "remove old caches ('thinsection cache ls')"
             )
 
@@ -173,11 +168,10 @@ class CacheWriter:
 
         kinds = (torch.float32, torch.float16, torch.bfloat16)
         if rows.dtype not in kinds or tuple(rows.shape[1:]) != self._shape[1:]:
-            raise errors.InvalidInputError(
-                f"features must be float32, float16 or bfloat16 of shape (B, "
-                f"{', '.join(map(str, self._shape[1:]))}), "
-                f"got {str(rows.dtype).removeprefix('torch.')} {tuple(rows.shape)}"
-            )
+            shape = ", ".join(["B", *map(str, self._shape[1:])])
+            got = f"{str(rows.dtype).removeprefix('torch.')} {tuple(rows.shape)}"
+            rule = "features must be float32, float16 or bfloat16 of shape"
+            raise errors.InvalidInputError(f"{rule} ({shape}), got {got}")
         if self._given + len(rows) > self._shape[0]:
             raise self._miscounted(self._given + len(rows))
 
@@ -193,8 +187,8 @@ class CacheWriter:
         self._queued = self._given
 
     def _wait(self) -> None:
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
+        pending, self._pending = self._pending, None
+        if pending is not None:
             pending.result()
 
     def _write(self, rows: dtypes.F32, first_row: int) -> None:
@@ -225,10 +219,8 @@ class CacheWriter:
     def _disk_error(self, error: OSError) -> errors.StoreError:
         kept = f"rows 0 to {self._rows_on_disk} are kept in {str(self.folder)!r}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return errors.DiskSpaceError(
-                f"disk must have room for the cache, got {error.strerror!r}; {kept}, "
-                "free some space and run again to continue"
-            )
+            got = f"{error.strerror!r}; {kept}, free some space and run again to continue"
+            return errors.DiskSpaceError(f"disk must have room for the cache, got {got}")
         return errors.StoreError(f"cache must be writable, got {error}; {kept}")
 
 
@@ -243,9 +235,8 @@ def lock_folder(folder: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise errors.LockedError(
-            f"cache must have one writer, got another process in {str(folder)!r}; wait for it"
-        ) from None
+        got = f"another process in {str(folder)!r}; wait for it"
+        raise errors.LockedError(f"cache must have one writer, got {got}") from None
     return descriptor
 
 
