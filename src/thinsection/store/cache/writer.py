@@ -115,9 +115,9 @@ class CacheWriter(Closing):
         """Waits for the thread and lets go of the folder; whole chunks stay for a later writer."""
         self._held.close()
 
-    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         try:
-            if exc_type is None:
+            if exception[0] is None:
                 self._wait()
         finally:
             self.close()
