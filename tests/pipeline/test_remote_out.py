@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thinsection.pipeline.api import RunSummary, run
-from thinsection.pipeline.slides import RunEvent
-
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, SlideOpenError, StoreError
 from thinsection.files.remote_folder import RemoteFolder
+from thinsection.pipeline.process import RunEvent
+from thinsection.pipeline.run import RunSummary, run
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
 
@@ -25,7 +25,9 @@ pytest.importorskip("fsspec", reason="fsspec is not installed")
 
 CONFIG = replace_flat(RunConfig(), {"threads": 1, "batch_size": 8})
 # of a process, a moment, or a machine: not equal between two runs
-RUNS_OWN = ("usage", "run.json", "efficiency.html")
+RUNS_OWN = "records/"
+GRID = "256px_0.5mpp"
+OF_A_GRID = ("tiles/s0.h5", "overviews/s0.png")  # that `tile` leaves
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +79,10 @@ def test_a_bucket_gets_the_same_bytes_as_a_folder_and_nothing_stays_here(
     run(slides, out=local, config=CONFIG)
     wanted = {str(p.relative_to(local)): p for p in local.rglob("*") if p.is_file()}
     wanted = {n: p.read_bytes() for n, p in wanted.items() if not n.startswith(RUNS_OWN)}
-    assert len(wanted) >= 3 * 7 + 2
+    assert len(wanted) >= 3 * 8 + 2
     assert contents(url) == wanted
-    assert {"run.json", "efficiency.html"} <= set(RemoteFolder(url).sizes())
+    records = {name.split("/")[2] for name in RemoteFolder(url).sizes() if RUNS_OWN in name}
+    assert records == {"run.json", "efficiency.html", "usage", "ended"}
     assert list(staging.iterdir()) == []
 
 
@@ -92,16 +95,68 @@ def test_what_is_there_is_skipped_and_what_is_missing_or_outdated_is_done(
     assert statuses(again) == ["skipped", "skipped", "done"]
     now = slide_files(memory)
     assert {name: now[name] for name in first} == first
-    RemoteFolder(memory).delete("s1/tiles.h5")
+    RemoteFolder(memory).delete(f"{GRID}/tiles/s1.h5")
     assert statuses(run(slides, out=memory, config=CONFIG, stage="tile")) == [
         *("skipped", "done", "skipped")
     ]
     assert slide_files(memory) == now
     other = replace_flat(CONFIG, {"tile_px": 128})
     assert statuses(run(slides[:1], out=memory, config=other, stage="tile")) == ["done"]
-    assert slide_files(memory)["s0/tiles.h5"] != now["s0/tiles.h5"]
+    both = slide_files(memory)
+    assert set(both) - set(now) == {f"128px_0.5mpp/{name}" for name in OF_A_GRID}
+    assert {n: both[n] for n in now if "slide.json" not in n} == {
+        n: data for n, data in now.items() if "slide.json" not in n
+    }
     summary = contents(memory)["summary.csv"].decode().splitlines()
-    assert [row.split(",")[0] for row in summary] == ["slide_id", "s0", "s1", "s2"]  # all of them
+    assert [row.split(",")[0] for row in summary] == [
+        *("slide_id", "s0", "s0", "s1", "s2")  # all of them, a row per grid
+    ]
+
+
+def test_what_a_new_stage_reads_is_fetched_and_no_tile_is_encoded_again(
+    memory: str, slides: list[Path], staging: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(slides[:1], out=memory, config=CONFIG)
+    first = slide_files(memory)
+    put: list[str] = []
+    plain = RemoteFolder.put
+
+    def noted(target: RemoteFolder, local: Path, name: str) -> None:
+        put.append(name)
+        plain(target, local, name)
+
+    monkeypatch.setattr(RemoteFolder, "put", noted)
+    tiles: list[RunEvent] = []
+    config = replace_flat(CONFIG, {"slide_encoders": ["max"], "write": ["tsv"], "graph": "knn:4"})
+    again = run(slides[:1], out=memory, config=config, on_event=tiles.append)
+    assert statuses(again) == ["done"]
+    assert not [event for event in tiles if event.kind == "tiles"]
+    now = slide_files(memory)
+    ledger = "slides/s0/slide.json"
+    assert {n: now[n] for n in first if n != ledger} == {
+        n: data for n, data in first.items() if n != ledger
+    }
+    new = {n for n in put if not n.startswith(RUNS_OWN) and "/" in n}
+    assert new == set(now) - set(first) | {ledger}  # what was fetched is not put again
+    assert len(new) == 4
+
+
+def test_what_is_replaced_goes_with_all_that_was_made_from_it(
+    memory: str, slides: list[Path], staging: Path, tmp_path: Path
+) -> None:
+    slide = tmp_path / "s.tiff"
+    shutil.copy(slides[0], slide)
+    run([slide], out=memory, config=replace_flat(CONFIG, {"graph": "knn:4"}), stage="tile")
+    first = slide_files(memory)
+    shutil.copy(slides[2], slide)
+    refused = run([slide], out=memory, config=CONFIG, stage="tile")
+    assert statuses(refused) == ["failed"]
+    assert "pass --overwrite to replace it" in refused.results[0].error
+    failure = "slides/s/failure.json"
+    assert {n: d for n, d in slide_files(memory).items() if n != failure} == first
+    again = run([slide], out=memory, config=replace_flat(CONFIG, {"overwrite": True}), stage="tile")
+    assert statuses(again) == ["done"]
+    assert set(first) - set(slide_files(memory)) == {f"{GRID}/graph_knn-4/s.h5"}
 
 
 def test_a_slide_whose_files_do_not_arrive_is_failed_without_a_ledger_and_done_next_time(
@@ -111,7 +166,7 @@ def test_a_slide_whose_files_do_not_arrive_is_failed_without_a_ledger_and_done_n
     put = RemoteFolder.put
 
     def broken(target: RemoteFolder, local: Path, name: str) -> None:
-        if name == "s1/tiles.h5":
+        if name == f"{GRID}/tiles/s1.h5":
             raise OSError("the network is down")
         put(target, local, name)
 
@@ -125,29 +180,34 @@ def test_a_slide_whose_files_do_not_arrive_is_failed_without_a_ledger_and_done_n
     ended = {e.slide_id: e.result.status for e in events if e.kind == "ended" and e.result}
     assert ended["s1"] == "failed"
     there = contents(memory)
-    assert "s1/slide.json" not in there
+    assert "slides/s1/slide.json" not in there
     assert b"the network is down" in there["failed.csv"]
-    assert "s1/error.json" in there
+    assert "slides/s1/failure.json" in there
     assert statuses(run(slides, out=memory, config=CONFIG, stage="tile")) == [
         *("skipped", "done", "skipped")
     ]
     there = contents(memory)
-    assert "s1/slide.json" in there
-    assert "s1/error.json" not in there
+    assert "slides/s1/slide.json" in there
+    assert "slides/s1/failure.json" not in there
     assert b"network" not in there["failed.csv"]
 
 
 def test_only_the_slides_in_work_are_held_here(
     memory: str, slides: list[Path], staging: Path
 ) -> None:
-    held: list[int] = []
+    held: dict[str, set[str]] = {}
 
     def look(event: RunEvent) -> None:
         if event.kind == "ended":
-            held.append(len(list(staging.glob("*/*/tiles.h5"))))
+            held[event.slide_id] = {path.stem for path in staging.rglob("*.h5")}
 
-    run(slides, out=memory, config=CONFIG, stage="tile", on_event=look)
-    assert held == [0, 0, 0]  # what ended has left
+    config = replace_flat(CONFIG, {"prefetch_slides": 1})
+    run(slides, out=memory, config=config, stage="tile", on_event=look)
+    assert list(held) == ["s0", "s1", "s2"]
+    # what ended has left; the next ones are prepared meanwhile
+    assert held["s0"] <= {"s1", "s2"}
+    assert held["s1"] <= {"s2"}
+    assert held["s2"] == set()
 
 
 def test_a_killed_run_is_taken_up_from_what_arrived(
@@ -162,14 +222,14 @@ def test_a_killed_run_is_taken_up_from_what_arrived(
         [*command, *flags], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 120
-    while "s0/slide.json" not in RemoteFolder(url).sizes():
+    while "slides/s0/slide.json" not in RemoteFolder(url).sizes():
         assert process.poll() is None
         assert time.monotonic() < deadline
         threading.Event().wait(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = RemoteFolder(url).sizes()
-    assert "run.json" not in before
+    assert not [name for name in before if name.startswith(RUNS_OWN)]
     summary = run(slides, out=url, config=CONFIG)
     assert statuses(summary)[0] == "skipped"
     assert "done" in statuses(summary)

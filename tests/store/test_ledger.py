@@ -1,57 +1,164 @@
-"""The ledger takes nothing for done that is not."""
+"""The ledger takes nothing for done that is not, and knows what was made from what."""
 
+import json
+import secrets
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from thinsection.errors import StoreError
+from thinsection.files.remote_folder import RemoteFolder
 from thinsection.store.ledger import (
-    LEDGER_NAME,
+    FORMAT,
+    Elsewhere,
     SlideLedger,
     StageRecord,
     fingerprint,
+    ledger_path,
     load_ledger,
+    load_ledgers,
     stage_key,
 )
 
+MASK, TILES = "slides/tissue", "256px_0.5mpp/tiles"
+FEATURES, POOLED = "256px_0.5mpp/features_a", "256px_0.5mpp/slide_features_mean-a"
+OTHER = "512px_0.5mpp/tiles"
 
-def ledger(folder: Path) -> SlideLedger:
-    (folder / "a.bin").write_bytes(b"12345")
-    made = SlideLedger(folder=folder, slide={"slide_id": "s"})
-    made = made.with_stage("tissue", StageRecord(key="k1", files={"a.bin": 5}))
-    return made.with_stage("tile", StageRecord(key="k2", files={}, facts={"num_tiles": 3}))
+
+def ledger(out: Path) -> SlideLedger:
+    (out / "a.bin").write_bytes(b"12345")
+    made = SlideLedger(out=out, slide_id="s", slide={"slide_id": "s"})
+    made = made.with_stage(MASK, StageRecord(key="k1", files={"a.bin": 5}))
+    tiles = StageRecord(key="k2", files={}, needs=(MASK,), facts={"num_tiles": 3})
+    return made.with_stage(TILES, tiles)
+
+
+def graph(out: Path, *edges: tuple[str, str]) -> SlideLedger:
+    """A ledger of stages in this order, each made from one other; '' for none."""
+    made = SlideLedger(out=out, slide_id="s")
+    for address, need in edges:
+        record = StageRecord(key=address, files={}, needs=(need,) if need else ())
+        made = made.with_stage(address, record)
+    return made
 
 
 def test_a_saved_ledger_comes_back(tmp_path: Path) -> None:
     made = ledger(tmp_path)
     made.save()
-    assert load_ledger(tmp_path) == made
-    assert load_ledger(tmp_path).done("tissue", "k1")
+    assert made.path == tmp_path / "slides" / "s" / "slide.json"
+    assert load_ledger(tmp_path, "s") == made
+    assert load_ledger(tmp_path, "s").done(MASK, "k1")
+    assert load_ledger(tmp_path, "other").stages == {}
+
+
+def test_ledgers_of_a_folder_come_by_slide_id(tmp_path: Path) -> None:
+    assert load_ledgers(tmp_path) == []
+    for name in ("b", "a"):
+        SlideLedger(out=tmp_path, slide_id=name).save()
+    (tmp_path / "slides" / "c").mkdir()
+    assert [found.slide_id for found in load_ledgers(tmp_path)] == ["a", "b"]
 
 
 def test_another_key_a_missing_file_or_another_size_is_not_done(tmp_path: Path) -> None:
     made = ledger(tmp_path)
-    assert not made.done("tissue", "other")
-    assert not made.done("embed", "k1")
+    assert not made.done(MASK, "other")
+    assert not made.done("slides/none", "k1")
     (tmp_path / "a.bin").write_bytes(b"1234")
-    assert not made.done("tissue", "k1")
+    assert not made.done(MASK, "k1")
     (tmp_path / "a.bin").unlink()
-    assert not made.done("tissue", "k1")
+    assert not made.done(MASK, "k1")
+    assert made.done(TILES, "k2")  # a stage without files
 
 
-def test_a_changed_stage_forgets_the_later_ones(tmp_path: Path) -> None:
+def test_a_folder_in_the_place_of_a_file_is_not_complete(tmp_path: Path) -> None:
     made = ledger(tmp_path)
-    same = made.with_stage("tissue", StageRecord(key="k1", files={}))
-    assert "tile" in same.stages
-    changed = made.with_stage("tissue", StageRecord(key="new", files={}))
-    assert list(changed.stages) == ["tissue"]
+    record = made.stages[MASK]
+    assert made.complete(record)
+    (tmp_path / "a.bin").unlink()
+    (tmp_path / "a.bin").mkdir()
+    assert not made.complete(record)
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"format": 99}', '{"format": 1, "stages": {"a": {}}}'])
+def test_what_was_made_from_a_stage_is_found_through_all_that_lies_between(
+    tmp_path: Path,
+) -> None:
+    made = graph(
+        tmp_path, (MASK, ""), (TILES, MASK), (FEATURES, TILES), (POOLED, FEATURES), (OTHER, MASK)
+    )
+    assert made.derived(MASK) == (TILES, FEATURES, POOLED, OTHER)
+    assert made.derived(TILES) == (FEATURES, POOLED)
+    assert made.derived(POOLED) == ()
+    assert made.derived("slides/none") == ()
+
+
+@given(st.permutations([(MASK, ""), (TILES, MASK), (FEATURES, TILES), (POOLED, FEATURES)]))
+def test_what_was_made_from_a_stage_does_not_depend_on_the_order_of_the_ledger(
+    edges: list[tuple[str, str]],
+) -> None:
+    assert set(graph(Path(), *edges).derived(MASK)) == {TILES, FEATURES, POOLED}
+
+
+def test_a_ledger_without_some_stages_keeps_the_others_as_they_were(tmp_path: Path) -> None:
+    made = graph(tmp_path, (MASK, ""), (TILES, MASK), (OTHER, MASK))
+    less = made.without((TILES, "slides/none"))
+    assert less == replace(made, stages={n: r for n, r in made.stages.items() if n != TILES})
+    assert list(less.stages) == [MASK, OTHER]
+    assert TILES in made.stages  # a value
+
+
+def test_a_stage_that_is_done_again_keeps_its_place_and_the_others(tmp_path: Path) -> None:
+    made = graph(tmp_path, (MASK, ""), (TILES, MASK))
+    again = made.with_stage(MASK, StageRecord(key="new", files={}))
+    assert list(again.stages) == [MASK, TILES]
+    assert again.stages[MASK].key == "new"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "null", '{"format": 99}', '{"format": 2}'),
+        '{"format": 2, "slide": {}, "stages": {"a": {}}}',
+        '{"format": 2, "slide": {}, "stages": {"a": null}}',
+        '{"format": 2, "slide": {}, "stages": []}',
+        '{"format": 1, "slide": {}, "stages": {"tissue": {"key": "k", "files": {}, "facts": {}}}}',
+        '\udc80',
+    ],
+)
 def test_a_damaged_or_foreign_ledger_counts_as_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / LEDGER_NAME).write_text(text)
-    assert load_ledger(tmp_path).stages == {}
+    path = ledger_path(tmp_path, "s")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert load_ledger(tmp_path, "s") == SlideLedger(out=tmp_path, slide_id="s")
+
+
+def test_the_document_names_its_format(tmp_path: Path) -> None:
+    ledger(tmp_path).save()
+    document = json.loads(ledger_path(tmp_path, "s").read_text())
+    assert (document["format"], FORMAT) == (2, 2)
+    assert document["stages"][TILES] == {
+        **{"key": "k2", "files": {}, "needs": [MASK], "facts": {"num_tiles": 3}}
+    }
+
+
+def test_files_at_a_url_count_and_are_fetched_once_when_they_are_read(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    url = f"memory://{secrets.token_hex(4)}/out"
+    made = ledger(tmp_path)
+    RemoteFolder(url).put(tmp_path / "a.bin", "a.bin")
+    (tmp_path / "a.bin").unlink()
+    assert not made.done(MASK, "k1")
+    made.save()
+    Elsewhere(url=url, files={"a.bin": 5}).save(made.path.parent)
+    there = load_ledger(tmp_path, "s")
+    assert there.done(MASK, "k1")
+    here = there.bring(there.stages[MASK])
+    assert (tmp_path / "a.bin").read_bytes() == b"12345"
+    assert here.elsewhere.brought == ("a.bin",)
+    assert load_ledger(tmp_path, "s") == here
+    assert here.bring(here.stages[MASK]) is here
 
 
 def test_keys_do_not_depend_on_order_but_on_every_value() -> None:

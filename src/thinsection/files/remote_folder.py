@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from thinsection.errors import StoreError
-from thinsection.files.atomic import TMP_MARK
+from thinsection.files.atomic import TMP_MARK, atomic_path
 from thinsection.files.sources import URL_MARK, filesystem
 
 # a put of these stores is seen whole or not at all; elsewhere a temporary name is moved into place
@@ -60,6 +60,11 @@ class RemoteFolder:
         """The bytes of a small file."""
         data: bytes = self._fs.cat_file(self._path(name))
         return data
+
+    def get(self, name: str, local: Path) -> None:
+        """Copies a file here, whole."""
+        with atomic_path(local) as tmp:
+            self._fs.get_file(self._path(name), str(tmp))
 
     def put(self, local: Path, name: str) -> None:
         """Copies a file there; under its name it is whole or as it was before."""

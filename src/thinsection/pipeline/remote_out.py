@@ -2,7 +2,8 @@
 
 The target looks as a local results folder does. A slide's `slide.json` is taken away before its
 files are replaced and put last, so a kill at any moment leaves a finished slide or one that is done
-again. Here stay the ledgers of all slides (some kB each) and the files of the slides in work.
+again. Here stay the ledgers of all slides (some kB each) and the files of the slides in work; what a new
+stage reads of earlier runs is fetched.
 """
 
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.errors import ConfigError, StoreError
-from thinsection.files.atomic import TMP_MARK, write_json
+from thinsection.files.atomic import TMP_MARK
 from thinsection.files.lock import LOCK_NAME
 from thinsection.files.remote_folder import RemoteFolder
 from thinsection.pipeline.process import OnEvent, RunEvent
@@ -21,7 +22,7 @@ from thinsection.pipeline.records import RECORDS
 from thinsection.pipeline.results import FAILURE_NAME, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
-from thinsection.store.ledger import ELSEWHERE_NAME, LEDGER_NAME, SLIDES, load_ledger
+from thinsection.store.ledger import ELSEWHERE_NAME, LEDGER_NAME, SLIDES, Elsewhere, load_ledger
 
 UPLOAD_STAGE = "upload"
 _PREFIX = "thinsection-out-"
@@ -97,7 +98,7 @@ class Uploads:
             names = {name for record in ledger.stages.values() for name in record.files}
             self.recorded[ledger.slide_id] = names
             sizes = {name: self.there[name] for name in names if name in self.there}
-            write_json(path.parent / ELSEWHERE_NAME, sizes)
+            Elsewhere(url=self.target.url, files=sizes).save(path.parent)
 
     def watch(self, on_event: OnEvent) -> OnEvent:
         """The listener that also moves the files of each slide that ends.
@@ -152,7 +153,8 @@ class Uploads:
         ledger_name, failure_name = (f"{SLIDES}/{slide_id}/{name}" for name in _KEPT)
         ledger = load_ledger(self.folder, slide_id)
         wanted = [name for record in ledger.stages.values() for name in record.files]
-        here = [name for name in wanted if (self.folder / name).is_file()]
+        kept = ledger.elsewhere.brought  # fetched to be read, and there as they were
+        here = [n for n in wanted if n not in kept and (self.folder / n).is_file()]
         here += [name for name in (failure_name,) if (self.folder / name).is_file()]
         outdated = self.recorded.get(slide_id, set()) - set(wanted)
         for name in (ledger_name, failure_name, *outdated):

@@ -97,9 +97,8 @@ class FeaturesStage(Stage):
             same = record.facts.get("content") == content and address != self.address
             if not (same and work.ledger.complete(record)):
                 continue
+            work.ledger = work.ledger.bring(record)
             source = work.path(next(iter(record.files)))
-            if not source.is_file():
-                continue  # at the URL of the run
             name = self.file(work.entry.slide_id)
             with atomic_path(work.path(name)) as tmp:
                 try:

@@ -147,12 +147,21 @@ class SlideWork:
     def value(self, stage: Stage) -> Any:
         """What a stage gave: in this run, or read back."""
         if stage.address not in self.values:
+            self.bring(stage)
             self.values[stage.address] = stage.load(self)
         return self.values[stage.address]
+
+    def bring(self, stage: Stage) -> None:
+        """Fetches the files of a stage that is done where they lie at the URL of the run only."""
+        record = self.ledger.stages.get(stage.address)
+        if record is not None:
+            self.ledger = self.ledger.bring(record)
 
     def perform(self, stage: Stage) -> None:
         """Runs a stage that reads the slide or the store, and records it."""
         self.at = stage.title
+        for need in stage.needs:
+            self.bring(need)
         self.begin(stage)
         self.finish(stage, stage.run(self))
 

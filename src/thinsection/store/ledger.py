@@ -16,11 +16,12 @@ from typing import Any
 
 from thinsection.errors import StoreError
 from thinsection.files.atomic import write_json
+from thinsection.files.remote_folder import RemoteFolder
 from thinsection.files.sources import FileSource, FsspecSource, is_url
 
 SLIDES = "slides"  # OUT/slides/ID: what belongs to a slide and to no tile grid
 LEDGER_NAME = "slide.json"
-ELSEWHERE_NAME = ".elsewhere.json"  # name -> bytes of files that were moved to a URL
+ELSEWHERE_NAME = ".elsewhere.json"  # of a slide whose files were moved to a URL
 FORMAT = 2
 _SAMPLE_BYTES = 16 * 1024
 _SAMPLES = 8
@@ -44,6 +45,34 @@ class StageRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """Files of a slide that lie at the URL of the run; empty where the run has none.
+
+    Attributes:
+        url: of the results folder.
+        files: name -> bytes.
+        brought: names of those that were fetched again.
+    """
+
+    url: str = ""
+    files: Mapping[str, int] = field(default_factory=dict)
+    brought: tuple[str, ...] = ()
+
+    def save(self, folder: Path) -> None:
+        """Writes it beside the slide's ledger."""
+        write_json(folder / ELSEWHERE_NAME, asdict(self))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Elsewhere":
+        """What `save` wrote; empty where nothing was."""
+        try:
+            document = json.loads((folder / ELSEWHERE_NAME).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return cls()
+        return cls(**document | {"brought": tuple(document["brought"])})
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlideLedger:
     """The stages of one slide and its identity. Whoever changes it holds the slide's lock.
 
@@ -51,15 +80,15 @@ class SlideLedger:
         out: the results folder.
         slide_id: of the slide.
         slide: path, reader, size, mpp, ...: plain values.
-        stages: by address, in the order in which they were done.
-        elsewhere: name -> bytes of files that are not here but at the URL of the run.
+        stages: by address, in the order in which they were first done.
+        elsewhere: files that are not here but at the URL of the run.
     """
 
     out: Path
     slide_id: str
     slide: dict[str, Any] = field(default_factory=dict)
     stages: dict[str, StageRecord] = field(default_factory=dict)
-    elsewhere: dict[str, int] = field(default_factory=dict)
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
 
     @property
     def path(self) -> Path:
@@ -75,16 +104,29 @@ class SlideLedger:
         """Whether every file of a record is there with its size."""
         for name, size in record.files.items():
             path = self.out / name
-            if size != (path.stat().st_size if path.is_file() else self.elsewhere.get(name)):
+            if size != (path.stat().st_size if path.is_file() else self.elsewhere.files.get(name)):
                 return False
         return True
 
+    def bring(self, record: StageRecord) -> "SlideLedger":
+        """The ledger of a slide whose files of a record are here, fetched where they were not."""
+        there = self.elsewhere
+        missing = [n for n in record.files if n in there.files and not (self.out / n).is_file()]
+        if not missing:
+            return self
+        source = RemoteFolder(there.url)
+        for name in missing:
+            source.get(name, self.out / name)
+        there = replace(there, brought=(*there.brought, *missing))
+        there.save(self.path.parent)
+        return replace(self, elsewhere=there)
+
     def derived(self, address: str) -> tuple[str, ...]:
         """Addresses of the recorded stages that were made from this one, and from those."""
-        found = {address}
-        for name, record in self.stages.items():  # in the order in which they were done
-            if found & set(record.needs):
-                found.add(name)
+        found, size = {address}, 0
+        while len(found) > size:
+            size = len(found)
+            found |= {name for name, record in self.stages.items() if found & set(record.needs)}
         return tuple(name for name in self.stages if name in found and name != address)
 
     def without(self, addresses: Iterable[str]) -> "SlideLedger":
@@ -93,9 +135,8 @@ class SlideLedger:
         return replace(self, stages={k: r for k, r in self.stages.items() if k not in gone})
 
     def with_stage(self, address: str, record: StageRecord) -> "SlideLedger":
-        """The ledger with a stage added, as the newest."""
-        kept = {name: r for name, r in self.stages.items() if name != address}
-        return replace(self, stages={**kept, address: record})
+        """The ledger with a stage added; one that is done again keeps its place."""
+        return replace(self, stages={**self.stages, address: record})
 
     def save(self) -> None:
         """Writes slide.json atomically."""
@@ -123,7 +164,7 @@ def load_ledger(out: Path, slide_id: str) -> SlideLedger:
                 slide_id=slide_id,
                 slide=dict(document["slide"]),
                 stages={name: _record(record) for name, record in document["stages"].items()},
-                elsewhere=_elsewhere(path.parent),
+                elsewhere=Elsewhere.load(path.parent),
             )
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         pass
@@ -144,14 +185,6 @@ def load_ledgers(out: Path) -> list[SlideLedger]:
     """
     paths = sorted((out / SLIDES).glob(f"*/{LEDGER_NAME}"))
     return [load_ledger(out, path.parent.name) for path in paths]
-
-
-def _elsewhere(folder: Path) -> dict[str, int]:
-    try:
-        found: dict[str, int] = json.loads((folder / ELSEWHERE_NAME).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    return found
 
 
 def stage_key(**parts: Any) -> str:
