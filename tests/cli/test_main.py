@@ -24,6 +24,11 @@ def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
 
 
+def only(folder: Path, pattern: str) -> Path:
+    (path,) = folder.glob(pattern)
+    return path
+
+
 def test_help_lists_every_command_and_is_quick() -> None:
     best = 10.0
     for _ in range(3):
@@ -65,7 +70,7 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(
     arguments = [he_slide, "--out", tmp_path / "o", "--config", tmp_path / "run.toml"]
     found = shell("tile", *arguments, "--overlap", "0")
     assert found.returncode == 0, found.stderr
-    with h5py.File(tmp_path / "o" / "he" / "tiles.h5") as file:
+    with h5py.File(tmp_path / "o" / "128px_0.5mpp" / "tiles" / "he.h5") as file:
         assert file["coords"].attrs["patch_size"] == 128
         assert file["coords"].attrs["overlap"] == 0
 
@@ -103,7 +108,7 @@ def test_aggregate_pools_tiles_files_of_trident(tmp_path: Path) -> None:
         file["coords"].attrs["patch_size_level0"] = 512
     found = shell("aggregate", tmp_path, "--slide-encoder", "max")
     assert found.returncode == 0, found.stderr
-    pooled = read_slide_embedding(tmp_path / "slide_embeddings" / "case.h5")
+    pooled = read_slide_embedding(only(tmp_path, "slide_features_max-*/case.h5"))
     np.testing.assert_array_equal(pooled.slide_embedding, features.max(axis=0))
     assert "skipped" in shell("aggregate", tmp_path, "--slide-encoder", "max").stdout
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, SlideOpenError, StoreError
 from thinsection.files.remote_folder import RemoteFolder

@@ -124,7 +124,7 @@ def test_a_stage_that_is_done_again_keeps_its_place_and_the_others(tmp_path: Pat
         '{"format": 2, "slide": {}, "stages": {"a": null}}',
         '{"format": 2, "slide": {}, "stages": []}',
         '{"format": 1, "slide": {}, "stages": {"tissue": {"key": "k", "files": {}, "facts": {}}}}',
-        '\udc80',
+        "\udc80",
     ],
 )
 def test_a_damaged_or_foreign_ledger_counts_as_none(tmp_path: Path, text: str) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from thinsection.pipeline.efficiency import efficiency, write_efficiency
 
 from thinsection.errors import StoreError
+from thinsection.pipeline.records import begin_record, end_record, last_record, read_records
+from thinsection.pipeline.usage import efficiency, write_efficiency
 from thinsection.types import GIB
 from thinsection.usage.analysis import analyse, bottleneck, format_walltime
 from thinsection.usage.model import ProcessUsage, Requested, Sample
@@ -131,8 +132,12 @@ def test_several_jobs_add_up_and_the_worst_one_sets_the_next_request() -> None:
 def test_nothing_recorded_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one sample"):
         analyse([])
-    with pytest.raises(StoreError, match="must hold records of a run in usage/"):
+    with pytest.raises(StoreError, match="out must hold records of a run that did work, got none"):
         efficiency(tmp_path)
+    record = end_record(begin_record(tmp_path, "run", {}), {"counts": {"done": 1}})
+    with pytest.raises(StoreError, match=r"record must hold usage/\*\.jsonl of a run, got none"):
+        efficiency(tmp_path)
+    assert not (record.folder / "efficiency.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -162,13 +167,45 @@ def test_the_page_holds_the_sentence_and_escapes_what_it_shows() -> None:
     assert not re.search(r'(src|href)="http', page)
 
 
-def test_a_recorded_run_gets_its_page_and_its_section_of_run_json(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text('{"host": "a"}')
-    with ResourceMonitor(tmp_path, stage_seconds=lambda: FED):
+def work(out: Path, counts: dict[str, int]) -> Path:
+    """The record of an invocation that was watched and ended with these counts."""
+    record = begin_record(out, "run", {"stage": "embed"})
+    with ResourceMonitor(record.folder, stage_seconds=lambda: FED):
         sum(range(10**5))
-    write_efficiency(tmp_path)
-    document = json.loads((tmp_path / "run.json").read_text())
-    assert document["host"] == "a"
+    end_record(record, {"counts": counts})
+    return record.folder
+
+
+def test_the_newest_invocation_that_did_work_is_told_of(tmp_path: Path) -> None:
+    first, second, third = (
+        work(tmp_path, {"done": 2, "skipped": 0}),
+        work(tmp_path, {"done": 1, "skipped": 1}),
+        work(tmp_path, {"done": 0, "skipped": 3}),
+    )
+    (third.parent / "torn").mkdir()
+    (third.parent / "torn" / "run.json").write_text("{")
+    unfinished = begin_record(tmp_path, "run", {})
+    assert [r.folder for r in read_records(tmp_path)] == [first, second, third, unfinished.folder]
+    assert last_record(tmp_path).folder == second
+    _, page = efficiency(tmp_path)
+    assert page == second / "efficiency.html"
+    assert [p.parent for p in tmp_path.rglob("efficiency.html")] == [second]
+
+
+def test_invocations_of_one_second_come_in_the_order_in_which_they_began(tmp_path: Path) -> None:
+    for name, started in (("20261121-231430-a-999", ".100"), ("20261121-231430-a-1000", ".200")):
+        (tmp_path / "records" / name).mkdir(parents=True)
+        document = {"started": f"2026-11-21T23:14:30{started}+00:00"}
+        (tmp_path / "records" / name / "run.json").write_text(json.dumps(document))
+    assert [r.folder.name[-4:] for r in read_records(tmp_path)] == ["-999", "1000"]
+
+
+def test_a_recorded_run_gets_its_page_and_its_section_of_run_json(tmp_path: Path) -> None:
+    folder = work(tmp_path, {"done": 1})
+    write_efficiency(folder)
+    document = json.loads((folder / "run.json").read_text())
+    assert document["config"] == {"stage": "embed"}
+    assert document["counts"] == {"done": 1}
     assert document["efficiency"]["bottleneck"].startswith("the encoder was kept busy 95%")
     assert document["efficiency"]["next_request"]["sbatch"][0].startswith("#SBATCH --cpus-per-task")
-    assert "<svg" in (tmp_path / "efficiency.html").read_text()
+    assert "<svg" in (folder / "efficiency.html").read_text()

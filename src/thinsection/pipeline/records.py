@@ -102,7 +102,8 @@ def read_records(out: Path) -> list[Record]:
     for path in sorted((Path(out) / RECORDS).glob(f"*/{RECORD_NAME}")):
         with contextlib.suppress(StoreError):
             found.append(Record.read(path.parent))
-    return found
+    # names tell seconds and processes only
+    return sorted(found, key=lambda record: str(record.document.get("started", "")))
 
 
 def last_record(out: Path) -> Record:

@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from thinsection.pipeline.qc_batch import QcSettings
-from thinsection.pipeline.qc_request import qc_request
 
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.plan.qc import TRAINING_S, qc_peak_bytes
-from thinsection.qc import load_pipeline
+from thinsection.plan.request import qc_request
+from thinsection.qc import Pipeline, load_pipeline
 from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.config import RunConfig
 from thinsection.testing import run_and_measure
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB, MIB
@@ -19,8 +19,12 @@ SIZE = (3000, 2400)
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> QcSettings:
-    return QcSettings(pipeline=load_pipeline("default"), cache_dir=tmp_path / "cache")
+def checks() -> Pipeline:
+    return load_pipeline("default")
+
+
+def asked(executor: ExecutorConfig | None = None) -> RunConfig:
+    return RunConfig(executor=executor or ExecutorConfig())
 
 
 @pytest.fixture
@@ -30,26 +34,25 @@ def entry(tmp_path: Path) -> SlideEntry:
 
 
 def test_array_tasks_ask_for_what_the_largest_slide_may_take(
-    entry: SlideEntry, settings: QcSettings, tmp_path: Path
+    entry: SlideEntry, checks: Pipeline, tmp_path: Path
 ) -> None:
     bad = SlideEntry(slide_id="bad", slide_path=str(tmp_path / "bad.svs"))
     Path(bad.slide_path).write_bytes(b"no slide")
-    config = ExecutorConfig()
-    found = qc_request([[entry, bad]], settings, config)
+    found = qc_request([[entry, bad]], asked(), checks)
     bound = qc_peak_bytes(SIZE[0] * SIZE[1], slide_mpp=0.5)
     assert found.request.cpus == 1
     assert bound * 1.2 <= found.request.memory_bytes < bound * 1.2 + 256 * MIB
     assert found.request.walltime_s == 300  # the least
-    many = qc_request([[entry] * 500], settings, ExecutorConfig())
+    many = qc_request([[entry] * 500], asked(), checks)
     assert many.request.walltime_s > 1.5 * (TRAINING_S + 500)
     assert any("the largest of 1 opened, +20%" in line for line in found.origins)
 
 
 def test_a_slide_given_as_finer_is_larger_and_so_is_a_finer_work_image(
-    entry: SlideEntry, settings: QcSettings
+    entry: SlideEntry, checks: Pipeline
 ) -> None:
     huge = replace(entry, slide_mpp=(50.0, 50.0))
-    plain, more = (qc_request([[e]], settings, ExecutorConfig()) for e in (entry, huge))
+    plain, more = (qc_request([[e]], asked(), checks) for e in (entry, huge))
     assert more.request.memory_bytes > 10 * plain.request.memory_bytes
     one, four = (qc_peak_bytes(10**9, slide_mpp=0.25, work_mpp=mpp) for mpp in (2.0, 4.0))
     none = qc_peak_bytes(0, slide_mpp=0.25)
@@ -57,13 +60,13 @@ def test_a_slide_given_as_finer_is_larger_and_so_is_a_finer_work_image(
 
 
 def test_flags_win_and_without_a_slide_that_opens_defaults_are_asked_for(
-    entry: SlideEntry, settings: QcSettings, tmp_path: Path
+    entry: SlideEntry, checks: Pipeline, tmp_path: Path
 ) -> None:
     given = ExecutorConfig(job_memory="3GiB", walltime="02:00:00")
-    found = qc_request([[entry]], settings, given)
+    found = qc_request([[entry]], asked(given), checks)
     assert (found.request.memory_bytes, found.request.walltime_s) == (3 * GIB, 7200)
     gone = SlideEntry(slide_id="gone", slide_path=str(tmp_path / "gone.svs"))
-    lost = qc_request([[gone]], settings, ExecutorConfig())
+    lost = qc_request([[gone]], asked(), checks)
     assert lost.request.memory_bytes == 8 * GIB
     assert "no slide is a local file" in lost.warning
 
