@@ -2,8 +2,8 @@
 
 The target looks as a local results folder does. A slide's `slide.json` is taken away before its
 files are replaced and put last, so a kill at any moment leaves a finished slide or one that is done
-again. Here stay the ledgers of all slides (some kB each) and the files of the slides in work; what a new
-stage reads of earlier runs is fetched.
+again. Here stay the ledgers of all slides (some kB each) and the files of the slides in work; what
+a new stage reads of earlier runs is fetched.
 """
 
 import tempfile
