@@ -110,10 +110,8 @@ def coerce(value: Any, kind: Any, key: str) -> Any:
     """
     origin = get_origin(kind)
     if origin is Literal:
-        allowed = get_args(kind)
-        if value not in allowed:
-            options = ", ".join(map(str, allowed))
-            raise ConfigError(f"{key} must be one of {options}, got {value!r}")
+        if value not in (allowed := get_args(kind)):
+            raise ConfigError(f"{key} must be one of {', '.join(map(str, allowed))}, got {value!r}")
         return value
     if origin in (typing.Union, types.UnionType):
         members = [k for k in get_args(kind) if k is not type(None)]
@@ -129,14 +127,10 @@ def coerce(value: Any, kind: Any, key: str) -> Any:
         if isinstance(value, str) or not isinstance(value, list | tuple):
             raise ConfigError(f"{key} must be a list, got {value!r}")
         return tuple(coerce(v, get_args(kind)[0], key) for v in value)
-    if origin is dict:
+    if origin is dict or dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{key} must be a table, got {value!r}")
-        return dict(value)
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{key} must be a table, got {value!r}")
-        return from_mapping(cast(type, kind), value, where=f"{key}.")
+        return dict(value) if origin is dict else from_mapping(kind, value, where=f"{key}.")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is Path and isinstance(value, str):
@@ -158,8 +152,8 @@ def from_mapping(cls: type[T], data: Mapping[str, Any], *, where: str = "") -> T
     for name, value in data.items():
         key = f"{where}{name}"
         if name not in kinds:
-            hint = nearest(key, [f"{where}{k}" for k in kinds])
-            raise ConfigError(f"unknown config key {key!r}{hint}")
+            known = [f"{where}{k}" for k in kinds]
+            raise ConfigError(f"unknown config key {key!r}{nearest(key, known)}")
         values[name] = checked(value, fields[name], kinds[name], key)
     return cls(**values)
 
@@ -194,14 +188,9 @@ def replace_flat(config: T, overrides: Mapping[str, Any]) -> T:
     for name, value in overrides.items():
         if name not in flat:
             raise ConfigError(f"unknown setting {name!r}{nearest(name, flat)}")
-        section_name, f, kind = flat[name]
-        by_section.setdefault(section_name, {})[name] = checked(
-            value, f, kind, f"{section_name}.{name}"
-        )
-    sections = {
-        name: dataclasses.replace(getattr(config, name), **values)
-        for name, values in by_section.items()
-    }
+        owner, f, kind = flat[name]
+        by_section.setdefault(owner, {})[name] = checked(value, f, kind, f"{owner}.{name}")
+    sections = {n: dataclasses.replace(getattr(config, n), **v) for n, v in by_section.items()}
     return dataclasses.replace(cast(Any, config), **sections)  # type: ignore[no-any-return]
 
 

@@ -61,9 +61,8 @@ class Entry:
             MissingDependencyError: a package that it needs is not installed.
         """
         if self.missing:
-            raise MissingDependencyError(
-                f"{self.name} needs {', '.join(self.missing)}; {self.remedy}"
-            )
+            needs = ", ".join(self.missing)
+            raise MissingDependencyError(f"{self.name} needs {needs}; {self.remedy}")
         if not isinstance(self.target, str):
             return self.target
         module, _, attribute = self.target.partition(":")

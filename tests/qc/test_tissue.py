@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from thinsection.arrays.filters import otsu_level
 from thinsection.errors import InvalidInputError
 from thinsection.qc.tissue import (
     TissueConfig,
-    otsu_threshold,
     segment_tissue,
     thumbnail_size,
 )
@@ -64,7 +64,7 @@ def test_specks_go_and_small_holes_close_by_area_in_um2() -> None:
 
 @pytest.mark.parametrize("counts", [np.zeros(256), np.eye(1, 256, 7)[0]])
 def test_otsu_of_nothing_or_of_one_value_is_a_number(counts: np.ndarray) -> None:
-    assert np.isfinite(otsu_threshold(counts))
+    assert np.isfinite(otsu_level(counts, np.arange(256)))
 
 
 def test_thumbnails_keep_the_resolution_of_each_axis() -> None:

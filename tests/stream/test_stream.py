@@ -10,7 +10,6 @@ from thinsection.errors import BudgetError, SlideReadError
 from thinsection.slide.geometry import origins_lv
 from thinsection.slide.resize import resample
 from thinsection.stream import (
-    PrepareFailed,
     SlideFailed,
     SlideFinished,
     SlideStarted,
@@ -123,10 +122,10 @@ def entries(*slides: ArraySlide | Exception) -> Iterator[tuple[int, ArraySlide |
     yield from enumerate(slides)
 
 
-def prepare(entry: tuple[int, ArraySlide | Exception]) -> SlideTiles | PrepareFailed:
+def prepare(entry: tuple[int, ArraySlide | Exception]) -> SlideTiles | SlideFailed:
     key, slide = entry
     if isinstance(slide, Exception):
-        return PrepareFailed(key=key, stage="open", error=slide)
+        return SlideFailed(key=key, stage="open", error=slide)
     table = tile_grid(slide, TilesConfig(tile_px=32))
     return SlideTiles(key=key, slide=slide, table=table)
 

@@ -13,11 +13,8 @@ _YUV = (
 )
 _FLOOR = 1e-6  # transmitted share below which a px counts as black, so that its log is finite
 
-STAINS = (
-    *("hed_from_rgb", "hdx_from_rgb", "fgx_from_rgb", "bex_from_rgb", "rbd_from_rgb"),
-    *("gdx_from_rgb", "hax_from_rgb", "bro_from_rgb", "bpx_from_rgb", "ahx_from_rgb"),
-    "hpx_from_rgb",
-)
+_STAINS = ("hed", "hdx", "fgx", "bex", "rbd", "gdx", "hax", "bro", "bpx", "ahx", "hpx")
+STAINS = tuple(f"{name}_from_rgb" for name in _STAINS)
 
 
 def gray_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
@@ -55,14 +52,9 @@ def saturation(ns: ArrayNamespace, rgb: Array) -> Array:
 
 
 def stains_from_rgb(ns: ArrayNamespace, rgb: Array, stain: str) -> Array:
-    """Amount of each of three stains, float64 (H, W, 3), >= 0.
+    """Amount of each of the three stains of one of `STAINS`, float64 (H, W, 3), >= 0.
 
     A channel's share of log(1e-6) stands for its optical density, as scikit-image has it.
-
-    Args:
-        ns: where arrays live.
-        rgb: uint8 (H, W, 3).
-        stain: one of `STAINS`.
 
     Source: Ruifrok and Johnston, Quantification of histochemical staining by color
         deconvolution, 2001; the vectors are those of scikit-image.

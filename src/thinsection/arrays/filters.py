@@ -5,6 +5,7 @@ CPU several times as fast as filtering px by px, and rows that nobody asked for 
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +18,7 @@ _BLOCK_PX = 32  # rows or columns that one product makes
 
 
 def gaussian_kernel(sigma_px: float, *, order: int = 0) -> Kernel:
-    """A Gaussian cut at 4 sigma, or its first or second derivative, on the host.
-
-    The weights are those of the neighbours from the lowest offset to the highest; those of the
-    Gaussian itself sum to 1.
-    """
+    """Weights of a Gaussian cut at 4 sigma, of sum 1, or of its first or second derivative."""
     radius = int(4.0 * sigma_px + 0.5)
     offsets = np.arange(-radius, radius + 1)
     bell = np.exp(-0.5 * (offsets / sigma_px) ** 2)
@@ -39,13 +36,10 @@ def separable(
     *,
     shape: tuple[int, int] | None = None,
 ) -> Array:
-    """The image under two kernels of odd length; the border px goes on outside.
+    """The image, float (H, W), under two kernels of odd length; the border px goes on outside.
 
     Args:
-        ns: where arrays live.
-        image: float (H, W); the result has its dtype.
-        down: weights of the rows around a px.
-        along: weights of the columns around a px.
+        down, along: weights of the rows and of the columns around a px.
         shape: makes only the px that a nearest resize to this shape takes; None all.
 
     Memory: O(H * W).
@@ -83,10 +77,7 @@ def _convolved(
 
 
 def _band(wanted: Indices, kernel: Kernel, length: int) -> Kernel:
-    """Weights (wanted, reach) of the px from the first that a wanted one reaches to the last.
-
-    What reaches beyond the image is added to the weight of the border px.
-    """
+    """Weights (wanted, reach) of px in reach; what lies beyond the image counts for its border."""
     radius = len(kernel) // 2
     low, high = wanted[0] - radius, wanted[-1] + radius + 1
     band = np.zeros((len(wanted), high - low))
@@ -131,13 +122,7 @@ def sobel_energy(ns: ArrayNamespace, image: Array) -> Array:
 def gaussian(
     ns: ArrayNamespace, image: Array, sigma_px: float, *, shape: tuple[int, int] | None = None
 ) -> Array:
-    """Gaussian blur, cut at 4 sigma; the border px goes on outside.
-
-    Args:
-        ns: where arrays live.
-        image: float (H, W).
-        sigma_px: of the Gaussian.
-        shape: computes only the px that `resized_nearest` to this shape takes; None all.
+    """Gaussian blur, cut at 4 sigma; the border px goes on outside; `shape` as of `separable`.
 
     Memory: O(H * W).
     """
@@ -190,23 +175,30 @@ def ridges(ns: ArrayNamespace, image: Array, sigma_px: float) -> tuple[Array, Ar
     return mean - spread, mean + spread
 
 
-def otsu_threshold(ns: ArrayNamespace, image: Array, *, bins: int = 256) -> float:
-    """The level that parts the image's histogram with the largest variance between both sides.
-
-    An image of one value gives that value.
-    """
+def otsu_threshold(ns: ArrayNamespace, image: Array) -> float:
+    """The level that best parts the image's histogram of 256 bins; of one value, that value."""
     lowest, highest = float(image.min()), float(image.max())
     if lowest == highest:
         return lowest
-    counts, edges = ns.xp.histogram(image, bins=bins, range=(lowest, highest))
-    counts = ns.download(counts, reason="otsu histogram").astype(np.float64)
-    edges = ns.download(edges, reason="otsu histogram")
-    centers = (edges[:-1] + edges[1:]) / 2.0
+    found = ns.xp.histogram(image, bins=256, range=(lowest, highest))
+    counts, edges = (ns.download(part, reason="otsu histogram") for part in found)
+    return otsu_level(counts.astype(np.float64), (edges[:-1] + edges[1:]) / 2.0)
+
+
+def otsu_level(counts: npt.NDArray[np.floating], values: npt.NDArray[Any]) -> float:
+    """The value that parts a histogram with the largest variance between both sides.
+
+    Where fewer than two values occur there is nothing to part: that value, or 0.0. Computed in the
+    precision of `counts`; scikit-image takes float32.
+    """
+    values, counts = values[counts > 0], counts[counts > 0]
+    if len(values) < 2:
+        return float(values.sum())
     below, above = np.cumsum(counts), np.cumsum(counts[::-1])[::-1]
-    mean_below = np.cumsum(counts * centers) / below
-    mean_above = (np.cumsum((counts * centers)[::-1]) / above[::-1])[::-1]
+    mean_below = np.cumsum(counts * values) / below
+    mean_above = (np.cumsum((counts * values)[::-1]) / above[::-1])[::-1]
     between = below[:-1] * above[1:] * (mean_below[:-1] - mean_above[1:]) ** 2
-    return float(centers[int(np.argmax(between))])
+    return float(values[int(np.argmax(between))])
 
 
 def local_otsu(ns: ArrayNamespace, image: Array, footprint: Array) -> Array:

@@ -13,13 +13,7 @@ from thinsection.arrays.namespace import Array, ArrayNamespace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regions:
-    """Size of the 8-connected regions of a mask; zeros if there are none.
-
-    Attributes:
-        count: how many.
-        mean_area_px: mean area, px.
-        max_area_px: largest area, px.
-    """
+    """Number and area of the 8-connected regions of a mask; zeros if there are none."""
 
     count: int
     mean_area_px: float
@@ -27,11 +21,7 @@ class Regions:
 
 
 def labelled(ns: ArrayNamespace, mask: Array, *, connectivity: int = 4) -> tuple[Array, int]:
-    """Labels (H, W), 0 outside, and how many regions there are.
-
-    Args:
-        connectivity: 4, or 8 to join px that touch at a corner.
-    """
+    """Labels (H, W), 0 outside, and how many there are; connectivity 8 joins px at a corner."""
     structure = ns.xp.ones((3, 3), dtype=bool) if connectivity == 8 else None
     labels, count = ns.ndimage.label(mask, structure=structure)
     return labels, int(count)
@@ -57,8 +47,7 @@ def keep_elongated(
 ) -> Array:
     """The 8-connected regions whose length is min_elongation times their mean width or more.
 
-    A region's length is estimated from its own spread along its main axis, its mean width from
-    its area over that length, so that a bent fold still counts as long.
+    Length comes from the spread along the main axis, width is area over length.
     """
     xp = ns.xp
     labels, count = labelled(ns, mask, connectivity=8)
@@ -142,9 +131,6 @@ def disk_footprint(radius_px: float) -> np.ndarray:
 def measure_regions(ns: ArrayNamespace, mask: Array) -> Regions:
     """Number, mean and largest area of the 8-connected regions."""
     labels, count = labelled(ns, mask, connectivity=8)
-    if count == 0:
-        return Regions(count=0, mean_area_px=0.0, max_area_px=0)
-    areas = ns.xp.bincount(labels.ravel(), minlength=count + 1)[1:]
-    return Regions(
-        count=count, mean_area_px=float(areas.sum()) / count, max_area_px=int(areas.max())
-    )
+    areas = ns.xp.bincount(labels.ravel(), minlength=max(2, count + 1))[1:]
+    mean_px = float(areas.sum()) / max(1, count)
+    return Regions(count=count, mean_area_px=mean_px, max_area_px=int(areas.max()))

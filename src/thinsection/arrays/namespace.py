@@ -46,10 +46,7 @@ class ArrayNamespace:
 
 
 def get_namespace(device: str = "cpu") -> ArrayNamespace:
-    """The namespace of a device.
-
-    Args:
-        device: 'cpu', 'cuda' or 'cuda:<index>'.
+    """The namespace of a device: 'cpu', 'cuda' or 'cuda:<index>'.
 
     Raises:
         DeviceError: the device is not there, or CuPy is not installed.

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
@@ -52,17 +52,13 @@ class FileLock:
         """
         if self._create():
             return True
-        owner = self.owner()
-        if owner is None:  # released in between, or its owner died while writing it
-            return (not self._is_fresh()) and self._steal("") and self._create()
-        if not self._is_stale(owner):
-            return False
-        return self._steal(owner.token) and self._create()
+        owner = self.owner()  # None: released in between, or its owner died while writing it
+        token = owner.token if owner else ""
+        return self._is_stale(owner) and self._steal(token) and self._create()
 
     def release(self) -> None:
         """Gives the lock back; nothing happens where it was not held or was taken over."""
-        owner = self.owner()
-        if owner is not None and owner.token == self._token:
+        if self.held():
             self.path.unlink(missing_ok=True)
         self._token = None
 
@@ -84,32 +80,24 @@ class FileLock:
             return None
 
     def _create(self) -> bool:
-        token = secrets.token_hex(8)
-        process = psutil.Process()
-        text = json.dumps(
-            {
-                "host": socket.gethostname(),
-                "pid": process.pid,
-                "started": process.create_time(),
-                "token": token,
-            }
-        )
+        process, token = psutil.Process(), secrets.token_hex(8)
+        owner = LockOwner(socket.gethostname(), process.pid, process.create_time(), token)
+        text, folder = json.dumps(asdict(owner)), self.path.parent
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            folder.mkdir(parents=True, exist_ok=True)
+            file = self.path.open("x")
         except FileExistsError:
             return False
         except OSError as error:
-            raise StoreError(
-                f"output folder must be writable, got {error} for {str(self.path.parent)!r}"
-            ) from None
-        with os.fdopen(descriptor, "w") as file:
+            message = f"output folder must be writable, got {error} for {str(folder)!r}"
+            raise StoreError(message) from None
+        with file:
             file.write(text)
         self._token = token
         return True
 
-    def _is_stale(self, owner: LockOwner) -> bool:
-        if owner.host == socket.gethostname():
+    def _is_stale(self, owner: LockOwner | None) -> bool:
+        if owner is not None and owner.host == socket.gethostname():
             try:
                 return bool(abs(psutil.Process(owner.pid).create_time() - owner.started) > 1.0)
             except psutil.NoSuchProcess:
@@ -121,8 +109,7 @@ class FileLock:
         probe = self.path.with_name(f"{self.path.name}.now-{secrets.token_hex(4)}")
         try:
             probe.touch()
-            age_s = probe.stat().st_mtime - self.path.stat().st_mtime
-            return age_s < STALE_AFTER_S
+            return probe.stat().st_mtime - self.path.stat().st_mtime < STALE_AFTER_S
         except FileNotFoundError:
             return False
         finally:
@@ -135,7 +122,7 @@ class FileLock:
         """
         marker = self.path.with_name(f"{self.path.name}.steal-{token}")
         try:
-            os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            marker.touch(exist_ok=False)
         except FileExistsError:
             with contextlib.suppress(FileNotFoundError):  # its maker died in these few lines
                 if time.time() - marker.stat().st_mtime > STALE_AFTER_S:

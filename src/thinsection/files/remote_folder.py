@@ -35,7 +35,7 @@ class RemoteFolder:
         Raises:
             StoreError: they cannot; with the store's own words.
         """
-        path = self._path(f"{TMP_MARK}writable")
+        path = f"{self._root}/{TMP_MARK}writable"
         try:
             self._make_parent(path)
             self._fs.pipe_file(path, b"\0")
@@ -58,7 +58,7 @@ class RemoteFolder:
 
     def read(self, name: str) -> bytes:
         """The bytes of a small file."""
-        data: bytes = self._fs.cat_file(self._path(name))
+        data: bytes = self._fs.cat_file(f"{self._root}/{name}")
         return data
 
     def get(self, name: str, local: Path) -> None:
@@ -68,7 +68,7 @@ class RemoteFolder:
 
     def put(self, local: Path, name: str) -> None:
         """Copies a file there; under its name it is whole or as it was before."""
-        target = self._path(name)
+        target = f"{self._root}/{name}"
         self._make_parent(target)
         if self._whole:
             self._fs.put_file(str(local), target)
@@ -80,10 +80,7 @@ class RemoteFolder:
 
     def delete(self, name: str) -> None:
         """Removes a file that is there."""
-        self._fs.rm_file(self._path(name))
-
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+        self._fs.rm_file(f"{self._root}/{name}")
 
     def _make_parent(self, path: str) -> None:
         if not self._whole:  # object stores have no folders

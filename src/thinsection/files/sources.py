@@ -3,7 +3,7 @@
 import os
 import threading
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from thinsection.errors import MissingDependencyError, SlideOpenError, SlideReadError
 from thinsection.types import KIB
@@ -16,13 +16,19 @@ def is_url(slide_path: str) -> bool:
     return URL_MARK in slide_path
 
 
-class ByteSource(Protocol):
-    """Random access to the bytes of a slide. Thread-safe."""
+class _Descriptor(int):
+    """An open file that closes when the last thread that reads from it has let it go."""
 
-    @property
-    def name(self) -> str:
-        """Path or URL, for messages."""
-        ...
+    def __del__(self) -> None:
+        os.close(self)
+
+
+class FileSource:
+    """A local file through `pread`: no shared position, so no lock. Thread-safe."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        self._descriptor: _Descriptor | None = _Descriptor(os.open(path, os.O_RDONLY))
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes.
@@ -30,35 +36,10 @@ class ByteSource(Protocol):
         Raises:
             SlideReadError: the source ends before.
         """
-        ...
-
-    def close(self) -> None: ...
-
-
-class _Descriptor:
-    """An open file that closes when the last thread that reads from it has let it go."""
-
-    def __init__(self, path: str) -> None:
-        self.number = os.open(path, os.O_RDONLY)
-
-    def __del__(self) -> None:
-        if hasattr(self, "number"):  # opening may have failed
-            os.close(self.number)
-
-
-class FileSource:
-    """A local file through `pread`: no shared position, so no lock."""
-
-    def __init__(self, path: str) -> None:
-        self.name = path
-        self._descriptor: _Descriptor | None = _Descriptor(path)
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        """See `ByteSource.read_at`."""
         descriptor = self._descriptor  # kept alive here while `close` runs elsewhere
         if descriptor is None:
             raise closed_error(self.name)
-        data = os.pread(descriptor.number, length, offset)
+        data = os.pread(descriptor, length, offset)
         if len(data) != length:
             raise truncated_error(Path(self.name).name, offset, length, got=len(data))
         return data
@@ -69,7 +50,7 @@ class FileSource:
 
 
 class FsspecSource:
-    """See `ByteSource`: range requests through fsspec, counted.
+    """A file by range requests through fsspec, counted. Thread-safe.
 
     Attributes:
         size: bytes of the file.
@@ -87,13 +68,12 @@ class FsspecSource:
         self.fetched_bytes = self.requests = 0
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """See `ByteSource.read_at`."""
+        """See `FileSource.read_at`."""
         try:
             data: bytes = self._fs.cat_file(self._path, start=offset, end=offset + length)
         except (OSError, ValueError) as error:
-            raise SlideReadError(
-                f"range of {self.name!r} must be readable, got {error!r}"
-            ) from error
+            name = self.name
+            raise SlideReadError(f"range of {name!r} must be readable, got {error!r}") from error
         with self._lock:
             self.fetched_bytes += len(data)
             self.requests += 1
@@ -103,6 +83,9 @@ class FsspecSource:
 
     def close(self) -> None:
         """Nothing is held open between requests."""
+
+
+ByteSource = FileSource | FsspecSource  # random access to the bytes of a slide
 
 
 def metadata_file(source: FsspecSource) -> Any:
@@ -116,13 +99,8 @@ def metadata_file(source: FsspecSource) -> Any:
         def _fetch_range(self, start: int, end: int) -> bytes:
             return source.read_at(start, min(end, source.size) - start)
 
-    return RangeFile(
-        *(None, source.name),
-        size=source.size,
-        block_size=64 * KIB,
-        cache_type="blockcache",
-        cache_options={"maxblocks": 64},
-    )
+    options = {"block_size": 64 * KIB, "cache_options": {"maxblocks": 64}}
+    return RangeFile(None, source.name, size=source.size, cache_type="blockcache", **options)
 
 
 def filesystem(url: str) -> tuple[Any, str]:
@@ -134,14 +112,13 @@ def filesystem(url: str) -> tuple[Any, str]:
             f"URLs need fsspec, got {error}; pip install 'thinsection[cloud]'"
         ) from None
     try:
-        found = fsspec.core.url_to_fs(url)
+        found, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        raise MissingDependencyError(
-            f"{url.partition(URL_MARK)[0]}:// needs a package: {error}"
-        ) from None
+        protocol = url.partition(URL_MARK)[0]
+        raise MissingDependencyError(f"{protocol}:// needs a package: {error}") from None
     except ValueError as error:
         raise SlideOpenError(f"URL must have a known protocol, got {url!r}: {error}") from None
-    return found[0], str(found[1])
+    return found, str(path)
 
 
 def truncated_error(name: str, offset: int, length: int, *, got: int) -> SlideReadError:

@@ -41,8 +41,7 @@ def write_rows(
     """`write_table` into an opened text file or `io.StringIO`."""
     if columns is None:
         rows = list(rows)
-        names = dict.fromkeys(name for row in rows if isinstance(row, Mapping) for name in row)
-        columns = tuple(names)
+        columns = [*dict.fromkeys(name for row in rows if isinstance(row, Mapping) for name in row)]
     line = io.StringIO(newline="")
     # a lone \r is quoted, before Python 3.13, only by a writer that ends its lines with one
     writer = csv.writer(line, delimiter=delimiter, lineterminator="\r\n")

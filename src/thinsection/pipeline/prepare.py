@@ -10,19 +10,19 @@ from thinsection.stages.naming import slide_facts, tile_attributes
 from thinsection.stages.quality import QcStage
 from thinsection.stages.stage import SlideWork
 from thinsection.stages.tiles import TilesStage
-from thinsection.stream import PrepareFailed, SlideTiles
+from thinsection.stream import SlideFailed, SlideTiles
 from thinsection.tiles import TileTable
 from thinsection.tiles.transforms import StainLook, fit_stain
 
 
 def prepare(
     work: SlideWork, config: RunConfig, *, target: StainLook | None
-) -> SlideTiles | PrepareFailed:
+) -> SlideTiles | SlideFailed:
     """Does what needs the slide but no tiles, and says which tiles are to be read.
 
     Runs in the stream's prepare thread while other slides are decoded and encoded. A slide that
     lacks only what is made from stored files is not opened. A bad slide comes back as
-    `PrepareFailed`.
+    `SlideFailed`.
 
     Args:
         work: under the slide's lock, with what is missing.
@@ -58,7 +58,7 @@ def prepare(
     except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded with its traceback
         if work.slide is not None:
             work.slide.close()
-        return PrepareFailed(key=work, stage=work.at, error=error)
+        return SlideFailed(key=work, stage=work.at, error=error)
 
 
 def check_quality(work: SlideWork) -> None:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import ndimage
-from skimage.filters import threshold_otsu
 
 from thinsection.arrays import get_namespace
+from thinsection.arrays.filters import otsu_level
 from thinsection.arrays.morphology import drop_small, fill_small
 from thinsection.config import option
 from thinsection.errors import InvalidInputError
@@ -123,7 +123,8 @@ def segment_tissue(
     saturation = np.where(high > 0, chroma * np.float32(255) / np.maximum(high, 1), 0)
     saturation = ndimage.median_filter(saturation.astype(np.uint8), size=3)
     dark = high < config.black_level
-    threshold = otsu_threshold(np.bincount(saturation[~dark], minlength=256))
+    counts = np.bincount(saturation[~dark], minlength=256).astype(np.float32)
+    threshold = otsu_level(counts, np.arange(256))
     threshold = min(max(threshold, _SATURATION_FLOOR), _SATURATION_CEILING)
     mask = (saturation > threshold) & ~dark
     min_hole_px = round(config.min_hole_um2 / px_area_um2)
@@ -132,14 +133,3 @@ def segment_tissue(
     # before filling holes, so that dots around a piece do not bridge it
     mask = drop_small(ns, mask, min_speck_px)
     return fill_small(ns, mask, min_hole_px), threshold
-
-
-def otsu_threshold(counts: np.ndarray) -> float:
-    """The value that best splits a histogram (values 0 to len - 1) into two classes.
-
-    Where there are fewer than two values there is nothing to split: that value, or 0.0.
-    """
-    present = np.flatnonzero(counts)
-    if len(present) < 2:
-        return float(present[0]) if len(present) else 0.0
-    return float(threshold_otsu(hist=counts))

@@ -1,7 +1,6 @@
 """Slides to batches: prefetch across slides, bounded queues, decoding, transfer."""
 
 from thinsection.stream.batches import (
-    PrepareFailed,
     SlideFailed,
     SlideFinished,
     SlideStarted,
@@ -20,7 +19,6 @@ from thinsection.stream.threads import StageClock
 from thinsection.stream.tile_stream import TileStream, iter_tiles
 
 __all__ = [
-    "PrepareFailed",
     "SlideFailed",
     "SlideFinished",
     "SlideStarted",

@@ -47,15 +47,6 @@ class SlideTiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareFailed:
-    """What `prepare` returns in place of `SlideTiles` for a slide that cannot be read."""
-
-    key: Any
-    stage: str
-    error: Exception
-
-
-@dataclass(frozen=True, kw_only=True)
 class SlideStarted:
     """The first event of a slide that could be opened."""
 
@@ -100,7 +91,10 @@ class SlideFinished:
 
 @dataclass(frozen=True, kw_only=True)
 class SlideFailed:
-    """The slide could not be prepared or decoded; no further event of it follows."""
+    """The slide could not be prepared or decoded; no further event of it follows.
+
+    `prepare` returns it in place of `SlideTiles` for a slide that cannot be read.
+    """
 
     key: Any
     stage: str
@@ -112,14 +106,9 @@ StreamEvent = SlideStarted | TileBatch | SlideFinished | SlideFailed
 Allocate = Callable[[tuple[int, ...]], TileArray]
 
 
-def allocate_pageable(shape: tuple[int, ...]) -> TileArray:
-    """An ordinary uint8 buffer."""
-    return np.empty(shape, dtype=np.uint8)
-
-
 @dataclass(kw_only=True, eq=False)
 class OpenedSlide:
-    """A slide between its first batch and its last.
+    """A slide while it is decoded; among decoded batches it stands for their end.
 
     Attributes:
         source: slide and tiles.
@@ -132,12 +121,12 @@ class OpenedSlide:
 
 @dataclass(kw_only=True)
 class DecodedBatch:
-    """Consecutive tiles of a slide while workers decode them, and after.
+    """Tiles of a slide, in table order, while workers decode them, and after.
 
     Attributes:
         owner: the slide.
-        start: the first tile's place in the table.
-        coords_l0, corners_lv: int64 (b, 2), of the tiles.
+        indices: int64 (b,), the tiles' places in the table.
+        corners_lv: int64 (b, 2), of the tiles.
         buffer: uint8 (batch_size, tile_px, tile_px, 3); the first b are used.
         keep: bool (b,), False where a filter refused the tile.
         pending: reads that are not done.
@@ -145,8 +134,7 @@ class DecodedBatch:
     """
 
     owner: OpenedSlide
-    start: int
-    coords_l0: CoordsL0
+    indices: npt.NDArray[np.int64]
     corners_lv: CoordsLv
     buffer: TileArray
     keep: npt.NDArray[np.bool_]
@@ -162,31 +150,11 @@ class DecodedBatch:
                 self.done.set()
 
 
-@dataclass(frozen=True)
-class EndOfSlide:
-    """Follows the last batch of a slide.
-
-    Attributes:
-        owner: the slide.
-    """
-
-    owner: OpenedSlide
-
-
-@dataclass(kw_only=True)
-class _Filling:
-    owner: OpenedSlide
-    buffer: TileArray
-    indices: npt.NDArray[np.int64]  # of the tiles in the buffer's first rows
-
-
 class BatchPacker:
     """Closes the gaps that filters leave, so that all batches of a slide but its last are full.
 
-    What a batch holds depends on the tiles that are kept, not on those that were refused.
-
-    Args:
-        give_back: takes a buffer that is free again.
+    What a batch holds depends on the tiles that are kept, not on those that were refused. A buffer
+    that is free again goes to `give_back`.
 
     Memory: none of its own; the batch that is being filled is one of the stream's buffers. A row
     that closes a gap is copied once.
@@ -194,22 +162,23 @@ class BatchPacker:
 
     def __init__(self, give_back: Callable[[TileArray], None]) -> None:
         self._give_back = give_back
-        self._filling: _Filling | None = None
+        self._filling: DecodedBatch | None = None  # its indices: of the buffer's first rows
 
     def add(self, batch: DecodedBatch) -> Iterator[TileBatch]:
         """Takes a decoded batch and its buffer; yields what is full."""
-        kept = np.flatnonzero(batch.keep)
-        if self._filling is not None and len(kept):
-            filled = len(self._filling.indices)
-            taken, kept = np.split(kept, [len(self._filling.buffer) - filled])
-            _move(batch.buffer, taken, self._filling.buffer, filled)
-            self._filling.indices = np.append(self._filling.indices, batch.start + taken)
+        kept, filling = np.flatnonzero(batch.keep), self._filling
+        if filling is not None and len(kept):
+            filled = len(filling.indices)
+            taken, kept = np.split(kept, [len(filling.buffer) - filled])
+            _move(batch.buffer, taken, filling.buffer, filled)
+            filling.indices = np.append(filling.indices, batch.indices[taken])
             yield from self._full()
         if len(kept) == 0:
             self._give_back(batch.buffer)
             return
         _move(batch.buffer, kept, batch.buffer, 0)
-        self._filling = _Filling(owner=batch.owner, buffer=batch.buffer, indices=batch.start + kept)
+        batch.indices = batch.indices[kept]
+        self._filling = batch
         yield from self._full()
 
     def finish(self) -> Iterator[TileBatch]:
@@ -217,16 +186,16 @@ class BatchPacker:
         filling, self._filling = self._filling, None
         if filling is None:
             return
-        if filling.owner.error is not None:
+        owner, indices = filling.owner, filling.indices
+        if owner.error is not None:
             self._give_back(filling.buffer)
             return
-        table = filling.owner.source.table
-        assert table is not None
+        assert owner.source.table is not None
         yield TileBatch(
-            key=filling.owner.source.key,
-            indices=filling.indices,
-            coords_l0=table.coords_l0[filling.indices],
-            tiles=filling.buffer[: len(filling.indices)],
+            key=owner.source.key,
+            indices=indices,
+            coords_l0=owner.source.table.coords_l0[indices],
+            tiles=filling.buffer[: len(indices)],
             _release=partial(self._give_back, filling.buffer),
         )
 

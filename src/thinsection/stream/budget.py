@@ -40,18 +40,11 @@ class StreamConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamBudget:
-    """What the stream may allocate.
-
-    Attributes:
-        slots: number of batch buffers.
-        batch_bytes: bytes of one of them.
-        scratch_bytes: bytes of decoding scratch per worker.
-        workers: decoding threads.
-    """
+    """What the stream may allocate: batch buffers, and scratch of each decoding thread."""
 
     slots: int
-    batch_bytes: int
-    scratch_bytes: int
+    batch_bytes: int  # of one slot
+    scratch_bytes: int  # of one worker
     workers: int
 
     @property
@@ -74,18 +67,16 @@ def stream_budget(
         BudgetError: not even `MIN_SLOTS` batches fit; says what would.
     """
     batch_bytes = batch_size * tile_px * tile_px * CHANNELS
-    left = budget_bytes - workers * scratch_bytes
-    slots = min(MAX_SLOTS, left // batch_bytes)
+    slots = min(MAX_SLOTS, (budget_bytes - workers * scratch_bytes) // batch_bytes)
+    sizes = {"batch_bytes": batch_bytes, "scratch_bytes": scratch_bytes, "workers": workers}
     if slots < MIN_SLOTS:
-        least = MIN_SLOTS * batch_bytes + workers * scratch_bytes
+        least = StreamBudget(slots=MIN_SLOTS, **sizes).peak_bytes
         raise BudgetError(
             f"memory must be >= {format_bytes(least)} for batches of {batch_size} tiles of "
             f"{tile_px} px and {workers} decode workers, got {format_bytes(budget_bytes)}; "
             "raise --memory or lower --batch-size or --decode-workers"
         )
-    return StreamBudget(
-        slots=int(slots), batch_bytes=batch_bytes, scratch_bytes=scratch_bytes, workers=workers
-    )
+    return StreamBudget(slots=slots, **sizes)
 
 
 def scratch_bytes(plan: ReadPlan) -> int:

@@ -1,10 +1,11 @@
 """What threads of the stream share: a bounded queue that either side can close, and a clock."""
 
+import math
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -20,26 +21,23 @@ class Channel(Generic[T]):
     `finish` lets readers drain what is there and then raises; `close` raises at once on both
     sides, so that no thread of a stopped stream waits for ever.
 
-    Memory: at most `capacity` items (unbounded for None).
+    Memory: at most `capacity` items (unbounded by default).
     """
 
-    def __init__(self, capacity: int | None = None, *, newest_first: bool = False) -> None:
+    def __init__(self, capacity: float = math.inf, *, newest_first: bool = False) -> None:
         self._capacity, self._newest_first = capacity, newest_first
         self._items: deque[T] = deque()
         lock = threading.Lock()
         self._filled, self._drained = threading.Condition(lock), threading.Condition(lock)
-        self._closed = False
-        self._finished = False
+        self._closed = self._finished = False
 
-    def put(self, item: T) -> None:
-        """Appends the item, waiting for room.
+    def __iter__(self) -> Iterator[T]:
+        """Items until the channel is closed, or finished and drained."""
+        with suppress(ChannelClosed):
+            while True:
+                yield self.get()
 
-        Raises:
-            ChannelClosed: the channel was closed or finished.
-        """
-        self.put_all([item])
-
-    def put_all(self, items: Sequence[T]) -> None:
+    def put(self, *items: T) -> None:
         """Appends items, waiting for room for each.
 
         Raises:
@@ -47,7 +45,7 @@ class Channel(Generic[T]):
         """
         with self._filled:
             for item in items:
-                while self._full() and not self._closed:
+                while len(self._items) >= self._capacity and not self._closed:
                     self._drained.wait()
                 if self._closed or self._finished:
                     raise ChannelClosed
@@ -84,9 +82,6 @@ class Channel(Generic[T]):
             self._filled.notify_all()
             self._drained.notify_all()
             return left
-
-    def _full(self) -> bool:
-        return self._capacity is not None and len(self._items) >= self._capacity
 
 
 class StageClock:

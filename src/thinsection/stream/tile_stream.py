@@ -12,6 +12,7 @@ the gaps: a batch is smaller than asked for only at the end of its slide.
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,16 +23,13 @@ from thinsection.stream.batches import (
     Allocate,
     BatchPacker,
     DecodedBatch,
-    EndOfSlide,
     OpenedSlide,
-    PrepareFailed,
     SlideFailed,
     SlideFinished,
     SlideStarted,
     SlideTiles,
     StreamEvent,
     TileBatch,
-    allocate_pageable,
 )
 from thinsection.stream.budget import (
     StreamBudget,
@@ -46,18 +44,20 @@ from thinsection.tiles import TileFilter, TileTable, TileTransform
 from thinsection.types import TileArray
 from thinsection.units import parse_bytes
 
+_Ordered = SlideFailed | SlideStarted | DecodedBatch | OpenedSlide
+
 
 class TileStream:
     """Iterates over the events of many slides; use as a context manager, iterate once.
 
     Args:
-        entries: what `prepare` turns into `SlideTiles`, or `PrepareFailed`; taken lazily.
+        entries: what `prepare` turns into `SlideTiles`, or `SlideFailed`; taken lazily.
         prepare: runs in a thread of its own, ahead of decoding; must not raise.
         budget: buffers, scratch and worker count.
         batch_size: tiles per batch; the last batch of a slide may be smaller.
         filters: pixel filters; tiles that one of them refuses are left out.
         prefetch_slides: slides that wait opened.
-        allocate: makes a batch buffer (pinned memory for CUDA).
+        allocate: makes a batch buffer (pinned memory for CUDA); None: pageable memory.
         clock: where busy and waiting time is added up.
 
     Memory: `budget.peak_bytes`, the prepared slides and their tile tables. With filters one of the
@@ -68,25 +68,26 @@ class TileStream:
     def __init__(
         self,
         entries: Iterable[Any],
-        prepare: Callable[[Any], SlideTiles | PrepareFailed],
+        prepare: Callable[[Any], SlideTiles | SlideFailed],
         *,
         budget: StreamBudget,
         batch_size: int,
         filters: Sequence[TileFilter] = (),
         prefetch_slides: int = 2,
-        allocate: Allocate = allocate_pageable,
+        allocate: Allocate | None = None,
         clock: StageClock | None = None,
     ) -> None:
         self._entries, self._prepare = entries, prepare
         self._budget, self._batch_size = budget, batch_size
-        self._filters, self._allocate = tuple(filters), allocate
+        self._filters = tuple(filters)
+        self._allocate: Allocate = allocate or (lambda shape: np.empty(shape, dtype=np.uint8))
         self.clock = clock or StageClock()
-        self._prepared: Channel[SlideTiles | PrepareFailed] = Channel(prefetch_slides)
+        self._prepared: Channel[SlideTiles | SlideFailed] = Channel(prefetch_slides)
         # None is a buffer that nobody needed yet; the one that came back last is still in the CPU's
         # caches, and where the consumer keeps up some are never made
         self._free: Channel[TileArray | None] = Channel(newest_first=True)
-        self._free.put_all([None] * budget.slots)
-        self._ordered: Channel[OpenedSlide | DecodedBatch | EndOfSlide | PrepareFailed] = Channel()
+        self._free.put(*[None] * budget.slots)
+        self._ordered: Channel[_Ordered] = Channel()
         self._packer = BatchPacker(self._give_back)
         self._failure: BaseException | None = None
         self._opened: list[OpenedSlide] = []
@@ -116,22 +117,14 @@ class TileStream:
         Raises:
             BaseException: whatever broke a thread of the stream itself, not a slide.
         """
-        while True:
-            try:
-                item = self._ordered.get()
-            except ChannelClosed:
-                if self._failure is not None:
-                    raise self._failure from None
-                return
+        for item in self._ordered:
             yield from self._events(item)
+        if self._failure is not None:
+            raise self._failure
 
-    def _events(
-        self, item: OpenedSlide | DecodedBatch | EndOfSlide | PrepareFailed
-    ) -> Iterator[StreamEvent]:
-        if isinstance(item, PrepareFailed):
-            yield SlideFailed(key=item.key, stage=item.stage, error=item.error)
-        elif isinstance(item, OpenedSlide):
-            yield SlideStarted(key=item.source.key, num_tiles=item.source.num_tiles)
+    def _events(self, item: _Ordered) -> Iterator[StreamEvent]:
+        if isinstance(item, SlideFailed | SlideStarted):
+            yield item
         elif isinstance(item, DecodedBatch):
             with self.clock.timed("encode_wait"):
                 while not item.done.wait(0.5):
@@ -143,19 +136,16 @@ class TileStream:
                 self._give_back(item.buffer)
         else:
             yield from self._packer.finish()
-            self._opened.remove(item.owner)
-            item.owner.source.close()
-            key, error = item.owner.source.key, item.owner.error
-            if error is not None:
-                yield SlideFailed(key=key, stage="decode", error=error)
+            self._opened.remove(item)
+            item.source.close()
+            if item.error is not None:
+                yield SlideFailed(key=item.source.key, stage="decode", error=item.error)
             else:
-                yield SlideFinished(key=key)
+                yield SlideFinished(key=item.source.key)
 
     def _give_back(self, buffer: TileArray) -> None:
-        try:
+        with suppress(ChannelClosed):  # the stream has ended; the buffer goes with it
             self._free.put(buffer)
-        except ChannelClosed:
-            return  # the stream has ended; the buffer goes with it
 
     def _guard(self, target: Callable[[], None]) -> None:
         """Runs a thread's body; an error of the stream itself ends the whole stream, loudly."""
@@ -185,40 +175,35 @@ class TileStream:
         A worker that finds nothing left of a batch plans the next one here, so a buffer is taken
         no sooner than somebody decodes into it, and never before that of an earlier batch.
         """
-        while True:
-            try:
-                source = self._prepared.get()
-            except ChannelClosed:
-                break
-            if isinstance(source, PrepareFailed):
+        for source in self._prepared:
+            if isinstance(source, SlideFailed):
                 self._ordered.put(source)
                 continue
             owner = OpenedSlide(source=source)
             self._opened.append(owner)
-            self._ordered.put(owner)
+            self._ordered.put(SlideStarted(key=source.key, num_tiles=source.num_tiles))
             for start in range(0, source.num_tiles, self._batch_size):
                 batch, tasks = self._plan_batch(owner, start)
                 self._ordered.put(batch)
                 for reads in tasks:
                     yield batch, reads
-            self._ordered.put(EndOfSlide(owner))
+            self._ordered.put(owner)
         self._ordered.finish()
 
     def _plan_batch(self, owner: OpenedSlide, start: int) -> tuple[DecodedBatch, list[Reads]]:
         table, slide = owner.source.table, owner.source.slide
         assert table is not None and slide is not None  # there are tiles to read
-        coords_l0 = table.coords_l0[start : start + self._batch_size]
-        segment = slide.levels[table.plan.level].segment
-        corners_lv, tasks = plan_batch(coords_l0, table.plan, segment=segment)
+        coords_l0, plan = table.coords_l0[start : start + self._batch_size], table.plan
+        segment = slide.levels[plan.level].segment
+        corners_lv, tasks = plan_batch(coords_l0, plan, segment=segment)
         with self.clock.timed("decode_wait"):
             buffer = self._free.get()
-        shape = (self._batch_size, table.plan.tile_px, table.plan.tile_px, 3)
+        shape = (self._batch_size, plan.tile_px, plan.tile_px, 3)
         if buffer is None or buffer.shape != shape:
             buffer = self._allocate(shape)
         return DecodedBatch(
             owner=owner,
-            start=start,
-            coords_l0=coords_l0,
+            indices=np.arange(start, start + len(coords_l0)),
             corners_lv=corners_lv,
             buffer=buffer,
             keep=np.ones(len(coords_l0), dtype=bool),
@@ -243,18 +228,16 @@ class TileStream:
                 batch.finish_one()
 
     def _decode(self, batch: DecodedBatch, read: RegionRead | TileRun) -> None:
-        rows = slice(read.start, read.stop)
-        source = batch.owner.source
-        assert source.slide is not None and source.table is not None
-        slide, plan = source.slide, source.table.plan
+        rows, source = slice(read.start, read.stop), batch.owner.source
+        slide, table, transform = source.slide, source.table, source.transform
+        assert slide is not None and table is not None
         out = batch.buffer[rows]
         if isinstance(read, TileRun):
-            read_tiles(slide, plan, batch.coords_l0[rows], out)
+            read_tiles(slide, table.plan, table.coords_l0[batch.indices[rows]], out)
         else:
-            decode_region(slide, plan, read, batch.corners_lv[rows], out)
+            decode_region(slide, table.plan, read, batch.corners_lv[rows], out)
         for tile_filter in self._filters:
             batch.keep[rows] &= tile_filter(out)
-        transform = batch.owner.source.transform
         if transform is not None:
             for index in np.flatnonzero(batch.keep[rows]).tolist():
                 transform(out[index : index + 1])
@@ -291,20 +274,19 @@ def iter_tiles(
         BudgetError: the memory does not hold three batches.
     """
     config = config or StreamConfig()
-    workers = config.decode_workers or cpu_count()
     budget = stream_budget(
         budget_bytes=parse_bytes(config.memory),
         batch_size=batch_size,
         tile_px=tiles.plan.tile_px,
-        workers=workers,
+        workers=config.decode_workers or cpu_count(),
         scratch_bytes=scratch_bytes(tiles.plan),
     )
-    source = SlideTiles(
-        key=slide.slide_path, slide=slide, table=tiles, transform=transform, owned=False
-    )
-    with TileStream(
+    key = slide.slide_path
+    source = SlideTiles(key=key, slide=slide, table=tiles, transform=transform, owned=False)
+    stream = TileStream(
         [source], lambda given: given, budget=budget, batch_size=batch_size, filters=filters
-    ) as stream:
+    )
+    with stream:
         for event in stream:
             if isinstance(event, SlideFailed):
                 raise event.error

@@ -1,8 +1,14 @@
 """The tile grid, the tile table, tile filters and tile transforms."""
 
 from thinsection.tiles.filters import TileFilter, load_filters
-from thinsection.tiles.grid import TilesConfig, Tissue, grid_coords, tile_grid
-from thinsection.tiles.table import TileTable, check_coords
+from thinsection.tiles.grid import (
+    TilesConfig,
+    TileTable,
+    Tissue,
+    check_coords,
+    grid_coords,
+    tile_grid,
+)
 from thinsection.tiles.transforms import (
     StainConfig,
     StainTransform,

@@ -58,11 +58,10 @@ class StainConfig:
             raise ConfigError(f"stain.stain_mpp must be > 0, got {self.stain_mpp}")
         if self.stain_places < 1:
             raise ConfigError(f"stain.stain_places must be >= 1, got {self.stain_places}")
-        if self.stain_norm == "none" and self.stain_reference is not None:
-            raise ConfigError(
-                "stain.stain_reference must go with a method, got "
-                f"{self.stain_reference!r} and 'none'; set stain.stain_norm"
-            )
+        reference = self.stain_reference
+        if self.stain_norm == "none" and reference is not None:
+            got = f"{reference!r} and 'none'; set stain.stain_norm"
+            raise ConfigError(f"stain.stain_reference must go with a method, got {got}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +89,7 @@ class StainTransform:
     def __call__(self, tiles: TileArray) -> TileArray:
         """The same array, (B, H, W, 3), with other colours.
 
-        Equal to float64 arithmetic but for px that lie within 1e-3 of the middle between two
-        values: those may differ by 1.
+        Equal to float64 arithmetic, but px within 1e-3 of the middle of two values may differ by 1.
 
         Memory: 1.5 MiB a thread, whatever the tiles' size.
 
@@ -129,16 +127,11 @@ def _log(xp: Array, values: Array, offset: float, mix: Array | None) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StainVectors:
-    """Two stains and how strong they get.
+    """Two stains, as optical density of R, G, B per unit, and how strong they get."""
 
-    Attributes:
-        hematoxylin, eosin: optical density of R, G, B per unit of stain, of length about 1.
-        strengths: 99th percentile of the amount of either.
-    """
-
-    hematoxylin: Vector
+    hematoxylin: Vector  # of length about 1
     eosin: Vector
-    strengths: tuple[float, float]
+    strengths: tuple[float, float]  # 99th percentile of the amount of either
 
     @classmethod
     def of(cls, px: Px, where: str) -> "StainVectors":
@@ -167,11 +160,8 @@ class StainVectors:
         strengths = np.percentile(amounts, 99, axis=0)
         if strengths.min() <= 0:
             raise _degenerate(where, f"amounts of {strengths.tolist()}", "two stains in")
-        return cls(
-            hematoxylin=_vector(first),
-            eosin=_vector(second),
-            strengths=(float(strengths[0]), float(strengths[1])),
-        )
+        x, y = strengths.tolist()
+        return cls(hematoxylin=_vector(first), eosin=_vector(second), strengths=(x, y))
 
     def to(self, target: "StainLook", ns: ArrayNamespace) -> StainTransform:
         """What gives tiles of this look the target's."""
@@ -212,14 +202,10 @@ class ColourMoments:
     def to(self, target: "StainLook", ns: ArrayNamespace) -> StainTransform:
         """What gives tiles of this look the target's."""
         assert isinstance(target, ColourMoments)
-        ratio = np.divide(target.spread, self.spread)
-        back = np.linalg.inv(_AXES_FROM_LMS)
-        return StainTransform(
-            matrix=back @ (ratio[:, None] * _AXES_FROM_LMS),
-            shift=back @ (np.array(target.mean) - ratio * self.mean),
-            mix=_LMS_FROM_RGB,
-            ns=ns,
-        )
+        ratio, back = np.divide(target.spread, self.spread), np.linalg.inv(_AXES_FROM_LMS)
+        matrix = back @ (ratio[:, None] * _AXES_FROM_LMS)
+        shift = back @ (np.array(target.mean) - ratio * self.mean)
+        return StainTransform(matrix=matrix, shift=shift, mix=_LMS_FROM_RGB, ns=ns)
 
 
 StainLook = StainVectors | ColourMoments
@@ -276,8 +262,7 @@ def fit_stain(
     if len(px) == 0:
         warning = "no tissue to estimate the stains from: tiles are left as they are"
         return StainTransform(matrix=None, shift=np.zeros(3), warning=warning, ns=ns)
-    look = _look(px, config, slide.slide_path)
-    return look.to(target or stain_target(config), ns)
+    return _look(px, config, slide.slide_path).to(target or stain_target(config), ns)
 
 
 def stain_target(config: StainConfig) -> StainLook:
