@@ -64,7 +64,7 @@ class RemoteFolder:
     def get(self, name: str, local: Path) -> None:
         """Copies a file here, whole."""
         with atomic_path(local) as tmp:
-            self._fs.get_file(self._path(name), str(tmp))
+            self._fs.get_file(f"{self._root}/{name}", str(tmp))
 
     def put(self, local: Path, name: str) -> None:
         """Copies a file there; under its name it is whole or as it was before."""
