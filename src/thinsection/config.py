@@ -32,7 +32,7 @@ def option(
     default: Any,
     help: str,
     *,
-    flag: str | None = None,
+    flag: str | tuple[str, ...] | None = None,
     hidden: bool = False,
     choices: Callable[[], Iterable[str]] | None = None,
 ) -> Any:
@@ -41,7 +41,7 @@ def option(
     Args:
         default: the one default of this setting.
         help: a line for `--help` and for the written TOML; names its unit.
-        flag: long flag where it is not the field's name with dashes.
+        flag: long flag where it is not the field's name with dashes; or several.
         hidden: True keeps it off the command line (TOML only).
         choices: the allowed names (of a registry, for example), asked for when they are needed;
             of a tuple each item must be one.

@@ -4,20 +4,21 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.faults import FaultyTask
-from thinsection.pipeline.api import run
-from thinsection.pipeline.run_task import RunTask, make_task
 
 from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ClusterError, ConfigError, MissingDependencyError
-from thinsection.jobs.dask_cluster import worker_shape
-from thinsection.jobs.dask_executor import LOG_NAME, DaskExecutor
-from thinsection.jobs.executor import ExecutorConfig, chunked
+from thinsection.jobs.dask import LOG_NAME
+from thinsection.jobs.execute import execute
+from thinsection.jobs.executor import ExecutorConfig, local_shape
 from thinsection.pipeline.results import SlideResult
+from thinsection.pipeline.run import make_task, run
+from thinsection.pipeline.task import RunTask
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
@@ -43,19 +44,18 @@ def entries(slides: Sequence[Path]) -> list[SlideEntry]:
     return [SlideEntry(slide_id=path.stem, slide_path=str(path)) for path in slides]
 
 
-def execute(task: FaultyTask, slides: Sequence[Path]) -> tuple[list[SlideResult], list[str]]:
+def execute_slides(task: FaultyTask, slides: Sequence[Path]) -> tuple[list[SlideResult], list[str]]:
     """Results of the slides in chunks of two on two workers, and the executor's messages."""
     results: list[SlideResult] = []
     messages: list[str] = []
     task.out.mkdir(parents=True, exist_ok=True)
-    executor = DaskExecutor(
-        task.config.executor, log_folder=task.out / "logs", on_message=messages.append
-    )
-    executor.execute(
-        chunked(entries(slides), 2),
+    execute(
+        entries(slides),
         task,
+        replace(task.config.executor, chunk_slides=2),
+        folder=task.record,
         on_report=lambda report: results.extend(report.results),
-        on_event=lambda event: None,
+        on_message=messages.append,
     )
     return results, messages
 
@@ -63,10 +63,8 @@ def execute(task: FaultyTask, slides: Sequence[Path]) -> tuple[list[SlideResult]
 def faulty(out: Path, *, config: ExecutorConfig = DASK, **faults: Any) -> FaultyTask:
     """A task up to the tile grid: no encoder, so that a worker is soon there again."""
     out.mkdir(parents=True, exist_ok=True)
-    plain = make_task(out, RunConfig(executor=config), "tile")
-    return FaultyTask(
-        out=plain.out, config=plain.config, stage="tile", started=plain.started, **faults
-    )
+    plain = make_task(out, RunConfig(executor=config), "tile", command="test")
+    return FaultyTask(**vars(plain), **faults)
 
 
 def test_two_workers_give_the_same_bytes_as_inline_and_events_come_home(
@@ -90,12 +88,12 @@ def test_two_workers_give_the_same_bytes_as_inline_and_events_come_home(
     compared = 0
     for path in sorted((tmp_path / "inline").rglob("*")):
         name = path.relative_to(tmp_path / "inline")
-        if path.is_file() and name.parts[0] not in ("usage", "run.json", "efficiency.html"):
+        if path.is_file() and name.parts[0] != "records":
             assert path.read_bytes() == (tmp_path / "dask" / name).read_bytes(), name
             compared += 1
     assert compared >= 4 * 6 + 2
     assert summary.stage_seconds["encode_busy"] > 0
-    assert "distributed.worker" in (tmp_path / "dask" / "logs" / LOG_NAME).read_text()
+    assert "distributed.worker" in (summary.record / "logs" / LOG_NAME).read_text()
 
 
 @pytest.mark.parametrize("repeat", range(REPEATS))
@@ -103,9 +101,9 @@ def test_a_worker_killed_in_the_middle_loses_nothing_and_doubles_nothing(
     tmp_path: Path, slides: list[Path], repeat: int
 ) -> None:
     task = faulty(tmp_path / "out", killed_once=frozenset({"s1"}))
-    results, messages = execute(task, slides)
+    results, messages = execute_slides(task, slides)
     assert sorted((r.slide_id, r.status) for r in results) == [(f"s{i}", "done") for i in range(4)]
-    assert "a worker died with 2 slides: each is tried alone" in messages
+    assert "a worker died with 2 entries: each is tried alone" in messages
     assert (task.out / ".killed-s1").exists()
 
 
@@ -115,7 +113,7 @@ def test_a_slide_that_bloats_its_worker_is_recorded_and_the_rest_unharmed(
 ) -> None:
     config = ExecutorConfig(executor="dask", workers=2, threads=1, worker_memory="900MiB")
     task = faulty(tmp_path / "out", config=config, bloated=frozenset({"s2"}))
-    results, _ = execute(task, slides)
+    results, _ = execute_slides(task, slides)
     found = {r.slide_id: r for r in results}
     assert len(results) == 4
     assert {k: r.status for k, r in found.items()} == {
@@ -125,7 +123,7 @@ def test_a_slide_that_bloats_its_worker_is_recorded_and_the_rest_unharmed(
     assert found["s2"].stage == "worker"
     assert "worker died" in found["s2"].error
     assert "twice, the second time alone" in found["s2"].error
-    assert (task.out / "s2" / "error.json").is_file()
+    assert (task.out / "slides" / "s2" / "failure.json").is_file()
 
 
 def test_a_slide_is_alone_in_less_memory_that_still_holds_three_batches(tmp_path: Path) -> None:
@@ -152,30 +150,28 @@ def test_a_lost_slide_that_is_done_all_the_same_stays_done(
 
 def test_the_task_comes_back_from_its_document(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    task = make_task(tmp_path / "out", RunConfig(executor=DASK), "embed")
+    task = make_task(tmp_path / "out", RunConfig(executor=DASK), "embed", command="test")
     assert from_mapping(RunTask, json.loads(json.dumps(as_mapping(task)))) == task
 
 
 def test_an_error_of_the_settings_ends_the_run_at_once(tmp_path: Path, slides: list[Path]) -> None:
     config = RunConfig(executor=ExecutorConfig(executor="dask", workers=1, threads=1))
-    task = make_task(tmp_path, config, "embed")
-    broken = FaultyTask(
-        out=task.out, config=config, stage="embed", failing=ConfigError("tiles.x must be 1, got 2")
-    )
+    task = make_task(tmp_path, config, "embed", command="test")
+    broken = FaultyTask(**vars(task), failing=ConfigError("tiles.x must be 1, got 2"))
     with pytest.raises(ConfigError, match=r"tiles\.x must be 1, got 2"):
-        execute(broken, slides)
+        execute_slides(broken, slides)
 
 
 def test_no_scheduler_at_the_address_is_said(tmp_path: Path, slides: list[Path]) -> None:
     config = ExecutorConfig(executor="dask", scheduler="tcp://127.0.0.1:9")
     with pytest.raises(ClusterError, match=r"address of a running one, got 'tcp://127\.0\.0\.1:9'"):
-        execute(faulty(tmp_path / "out", config=config), slides)
+        execute_slides(faulty(tmp_path / "out", config=config), slides)
 
 
 def test_gpus_without_dask_cuda_are_refused_with_another_way(
     tmp_path: Path, slides: list[Path]
 ) -> None:
     config = ExecutorConfig(executor="dask", gpus="0,1")
-    assert worker_shape(config)[0] == 2
+    assert local_shape(config)[0] == 2
     with pytest.raises(MissingDependencyError, match=r"needs dask-cuda.*CUDA_VISIBLE_DEVICES"):
-        execute(faulty(tmp_path / "out", config=config), slides)
+        execute_slides(faulty(tmp_path / "out", config=config), slides)

@@ -7,19 +7,19 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.slurm_node import why_not
-from thinsection.pipeline.api import run
-from thinsection.pipeline.run_task import make_task
 
-from thinsection.errors import ClusterError, ConfigError, StoreError
+from thinsection.cli.slurm import TASKS
+from thinsection.errors import ClusterError, ConfigError
 from thinsection.jobs.executor import ExecutorConfig, parse_walltime
-from thinsection.jobs.slurm_executor import collect
-from thinsection.jobs.slurm_job import SlurmJob, load_job, load_jobs
+from thinsection.jobs.slurm import collect
+from thinsection.jobs.slurm_array import Array, array_folders, load_array
 from thinsection.jobs.slurm_queue import task_states
-from thinsection.jobs.slurm_script import ArrayScript
-from thinsection.pipeline.slurm_run import collect_run, write_missing
+from thinsection.jobs.slurm_script import batch_script
+from thinsection.pipeline.run import make_task, run
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB
@@ -41,34 +41,48 @@ def settings(**changes: object) -> RunConfig:
     return RunConfig(executor=executor)
 
 
+def script(folder: str, config: ExecutorConfig, **changes: Any) -> str:
+    values: dict[str, Any] = {"num_tasks": 9, "request": REQUEST, **changes}
+    return batch_script(Path(folder), config=config, **values)
+
+
 def test_the_script_asks_for_the_request_and_the_users_directives_come_last() -> None:
     config = ExecutorConfig(
-        partition="gpu", account="lab", gres="gpu:a100:1", array_limit=4, directive=("--qos=long",)
+        partition="gpu", account="lab", gres="gpu:a100:1", workers=4, directive=("--qos=long",)
     )
-    script = ArrayScript(folder=Path("/o/j"), num_tasks=9, request=REQUEST, config=config)
-    lines = script.text().splitlines()
+    lines = script("/o/j", config).splitlines()
     assert lines[0] == "#!/bin/bash"
     directives = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
     assert "--array=1-9%4" in directives
     assert {"--cpus-per-task=3", "--mem=2048M", "--time=01:00:00"} <= set(directives)
     assert {"--partition=gpu", "--account=lab", "--gres=gpu:a100:1"} <= set(directives)
     assert directives[-1] == "--qos=long"
-    assert lines[-1].endswith('slurm task /o/j --index "$SLURM_ARRAY_TASK_ID"')
+    assert lines[-1].endswith('slurm array-task /o/j --index "$SLURM_ARRAY_TASK_ID"')
 
 
-def test_paths_with_spaces_are_quoted() -> None:
-    script = ArrayScript(
-        folder=Path("/o/a b"), num_tasks=1, request=REQUEST, config=ExecutorConfig(), python="/p y"
-    )
-    assert "'/p y' -m thinsection slurm task '/o/a b'" in script.text()
+def test_paths_with_spaces_quotes_and_percents_are_quoted() -> None:
+    text = script('/o/a "b" 50%', ExecutorConfig(), python="/p y")
+    assert """'/p y' -m thinsection slurm array-task '/o/a "b" 50%' --index""" in text
+    assert '#SBATCH --output="/o/a \\"b\\" 50%%/logs/%A_%a.log"\n' in text
+
+
+@pytest.mark.parametrize("name", ["partition", "account", "gres", "gpu"])
+@pytest.mark.parametrize("value", ["a\n#SBATCH --uid=0", "a b", "a'b", "", "a#b"])
+def test_a_word_of_a_directive_cannot_break_out_of_its_line(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"executor.{name} must be one word without quotes"):
+        ExecutorConfig(**{name: value})
+
+
+def test_a_line_break_in_the_output_folder_or_a_directive_is_refused() -> None:
+    with pytest.raises(ConfigError, match="out must hold no line break"):
+        script("/o/a\nb", ExecutorConfig())
+    with pytest.raises(ConfigError, match=r"executor\.directive must start with '-'"):
+        ExecutorConfig(directive=("--qos=a\r--uid=0",))
 
 
 def test_an_array_that_slurm_would_refuse_is_refused() -> None:
-    script = ArrayScript(
-        folder=Path("/o"), num_tasks=1001, request=REQUEST, config=ExecutorConfig()
-    )
     with pytest.raises(ConfigError, match=r"num_tasks must be in \[1, 1000\], got 1001"):
-        script.text()
+        script("/o", ExecutorConfig(), num_tasks=1001)
 
 
 @pytest.mark.parametrize(
@@ -85,38 +99,18 @@ def test_other_walltimes_are_refused(text: str) -> None:
         parse_walltime(text)
 
 
-def test_a_job_folder_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    write_he_slide(tmp_path / "a.tiff", (600, 400))
-    cohort = tmp_path / "c.csv"
-    cohort.write_text("slide_path,slide_mpp,label\na.tiff,0.5x0.51,x\n")
-    written = write_missing([cohort], out=tmp_path / "out", config=settings())
-    job = written.job
-    assert job is not None
-    assert written.left_out == 0
-    loaded = load_job(job.folder)
-    assert loaded.chunks == job.chunks
-    assert loaded.chunks[0][0].slide_mpp == (0.5, 0.51)
-    assert loaded.task == job.task
-    assert loaded.states() == {1: "WRITTEN"}
-
-
-def test_a_folder_without_jobs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="must hold a job of 'thinsection slurm submit'"):
-        collect(tmp_path)
-
-
 def test_without_sbatch_the_error_says_where_to_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_he_slide(tmp_path / "a.tiff", (600, 400))
-    job = write_missing([tmp_path / "a.tiff"], out=tmp_path / "out", config=settings()).job
-    assert job is not None
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        ClusterError, match=r"sbatch must be on the PATH.*--executor inline or dask"
-    ):
-        job.submit()
-    assert job.job_id is None
+    with pytest.raises(ClusterError, match=r"sbatch must be on the PATH.*another --executor"):
+        run([tmp_path / "a.tiff"], out=tmp_path / "out", config=settings())
+    assert not arrays(tmp_path / "out")
+
+
+def arrays(out: Path) -> list[Array]:
+    return [load_array(folder, TASKS) for folder in array_folders(out)]
 
 
 def thinsection(
@@ -126,7 +120,7 @@ def thinsection(
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def await_end(job: SlurmJob, *, timeout_s: float = 200) -> None:
+def await_end(job: Array, *, timeout_s: float = 200) -> None:
     """Until every array task reported or left the queue."""
     deadline = time.monotonic() + timeout_s
 
@@ -158,9 +152,9 @@ def test_an_array_with_a_bad_slide_and_a_cancelled_task_is_collected_and_resubmi
 
     first = thinsection("slurm", "submit", slides, *flags, environment=on_slurm)
     assert first.returncode == 0, first.stderr
-    (job,) = load_jobs(out)
+    (job,) = arrays(out)
     assert job.job_id is not None
-    assert f"slurm job {job.job_id}: 4 slides in 4 array tasks" in first.stdout
+    assert f"slurm job {job.job_id}: 4 entries in 4 array tasks" in first.stdout
     slow = next(i for i, c in enumerate(job.chunks, start=1) if c[0].slide_id == "slow")
     subprocess.run(["scancel", f"{job.job_id}_{slow}"], check=True)
     await_end(job)
@@ -176,28 +170,28 @@ def test_an_array_with_a_bad_slide_and_a_cancelled_task_is_collected_and_resubmi
     assert failed["bad"]["stage"] == "open"
     assert failed["slow"]["stage"] == "worker"
     assert f"array task {job.job_id}_{slow} ended without a report" in failed["slow"]["error"]
-    assert len(load_jobs(out)) == 1  # who cancels a task does not want it again
+    assert len(arrays(out)) == 1  # who cancels a task does not want it again
     assert "good" in "".join(p.read_text() for p in (job.folder / "logs").iterdir())
-    document = json.loads((out / "run.json").read_text())
+    document = json.loads((job.folder.parents[1] / "run.json").read_text())
     assert document["stage_seconds"]["encode_busy"] > 0
     assert document["efficiency"]["next_request"]["memory_bytes"] > 0
 
     write_he_slide(slides / "bad.tiff", (700, 600), seed=9)  # repaired
-    before = (out / "good0" / "tiles.h5").stat().st_mtime_ns
+    before = next(out.glob("*/features_*/good0.h5")).stat().st_mtime_ns
     again = thinsection("slurm", "submit", slides, *flags, environment=on_slurm)
-    assert "2 slides are done and left out" in again.stderr
-    second = load_jobs(out)[-1]
-    assert sorted(e.slide_id for e in second.entries) == ["bad", "slow"]
+    assert "2 of 4 are done and left out" in again.stderr
+    second = arrays(out)[-1]
+    assert sorted(e.slide_id for e in second.attempt.entries) == ["bad", "slow"]
     assert second.job_id is not None
     await_end(second)
-    run, waiting = collect_run(out)
-    assert (waiting, run.counts["done"], run.exit_code) == (0, 4, 0)
-    assert (out / "good0" / "tiles.h5").stat().st_mtime_ns == before
+    done = thinsection("slurm", "collect", out, environment=on_slurm)
+    assert (done.returncode, "run: 4 done" in done.stdout) == (0, True), done.stderr
+    assert next(out.glob("*/features_*/good0.h5")).stat().st_mtime_ns == before
     status = thinsection("slurm", "status", out, environment=on_slurm)
-    assert "4 done" in status.stdout
+    assert "2 done" in status.stdout.splitlines()[-2]  # of the newer array
     nothing = thinsection("slurm", "submit", slides, *flags, environment=on_slurm)
     assert "nothing is missing" in nothing.stderr
-    assert len(load_jobs(out)) == 2
+    assert len(arrays(out)) == 2
 
 
 @needs_slurm
@@ -206,20 +200,24 @@ def test_a_running_task_that_is_cancelled_loses_no_slide(
 ) -> None:
     write_he_slide(tmp_path / "big.tiff", (6000, 5000))
     out = tmp_path / "out"
-    job = write_missing([tmp_path / "big.tiff"], out=out, config=settings()).job
-    assert job is not None
-    number = job.submit()
-    lock = out / "big" / ".lock"
+    thinsection(
+        "slurm", "submit", tmp_path / "big.tiff", "--out", out, *TASK_FLAGS, environment=on_slurm
+    )
+    (job,) = arrays(out)
+    number = job.job_id
+    lock = out / "slides" / "big" / ".lock"
     deadline = time.monotonic() + 100
     while not lock.exists():
         assert time.monotonic() < deadline, "the task did not begin"
         threading.Event().wait(0.05)
     subprocess.run(["scancel", f"{number}_1"], check=True)
     await_end(job)
-    run, _ = collect_run(out)
-    assert run.counts["failed"] == 1
-    task = make_task(out, settings(), "tissue")
-    report = task(job.entries, on_event=lambda event: None)  # the dead task's lock is no obstacle
+    (found,) = collect(out, TASKS)
+    assert [result.status for result in found.results.values()] == ["failed"]
+    task = make_task(out, settings(), "tissue", command="test")
+    report = task(
+        job.attempt.entries, on_event=lambda event: None
+    )  # the dead task's lock is no obstacle
     assert [r.status for r in report.results] == ["done"]
 
 
@@ -236,7 +234,10 @@ def test_run_with_the_slurm_executor_waits_and_gives_the_same_bytes_as_inline(
             "run", *slides, "--out", tmp_path / name, *flags, name, environment=on_slurm
         )
         assert done.returncode == 0, done.stderr
-    for name in ("s0/tiles.h5", "s1/tiles.h5", "s1/slide_embedding.h5", "summary.csv"):
+    names = [p.relative_to(tmp_path / "inline") for p in (tmp_path / "inline").rglob("*.h5")]
+    assert {"s0.h5", "s1.h5"} == {name.name for name in names}
+    assert len(names) >= 2 * 3  # tiles, features, slide features
+    for name in (*names, Path("summary.csv")):
         inline, slurm = tmp_path / "inline" / name, tmp_path / "slurm" / name
         assert inline.read_bytes() == slurm.read_bytes(), name
 
@@ -256,9 +257,9 @@ def test_dask_workers_come_up_as_two_slurm_jobs_and_do_the_work(
     )
     summary = run(slides, out=tmp_path / "out", config=config, stage="tile")
     assert summary.counts["done"] == 4
-    records = read_usage(tmp_path / "out")
+    records = read_usage(summary.record)
     jobs = {record.requested.job for record in records} - {None}
     assert 1 <= len(jobs) <= 2  # a quick job may have done the other's share
     assert all(r.requested.source == "slurm" for r in records if r.requested.job)
-    logs = [p for p in (tmp_path / "out" / "logs").iterdir() if p.name.startswith("dask-worker-")]
+    logs = [p for p in (summary.record / "logs").iterdir() if p.name.startswith("dask-worker-")]
     assert len({path.stem for path in logs}) >= 2

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 from tests.support.slurm_node import why_not
-from thinsection.pipeline.run_task import make_task
 
+from thinsection.cli.slurm import TASKS
 from thinsection.config import replace_flat
 from thinsection.jobs import slurm_queue
-from thinsection.jobs.slurm_executor import SlurmExecutor
-from thinsection.jobs.slurm_job import load_jobs
-from thinsection.jobs.slurm_queue import TaskState, accounted_states, task_states
-from thinsection.jobs.slurm_retry import slides_to_retry
+from thinsection.jobs.execute import execute
+from thinsection.jobs.slurm import SlurmBackend, Submitted, collect
+from thinsection.jobs.slurm_array import Array, array_folders, load_array
+from thinsection.jobs.slurm_queue import accounted_states, task_states
 from thinsection.jobs.task import Report
 from thinsection.pipeline.results import SlideResult
-from thinsection.pipeline.slurm_run import collect_run, write_missing
+from thinsection.pipeline.run import make_task, run
+from thinsection.pipeline.slurm_run import finish_collected
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
@@ -65,46 +66,6 @@ def test_the_accounting_is_read_where_there_is_one(monkeypatch: pytest.MonkeyPat
     assert [found[i].died for i in (1, 2, 3)] == [True, False, True]
 
 
-@pytest.mark.parametrize(
-    ("end", "retried"),
-    [
-        (TaskState(state="OUT_OF_MEMORY", signal=125), True),
-        (TaskState(state="FAILED", signal=9), True),
-        (TaskState(state="NODE_FAIL"), True),
-        (TaskState(state="TIMEOUT"), True),
-        (TaskState(state="FAILED", exit_code=2), False),  # the settings: the same for every task
-        (TaskState(state="CANCELLED", signal=15), False),
-        (TaskState(), False),  # forgotten, and nothing was begun
-    ],
-)
-def test_only_slides_of_a_task_that_died_are_tried_again(
-    tmp_path: Path, end: TaskState, retried: bool
-) -> None:
-    for name in ("a", "b"):
-        write_he_slide(tmp_path / f"{name}.tiff", (400, 300))
-    out = tmp_path / "out"
-    job = write_missing([tmp_path / "a.tiff", tmp_path / "b.tiff"], out=out, config=CONFIG).job
-    assert job is not None
-    found = [e.slide_id for e in slides_to_retry(job, {1: end})]
-    assert found == (["a", "b"] if retried else [])
-    assert [e.slide_id for e in slides_to_retry(job, {1: end}, without={"a"})] == (
-        ["b"] if retried else []
-    )
-
-
-def test_a_slide_that_ran_out_of_time_alone_is_not_tried_again_and_a_begun_one_is(
-    tmp_path: Path,
-) -> None:
-    write_he_slide(tmp_path / "a.tiff", (400, 300))
-    out = tmp_path / "out"
-    job = write_missing([tmp_path / "a.tiff"], out=out, config=CONFIG).job
-    assert job is not None
-    assert slides_to_retry(job, {1: TaskState(state="TIMEOUT")}) == []
-    (out / "a").mkdir()
-    (out / "a" / ".lock").touch()  # what a killed process leaves of a slide that it had begun
-    assert [e.slide_id for e in slides_to_retry(job, {1: TaskState()})] == ["a"]
-
-
 class Killer(threading.Thread):
     """Sends SIGKILL to whatever process begins a slide, so many times."""
 
@@ -125,15 +86,18 @@ class Killer(threading.Thread):
                 self.killed.append(pid)
 
 
-def execute(out: Path, slides: Path) -> tuple[dict[str, SlideResult], list[str]]:
+def execute_slides(out: Path, slides: Path) -> tuple[dict[str, SlideResult], list[str]]:
     """Runs the slides up to the tile grid through the executor."""
     out.mkdir()
     reports: list[Report[SlideResult]] = []
     messages: list[str] = []
-    task = make_task(out, CONFIG, "tile")
-    executor = SlurmExecutor(CONFIG.executor, on_message=messages.append, poll_s=0.2)
-    executor.execute(
-        [load_cohort([slides])], task, on_report=reports.append, on_event=lambda event: None
+    execute(
+        load_cohort([slides]),
+        make_task(out, CONFIG, "tile", command="test"),
+        CONFIG.executor,
+        folder=out,
+        on_report=reports.append,
+        on_message=messages.append,
     )
     results = [result for report in reports for result in report.results]
     assert len(results) == len({r.slide_id for r in results}) == 2
@@ -143,55 +107,68 @@ def execute(out: Path, slides: Path) -> tuple[dict[str, SlideResult], list[str]]
 @needs_slurm
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_slide_whose_task_is_killed_is_tried_once_more_alone(
-    tmp_path: Path, on_slurm: dict[str, str], times: int
+    tmp_path: Path, on_slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
+    monkeypatch.setattr(SlurmBackend, "poll_s", 0.2)
     slides, out = tmp_path / "slides", tmp_path / "out"
     slides.mkdir()
     write_he_slide(slides / "a.tiff", (600, 500))
     write_he_slide(slides / "big.tiff", (6000, 5000))
-    killer = Killer(out / "big", times=times)
+    killer = Killer(out / "slides" / "big", times=times)
     killer.start()
     try:
-        found, messages = execute(out, slides)
+        found, messages = execute_slides(out, slides)
     finally:
         killer.stop.set()
         killer.join()
     assert len(killer.killed) == times
     assert found["a"].status == "done"
-    first, second = load_jobs(out)
+    first, second = arrays(out)
     assert second.alone
     assert second.request.memory_bytes == 2 * first.request.memory_bytes == 3000 * MIB
-    assert second.task.config.stream.decode_workers == 1
+    assert second.task.config.stream.decode_workers == 1  # type: ignore[attr-defined]
     assert all(len(chunk) == 1 for chunk in second.chunks)
-    assert any("whose array task died, each once more alone" in text for text in messages)
+    assert any("a worker died with" in text for text in messages)
     if times == 1:
         assert found["big"].status == "done"
     else:
         assert (found["big"].status, found["big"].stage) == ("failed", "worker")
-        assert "(FAILED, signal 9), the second time, alone; see" in found["big"].error
+        assert "(FAILED, signal 9); see" in found["big"].error
+        assert found["big"].error.endswith("twice, the second time alone")
 
 
 @needs_slurm
-def test_a_task_that_exceeds_its_memory_is_collected_sent_again_with_twice_and_done(
-    tmp_path: Path, on_slurm: dict[str, str]
+@pytest.mark.parametrize("memory", ["290MiB", "290MiB,1200MiB"])
+def test_a_task_that_exceeds_its_memory_is_collected_sent_again_with_more_and_done(
+    tmp_path: Path, on_slurm: dict[str, str], memory: str
 ) -> None:
     write_he_slide(tmp_path / "a.tiff", (5000, 4000))
-    out = tmp_path / "out"
-    config = replace_flat(CONFIG, {"job_memory": "290MiB", "tile_mpp": "0.5"})
-    job = write_missing([tmp_path / "a.tiff"], out=out, config=config).job
-    assert job is not None
-    job.submit()
+    out = tmp_path / "an out"  # a space in it
+    config = replace_flat(
+        CONFIG, {"job_memory": memory, "tile_mpp": "0.5", "queue": "submit", "executor": "slurm"}
+    )
+    with pytest.raises(Submitted) as submitted:
+        run([tmp_path / "a.tiff"], out=out, config=config)
     await_end(out)
-    assert job.ends([1])[1].died
+    ended = submitted.value.array.ended()[1]
+    assert (ended.how, ended.want) == ("died", "memory")
     messages: list[str] = []
-    summary, waiting = collect_run(out, on_message=messages.append)
-    assert waiting == 1
-    assert summary.results == ()
-    assert "slides whose array task died, each once more alone: 1" in messages[-1]
+    (found,) = collect(out, TASKS, on_message=messages.append)
+    assert (found.waiting, found.results) == (1, {})
+    assert "a worker died with 1 entries: each is tried alone" in messages
+    _, second = arrays(out)
+    assert second.request.memory_bytes == (1200 if "," in memory else 580) * MIB
+    assert f"--mem={second.request.memory_bytes // MIB}M" in second.script.read_text()
     await_end(out)
-    summary, waiting = collect_run(out, on_message=messages.append)
-    assert (waiting, summary.counts["done"], summary.exit_code) == (0, 1, 0)
-    assert len(load_jobs(out)) == 2
+    (found,) = collect(out, TASKS, on_message=messages.append)
+    assert [r.status for r in found.results.values()] == ["done"]
+    assert finish_collected(found).exit_code == 0
+    assert len(arrays(out)) == 2
+    assert list((second.folder / "logs").iterdir())  # where the script said, with its space
+
+
+def arrays(out: Path) -> list[Array]:
+    return [load_array(folder, TASKS) for folder in array_folders(out)]
 
 
 def await_end(out: Path) -> None:

@@ -1,5 +1,6 @@
 """Aggregation by every executor: the same bytes, bad files alone, deaths recorded, resume."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,12 +13,11 @@ from tests.support.slurm_node import why_not
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
-from thinsection.config import replace_flat
+from thinsection.config import as_mapping, from_mapping, replace_flat
 from thinsection.errors import ConfigError, StoreError, UnknownEncoderError
 from thinsection.jobs.execute import execute
-from thinsection.jobs.executor import ExecutorConfig
-from thinsection.jobs.task_document import TaskDocument, load_tasks
 from thinsection.pipeline.pooling import (
+    FeaturesFile,
     PoolingTask,
     aggregate_folder,
     find_features,
@@ -71,6 +71,15 @@ def test_dask_workers_write_the_same_bytes_as_inline_and_a_bad_file_stays_alone(
     assert sorted(result.slide_id for result in told) == list("abcde")
     assert files(tmp_path / "dask") == files(tmp_path / "inline")
     assert sorted(files(tmp_path / "dask")) == ["a.h5", "b.h5", "c.h5", "e.h5"]
+
+
+def test_several_workers_without_an_executor_are_a_pool_that_writes_the_same_bytes(
+    features: Path, tmp_path: Path
+) -> None:
+    inline = aggregate_folder(features, out=tmp_path / "inline", config=settings())
+    pool = aggregate_folder(features, out=tmp_path / "pool", config=settings(workers=2, threads=1))
+    assert states(pool) == states(inline)
+    assert files(tmp_path / "pool") == files(tmp_path / "inline")
 
 
 def test_what_is_done_is_skipped_by_another_executor_and_a_repaired_file_is_done(
@@ -147,12 +156,12 @@ def test_the_slide_encoder_is_loaded_once_for_all_files_of_a_process(features: P
     assert loaded_encoder.cache_info().hits == 4
 
 
-def test_a_task_comes_back_from_its_document(features: Path, tmp_path: Path) -> None:
+def test_a_task_comes_back_from_its_document(features: Path) -> None:
     task = PoolingTask(pooling=PoolingConfig(slide_encoder="max", tile_px_l0=512), threads=2)
     sources = find_features(features)
-    saved = TaskDocument(folder=tmp_path, task=task, chunks=(tuple(sources), tuple(sources[:1])))
-    saved.save()
-    assert load_tasks(tmp_path) == saved
+    kept = [json.dumps(as_mapping(value)) for value in (task, *sources)]
+    assert from_mapping(PoolingTask, json.loads(kept[0])) == task
+    assert [from_mapping(FeaturesFile, json.loads(text)) for text in kept[1:]] == sources
 
 
 def test_wrong_settings_are_refused_before_any_worker_starts(
@@ -162,7 +171,5 @@ def test_wrong_settings_are_refused_before_any_worker_starts(
         aggregate_folder(features, config=settings(slide_encoder="maxx", **SLURM))
     with pytest.raises(ConfigError, match=r"pooling\.memory must be a size"):
         settings(memory="much")
-    with pytest.raises(ConfigError, match=r"workers must be 0 or 1 .*got 2; pass --executor dask"):
-        aggregate_folder(features, config=AggregateRunConfig(executor=ExecutorConfig(workers=2)))
     with pytest.raises(StoreError, match="folder must exist"):
         aggregate_folder(tmp_path / "none")

@@ -13,8 +13,8 @@ from thinsection.pipeline.records import begin_record, end_record, last_record, 
 from thinsection.pipeline.usage import efficiency, write_efficiency
 from thinsection.types import GIB
 from thinsection.usage.analysis import analyse, bottleneck, format_walltime
-from thinsection.usage.model import ProcessUsage, Requested, Sample
-from thinsection.usage.monitor import ResourceMonitor
+from thinsection.usage.limits import Requested
+from thinsection.usage.monitor import ProcessUsage, ResourceMonitor, Sample, read_usages
 from thinsection.usage.page import efficiency_page, timeline_svg
 
 
@@ -86,6 +86,7 @@ def test_the_story_of_the_issue_is_loud_about_its_gpu_and_asks_for_less() -> Non
         facts={"torch_cuda_build": False, "gpus_visible": 1},
     )
     found = analyse([job])
+    assert found.next_request is not None
     assert any("allocated and never used" in w for w in found.warnings)
     assert any("torch is a CPU build" in w for w in found.warnings)
     assert found.next_request.gpus == 0
@@ -108,6 +109,7 @@ def test_a_used_gpu_is_no_alarm_and_is_asked_for_again() -> None:
     job = usage(requested={"gpus": 1}, gpu={"gpu_util": 0.4, "gpu_bytes": GIB})
     found = analyse([job])
     assert found.warnings == ()
+    assert found.next_request is not None
     assert "#SBATCH --gres=gpu:1" in found.next_request.sbatch_lines()
 
 
@@ -126,6 +128,7 @@ def test_several_jobs_add_up_and_the_worst_one_sets_the_next_request() -> None:
     small, large = usage(seconds=100), usage(seconds=700, pid=2)
     found = analyse([small, large])
     assert found.wall_s == 700
+    assert found.next_request is not None
     assert found.next_request.walltime_s == 1080  # 700 s + 50 %, to the next minute
 
 
@@ -138,6 +141,35 @@ def test_nothing_recorded_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"record must hold usage/\*\.jsonl of a run, got none"):
         efficiency(tmp_path)
     assert not (record.folder / "efficiency.html").exists()
+
+
+def test_who_only_waited_or_found_all_done_does_not_judge_the_work() -> None:
+    worked = usage(stage_seconds=FED, facts={"device": "cpu"}, pid=2)
+    driver = usage(seconds=900, pid=1, requested={"cpus": 64.0})  # waited for its workers
+    resumed = usage(seconds=3, pid=3, facts={"device": "cpu"}, idle=True)
+    assert analyse([driver, worked, resumed]) == analyse([worked])
+
+
+def test_where_nothing_was_worked_on_there_is_no_advice() -> None:
+    resumed = usage(seconds=3, idle=True)
+    found = analyse([resumed])
+    assert found.next_request is None
+    assert found.bottleneck == "nothing was left to do, so there is no advice"
+    assert "SBATCH" not in efficiency_page(found, [resumed])
+
+
+def test_a_record_says_whether_anything_was_worked_on(tmp_path: Path) -> None:
+    for folder, seconds in (("a", FED), ("b", {"prepare_wait": 1.0})):
+        with ResourceMonitor(tmp_path / folder, stage_seconds=lambda s=seconds: s):
+            pass
+    assert [u.idle for u in read_usages(tmp_path.glob("*/usage/*.jsonl"))] == [False, True]
+
+
+@pytest.mark.parametrize("mib", [1, 300, 425, 426, 427, 500, 668, 5000])
+def test_never_is_less_memory_advised_than_was_used(mib: int) -> None:
+    request = analyse([usage(gpu={"rss_bytes": mib << 20}, stage_seconds=FED)]).next_request
+    assert request is not None
+    assert request.memory_bytes >= 1.2 * (mib << 20)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from thinsection.types import GIB, MIB
-from thinsection.usage.monitor import ResourceMonitor, read_usage
-from thinsection.usage.monitor_facts import filesystem_of
-from thinsection.usage.monitor_limits import cgroup_limits, read_limits
-from thinsection.usage.monitor_sample import GpuSampler, TreeSampler
+from thinsection.usage.limits import cgroup_limits, filesystem_of, read_limits
+from thinsection.usage.monitor import GpuSampler, ResourceMonitor, TreeSampler, read_usage
 
 
 def write_tree(root: Path, files: dict[str, str]) -> None:

@@ -65,7 +65,8 @@ def _flag_parameters(cls: type) -> dict[str, inspect.Parameter]:
             continue
         default = getattr(getattr(defaults, section), field_name)
         flag = f.metadata.get("flag") or "--" + field_name.replace("_", "-")
-        declared = f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
+        flags = (flag,) if isinstance(flag, str) else flag
+        declared = [f"{flag}/--no-{flag.removeprefix('--')}"] if kind is bool else flags
         shown = ",".join(default) if isinstance(default, tuple) else default
         choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
         if f.metadata.get("choices"):
@@ -74,7 +75,7 @@ def _flag_parameters(cls: type) -> dict[str, inspect.Parameter]:
         listed = f" [{'|'.join(map(str, choices))}]" if choices else ""
         suffix = "" if default is None or shown == "" else f" [default: {shown}]"
         typer_option = typer.Option(
-            declared,
+            *declared,
             help=escape(f"{f.metadata.get('help', '')}{listed}{suffix}"),
             rich_help_panel=section.replace("_", " ").capitalize(),
             show_default=False,

@@ -66,9 +66,10 @@ def efficiency(folder: FolderArgument) -> None:
     for warning in analysis.warnings:
         console.print(f"warning: {warning}", style="bold red", markup=False)
     console.print(analysis.bottleneck, markup=False)
-    console.print("ask for this next time:")
-    for line in analysis.next_request.sbatch_lines():
-        console.print(f"  {line}", markup=False)
+    if analysis.next_request is not None:
+        console.print("ask for this next time:")
+        for line in analysis.next_request.sbatch_lines():
+            console.print(f"  {line}", markup=False)
     console.print(f"page: {page}", markup=False)
 
 

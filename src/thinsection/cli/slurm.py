@@ -1,139 +1,154 @@
-"""`thinsection slurm`: array jobs written, submitted, looked at and collected."""
+"""`thinsection slurm`: arrays of any kind of task written, submitted, looked at and collected."""
 
 import json
+import sys
+from collections import Counter
+from contextlib import redirect_stdout
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from thinsection.cli.options import with_config
-from thinsection.cli.run import SlidesArgument
+from thinsection.registry import Entry, Registry
 
-OutOption = Annotated[
-    str, typer.Option("--out", help="Output folder, that all nodes see.", show_default=False)
-]
-JobsArgument = Annotated[Path, typer.Argument(help="Output folder of the jobs.")]
+FolderArgument = Annotated[Path, typer.Argument(help="Output folder of the arrays.")]
+_CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+# kind of a task -> its class: the rooms of pipelines and probes are below that of jobs
+TASKS: Registry[Any] = Registry(
+    "kind of task",
+    "thinsection.tasks",
+    (
+        Entry(
+            name="run", help="Slides, up to any stage.", target="thinsection.pipeline.task:RunTask"
+        ),
+        Entry(
+            name="aggregate",
+            help="Tile embeddings.",
+            target="thinsection.pipeline.pooling:PoolingTask",
+        ),
+        Entry(name="probe", help="Probes.", target="thinsection.probe.grid:ProbeTask"),
+    ),
+)
+_COMMANDS = ("run", "tissue", "tile", "embed", "qc", "aggregate", "probe")
 
 
 def register(app: typer.Typer) -> None:
     """Adds the group of commands."""
-    from thinsection.stages.config import RunConfig
-
-    group = typer.Typer(no_args_is_help=True, help="A run as a Slurm job array.")
-    group.command("script")(with_config(RunConfig)(_script))
-    group.command("submit")(with_config(RunConfig)(_submit))
+    group = typer.Typer(no_args_is_help=True, help="Work as job arrays of Slurm.")
+    group.command("script", context_settings=_CONTEXT)(_script)
+    group.command("submit", context_settings=_CONTEXT)(_submit)
     group.command("status")(_status)
     group.command("collect")(_collect)
-    group.command("task", hidden=True)(_task)
     group.command("array-task", hidden=True)(_array_task)
     app.add_typer(group, name="slurm")
 
 
-def _script(slides: SlidesArgument, out: OutOption, config: Any = None) -> None:
-    """Write the array job of what is missing, and show its batch script.
+def _script(context: typer.Context) -> None:
+    """Write the array of what is missing, and show its batch script.
 
-    Example: thinsection slurm script cohort.csv --out OUT --partition gpu --gres gpu:1
+    Takes what the command takes: thinsection slurm script qc slides/ --out QC --pipeline light
+
+    Without a command it is 'run': thinsection slurm script cohort.csv --out OUT --gres gpu:1
     """
-    job = _write(slides, out, config)
-    if job is not None:
-        typer.echo(job.script.read_text(), nl=False)
-        typer.echo(f"# written to {job.script}; submit it with: sbatch --parsable", err=True)
+    array = _hand_over(context.args, "script")
+    if array is not None:
+        typer.echo(array.script.read_text(), nl=False)
+        typer.echo(f"# written to {array.script}; submit it with: sbatch --parsable", err=True)
 
 
-def _submit(slides: SlidesArgument, out: OutOption, config: Any = None) -> None:
-    """Write and submit the array job; again on the same folder: only what is missing.
+def _submit(context: typer.Context) -> None:
+    """Write and submit the array of what is missing, and return.
 
-    Example: thinsection slurm submit cohort.csv --out OUT --array-limit 8
+    Takes what the command takes: thinsection slurm submit aggregate OUT --slide-encoder titan
+
+    Without a command it is 'run': thinsection slurm submit cohort.csv --out OUT --workers 8
     """
-    job = _write(slides, out, config)
-    if job is None:
+    array = _hand_over(context.args, "submit")
+    if array is None:
         return
-    number = job.submit()
-    count = sum(len(chunk) for chunk in job.chunks)
-    typer.echo(f"slurm job {number}: {count} slides in {len(job.chunks)} array tasks")
-    typer.echo(f"logs: {job.folder / 'logs'}; next: thinsection slurm status {out}")
+    count = len(array.attempt.entries)
+    typer.echo(f"slurm job {array.job_id}: {count} entries in {len(array.chunks)} array tasks")
+    out = array.folder.parents[1]
+    typer.echo(f"logs: {array.folder / 'logs'}; next: thinsection slurm status {out}")
 
 
-def _write(slides: list[str], out: str, config: Any) -> Any:
+def _hand_over(arguments: list[str], queue: str) -> Any:
+    """Runs the command up to where it hands its work to Slurm; None where nothing is missing."""
+    from thinsection.cli.main import build_app
     from thinsection.errors import ConfigError
     from thinsection.files.sources import is_url
-    from thinsection.pipeline.slurm_run import write_missing
+    from thinsection.jobs.slurm import Submitted
 
-    if is_url(out):
-        raise ConfigError(f"out must be a folder that all nodes see, got {out!r}")
-    written = write_missing(slides, out=Path(out), config=config)
-    if written.left_out:
-        typer.echo(f"{written.left_out} slides are done and left out", err=True)
-    if written.request is None:
-        typer.echo("nothing is missing", err=True)
-    else:
-        typer.echo("\n".join(written.request.lines()), err=True)
-    return written.job
+    if any(a == "--out" and is_url(b) for a, b in pairwise(arguments)):
+        raise ConfigError("out must be a folder that all nodes see, got a URL")
+    command = arguments if arguments and arguments[0] in _COMMANDS else ["run", *arguments]
+    try:
+        with redirect_stdout(sys.stderr):  # what is printed here is the script, or its number
+            build_app(command)(
+                [*command, "--executor", "slurm", "--queue", queue], standalone_mode=False
+            )
+    except Submitted as submitted:
+        return submitted.array
+    typer.echo("nothing is missing", err=True)
+    return None
 
 
-def _status(out: JobsArgument) -> None:
-    """Show the state of every array job of a folder."""
+def _status(out: FolderArgument) -> None:
+    """Show the state of every array of a folder."""
     from rich.console import Console
     from rich.table import Table
 
-    from thinsection.jobs.slurm_executor import job_status
-    from thinsection.jobs.slurm_job import load_jobs
+    from thinsection.jobs.slurm import array_status
+    from thinsection.jobs.slurm_array import array_folders, load_array
 
-    table = Table("job", "id", "array tasks", "slides")
-    for job in load_jobs(out):
-        status = job_status(job)
-        number = str(job.job_id or "not submitted")
-        table.add_row(job.folder.name, number, _counts(status.tasks), _counts(status.slides))
+    table = Table("array", "kind", "id", "array tasks", "entries")
+    for folder in array_folders(out):
+        array = load_array(folder, TASKS)
+        status = array_status(array)
+        number = str(array.job_id or "not submitted")
+        counts = (_counts(status.tasks), _counts(status.entries))
+        table.add_row(folder.name, array.task.kind, number, *counts)
     Console().print(table)
 
 
 def _collect(
-    out: JobsArgument,
+    out: FolderArgument,
     retry: Annotated[
-        bool, typer.Option(help="Submit slides whose array task died once more, alone.")
+        bool, typer.Option(help="Submit what died once more, each entry alone, with more.")
     ] = True,
 ) -> None:
-    """Merge what the array tasks reported: summary.csv, failed.csv, run.json, efficiency.html.
+    """Merge what the array tasks reported; of a run into its tables and its efficiency page.
 
-    Exit code 0: all slides are done; 3: some failed, were lost or are not done yet.
+    Exit code 0: all is done; 3: some failed, were lost or are not done yet.
     """
-    from thinsection.pipeline.slurm_run import collect_run
+    from thinsection.jobs.slurm import collect
 
-    summary, waiting = collect_run(out, retry=retry, on_message=typer.echo)
-    line = ", ".join(f"{count} {status}" for status, count in summary.counts.items() if count)
-    typer.echo(f"{line or 'no result yet'} -> {out / 'summary.csv'}")
-    if waiting:
-        typer.echo(f"{waiting} array tasks still wait or run: collect again later")
-    if summary.counts["failed"]:
-        typer.echo(f"see {out / 'failed.csv'}; the same 'slurm submit' takes up what is missing")
-    raise typer.Exit(3 if waiting else summary.exit_code)
+    bad = False
+    for found in collect(out, TASKS, retry=retry, on_message=typer.echo):
+        counts = Counter(getattr(result, "status", "done") for result in found.results.values())
+        typer.echo(f"{found.task.kind}: {_counts(counts) or 'no result yet'}")
+        bad = bad or bool(found.waiting or counts["failed"])
+        if found.waiting:
+            typer.echo(f"{found.waiting} array tasks still wait or run: collect again later")
+        if found.task.kind == "run":
+            from thinsection.pipeline.slurm_run import finish_collected
 
-
-def _task(
-    folder: Annotated[Path, typer.Argument(help="Folder of the job.")],
-    index: Annotated[int, typer.Option(help="Array index, from 1.")],
-) -> None:
-    """Work on the slides of one array index (what the batch script calls)."""
-    from thinsection.cli.progress import describe
-    from thinsection.jobs.slurm_job import load_job
-
-    def show(event: Any) -> None:
-        if event.kind == "ended" and event.result is not None:
-            typer.echo(describe(event.result))
-
-    job = load_job(folder)
-    job.run_index(index, on_event=show)
-    if any(result.status == "failed" for result in job.report(index).results):
-        raise typer.Exit(3)
+            finish_collected(found)
+            typer.echo(f"-> {out / 'summary.csv'}, {out / 'failed.csv'}")
+        elif not found.waiting:
+            typer.echo("its tables: the same command again, which keeps what is done")
+    raise typer.Exit(3 if bad else 0)
 
 
 def _array_task(
     folder: Annotated[Path, typer.Argument(help="Folder of the array.")],
     index: Annotated[int, typer.Option(help="Array index, from 1.")],
 ) -> None:
-    """Work on the entries of one array index: probes, quality control, aggregation."""
+    """Work on the entries of one array index (what the batch script calls)."""
     from thinsection.config import as_mapping
-    from thinsection.jobs.task_document import load_tasks
+    from thinsection.jobs.slurm_array import load_array
 
     failed = False
 
@@ -141,9 +156,9 @@ def _array_task(
         nonlocal failed
         for result in report.results:
             typer.echo(json.dumps(as_mapping(result), ensure_ascii=False))
-            failed = failed or result.status == "failed"
+            failed = failed or getattr(result, "status", "done") == "failed"
 
-    load_tasks(folder).run_index(index, on_report=show)
+    load_array(folder, TASKS).run_index(index, on_report=show)
     if failed:
         raise typer.Exit(3)
 

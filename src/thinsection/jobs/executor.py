@@ -1,69 +1,148 @@
-"""The settings of executors: where entries are worked on, how wide, and in which chunks."""
+"""The settings of executors, the list of them, and how entries are cut into their chunks.
+
+Where the settings list several sizes of memory or several cards, the first is for everybody and
+each further one for the entries that died for want of it: a ladder, on which `Rung` is a place.
+"""
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from thinsection.config import option
 from thinsection.errors import ConfigError
-from thinsection.jobs.task import Entry
+from thinsection.jobs.task import Entry, Want
+from thinsection.registry import Entry as Named
+from thinsection.registry import Registry
 from thinsection.units import parse_bytes
+from thinsection.usage.limits import read_limits
 
-LOGS = "logs"  # folder of the workers' logs in the output folder
-MAX_CHUNK_SLIDES = 16
+if TYPE_CHECKING:
+    from thinsection.jobs.backend import Backend
+
+LOGS = "logs"  # folder of the workers' logs below that of an invocation's records
+MAX_CHUNK_ENTRIES = 16
 MAX_ARRAY = 1000  # Slurm's default MaxArraySize is 1001, the first index that is refused
-# chunks per worker: enough that a slow one at the end does not leave the others idle
-_CHUNKS_PER_WORKER = 4
-_ARRAY_TASKS = 8  # for a small cohort, where --workers does not say it
+CPUS_PER_WORKER = 4
+ARRAY_WORKERS = 8  # of a batch system, where --workers does not say it
+_CHUNKS_PER_WORKER = 4  # enough that a slow one at the end does not leave the others idle
+_COUNTS = ("workers", "threads", "chunk_slides", "retries", "job_cpus")
+_WORD = re.compile(r"[^\s\"'\\#\x00-\x1f\x7f]+")  # what a scheduler's directive takes unquoted
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+EXECUTORS: "Registry[type[Backend]]" = Registry(
+    "executor",
+    "thinsection.executors",
+    (
+        Named(
+            name="inline",
+            help="This process, one entry or stream after the other.",
+            target="thinsection.jobs.inline:InlineBackend",
+        ),
+        Named(
+            name="pool",
+            help="Worker processes on this node.",
+            target="thinsection.jobs.pool:PoolBackend",
+        ),
+        Named(
+            name="dask",
+            help="Dask workers: local, a scheduler's, or jobs of a batch system.",
+            target="thinsection.jobs.dask:DaskBackend",
+            needs=("dask", "distributed"),
+            extra="cluster",
+        ),
+        Named(
+            name="ray",
+            help="Tasks on a local Ray or a running cluster.",
+            target="thinsection.jobs.ray:RayBackend",
+            needs=("ray",),
+            extra="ray",
+        ),
+        Named(
+            name="slurm",
+            help="A job array of Slurm.",
+            target="thinsection.jobs.slurm:SlurmBackend",
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """Which of the listed sizes of memory and of the listed cards entries are tried with."""
+
+    memory: int = 0
+    gpu: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorConfig:
-    """Where and how wide a run is executed."""
+    """Where and how wide entries are worked on."""
 
-    executor: Literal["inline", "dask", "slurm"] = option(
-        "inline", "Where slides are worked on: this process, Dask workers, a Slurm job array."
+    executor: str = option(
+        "auto",
+        "Where the work is done; auto: this process for up to one worker, else a pool.",
+        choices=lambda: ("auto", *EXECUTORS.names()),
     )
     workers: int = option(
-        0, "Worker processes or jobs; 0: inline none, dask one per GPU, else one per 4 CPUs."
+        0, "Worker processes, or jobs at once; 0: one per GPU, else one per 4 CPUs; Slurm: all."
     )
     threads: int = option(0, "CPU threads of each worker's encoder; 0: its share of the CPUs.")
     worker_memory: str | None = option(
-        None, "Host memory of a worker; one that exceeds it is restarted. None: an equal share."
+        None,
+        "Host memory of a worker process, which is ended where it exceeds it; None: an equal "
+        "share. Of a list (16G,32G) what dies for want of memory gets the next.",
     )
     chunk_slides: int = option(0, "Slides per task, streamed without a pause; 0: by the number.")
     retries: int = option(2, "Times that a chunk is sent again after an error of the cluster.")
-    scheduler: str | None = option(None, "Address of a running Dask scheduler: tcp://HOST:8786.")
-    gpus: str | None = option(None, "GPUs for one Dask worker each (dask-cuda): 0,1.")
+    scheduler: str | None = option(
+        None, "Address of a running Dask scheduler (tcp://HOST:8786) or Ray (ray://HOST:10001)."
+    )
+    gpus: str | None = option(None, "GPUs of this node, for one worker each: 0,1.")
     jobqueue: str | None = option(None, "Start Dask workers as jobs of this batch system: slurm.")
     partition: str | None = option(None, "Slurm partition.")
     account: str | None = option(None, "Slurm account.")
-    gres: str | None = option(None, "Slurm generic resources of a job: gpu:1, gpu:a100:1.")
+    gres: str | None = option(
+        None, "Slurm generic resources of a job: gpu:1; {gpu} stands for the card of --gpu."
+    )
     walltime: str | None = option(
         None, "Time limit of a job, HH:MM:SS or D-HH:MM:SS; None: as planned for an array."
     )
     gpu: str | None = option(
-        None, "Card that a job will get, for the prediction: t4, v100, a40, a100-40, a100-80, h100."
+        None,
+        "Card that a job will get: t4, v100, a40, a100-40, a100-80, h100. Of a list "
+        "(a40,a100-80) what dies for want of GPU memory gets the next.",
     )
     job_cpus: int = option(0, "CPUs of a job; 0: as planned for an array, 4 for Dask's.")
     job_memory: str | None = option(
-        None, "Memory of a job; None: as planned for an array, 8 GiB for Dask's."
+        None,
+        "Memory of a job, or of a worker; None: as planned for an array, 8 GiB for Dask's. Of a "
+        "list (16G,32G) what dies for want of memory gets the next.",
+        flag=("--job-memory", "--mem"),
     )
-    array_limit: int = option(0, "Most array tasks at once (--array=1-N%K); 0: no limit.")
     directive: tuple[str, ...] = option((), "Further #SBATCH directive; repeat: --qos=long.")
+    queue: Literal["wait", "submit", "script"] = option(
+        "wait", "What is done with a Slurm array: wait for it, only submit it, or only write it."
+    )
 
     def __post_init__(self) -> None:
-        for name in ("workers", "threads", "chunk_slides", "retries", "job_cpus", "array_limit"):
+        for name in _COUNTS:
             if getattr(self, name) < 0:
                 raise ConfigError(f"executor.{name} must be >= 0, got {getattr(self, name)}")
         for name in ("worker_memory", "job_memory"):
-            if getattr(self, name) is not None:
-                parse_bytes(getattr(self, name), name=f"executor.{name}")
+            for size in _listed(getattr(self, name)):
+                parse_bytes(size, name=f"executor.{name}")
+        for name in ("partition", "account", "gres", "gpu"):
+            value = getattr(self, name)
+            if value is not None and not _WORD.fullmatch(value):
+                raise ConfigError(f"executor.{name} must be one word without quotes, got {value!r}")
+        if self.walltime is not None:
+            parse_walltime(self.walltime)
         if self.jobqueue not in (None, "slurm"):
             raise ConfigError(f"executor.jobqueue must be slurm, got {self.jobqueue!r}")
         for line in self.directive:
-            if not line.startswith("-") or "\n" in line:
+            if not line.startswith("-") or _CONTROL.search(line):
                 raise ConfigError(f"executor.directive must start with '-', got {line!r}")
         if sum(x is not None for x in (self.scheduler, self.gpus, self.jobqueue)) > 1:
             raise ConfigError("executor must have one of scheduler, gpus and jobqueue, got several")
@@ -71,12 +150,77 @@ class ExecutorConfig:
     @property
     def in_process(self) -> bool:
         """Whether this very process does the work."""
-        return self.executor == "inline"
+        return chosen_executor(self) == "inline"
 
     @property
     def gpu_ids(self) -> tuple[str, ...]:
         """The parts of `gpus`: indices or UUIDs."""
-        return tuple(part.strip() for part in (self.gpus or "").split(",") if part.strip())
+        return _listed(self.gpus)
+
+    @property
+    def memory(self) -> str | None:
+        """Of a worker process on this node."""
+        return self.worker_memory or self.job_memory
+
+    def above(self, rung: Rung, want: Want) -> Rung | None:
+        """The next rung for what died for want of something; None where the list ends."""
+        lists = {"memory": (self.worker_memory, self.job_memory), "gpu": (self.gpu,)}[want]
+        here: int = getattr(rung, want)
+        if here + 1 >= max(len(_listed(text)) for text in lists):
+            return None
+        return replace(rung, **{want: here + 1})
+
+    def at(self, rung: Rung) -> "ExecutorConfig":
+        """The settings with one size of memory and one card.
+
+        Where several cards are listed a job asks for its card by name, in `--gres` or where the
+        settings say {gpu}.
+        """
+        cards = _listed(self.gpu)
+        gpu = _pick(cards, rung.gpu)
+        gres, directive = self.gres, self.directive
+        if len(cards) > 1 and "{gpu}" not in " ".join((gres or "", *directive)):
+            gres = f"gpu:{{gpu}}:{(gres or 'gpu:1').rpartition(':')[2]}"
+        return replace(
+            self,
+            gpu=gpu,
+            worker_memory=_pick(_listed(self.worker_memory), rung.memory),
+            job_memory=_pick(_listed(self.job_memory), rung.memory),
+            gres=gres and gres.replace("{gpu}", gpu or ""),
+            directive=tuple(line.replace("{gpu}", gpu or "") for line in directive),
+        )
+
+
+def chosen_executor(config: ExecutorConfig, *, cluster: Any = None) -> str:
+    """The name in `EXECUTORS` that the settings come to.
+
+    Args:
+        config: of the executor.
+        cluster: a Dask client or cluster object that was handed in, or None.
+    """
+    if cluster is not None:
+        return "dask"
+    if config.executor != "auto":
+        return config.executor
+    if (config.scheduler or "").startswith("ray://"):
+        return "ray"
+    if config.scheduler or config.jobqueue:
+        return "dask"
+    return "pool" if max(config.workers, len(config.gpu_ids)) > 1 else "inline"
+
+
+def local_shape(config: ExecutorConfig) -> tuple[int, int]:
+    """(workers, threads of each) on this node."""
+    cpus = max(1, int(read_limits().cpus))
+    workers = config.workers or len(config.gpu_ids) or max(1, cpus // CPUS_PER_WORKER)
+    return workers, config.threads or max(1, cpus // workers)
+
+
+def local_memory(config: ExecutorConfig, workers: int) -> int:
+    """Bytes at which a worker on this node is ended: what was asked for, or an equal share."""
+    if config.memory is not None:
+        return parse_bytes(config.memory)
+    return read_limits().memory_bytes // workers
 
 
 def chunked(entries: Sequence[Entry], size: int) -> list[tuple[Entry, ...]]:
@@ -84,9 +228,10 @@ def chunked(entries: Sequence[Entry], size: int) -> list[tuple[Entry, ...]]:
     return [tuple(entries[i : i + size]) for i in range(0, len(entries), size)]
 
 
-def chunk_size(num_slides: int, workers: int) -> int:
-    """Slides per task: several tasks for each worker, and no more slides than a loss may cost."""
-    return max(1, min(MAX_CHUNK_SLIDES, math.ceil(num_slides / (workers * _CHUNKS_PER_WORKER))))
+def chunk_size(num_entries: int, workers: int) -> int:
+    """Entries per chunk: several chunks for each worker, and no more than a loss may cost."""
+    most = math.ceil(num_entries / (workers * _CHUNKS_PER_WORKER))
+    return max(1, min(MAX_CHUNK_ENTRIES, most))
 
 
 def make_chunks(
@@ -99,7 +244,7 @@ def make_chunks(
 
 def array_chunks(entries: Sequence[Entry], config: ExecutorConfig) -> list[tuple[Entry, ...]]:
     """The entries of each task of a batch array."""
-    return make_chunks(entries, config, workers=config.workers or _ARRAY_TASKS)
+    return make_chunks(entries, config, workers=config.workers or ARRAY_WORKERS)
 
 
 def parse_walltime(text: str) -> int:
@@ -124,3 +269,11 @@ def parse_walltime(text: str) -> int:
     if total <= 0:
         raise ConfigError(f"executor.walltime must be > 0, got {text!r}")
     return total
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _pick(values: Sequence[str], index: int) -> str | None:
+    return values[min(index, len(values) - 1)] if values else None

@@ -3,11 +3,13 @@
 import logging
 import re
 import shutil
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from thinsection.errors import ClusterError
+from thinsection.jobs.task import Want
 
 _TIMEOUT_S = 60
 _TASK = re.compile(r"^\d+_(\d+)$")
@@ -65,6 +67,12 @@ class TaskState:
         if self.state == "FAILED":
             return self.signal > 0 or self.exit_code > 128
         return self.state in _DEATHS
+
+    @property
+    def want(self) -> Want | None:
+        """Memory, where that is said or likely: the kernel sends SIGKILL."""
+        killed = signal.SIGKILL in (self.signal, self.exit_code - 128)
+        return "memory" if self.state == "OUT_OF_MEMORY" or killed else None
 
     def describe(self) -> str:
         """'FAILED, signal 9'."""
@@ -126,7 +134,7 @@ def _call(command: list[str]) -> str:
     if shutil.which(command[0]) is None:
         raise ClusterError(
             f"{command[0]} must be on the PATH, got none; run this on a node that submits to "
-            "Slurm, or use --executor inline or dask"
+            "Slurm, or use another --executor"
         )
     try:
         done = subprocess.run(

@@ -6,9 +6,10 @@ that every worker sees, guarded by locks and ledgers, so that any number of proc
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 if TYPE_CHECKING:
     from thinsection.jobs.executor import ExecutorConfig
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 Entry = TypeVar("Entry")
 Result = TypeVar("Result")
+Want = Literal["memory", "gpu"]  # what a worker or an entry may die for want of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,20 @@ class Report(Generic[Result]):
     worker: str = ""
     seconds: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def merged(reports: Sequence[Report[Result]]) -> Report[Result]:
+    """One report of all entries of several."""
+    seconds: Counter[str] = Counter()
+    for report in reports:
+        seconds.update(report.stage_seconds)
+    return Report(
+        results=tuple(result for report in reports for result in report.results),
+        stage_seconds=dict(seconds),
+        worker=reports[-1].worker if reports else "",
+        seconds=sum(report.seconds for report in reports),
+        facts={k: v for report in reports for k, v in report.facts.items()},
+    )
 
 
 class Task(ABC, Generic[Entry, Result]):
@@ -88,6 +104,17 @@ class Task(ABC, Generic[Entry, Result]):
     def finished(self, entry: Entry) -> Result | None:
         """The result of an entry that is done already, as far as files alone can tell."""
         return None
+
+    def name(self, entry: Entry) -> str:
+        """Names an entry; the same for the same work."""
+        return repr(entry)
+
+    def starved(self, result: Result) -> Want | None:
+        """What an entry failed for want of, as its `error` tells; None for any other end."""
+        error = str(getattr(result, "error", ""))
+        if "OutOfMemoryError" in error or "CUDA out of memory" in error:
+            return "gpu"
+        return "memory" if error.startswith("MemoryError") else None
 
     def ended(self, result: Result) -> Any:
         """The event that tells of a result whose worker could send none; None for no event."""

@@ -13,12 +13,13 @@ from thinsection.errors import ConfigError, DiskSpaceError, MissingDependencyErr
 from thinsection.files.atomic import atomic_path
 from thinsection.files.sources import is_url
 from thinsection.jobs.execute import execute
+from thinsection.jobs.executor import chosen_executor
 from thinsection.jobs.task import Report
 from thinsection.neighbors import parse_graph_spec
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.process import OnEvent
 from thinsection.pipeline.qc_tables import write_qc_tables
-from thinsection.pipeline.records import RECORDS, Record, begin_record, end_record
+from thinsection.pipeline.records import RECORDS, Record, begin_record, end_record, read_records
 from thinsection.pipeline.results import SlideResult, write_tables
 from thinsection.pipeline.task import RunTask, filesystem_now
 from thinsection.pipeline.usage import write_efficiency
@@ -36,6 +37,7 @@ from thinsection.usage.monitor import ResourceMonitor
 
 MIN_FREE_BYTES = 256 * MIB
 EXIT_OK, EXIT_SOME_FAILED = 0, 3
+_WHERE = ("executor", "stream")  # settings that decide where work happens, not what comes out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +207,22 @@ def make_task(out: Path, config: RunConfig, goal: Goal, *, command: str) -> RunT
         goal=goal,
         threads=config.executor.threads,
         started=filesystem_now(folder),
+        kept=_same_settings(folder, record) if chosen_executor(config.executor) == "slurm" else (),
     )
+
+
+def _same_settings(out: Path, record: Record) -> tuple[Path, ...]:
+    """Earlier records with the settings that decide the results; none where all is to be redone."""
+
+    def wanted(one: Record) -> dict[str, Any]:
+        config = one.document["config"]
+        return {name: value for name, value in config.items() if name not in _WHERE}
+
+    if not record.document["config"]["output"]["resume"]:
+        return ()
+    others = [one for one in read_records(out) if one.folder != record.folder]
+    runs = [one for one in others if "stage" in one.document["config"]]
+    return tuple(one.folder for one in runs if wanted(one) == wanted(record))
 
 
 def finish_run(

@@ -23,7 +23,7 @@ from thinsection.qc import load_pipeline
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import GPU_BATCH, SCRATCH_LIMIT, RunConfig
 from thinsection.stages.request import Goal
-from thinsection.store.ledger import ledger_path
+from thinsection.store.ledger import ledger_path, load_ledger
 from thinsection.stream import StageClock, cpu_count
 from thinsection.stream.budget import CHANNELS, MIN_SLOTS
 from thinsection.units import parse_bytes
@@ -49,6 +49,8 @@ class RunTask(Task[SlideEntry, SlideResult]):
         started: when the run began, by the clock of the file system (`filesystem_now`). A slide
             that a worker finished since and could not report, because it died, was done, not
             skipped.
+        kept: records of earlier invocations with the same settings: what they finished and nobody
+            touched since need not be sent to a batch system.
     """
 
     kind: ClassVar[str] = "run"
@@ -64,6 +66,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
     threads: int = 0
     monitored: bool = False
     started: float = float("inf")
+    kept: tuple[Path, ...] = ()
 
     def __call__(
         self, entries: Sequence[SlideEntry], *, on_event: Callable[[RunEvent], None]
@@ -133,15 +136,34 @@ class RunTask(Task[SlideEntry, SlideResult]):
         """The result of a slide that a process of this invocation finished, or found done."""
         return ended_slides(self.record).get(entry.slide_id)
 
+    def name(self, entry: SlideEntry) -> str:
+        """See `Task.name`."""
+        return entry.slide_id
+
     def finished(self, entry: SlideEntry) -> SlideResult | None:
-        """See `Task.finished`: by this invocation; without encoders by any one.
+        """See `Task.finished`: by this invocation; without encoders by any one; else by `kept`.
 
         Whether embeddings are done to the letter is decided by the worker, which has the weights.
         """
         done = self.done(entry)
-        if done is not None or self.goal in ENCODING:
+        if done is not None:
             return done
-        return skipped_result(entry, out=self.out, config=self.config, goal=self.goal)
+        if self.goal not in ENCODING:
+            return skipped_result(entry, out=self.out, config=self.config, goal=self.goal)
+        for record in self.kept:
+            found = ended_slides(record).get(entry.slide_id)
+            if found is not None and self._untouched(entry, record):
+                return replace(found, status="skipped")
+        return None
+
+    def _untouched(self, entry: SlideEntry, record: Path) -> bool:
+        """Whether the slide is older than the record's last word, and its files are all there."""
+        path = Path(entry.slide_path)
+        last = max(log.stat().st_mtime for log in (record / ENDED).glob("*.jsonl"))
+        if not path.is_file() or path.stat().st_mtime > last:
+            return False
+        ledger = load_ledger(self.out, entry.slide_id)
+        return all(ledger.complete(stage) for stage in ledger.stages.values())
 
     def ended(self, result: SlideResult) -> RunEvent:
         """See `Task.ended`."""
@@ -204,8 +226,14 @@ def ended_log(record: Path) -> TextIO:
 
 def ended_slides(record: Path) -> dict[str, SlideResult]:
     """The slides that an invocation finished or found done, from what its processes noted."""
+    logs = sorted((record / ENDED).glob("*.jsonl"))
+    return _ended_slides(tuple((path, path.stat().st_size) for path in logs))
+
+
+@functools.lru_cache(maxsize=4)
+def _ended_slides(logs: tuple[tuple[Path, int], ...]) -> dict[str, SlideResult]:
     found = {}
-    for path in (record / ENDED).glob("*.jsonl"):
+    for path, _ in logs:
         for line in path.read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError):  # the torn last line of a killed process
                 result = SlideResult(**json.loads(line))

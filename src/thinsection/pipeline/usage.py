@@ -45,5 +45,6 @@ def write_efficiency(folder: Path) -> Efficiency:
 def as_document(analysis: Efficiency) -> dict[str, Any]:
     """The analysis as plain JSON values."""
     document = asdict(analysis)
-    document["next_request"]["sbatch"] = list(analysis.next_request.sbatch_lines())
+    if analysis.next_request is not None:
+        document["next_request"]["sbatch"] = list(analysis.next_request.sbatch_lines())
     return document

@@ -124,6 +124,11 @@ class ProbeDone:
     status: Literal["done", "skipped", "failed"]
     rows: tuple[ProbeRow, ...]
 
+    @property
+    def error(self) -> str:
+        """Why it failed; '' where it did not."""
+        return self.rows[0].error if self.rows else ""
+
 
 def run_probes(
     data: Sequence[Path],
@@ -248,6 +253,10 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
         """The row of a job whose worker died."""
         row = _row(entry, entry.probe, status="failed", error=reason)
         return ProbeDone(job=entry.name, status="failed", rows=(row,))
+
+    def name(self, entry: ProbeJob) -> str:
+        """See `Task.name`."""
+        return entry.name
 
     def finished(self, entry: ProbeJob) -> ProbeDone | None:
         """See `Task.finished`: the rows of a job that was done with the same settings."""

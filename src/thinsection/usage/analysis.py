@@ -5,11 +5,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from thinsection.types import GIB, MIB
 from thinsection.units import format_bytes
-from thinsection.usage.model import NETWORK_FILESYSTEMS, ProcessUsage, Sample
+from thinsection.usage.limits import NETWORK_FILESYSTEMS
+from thinsection.usage.monitor import ProcessUsage, Sample
 
 MEMORY_MARGIN, TIME_MARGIN, CPU_MARGIN = 1.2, 1.5, 1.15
 _MEMORY_STEP = 256 * MIB
@@ -63,7 +65,7 @@ class Efficiency:
         shares: requested against used.
         bottleneck: one sentence with the flag to change.
         warnings: what should alarm.
-        next_request: for the next job.
+        next_request: for the next job; None where nothing was worked on.
         wall_s: of the longest process.
         stage_seconds: summed over processes.
     """
@@ -71,7 +73,7 @@ class Efficiency:
     shares: tuple[Share, ...]
     bottleneck: str
     warnings: tuple[str, ...]
-    next_request: Request
+    next_request: Request | None
     wall_s: float
     stage_seconds: Mapping[str, float]
 
@@ -79,21 +81,28 @@ class Efficiency:
 def analyse(usages: Sequence[ProcessUsage]) -> Efficiency:
     """Judges the records of a run; with several jobs, each resource by the sum, peaks by the worst.
 
+    Of workers that record themselves only those count that did work: neither who merely waited for
+    them nor a process that found everything done says what the work takes.
+
     Raises:
         ValueError: no record holds a sample.
     """
-    records = [usage for usage in usages if usage.samples]
-    if not records:
+    sampled = [usage for usage in usages if usage.samples]
+    if not sampled:
         raise ValueError("usages must hold at least one sample, got none")
+    worked = [usage for usage in sampled if not usage.idle]
+    records = [usage for usage in worked if "device" in usage.facts] or worked or sampled
     stages: defaultdict[str, float] = defaultdict(float)
     for usage in records:
         for name, seconds in usage.stage_seconds.items():
             stages[name] += seconds
     return Efficiency(
         shares=_shares(records),
-        bottleneck=bottleneck(stages, _facts(records), cpus=records[-1].requested.cpus),
+        bottleneck=bottleneck(stages, _facts(records), cpus=records[-1].requested.cpus)
+        if worked
+        else "nothing was left to do, so there is no advice",
         warnings=_warnings(records),
-        next_request=recommend(records),
+        next_request=recommend(records) if worked else None,
         wall_s=max(_wall(u) for u in records),
         stage_seconds=dict(sorted(stages.items())),
     )
@@ -117,7 +126,7 @@ def bottleneck(stages: Mapping[str, float], facts: Mapping[str, Any], *, cpus: f
     """One sentence: which stage held the others up, and the flag that changes it."""
     wait, busy = stages.get("encode_wait", 0.0), _encoding(stages)
     if wait + busy <= 0:
-        return "no stage times were recorded: the run ended before its first batch"
+        return "no tile was embedded, so no stage held another up"
     share = wait / (wait + busy)
     on_gpu = str(facts.get("device", "cpu")).startswith("cuda")
     who = "the GPU" if on_gpu else "the encoder"
@@ -170,44 +179,28 @@ def _shares(usages: Sequence[ProcessUsage]) -> tuple[Share, ...]:
     offered = sum(_wall(u) * u.requested.cpus for u in usages)
     used = sum(_cpu(u) for u in usages)
     worst = max(usages, key=lambda u: _peak(u) / u.requested.memory_bytes)
-    shares = [
-        Share(
-            name="CPU",
-            requested=f"{usages[-1].requested.cpus:g} CPUs, {offered:.0f} CPU-s",
-            used=f"{used:.0f} CPU-s",
-            fraction=used / offered if offered else None,
+    longest = max(usages, key=_wall)
+    cpus, memory = usages[-1].requested.cpus, worst.requested.memory_bytes
+    limit, took = longest.requested.walltime_s, _wall(longest)
+    rows: list[tuple[str, str, str, float | None]] = [
+        (
+            *("CPU", f"{cpus:g} CPUs, {offered:.0f} CPU-s", f"{used:.0f} CPU-s"),
+            used / offered if offered else None,
         ),
-        Share(
-            name="memory",
-            requested=format_bytes(worst.requested.memory_bytes),
-            used=format_bytes(_peak(worst)),
-            fraction=_peak(worst) / worst.requested.memory_bytes,
+        ("memory", format_bytes(memory), format_bytes(_peak(worst)), _peak(worst) / memory),
+        (
+            *("time", format_walltime(limit) if limit else "no limit", format_walltime(took)),
+            took / limit if limit else None,
         ),
     ]
-    longest = max(usages, key=_wall)
-    limit = longest.requested.walltime_s
-    shares.append(
-        Share(
-            name="time",
-            requested=format_walltime(limit) if limit else "no limit",
-            used=format_walltime(_wall(longest)),
-            fraction=_wall(longest) / limit if limit else None,
-        )
-    )
     with_gpu = [u for u in usages if u.requested.gpus]
     if with_gpu:
-        util = _mean([s.gpu_util or 0.0 for u in with_gpu for s in u.samples])
+        util = fmean(s.gpu_util or 0.0 for u in with_gpu for s in u.samples)
         held = max((s.gpu_bytes or 0 for u in with_gpu for s in u.samples), default=0)
         gpus = max(u.requested.gpus for u in with_gpu)
-        shares.append(
-            Share(
-                name="GPU",
-                requested=f"{gpus} GPU{'s' * (gpus > 1)}, {wall:.0f} s",
-                used=f"{util:.0%} busy, peak {format_bytes(held)}",
-                fraction=util,
-            )
-        )
-    return tuple(shares)
+        asked = f"{gpus} GPU{'s' * (gpus > 1)}, {wall:.0f} s"
+        rows.append(("GPU", asked, f"{util:.0%} busy, peak {format_bytes(held)}", util))
+    return tuple(Share(name=n, requested=r, used=u, fraction=f) for n, r, u, f in rows)
 
 
 def _warnings(usages: Sequence[ProcessUsage]) -> tuple[str, ...]:
@@ -267,10 +260,6 @@ def _cpu(usage: ProcessUsage) -> float:
 
 def _peak(usage: ProcessUsage) -> int:
     return max(sample.rss_bytes for sample in usage.samples)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def cpu_rates(samples: Sequence[Sample]) -> list[float]:

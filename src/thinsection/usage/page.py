@@ -3,7 +3,8 @@
 One file without scripts or outside resources, so that it opens from any file system.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import markupsafe
@@ -11,9 +12,10 @@ import markupsafe
 from thinsection.files.pages import render_page
 from thinsection.units import format_bytes
 from thinsection.usage.analysis import Efficiency, cpu_rates, format_walltime
-from thinsection.usage.model import ProcessUsage
+from thinsection.usage.monitor import ProcessUsage
 
 WIDTH, ROW_HEIGHT, LABEL_WIDTH = 900, 70, 120
+ROW_STEP = ROW_HEIGHT + 18
 _MAX_POINTS = 600
 _COLOURS = ("#1f6f8b", "#c0532b", "#5a7d2a", "#7a4b94", "#8a6d1a", "#2b5fc0")
 _STAGES = ("prepare", "decode", "transfer", "encode", "write")
@@ -27,7 +29,7 @@ def efficiency_page(analysis: Efficiency, usages: Sequence[ProcessUsage]) -> str
         analysis=analysis,
         wall=format_walltime(analysis.wall_s),
         processes=usages,
-        sbatch="\n".join(analysis.next_request.sbatch_lines()),
+        sbatch="\n".join(analysis.next_request.sbatch_lines()) if analysis.next_request else "",
         timeline=markupsafe.Markup(timeline_svg(usages)),
         stages=_stage_rows(analysis),
     )
@@ -42,6 +44,16 @@ def _stage_rows(analysis: Efficiency) -> list[tuple[str, float, float]]:
     ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One quantity over time: its label, its peak in words, and per process a colour and points."""
+
+    label: str
+    peak: str
+    top: int
+    lines: tuple[tuple[str, str], ...]
+
+
 def timeline_svg(usages: Sequence[ProcessUsage]) -> str:
     """CPU, memory, GPU and disk over time as one SVG picture, a line per process.
 
@@ -50,41 +62,34 @@ def timeline_svg(usages: Sequence[ProcessUsage]) -> str:
     records = [u for u in usages if u.samples]
     begin = min((u.started for u in records), default=0.0)
     length = max((u.started - begin + u.samples[-1].t_s for u in records), default=1.0) or 1.0
-    rows = [
+    kinds: list[tuple[str, list[list[float]], Callable[[float], str]]] = [
         ("CPUs", [cpu_rates(u.samples) for u in records], "{:.1f}".format),
         ("memory", [[float(s.rss_bytes) for s in u.samples] for u in records], format_bytes),
         ("disk /s", [_rates(u) for u in records], format_bytes),
     ]
     if any(s.gpu_util is not None for u in records for s in u.samples):
         busy = [[s.gpu_util or 0.0 for s in u.samples] for u in records]
-        rows.insert(1, ("GPU", busy, "{:.0%}".format))
-    height = len(rows) * (ROW_HEIGHT + 18) + 24
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        'aria-label="resources over time" font-family="sans-serif" font-size="12">'
-    ]
-    for index, (label, lines, show) in enumerate(rows):
-        top = index * (ROW_HEIGHT + 18) + 6
+        kinds.insert(1, ("GPU", busy, "{:.0%}".format))
+    rows = []
+    for index, (label, lines, show) in enumerate(kinds):
+        top = index * ROW_STEP + 6
         highest = max((v for line in lines for v in line), default=0.0) or 1.0
-        parts.append(f'<text x="4" y="{top + 14}">{label}</text>')
-        parts.append(f'<text x="4" y="{top + 32}" fill="#666">peak {show(highest)}</text>')
-        parts.append(
-            f'<rect x="{LABEL_WIDTH}" y="{top}" width="{WIDTH - LABEL_WIDTH - 4}" '
-            f'height="{ROW_HEIGHT}" fill="#f6f6f4"/>'
-        )
+        drawn = []
         for number, (usage, line) in enumerate(zip(records, lines)):
             times = [usage.started - begin + s.t_s for s in usage.samples]
             points = _points(times, line, length=length, highest=highest, top=top)
-            colour = _COLOURS[number % len(_COLOURS)]
-            parts.append(
-                f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
-            )
-    parts.append(f'<text x="{LABEL_WIDTH}" y="{height - 6}" fill="#666">0</text>')
-    parts.append(
-        f'<text x="{WIDTH - 4}" y="{height - 6}" fill="#666" text-anchor="end">'
-        f"{format_walltime(length)}</text></svg>"
-    )
-    return "".join(parts)
+            drawn.append((_COLOURS[number % len(_COLOURS)], points))
+        rows.append(_Row(label=label, peak=show(highest), top=top, lines=tuple(drawn)))
+    return render_page(
+        "thinsection.usage",
+        "timeline.svg",
+        rows=rows,
+        width=WIDTH,
+        left=LABEL_WIDTH,
+        row_height=ROW_HEIGHT,
+        height=len(rows) * ROW_STEP + 24,
+        length=format_walltime(length),
+    ).strip()
 
 
 def _points(

@@ -1,18 +1,49 @@
-"""What this process may use: Slurm's allocation, cgroup limits (v1 and v2), or the machine."""
+"""What this process may use: Slurm's allocation, cgroup limits (v1 and v2), or the machine.
+
+And what of its surroundings explains a slow run.
+"""
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from thinsection.stream import cpu_count
 from thinsection.types import MIB
-from thinsection.usage.model import Requested
 
+TIME_LIMIT_VARIABLE = "THINSECTION_TIME_LIMIT_S"  # Slurm before 23.02 does not tell its jobs
 _NO_LIMIT = 1 << 60  # v1 writes a page-rounded 2^63 where nothing is set
+# file systems that are reached over a network: opening weights from them is slow at every start
+NETWORK_FILESYSTEMS = frozenset(
+    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "9p")
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requested:
+    """What a process may use, and who says so.
+
+    Attributes:
+        cpus: CPUs, a fraction where a quota cuts one.
+        memory_bytes: limit of host memory.
+        gpus: GPUs allocated to it.
+        walltime_s: time limit, or None.
+        source: 'slurm', 'cgroup' or 'machine'.
+        job: Slurm's job (and array task) id, or None.
+    """
+
+    cpus: float
+    memory_bytes: int
+    gpus: int = 0
+    walltime_s: float | None = None
+    source: str = "machine"
+    job: str | None = None
 
 
 def read_limits(
@@ -66,7 +97,7 @@ def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
         names = controllers.split(",")
         if not controllers:  # v2: one tree; a parent's limit holds for its children
             for folder in _upwards(base, path):
-                cpus += _cpu_v2(folder / "cpu.max")
+                cpus += _cpus(*(_text(folder / "cpu.max").split() or ["", ""])[:2])
                 memory += _bytes(folder / "memory.max")
         if "memory" in names:
             for folder in _upwards(base / "memory", path):
@@ -74,7 +105,7 @@ def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
         if "cpu" in names:
             tree = base / controllers if (base / controllers).exists() else base / "cpu"
             for folder in _upwards(tree, path):
-                cpus += _cpu_v1(folder)
+                cpus += _cpus(*(_text(folder / f"cpu.cfs_{n}_us") for n in ("quota", "period")))
     return min(cpus, default=None), min(memory, default=None)
 
 
@@ -99,14 +130,7 @@ def _bytes(path: Path) -> list[int]:
     return [int(text)] if text.isdigit() and int(text) < _NO_LIMIT else []
 
 
-def _cpu_v2(path: Path) -> list[float]:
-    quota, _, period = _text(path).partition(" ")
-    return [int(quota) / int(period)] if quota.isdigit() and period.isdigit() else []
-
-
-def _cpu_v1(folder: Path) -> list[float]:
-    quota = _text(folder / "cpu.cfs_quota_us")
-    period = _text(folder / "cpu.cfs_period_us")
+def _cpus(quota: str, period: str) -> list[float]:
     return [int(quota) / int(period)] if quota.isdigit() and period.isdigit() else []
 
 
@@ -141,10 +165,52 @@ def _visible(text: str | None) -> int:
 
 
 def _slurm_walltime(env: Mapping[str, str], now: float) -> float | None:
-    told = _number(env.get("THINSECTION_TIME_LIMIT_S"))  # by our own batch script
+    told = _number(env.get(TIME_LIMIT_VARIABLE))  # by our own batch script
     if told is not None:
         return told
     end, start = _number(env.get("SLURM_JOB_END_TIME")), _number(env.get("SLURM_JOB_START_TIME"))
     if end is None:
         return None
     return end - (start if start is not None else now)
+
+
+def environment_facts(*, gpus_visible: int) -> dict[str, Any]:
+    """gpus_visible, torch_cuda_build (None before torch was loaded), and where the cache lies."""
+    torch = sys.modules.get("torch")
+    cache = model_cache()
+    return {
+        "gpus_visible": gpus_visible,
+        "torch_cuda_build": torch.version.cuda is not None if torch is not None else None,
+        "cache": str(cache),
+        "cache_filesystem": filesystem_of(cache),
+    }
+
+
+def model_cache() -> Path:
+    """The folder from which hub weights are read."""
+    home = os.environ.get("HF_HOME")
+    return Path(home) if home else Path.home() / ".cache" / "huggingface"
+
+
+def filesystem_of(path: Path, mounts: str | None = None) -> str:
+    """Type of the file system that holds a path; '' where the system does not say.
+
+    Args:
+        path: need not exist.
+        mounts: text of /proc/mounts; None reads it.
+    """
+    if mounts is None:
+        try:
+            mounts = Path("/proc/mounts").read_text()
+        except OSError:
+            return ""
+    best, kind = -1, ""
+    target = path.resolve()
+    for line in mounts.splitlines():
+        parts = line.split()
+        if len(parts) < 3:
+            continue
+        point = Path(parts[1].replace("\\040", " "))
+        if (point == target or point in target.parents) and len(point.parts) >= best:
+            best, kind = len(point.parts), parts[2]
+    return kind

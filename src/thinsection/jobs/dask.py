@@ -1,0 +1,301 @@
+"""Dask workers: local processes, one per GPU, jobs of Slurm, or a cluster that runs already.
+
+A worker runs one task at a time; the task itself uses the threads. Dask's own memory management
+(spilling, pausing) is off, because a task holds no Dask data; what is on is the nanny's limit,
+which ends a worker that exceeds its memory.
+"""
+
+import logging
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from thinsection.config import as_mapping, from_mapping
+from thinsection.errors import ClusterError, MissingDependencyError
+from thinsection.files.atomic import write_text
+from thinsection.jobs.backend import Backend, Ended, Job, ended_by
+from thinsection.jobs.executor import CPUS_PER_WORKER, LOGS, local_memory, local_shape
+from thinsection.jobs.task import Report, Task
+from thinsection.types import MIB
+from thinsection.units import parse_bytes
+
+LOG_NAME = "dask-workers.log"
+_POLL_S = 2.0
+_RESTART_POLL_S = 0.2  # while no worker lives: the nanny starts a new one in about a second
+_NO_WORKERS_S = 300.0  # a cluster without a worker for so long is lost
+_WAIT_S = 300.0  # for the first worker: a job may have to start
+_CONNECT_S = 10.0  # to a scheduler that must be there already
+_SETTINGS: dict[str, Any] = {
+    "distributed.scheduler.allowed-failures": 0,  # what is tried again is not Dask's to say
+    "distributed.scheduler.work-stealing": False,
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": 0.95,
+}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sent:
+    """A job, and the address of the worker that has it."""
+
+    job: Job
+    worker: str
+
+
+class DaskBackend(Backend):
+    """See `Backend`. One task runs on a worker at a time.
+
+    A cluster that was handed in, or whose scheduler's address is given, keeps its own settings: it
+    may try a job whose worker died on others, so there any loss of a worker counts as a death.
+    """
+
+    def open(self) -> None:
+        """Connects to what the settings ask for, or starts it.
+
+        Raises:
+            MissingDependencyError: dask-cuda or dask-jobqueue is not installed.
+            ClusterError: no worker came up in time.
+        """
+        import dask
+
+        self._sent: dict[Any, _Sent] = {}
+        self._seen = time.monotonic()  # when there was a worker
+        self._asked = 0
+        self._topic = f"thinsection-{secrets.token_hex(4)}"
+        self._logs = self.site.folder / LOGS
+        self.stack.enter_context(dask.config.set(_SETTINGS))
+        self._foreign = self.site.cluster is not None or self.config.scheduler is not None
+        self._client = self._connect() if self._foreign else self._start()
+        self.stack.callback(self._save_logs)
+        if self._client.dashboard_link:
+            self.site.on_message(f"dask dashboard: {self._client.dashboard_link}")
+        self._client.subscribe_topic(self._topic, self._on_event)
+        self.stack.callback(self._client.unsubscribe_topic, self._topic)
+
+    def fit(self, task: Task[Any, Any]) -> Task[Any, Any]:
+        """See `Backend.fit`; workers that are no children of this process record themselves."""
+        return task.on_worker(threads=self._threads, monitored=not self._local)
+
+    def room(self) -> int:
+        """See `Backend.room`: one job for each idle worker, and none that waits behind another."""
+        return min(self.workers - len(self._sent), len(self._idle()))
+
+    def send(self, jobs: Sequence[Job]) -> None:
+        """Gives each idle worker one job, by address.
+
+        Left to itself the scheduler may queue two on one worker, and the entries that only waited
+        there would be blamed for its death.
+        """
+        for job, address in zip(jobs, self._idle()):
+            future = self._client.submit(
+                *(run_job, job.task, job.entries, self._topic),
+                **{"workers": [address], "pure": False, "retries": 0},
+            )
+            self._sent[future] = _Sent(job=job, worker=address)
+
+    def poll(self, *, waiting: int) -> Sequence[Ended]:
+        """See `Backend.poll`."""
+        self._resize(waiting + len(self._sent))
+        before = self._addresses()
+        ended = _wait(list(self._sent))
+        if ended or before:
+            self._seen = time.monotonic()
+        elif time.monotonic() - self._seen > _NO_WORKERS_S:
+            raise ClusterError(
+                f"the cluster must have a worker, got none for {_NO_WORKERS_S:.0f} s; what is "
+                "done stays: run the same command again"
+            )
+        if not ended and self._sent:
+            ended = self._stranded(before)
+        found = []
+        for future in ended:
+            found.append(self._ended(self._sent.pop(future).job, future))
+            future.release()
+        return found
+
+    def _ended(self, job: Job, future: Any) -> Ended:
+        from distributed.scheduler import KilledWorker
+
+        if future.status == "finished":
+            return Ended(job=job, how="reported", report=future.result())
+        error = future.exception() if future.status == "error" else None
+        if isinstance(error, KilledWorker) or (error is None and self._foreign):
+            reason = f"its worker died; see {self._logs / LOG_NAME}"
+            return Ended(job=job, how="died", reason=reason, want="memory")
+        error = error or ClusterError("task was lost")
+        return ended_by(job, type(error).__name__, str(error), error=error)
+
+    def _stranded(self, before: set[str]) -> list[Any]:
+        """Jobs whose worker left without dying at work (scaled down, out of time), cancelled."""
+        gone = {sent.worker for sent in self._sent.values()} - before - self._addresses()
+        found = [f for f, s in self._sent.items() if s.worker in gone and f.status == "pending"]
+        if found:
+            self._client.cancel(found)
+        return found
+
+    def _addresses(self) -> set[str]:
+        """The workers that live now."""
+        return set(self._client.scheduler_info(n_workers=-1)["workers"])
+
+    def _idle(self) -> list[str]:
+        return sorted(self._addresses() - {sent.worker for sent in self._sent.values()})
+
+    def _on_event(self, event: Any) -> None:
+        kind = cast(type[Any], self.site.attempt.task.event_type)
+        self.site.on_event(from_mapping(kind, event[1]["event"]))
+
+    def _connect(self) -> Any:
+        """A client of a cluster that runs already, and is not taken down."""
+        import distributed
+
+        self._local = isinstance(self.site.cluster, distributed.LocalCluster)
+        self._threads = self.config.threads
+        self.climbs = ()
+        client = self.site.cluster
+        if not isinstance(client, distributed.Client):
+            where = self.config.scheduler if client is None else client
+            try:
+                client = self.stack.enter_context(distributed.Client(where, timeout=_CONNECT_S))
+            except (OSError, ValueError) as error:
+                raise ClusterError(
+                    f"scheduler must be the address of a running one, got {where!r}: {error}"
+                ) from error
+        client.wait_for_workers(1, timeout=_WAIT_S)
+        self.workers = self.config.workers or len(client.scheduler_info(n_workers=-1)["workers"])
+        return client
+
+    def _start(self) -> Any:
+        """A client of a cluster of our own."""
+        import distributed
+
+        config = self.config
+        self._local = config.jobqueue is None
+        self.workers, self._threads = local_shape(config)
+        scratch = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="thinsection-dask-"))
+        memory = local_memory(config, self.workers)
+        if config.jobqueue is not None:
+            self.workers = config.workers or 1
+            self._threads = config.threads or config.job_cpus or CPUS_PER_WORKER
+            self.climbs = ("memory", "gpu")
+            cluster = self._slurm_cluster()
+        elif config.gpu_ids:
+            cluster = self._gpu_cluster(memory=memory, scratch=scratch)
+        else:
+            cluster = distributed.LocalCluster(
+                n_workers=self.workers,
+                threads_per_worker=1,
+                memory_limit=memory,
+                local_directory=scratch,
+                dashboard_address="localhost:0",
+            )
+        self._cluster = self.stack.enter_context(cluster)
+        client = self.stack.enter_context(distributed.Client(cluster))
+        self._client = client
+        self._resize(self.workers)
+        try:
+            client.wait_for_workers(1, timeout=_WAIT_S)
+        except TimeoutError as error:
+            raise ClusterError(
+                f"a dask worker must start within {_WAIT_S:.0f} s, got none; see {self._logs} and "
+                "the queue (squeue --me)"
+            ) from error
+        return client
+
+    def _resize(self, wanted: int) -> None:
+        """Keeps as many jobs in the queue as have work; lost ones are replaced, idle ones end."""
+        jobs = max(1, min(self.workers, wanted))
+        if self.config.jobqueue is not None and not self._foreign and jobs != self._asked:
+            self._cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs)
+            self._asked = jobs
+
+    def _gpu_cluster(self, *, memory: int, scratch: str) -> Any:
+        try:
+            from dask_cuda import LocalCUDACluster
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"--gpus needs dask-cuda with executor 'dask', got {error}; pip install dask-cuda, "
+                "or use --executor pool, or start one run per GPU on the same --out with "
+                "CUDA_VISIBLE_DEVICES set: they share the work"
+            ) from None
+        return LocalCUDACluster(
+            CUDA_VISIBLE_DEVICES=list(self.config.gpu_ids),
+            threads_per_worker=1,
+            memory_limit=memory,
+            device_memory_limit=0,
+            local_directory=scratch,
+            dashboard_address="localhost:0",
+        )
+
+    def _slurm_cluster(self) -> Any:
+        try:
+            from dask_jobqueue import SLURMCluster
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"--jobqueue slurm needs dask-jobqueue, got {error}; "
+                "pip install 'thinsection[cluster]'"
+            ) from None
+        config = self.config
+        self._logs.mkdir(parents=True, exist_ok=True)
+        memory = parse_bytes(config.job_memory or config.worker_memory or "8GiB")
+        return SLURMCluster(
+            cores=1,
+            processes=1,
+            memory=f"{memory // MIB}MiB",
+            job_cpu=config.job_cpus or self._threads,
+            job_mem=f"{memory // MIB}M",
+            queue=config.partition,
+            account=config.account,
+            walltime=config.walltime,
+            job_extra_directives=[
+                *config.directive,
+                *([f"--gres={config.gres}"] if config.gres else []),
+            ],
+            log_directory=str(self._logs),
+            local_directory=tempfile.gettempdir(),
+            scheduler_options={"dashboard_address": ":0"},
+        )
+
+    def _save_logs(self) -> None:
+        """Brings the workers' and their nannies' logs home."""
+        lines = []
+        for nanny in (True, False):
+            try:
+                logs: Mapping[str, Any] = self._client.get_worker_logs(nanny=nanny)
+            except (OSError, ValueError, TimeoutError) as error:  # workers that are gone
+                _log.warning("worker logs could not be fetched: %s", error)
+                continue
+            for worker, records in logs.items():
+                lines += [f"{worker} {level} {text}" for level, text in reversed(records)]
+        write_text(self._logs / LOG_NAME, "\n".join(lines) + "\n")
+
+
+def run_job(task: Task[Any, Any], entries: tuple[Any, ...], topic: str) -> Report[Any]:
+    """Runs on the worker: the task, with its events sent to the client."""
+    from distributed import get_worker
+
+    worker = get_worker()
+
+    def send(event: Any) -> None:
+        worker.log_event(topic, {"event": as_mapping(event)})
+
+    return task(entries, on_event=send)
+
+
+def _wait(futures: Sequence[Any]) -> list[Any]:
+    """The futures that ended, after waiting for one for a while."""
+    from distributed import wait
+
+    if not futures:
+        threading.Event().wait(_RESTART_POLL_S)
+        return []
+    try:
+        return list(wait(futures, timeout=_POLL_S, return_when="FIRST_COMPLETED").done)
+    except TimeoutError:
+        return []
