@@ -12,7 +12,7 @@ import torch
 from tests.structures.structures import real_structures, write_small
 
 from thinsection.errors import InvalidInputError, StructureError
-from thinsection.neighbors.distances import distances_between
+from thinsection.neighbors.reference import distances_between
 from thinsection.structures import frame_atoms, frame_table, read_structure, write_frames
 from thinsection.structures.frames import FrameOptions
 from thinsection.structures.structure import ATOM, DNA, PROTEIN, joined

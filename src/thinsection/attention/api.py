@@ -5,14 +5,15 @@ Shapes: B batch, H heads, P prefix tokens, N grid tokens, T = P + N tokens, D ch
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 
-from thinsection.attention.backward import Attend, Forward, differentiable
+from thinsection.attention.backward import Attend, differentiable
 from thinsection.attention.chunked import forward_chunked, plan_blocks
-from thinsection.attention.items import AttentionItem, checked_items
+from thinsection.attention.items import Item, checked_items
 from thinsection.attention.reference import dense_bytes, reference
 from thinsection.errors import BudgetError, ConfigError, DeviceError, InvalidInputError
 from thinsection.types import MIB
@@ -26,12 +27,9 @@ TRITON_DIMS = (16, 32, 64, 128, 256)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Which implementation runs, and why.
+    """Which implementation runs, and why (one sentence for a person).
 
-    Attributes:
-        impl: 'reference', 'chunked' or 'triton'.
-        why: one sentence for a person.
-        working_bytes: what it holds beyond inputs and output, per batch item.
+    `working_bytes` is what it holds beyond inputs and output, per batch item.
     """
 
     impl: Literal["reference", "chunked", "triton"]
@@ -78,10 +76,7 @@ def alibi2d_attention(
         DeviceError: 'triton' without CUDA or for an input that it does not take.
     """
     items = checked_items(
-        *(q, k, v, cells, slopes),
-        num_prefix_tokens=num_prefix_tokens,
-        scale=scale,
-        key_mask=key_mask,
+        q, k, v, cells, slopes, num_prefix_tokens=num_prefix_tokens, scale=scale, key_mask=key_mask
     )
     if out is not None and (out.shape, out.dtype, out.device) != (q.shape, q.dtype, q.device):
         raise InvalidInputError(f"out must be like q, got {out.dtype} {tuple(out.shape)}")
@@ -132,25 +127,20 @@ def _attend(impl: str, q: torch.Tensor, budget_bytes: int) -> Attend:
     """The chosen implementation, for one item of a batch like q [B, H, T, D]."""
     if impl == "reference":
         if (needed := dense_bytes(q)) > budget_bytes:
-            raise BudgetError(
-                f"attention 'reference' needs {format_bytes(needed)} for T={q.shape[2]}, "
-                f"the budget is {format_bytes(budget_bytes)}; use 'chunked'"
-            )
+            needs = f"attention 'reference' needs {format_bytes(needed)} for T={q.shape[2]}"
+            budget = f"the budget is {format_bytes(budget_bytes)}"
+            raise BudgetError(f"{needs}, {budget}; use 'chunked'")
         return reference
     plan = plan_blocks(q, budget_bytes=budget_bytes)
-    forward: Forward = forward_chunked
-    if impl == "triton":
-        from thinsection.attention.triton_kernel import forward_triton
+    if impl == "chunked":
+        return differentiable(forward_chunked, plan)
+    from thinsection.attention.triton_kernel import forward_triton
 
-        forward = forward_triton
-    return differentiable(forward, plan)
+    return differentiable(forward_triton, plan)
 
 
 def attend_items(
-    items: list[tuple[AttentionItem, torch.Tensor | None]],
-    attend: Attend,
-    q: torch.Tensor,
-    out: torch.Tensor | None = None,
+    items: Sequence[Item], attend: Attend, q: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The items of q's batch one after the other; padding was taken out before, gives zeros."""
     outputs = []

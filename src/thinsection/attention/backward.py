@@ -19,6 +19,7 @@ Forward = Callable[
     [AttentionItem, BlockPlan, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]
 ]
 Attend = Callable[[AttentionItem, torch.Tensor | None], torch.Tensor]  # attention of one item, out
+How = tuple[AttentionItem, BlockPlan, Forward]
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -45,11 +46,7 @@ def gradients(
 ) -> Gradients:
     """Gradients of q, k and v, [H, T, D] each, in the input's dtype.
 
-    Args:
-        out: the forward's output [H, T, D].
-        lse: log2-sum-exp2 [H, T] of the forward's base-2 scores.
-        d_out: gradient of the output.
-
+    Of the forward come `out` [H, T, D] and `lse`, the log2-sum-exp2 [H, T] of its base-2 scores.
     No block is left out here: what a far key adds to another's gradient is all of its own gradient.
 
     Memory: `plan.working_bytes` and three accumulators [H, T, D] in the dtype of the arithmetic.
@@ -82,11 +79,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        how: tuple[AttentionItem, BlockPlan, Forward],
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: How
     ) -> torch.Tensor:
         item, plan, forward = how
         out, lse = forward(item, plan, None)

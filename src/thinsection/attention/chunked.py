@@ -35,12 +35,7 @@ SMALLEST_BLOCK = (16, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPlan:
-    """Sizes of blocks and what they take.
-
-    Attributes:
-        queries, keys: tokens of a query and of a key block.
-        working_bytes: buffers beyond inputs and output.
-    """
+    """Tokens of a query and of a key block, and their buffers beyond inputs and output."""
 
     queries: int
     keys: int
@@ -99,7 +94,7 @@ def forward_chunked(
     for r, rows in enumerate(row_blocks):
         q = item.q[:, rows].to(dtype) * (item.scale * LOG2E)
         q = q.to(item.q.dtype) if low else q
-        sums = [RowSums.empty(q[h], dtype, bounded=bounded) for h in range(heads)]
+        sums = [RowSums(q[h], dtype, bounded=bounded) for h in range(heads)]
         active = list(range(heads))
         for key_block in reach.key_blocks(r):
             active = [h for h in active if not reach.ended(h, key_block, sums[h].least)]
@@ -116,9 +111,8 @@ def forward_chunked(
     return out, lse
 
 
-@dataclass(slots=True, kw_only=True)
 class RowSums:
-    """What one head of one query block gathers over key blocks.
+    """What one head of one query block, q [m, D], gathers over key blocks.
 
     Attributes:
         acc: weighted sum of values [m, D].
@@ -127,18 +121,10 @@ class RowSums:
             score so far.
     """
 
-    acc: torch.Tensor
-    den: torch.Tensor
-    top: torch.Tensor
-
-    @classmethod
-    def empty(cls, q: torch.Tensor, dtype: torch.dtype, *, bounded: bool) -> "RowSums":
-        """Nothing gathered yet, for q [m, D]."""
-        return cls(
-            acc=torch.zeros_like(q, dtype=dtype),
-            den=q.new_zeros(q.shape[0], dtype=dtype),
-            top=q.new_full((q.shape[0],), 0.0 if bounded else -math.inf, dtype=dtype),
-        )
+    def __init__(self, q: torch.Tensor, dtype: torch.dtype, *, bounded: bool) -> None:
+        self.acc = torch.zeros_like(q, dtype=dtype)
+        self.den = q.new_zeros(q.shape[0], dtype=dtype)
+        self.top = q.new_full((q.shape[0],), 0.0 if bounded else -math.inf, dtype=dtype)
 
     def least(self) -> float:
         """log2 of the smallest row's sum of exp2(score)."""

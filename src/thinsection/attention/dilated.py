@@ -91,15 +91,8 @@ def _segment(
     """
     q, k, v = (x[None] for x in qkv)
     tokens, dim = q.shape[1:]
-    item = AttentionItem(
-        q=q,
-        k=k,
-        v=v,
-        cells=q.new_empty(2, 0),
-        slopes=(0.0,),
-        num_prefix_tokens=tokens,  # no token is on a grid: no bias
-        scale=dim**-0.5,
-    )
+    # no token is on a grid: no bias
+    item = AttentionItem(q, k, v, q.new_empty(2, 0), (0.0,), tokens, scale=dim**-0.5)
     out, lse = forward_chunked(item, plan_blocks(q, budget_bytes=budget_bytes))
     value, lse = out[0].to(lse.dtype), lse[0]
     if padding:

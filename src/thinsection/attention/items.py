@@ -4,7 +4,7 @@ Shapes: B batch, H heads, P prefix tokens, N grid tokens, T = P + N tokens, D ch
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,7 +14,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 MAX_EXTENT = 1 << 24  # cells are float32 in the fast paths: integers above are not exact
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AttentionItem:
     """One item of a batch, its padding taken out: what every implementation computes.
 
@@ -32,12 +32,15 @@ class AttentionItem:
     cells: torch.Tensor
     slopes: tuple[float, ...]
     num_prefix_tokens: int
-    scale: float
+    scale: float = field(kw_only=True)
 
     @property
     def math_dtype(self) -> torch.dtype:
         """Of softmax and sums: float64 for float64 input, else float32."""
         return math_dtype(self.q)
+
+
+Item = tuple[AttentionItem, torch.Tensor | None]  # and int64 indices of its real tokens; None: all
 
 
 def checked_items(
@@ -50,8 +53,8 @@ def checked_items(
     num_prefix_tokens: int = 1,
     scale: float | None = None,
     key_mask: torch.Tensor | None = None,
-) -> list[tuple[AttentionItem, torch.Tensor | None]]:
-    """Each item of the batch, and the int64 indices of its real tokens (None: all are).
+) -> list[Item]:
+    """Each item of the batch, its padding taken out.
 
     Raises:
         InvalidInputError: naming the argument, the rule and what was got.
@@ -62,24 +65,19 @@ def checked_items(
         raise InvalidInputError(f"num_prefix_tokens must be in 0..{tokens}, got {prefix}")
     if scale is not None and not math.isfinite(scale):
         raise InvalidInputError(f"scale must be finite, got {scale}")
-    cells = _check_cells(cells, batch, tokens - prefix, q.device)
-    slopes = _check_slopes(slopes, heads)
+    cells = _check_cells(cells, batch, tokens - prefix, q.device).to(math_dtype(q))
+    steep = _check_slopes(slopes, heads)
     key_mask = _check_mask(key_mask, batch, tokens, prefix, q.device)
-    result = []
+    scale = dim**-0.5 if scale is None else scale
+    result: list[Item] = []
     for b in range(batch):
-        item_q, item_k, item_v, item_cells, valid = q[b], k[b], v[b], cells[b], None
+        (item_q, item_k, item_v), grid, valid = (x[b] for x in (q, k, v)), cells[b], None
         if key_mask is not None and not bool(key_mask[b].all()):
             valid = key_mask[b].nonzero()[:, 0]
             item_q, item_k, item_v = (x[b].index_select(1, valid) for x in (q, k, v))
-            item_cells = item_cells[valid[prefix:] - prefix]
+            grid = grid[valid[prefix:] - prefix]
         item = AttentionItem(
-            q=item_q,
-            k=item_k,
-            v=item_v,
-            cells=item_cells.to(math_dtype(q)).T.contiguous(),
-            slopes=tuple(slopes.tolist()),
-            num_prefix_tokens=prefix,
-            scale=dim**-0.5 if scale is None else scale,
+            item_q, item_k, item_v, grid.T.contiguous(), steep, prefix, scale=scale
         )
         result.append((item, valid))
     return result
@@ -112,16 +110,14 @@ def _check_cells(
         wanted = f"int of shape ({num_grid}, 2) or ({batch}, {num_grid}, 2)"
         raise InvalidInputError(f"cells must be {wanted}, got {cells.dtype} {tuple(cells.shape)}")
     cells = cells.to(device=device, dtype=torch.int64).expand(batch, num_grid, 2)
-    if num_grid == 0:
-        return cells
-    cells = cells - cells.amin(1, keepdim=True)
-    extent = int(cells.max())
-    if extent >= MAX_EXTENT:
-        raise InvalidInputError(f"cells must span less than {MAX_EXTENT} cells, got {extent}")
+    if num_grid:
+        cells = cells - cells.amin(1, keepdim=True)
+        if (extent := int(cells.max())) >= MAX_EXTENT:
+            raise InvalidInputError(f"cells must span less than {MAX_EXTENT} cells, got {extent}")
     return cells
 
 
-def _check_slopes(slopes: torch.Tensor, heads: int) -> torch.Tensor:
+def _check_slopes(slopes: torch.Tensor, heads: int) -> tuple[float, ...]:
     if slopes.requires_grad:
         raise InvalidInputError("slopes must not require a gradient; none is computed for them")
     slopes = slopes.detach().to(device="cpu", dtype=torch.float64)
@@ -129,7 +125,7 @@ def _check_slopes(slopes: torch.Tensor, heads: int) -> torch.Tensor:
         raise InvalidInputError(f"slopes must be of shape ({heads},), got {tuple(slopes.shape)}")
     if not bool((slopes.isfinite() & (slopes >= 0)).all()):
         raise InvalidInputError(f"slopes must be finite and >= 0, got {slopes.tolist()}")
-    return slopes
+    return tuple(slopes.tolist())
 
 
 def _check_mask(

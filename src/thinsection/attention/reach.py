@@ -31,10 +31,7 @@ def blocks_of(num_prefix: int, tokens: int, step: int) -> list[slice]:
 class KeyBlock:
     """One key block as a query block sees it; bounds are log2, one per head.
 
-    Attributes:
-        columns: its tokens.
-        lowest: lower bounds of its scores.
-        rest: upper bounds of the sum of all weights in it and in the blocks after it.
+    `lowest`: below its scores; `rest`: above the sum of all weights in it and the blocks after it.
     """
 
     columns: slice
@@ -55,9 +52,7 @@ class Reach:
         score_bound: upper bound of |scale q . k| log2 e over all heads and pairs; NaN stays NaN.
     """
 
-    def __init__(
-        self, item: AttentionItem, rows: Sequence[slice], columns: Sequence[slice]
-    ) -> None:
+    def __init__(self, item: AttentionItem, rows: list[slice], columns: list[slice]) -> None:
         self._columns = columns
         self._sizes = torch.tensor([part.stop - part.start for part in columns]).double()
         self._decay = torch.tensor(item.slopes, dtype=torch.float64)[:, None] * LOG2E
@@ -86,8 +81,7 @@ class Reach:
     def ended(self, head: int, key_block: KeyBlock, least_sum: Callable[[], float]) -> bool:
         """Whether this key block and all after it are below the rounding of every row's sum.
 
-        Args:
-            least_sum: gives log2 of the smallest sum so far; called only where it can matter.
+        `least_sum` gives log2 of the smallest sum so far; it is called only where it can matter.
         """
         excess = key_block.rest[head] - self._negligible
         return excess <= self._highest_sum[head] and excess <= least_sum()

@@ -6,8 +6,6 @@ reaches memory. Under TRITON_INTERPRET=1 the same kernel runs on CPU tensors, fo
 Shapes: H heads, P prefix tokens, N grid tokens, T = P + N tokens, D channels of a head.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -18,26 +16,16 @@ from thinsection.attention.items import AttentionItem
 from thinsection.attention.reach import LOG2E
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """Tokens a query and a key block, warps, and software pipeline stages."""
+def _launch(dtype: torch.dtype, dim: int) -> tuple[int, int, int, int]:
+    """Tokens of a query and of a key block, warps, and software pipeline stages.
 
-    queries: int
-    keys: int
-    num_warps: int
-    num_stages: int
-
-
-def choose_launch(dtype: torch.dtype, dim: int) -> Launch:
-    """Block sizes that keep q, k, v blocks and the accumulator in registers and shared memory."""
+    Blocks of q, k, v and the accumulator stay in registers and shared memory.
+    """
     if dtype == torch.float32:  # exact products run on the CUDA cores
-        keys = 32 if dim <= 128 else 16
-        return Launch(queries=64, keys=keys, num_warps=4, num_stages=2)
-    if dim <= 64:
-        return Launch(queries=128, keys=64, num_warps=4, num_stages=3)
+        return 64, 32 if dim <= 128 else 16, 4, 2
     if dim <= 128:
-        return Launch(queries=128, keys=64, num_warps=8, num_stages=3)
-    return Launch(queries=64, keys=32, num_warps=8, num_stages=2)
+        return 128, 64, 4 if dim <= 64 else 8, 3
+    return 64, 32, 8, 2
 
 
 def forward_triton(
@@ -53,19 +41,17 @@ def forward_triton(
     """
     heads, tokens, dim = item.q.shape
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (item.q, item.k, item.v))
-    if out is None:
-        out = torch.empty((heads, tokens, dim), dtype=q.dtype, device=q.device)
+    out = q.new_empty((heads, tokens, dim)) if out is None else out
     lse = torch.empty((heads, tokens), dtype=torch.float32, device=q.device)
     slopes = torch.tensor(item.slopes, dtype=torch.float32, device=q.device) * LOG2E
-    launch = choose_launch(q.dtype, dim)
-    grid = (triton.cdiv(tokens, launch.queries), heads)
-    _attend_kernel[grid](
+    queries, keys, num_warps, num_stages = _launch(q.dtype, dim)
+    _attend_kernel[triton.cdiv(tokens, queries), heads](
         q, k, v, item.cells, slopes, out, lse,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         out.stride(0), out.stride(1), tokens, item.num_prefix_tokens, item.scale * LOG2E,
-        D=dim, BLOCK_M=launch.queries, BLOCK_N=launch.keys,
+        D=dim, BLOCK_M=queries, BLOCK_N=keys,
         UPCAST=isinstance(_attend_kernel, InterpretedFunction),
-        num_warps=launch.num_warps, num_stages=launch.num_stages,
+        num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
     return out, lse
 

@@ -69,9 +69,8 @@ def nearest_neighbors(
     Returns:
         Distances and indices, of the kind and on the device of `points`.
 
-    Memory: N * (D * itemsize + 24) for the sorted copy, N * k * 16 for the result and
-        as much for its unsorted form, plus
-        budget_bytes at most.
+    Memory: N * (D * itemsize + 24) for the sorted copy, N * k * 16 for the result and as much for
+        its unsorted form, plus budget_bytes at most.
 
     Raises:
         InvalidInputError: shapes, dtypes, k or non-finite coordinates of present points.
@@ -103,17 +102,15 @@ def choose(query: NeighborQuery, k: int, *, impl: str, budget_bytes: int) -> Sea
     Raises:
         InvalidInputError: no implementation has that name.
     """
-    if impl not in get_args(Impl):
-        hint = nearest(impl, get_args(Impl))
-        raise InvalidInputError(
-            f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}{hint}"
-        )
+    known = get_args(Impl)
+    if impl not in known:
+        got = f"{impl!r}{nearest(impl, known)}"
+        raise InvalidInputError(f"impl must be one of {', '.join(known)}, got {got}")
     if impl != "auto":
         return SearchChoice(impl=impl, reason="asked for")
     if query.points.device.type != "cpu":
-        return SearchChoice(
-            impl="blocks", reason=f"points are on {query.points.device}, the tree is for a cpu"
-        )
+        reason = f"points are on {query.points.device}, the tree is for a cpu"
+        return SearchChoice(impl="blocks", reason=reason)
     pairs, points, queries = query.num_pairs(), query.num_points, query.num_queries
     by_pairs = pairs * _SECONDS_PER_PAIR
     by_tree = points * _SECONDS_PER_TREE_POINT + queries * (k + 4) * _SECONDS_PER_QUERY_AND_NEIGHBOR
@@ -122,8 +119,6 @@ def choose(query: NeighborQuery, k: int, *, impl: str, budget_bytes: int) -> Sea
         return SearchChoice(impl="blocks", reason=estimate)
     tree = kdtree.least_bytes(query.points, k)
     if tree > budget_bytes:
-        too_small = (
-            f"the tree needs {format_bytes(tree)} of a budget of {format_bytes(budget_bytes)}"
-        )
-        return SearchChoice(impl="blocks", reason=f"{estimate}; {too_small}")
+        needs = f"needs {format_bytes(tree)} of a budget of {format_bytes(budget_bytes)}"
+        return SearchChoice(impl="blocks", reason=f"{estimate}; the tree {needs}")
     return SearchChoice(impl="kdtree", reason=estimate)

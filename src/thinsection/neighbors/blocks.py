@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from thinsection.errors import BudgetError
-from thinsection.neighbors.distances import distances_between
 from thinsection.neighbors.query import Found, NeighborQuery
+from thinsection.neighbors.reference import distances_between
 from thinsection.units import format_bytes
 
 _COLUMNS = 4096  # points of a block: a row of float32 distances is 16 KiB
@@ -33,17 +33,11 @@ def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int)
     """
     need = least_bytes(query.points)
     if budget_bytes < need:
-        raise BudgetError(
-            f"budget_bytes must be >= {need} ({format_bytes(need)}), got {budget_bytes}; "
-            "it holds not even one row of distances"
-        )
-    columns = max(min(_COLUMNS, query.num_points), 1)
-    pairs = min(
-        budget_bytes // bytes_per_pair(query.points),
-        _MAX_PAIRS.get(query.points.device.type, _MAX_PAIRS["cpu"]),
-    )
-    rows = pairs // columns
-    num_queries = query.num_queries
+        rule = f"budget_bytes must be >= {need} ({format_bytes(need)})"
+        raise BudgetError(f"{rule}, got {budget_bytes}; it holds not even one row of distances")
+    columns, num_queries = max(min(_COLUMNS, query.num_points), 1), query.num_queries
+    most = _MAX_PAIRS.get(query.points.device.type, _MAX_PAIRS["cpu"])
+    rows = min(budget_bytes // bytes_per_pair(query.points), most) // columns
     distances, positions = found = Found.nothing(query, k)
     first, last = query.ranges()
     starts = range(0, num_queries, rows)
@@ -53,28 +47,26 @@ def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int)
         block = slice(start, min(start + rows, num_queries))
         best = (distances[block], positions[block])
         for column in range(low, high, columns):
-            best = merge(
-                best, _block(query, block, (column, min(column + columns, high)), k, eps), k
-            )
+            part = slice(column, min(column + columns, high))
+            best = _merge(best, _block(query, block, part, k, eps), k)
         distances[block], positions[block] = best
     positions[distances.isinf()] = -1
     return found
 
 
 def _block(
-    query: NeighborQuery, rows: slice, columns: tuple[int, int], k: int, eps: float
+    query: NeighborQuery, rows: slice, columns: slice, k: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    points = query.points[columns[0] : columns[1]].T.contiguous().T
+    points = query.points[columns].T.contiguous().T
     values = distances_between(query.queries[rows, None], points, eps=eps)
-    group = query.point_group[columns[0] : columns[1]]
-    wanted = query.query_group[rows]
+    group, wanted = query.point_group[columns], query.query_group[rows]
     if group[0] != group[-1] or wanted[0] != group[0] or wanted[-1] != group[0]:
         values.masked_fill_(group[None, :] != wanted[:, None], torch.inf)
-    own = query.query_self[rows] - columns[0]
-    inside = ((own >= 0) & (own < columns[1] - columns[0])).nonzero()[:, 0]
+    own = query.query_self[rows] - columns.start
+    inside = ((own >= 0) & (own < len(points))).nonzero()[:, 0]
     values[inside, own[inside]] = torch.inf
     nearest, index = smallest_k(values, k)
-    return nearest, index + columns[0]
+    return nearest, index + columns.start
 
 
 def smallest_k(distances: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -100,7 +92,7 @@ def smallest_k(distances: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, columns
 
 
-def merge(
+def _merge(
     first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], k: int
 ) -> tuple[Tensor, Tensor]:
     """The k best of two sorted lists (R, k) each; every index of `second` is above `first`'s."""

@@ -47,20 +47,18 @@ def flat_query(
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= num_points:
         raise InvalidInputError(f"k must be an int from 1 to the {num_points} points, got {k!r}")
     asked = None if queries is None else _queries(queries, places)
-    of_points, of_queries = group if isinstance(group, tuple) else (group, None)
     if group is not None and (queries is not None) != isinstance(group, tuple):
-        raise InvalidInputError(
-            "group must be a pair (of the points, of the queries) exactly when queries are "
-            f"given, got {type(group).__name__}"
-        )
+        rule = "a pair (of the points, of the queries) exactly when queries are given"
+        raise InvalidInputError(f"group must be {rule}, got {type(group).__name__}")
     shape = (*lead, num_points)
     query_shape = shape if asked is None else tuple(asked.shape[:-1])
     present = None if mask is None else _per_point(mask, shape, "mask", device).bool()
-    ids = None if of_points is None else _ids(of_points, shape, device)
-    query_ids = None if of_queries is None else _ids(of_queries, query_shape, device)
+    both = group if isinstance(group, tuple) else () if group is None else (group,)
+    shapes = (shape, query_shape)[: len(both)]
+    ids = [_ids(x, s, device) for x, s in zip(both, shapes)]
     _check_finite(places, present, "points")
 
-    point_group, query_group = _dense_groups(shape, query_shape, ids, query_ids, device)
+    point_group, query_group = _dense_groups(shape, query_shape, ids, device)
     order = order_by_group(point_group)
     if present is not None:
         order = order[present.reshape(-1)[order]]
@@ -80,26 +78,18 @@ def flat_query(
         query_group=query_group,
         query_self=query_self,
     )
-    placement = ResultOrder(
-        point_order=order,
-        query_order=query_order,
-        num_points=num_points,
-        query_shape=query_shape,
-        is_numpy=isinstance(points, np.ndarray),
-    )
-    return query, placement
+    is_numpy = isinstance(points, np.ndarray)
+    return query, ResultOrder(order, query_order, num_points, query_shape, is_numpy)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ResultOrder:
     """From the flat, sorted search back to the arguments' order.
 
     Attributes:
         point_order: (P,) flat index of each point of the query, over batches of num_points.
         query_order: (Q,) row of the result of each of its queries.
-        num_points: points of one batch element.
         query_shape: batch dimensions and queries of the result.
-        is_numpy: whether NumPy arrays go back.
     """
 
     point_order: Tensor
@@ -120,19 +110,15 @@ class ResultOrder:
             if self.point_order.numel():
                 index = self.point_order[position.clamp(min=0)] % self.num_points
                 indices[rows] = index.masked_fill_(position < 0, -1)
-        distances = distances.reshape(*self.query_shape, k)
-        indices = indices.reshape(*self.query_shape, k)
-        if self.is_numpy:
-            return Neighbors(distances.numpy(), indices.numpy())
-        return Neighbors(distances, indices)
+        both = [x.reshape(*self.query_shape, k) for x in (distances, indices)]
+        return Neighbors(*(x.numpy() if self.is_numpy else x for x in both))
 
 
 def _coordinates(values: Array, name: str) -> Tensor:
     tensor = _tensor(values, name)
     if tensor.ndim < 2 or tensor.shape[-1] not in (2, 3):
-        raise InvalidInputError(
-            f"{name} must be of shape (..., N, 2) or (..., N, 3), got {_describe(tensor)}"
-        )
+        shapes = "(..., N, 2) or (..., N, 3)"
+        raise InvalidInputError(f"{name} must be of shape {shapes}, got {_describe(tensor)}")
     if tensor.dtype == torch.bool or tensor.is_complex():
         raise InvalidInputError(f"{name} must be real numbers, got {tensor.dtype}")
     if not tensor.is_floating_point():
@@ -144,43 +130,38 @@ def _queries(values: Array, points: Tensor) -> Tensor:
     queries = _coordinates(values, "queries")
     same = (points.dtype, points.device, points.shape[:-2], points.shape[-1])
     if (queries.dtype, queries.device, queries.shape[:-2], queries.shape[-1]) != same:
-        raise InvalidInputError(
-            f"queries must have the batch shape, dimensions, dtype and device of the points "
-            f"{_describe(points)}, got {_describe(queries)}"
-        )
+        rule = "have the batch shape, dimensions, dtype and device of the points"
+        got = f"{_describe(points)}, got {_describe(queries)}"
+        raise InvalidInputError(f"queries must {rule} {got}")
     _check_finite(queries, None, "queries")
     return queries
 
 
 def _dense_groups(
-    shape: tuple[int, ...],
-    query_shape: tuple[int, ...],
-    ids: Tensor | None,
-    query_ids: Tensor | None,
-    device: torch.device,
+    shape: tuple[int, ...], query_shape: tuple[int, ...], ids: list[Tensor], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """One id per pair (batch element, group), for points (B*N,) and queries (B*Q,)."""
+    """One id per pair (batch element, group), for points (B*N,) and queries (B*Q,).
+
+    `ids` of the points, and of the queries where they have their own.
+    """
     batch = torch.arange(math.prod(shape[:-1]), device=device)
     of_points, of_queries = (batch.repeat_interleave(s[-1]) for s in (shape, query_shape))
-    if ids is None:
+    if not ids:
         return of_points, of_queries
-    parts = [ids.reshape(-1)] + ([] if query_ids is None else [query_ids.reshape(-1)])
-    _, dense = torch.unique(torch.cat(parts), return_inverse=True)
+    _, dense = torch.unique(torch.cat([x.reshape(-1) for x in ids]), return_inverse=True)
     count = int(dense.max()) + 1 if dense.numel() else 1
-    num_points = parts[0].numel()
-    of_points = of_points * count + dense[:num_points]
-    if query_ids is None:
+    of_points = of_points * count + dense[: of_points.numel()]
+    if len(ids) == 1:
         return of_points, of_points
-    return of_points, of_queries * count + dense[num_points:]
+    return of_points, of_queries * count + dense[of_points.numel() :]
 
 
 def _tensor(values: Array, name: str) -> Tensor:
     if isinstance(values, Tensor):
         return values.detach()
     if not isinstance(values, np.ndarray):
-        raise InvalidInputError(
-            f"{name} must be a NumPy array or a torch tensor, got {type(values).__name__}"
-        )
+        kind = type(values).__name__
+        raise InvalidInputError(f"{name} must be a NumPy array or a torch tensor, got {kind}")
     if values.dtype.kind not in "fiub":
         raise InvalidInputError(f"{name} must be numbers, got {values.dtype}")
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
@@ -208,10 +189,9 @@ def _check_finite(coordinates: Tensor, mask: Tensor | None, name: str) -> None:
         wrong &= mask
     if bool(wrong.any()):
         first = tuple(wrong.nonzero()[0].tolist())
-        raise InvalidInputError(
-            f"{name} must be finite and below {limit:.0e} where present, got "
-            f"{coordinates[first].tolist()} at {first}; mask it out"
-        )
+        got = f"{coordinates[first].tolist()} at {first}; mask it out"
+        rule = f"finite and below {limit:.0e} where present"
+        raise InvalidInputError(f"{name} must be {rule}, got {got}")
 
 
 def _describe(tensor: Tensor) -> str:

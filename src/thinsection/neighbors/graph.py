@@ -54,9 +54,8 @@ def parse_graph_spec(text: str) -> GraphSpec:
     match = _SPEC.fullmatch(text)
     kind, value = match.groups() if match else ("", "0")
     if float(value) <= 0 or (kind == "knn" and "." in value):
-        raise ConfigError(
-            f"graph must be 'knn:K' (K neighbours) or 'radius:R' (R in µm), got {text!r}"
-        )
+        rule = "'knn:K' (K neighbours) or 'radius:R' (R in µm)"
+        raise ConfigError(f"graph must be {rule}, got {text!r}")
     return GraphSpec(k=int(value)) if kind == "knn" else GraphSpec(radius_um=float(value))
 
 
@@ -93,17 +92,15 @@ def tile_graph(
     """
     scaled = _scaled(coords_l0, slide_mpp)
     if (k is None) == (radius_um is None):
-        raise InvalidInputError(
-            f"tile_graph must get exactly one of k and radius_um, got k={k}, radius_um={radius_um}"
-        )
+        got = f"k={k}, radius_um={radius_um}"
+        raise InvalidInputError(f"tile_graph must get exactly one of k and radius_um, got {got}")
     if group is not None and np.shape(group) != (len(scaled),):
         raise InvalidInputError(f"group must be of shape ({len(scaled)},), got {np.shape(group)}")
     if k is not None:
         return _by_count(scaled, k, group, budget_bytes)
     if slide_mpp is None:
-        raise InvalidInputError(
-            "slide_mpp must be given with radius_um, got None; pass --slide-mpp or use k"
-        )
+        remedy = "pass --slide-mpp or use k"
+        raise InvalidInputError(f"slide_mpp must be given with radius_um, got None; {remedy}")
     assert radius_um is not None
     if not (np.isfinite(radius_um) and radius_um > 0):
         raise InvalidInputError(f"radius_um must be > 0, got {radius_um}")
@@ -113,9 +110,8 @@ def tile_graph(
 def _scaled(coords_l0: Any, slide_mpp: Mpp | float | None) -> npt.NDArray[np.float64]:
     coords = np.asarray(coords_l0)
     if coords.ndim != 2 or coords.shape[1] != 2 or coords.dtype.kind not in "iu":
-        raise InvalidInputError(
-            f"coords_l0 must be int64 of shape (N, 2), got {coords.dtype} {coords.shape}"
-        )
+        got = f"{coords.dtype} {coords.shape}"
+        raise InvalidInputError(f"coords_l0 must be int64 of shape (N, 2), got {got}")
     mpp = np.broadcast_to(np.asarray(1.0 if slide_mpp is None else slide_mpp, np.float64), (2,))
     if not (np.isfinite(mpp).all() and (mpp > 0).all()):
         raise InvalidInputError(f"slide_mpp must be > 0, got {slide_mpp}")
@@ -138,20 +134,15 @@ def _by_count(
 
 
 def _by_radius(
-    points: npt.NDArray[np.float64],
-    radius_um: float,
-    group: npt.NDArray | None,
-    budget_bytes: int,
+    points: npt.NDArray[np.float64], radius_um: float, group: npt.NDArray | None, budget_bytes: int
 ) -> TileGraph:
     tree = cKDTree(points)
     reach = radius_um * (1 + 1e-9)  # the tree proposes, the distance from differences decides
     num_edges = int(tree.count_neighbors(tree, reach)) - len(points)
-    if num_edges * _BYTES_PER_EDGE > budget_bytes:
-        raise BudgetError(
-            f"radius_um must leave at most {budget_bytes // _BYTES_PER_EDGE} edges in a budget of "
-            f"{format_bytes(budget_bytes)}, got {num_edges} edges at {radius_um:g} µm; "
-            "use a smaller radius or a larger budget"
-        )
+    if num_edges > (most := budget_bytes // _BYTES_PER_EDGE):
+        rule = f"leave at most {most} edges in a budget of {format_bytes(budget_bytes)}"
+        got = f"{num_edges} edges at {radius_um:g} µm; use a smaller radius or a larger budget"
+        raise BudgetError(f"radius_um must {rule}, got {got}")
     pairs = tree.query_pairs(reach, output_type="ndarray").astype(np.int64, copy=False)
     difference = points[pairs[:, 0]] - points[pairs[:, 1]]
     distances = np.sqrt(np.square(difference).sum(axis=1))

@@ -8,11 +8,12 @@ are asked for, and a row with very many ties goes to `blocks`. So the result is 
 import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
+from torch.nn.functional import pad
 
 from thinsection.errors import BudgetError, DeviceError
 from thinsection.neighbors import blocks
-from thinsection.neighbors.distances import distances_between, relative_error
 from thinsection.neighbors.query import Found, NeighborQuery
+from thinsection.neighbors.reference import distances_between, relative_error
 from thinsection.units import format_bytes
 
 _SPARE = 4  # candidates beyond k in the first round: itself, and ties at the boundary
@@ -44,10 +45,8 @@ def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int)
         DeviceError: the points are not on a CPU.
     """
     if query.points.device.type != "cpu":
-        raise DeviceError(
-            f"points must be on the cpu for impl 'kdtree', got {query.points.device}; "
-            "use impl 'blocks' or move them"
-        )
+        got = f"{query.points.device}; use impl 'blocks' or move them"
+        raise DeviceError(f"points must be on the cpu for impl 'kdtree', got {got}")
     num_queries, num_dims = query.queries.shape
     distances, positions = found = Found.nothing(query, k)
     if not (query.num_points and num_queries):
@@ -55,10 +54,9 @@ def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int)
     candidates = k + _SPARE
     need = least_bytes(query.points, k)
     if need > budget_bytes:
-        raise BudgetError(
-            f"budget_bytes must be >= {need} ({format_bytes(need)}) for impl 'kdtree' and "
-            f"{query.num_points} points, got {budget_bytes}; use impl 'blocks'"
-        )
+        what = f"({format_bytes(need)}) for impl 'kdtree' and {query.num_points} points"
+        got = f"{budget_bytes}; use impl 'blocks'"
+        raise BudgetError(f"budget_bytes must be >= {need} {what}, got {got}")
     tree = _Tree(query)
     room = budget_bytes - tree_bytes(query.num_points, num_dims)
     pending = torch.arange(num_queries)
@@ -115,15 +113,11 @@ class _Tree:
         index = torch.from_numpy(found).sort(dim=1).values  # ties go to the lower position
         absent = (index == query.num_points) | (index == query.query_self[rows, None])
         gathered = query.points[index.clamp_(max=query.num_points - 1)]
-        exact = distances_between(queries[:, None], gathered, eps=eps).masked_fill_(
-            absent, torch.inf
-        )
-        exact, order = torch.sort(exact, dim=1, stable=True)
-        exact, index = exact[:, :k], index.gather(1, order[:, :k])
-        short = k - exact.shape[1]
-        if short > 0:
-            exact = torch.nn.functional.pad(exact, (0, short), value=torch.inf)
-            index = torch.nn.functional.pad(index, (0, short), value=-1)
+        exact = distances_between(queries[:, None], gathered, eps=eps)
+        exact, order = torch.sort(exact.masked_fill_(absent, torch.inf), dim=1, stable=True)
+        short = max(0, k - exact.shape[1])
+        exact = pad(exact[:, :k], (0, short), value=torch.inf)
+        index = pad(index.gather(1, order[:, :k]), (0, short), value=-1)
         farthest = torch.from_numpy(listed[:, -1])
         slack = 1 - 2 * relative_error(query.points.dtype)
         unlisted = (farthest.square() + eps * queries.shape[1]).sqrt() * slack - self._absolute

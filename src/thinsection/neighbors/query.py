@@ -61,11 +61,9 @@ class NeighborQuery:
 
 
 class Found(NamedTuple):
-    """Neighbours of every query: distance ascending, ties to the lower position.
+    """Neighbours (Q, k) of every query: distance ascending, ties to the lower position.
 
-    Attributes:
-        distances: (Q, k), inf where there is no further neighbour.
-        positions: (Q, k) int64 into `NeighborQuery.points`, -1 where there is no further neighbour.
+    Positions are int64 into `NeighborQuery.points`; without a further neighbour -1, at inf.
     """
 
     distances: Tensor
