@@ -17,12 +17,8 @@ VERSIONS = ("0.4.5", "0.5.0")  # whose function was compared with ours
 MODULE = "openfold3.core.utils.atomize_utils"
 NAME = "get_token_frame_atoms"
 _PARAMETERS = {
-    "batch": inspect.Parameter.empty,
-    "x": inspect.Parameter.empty,
-    "atom_mask": inspect.Parameter.empty,
-    "angle_threshold": 25.0,
-    "eps": 1e-8,
-    "inf": 1e9,
+    **dict.fromkeys(("batch", "x", "atom_mask"), inspect.Parameter.empty),
+    **{"angle_threshold": 25.0, "eps": 1e-8, "inf": 1e9},
 }
 
 
@@ -71,19 +67,15 @@ def _recognised() -> Callable[..., Any]:
     except PackageNotFoundError:
         raise MissingDependencyError("rescue.openfold3 needs openfold3, which is absent") from None
     if installed not in VERSIONS:
-        raise RescueError(
-            f"openfold3 must be of version {' or '.join(VERSIONS)}, got {installed}; "
-            "nothing was replaced"
-        )
+        rule = f"openfold3 must be of version {' or '.join(VERSIONS)}"
+        raise RescueError(f"{rule}, got {installed}; nothing was replaced")
     function = getattr(importlib.import_module(MODULE), NAME, None)
     if function is None or function.__module__ != MODULE:
         raise RescueError(f"{MODULE}.{NAME} must be the original function, got {function!r}")
-    found = {p.name: p.default for p in inspect.signature(function).parameters.values()}
-    if found != _PARAMETERS:
-        raise RescueError(
-            f"{NAME} must take ({', '.join(_PARAMETERS)}) with the known defaults, "
-            f"got {inspect.signature(function)}; nothing was replaced"
-        )
+    signature = inspect.signature(function)
+    if {p.name: p.default for p in signature.parameters.values()} != _PARAMETERS:
+        rule = f"{NAME} must take ({', '.join(_PARAMETERS)}) with the known defaults"
+        raise RescueError(f"{rule}, got {signature}; nothing was replaced")
     return function  # type: ignore[no-any-return]
 
 

@@ -7,7 +7,7 @@ of the N x N bias, and an attention forward that computes the bias block by bloc
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,16 +46,11 @@ def titan(model: Any, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[A
     encoder = _recognise(model)
     attentions = [block.attn for block in encoder.blocks.modules_list]
     _probe(encoder, attentions[0], budget_bytes)
-    replaced: list[tuple[Any, str]] = []
-    try:
-        _put(encoder, "get_alibi", _cells_instead(encoder.get_alibi), replaced)
+    with ExitStack() as stack:
+        _put(stack, encoder, "get_alibi", _cells_instead(encoder.get_alibi))
         for attention in attentions:
-            new = _forward_of(attention, attention.forward, budget_bytes)
-            _put(attention, "forward", new, replaced)
+            _put(stack, attention, "forward", _forward_of(attention, budget_bytes))
         yield model
-    finally:
-        for owner, name in replaced:
-            del owner.__dict__[name]  # the class's own method shows through again
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +118,7 @@ def _probe(encoder: Any, attention: Any, budget_bytes: int) -> None:
     bias = encoder.get_alibi(3, 5, mask).to(weight.device, weight.dtype)
     own = attention.forward(x, bias, None)
     cells = Cells(mask[0].nonzero().to(weight.device))
-    ours = _forward_of(attention, attention.forward, budget_bytes)(x, cells, None)
+    ours = _forward_of(attention, budget_bytes)(x, cells, None)
     scale = float(own.abs().max())
     tolerance = PROBE_TOLERANCE if weight.dtype == torch.float32 else 0.03
     worst = float((own - ours).abs().max())
@@ -143,10 +138,8 @@ def _cells_instead(original: Callable[..., Any]) -> Callable[..., Any]:
     return get_alibi
 
 
-def _forward_of(
-    attention: Any, original: Callable[..., Any], budget_bytes: int
-) -> Callable[..., Any]:
-    slopes = alibi_slopes(attention.num_heads)
+def _forward_of(attention: Any, budget_bytes: int) -> Callable[..., Any]:
+    original, slopes = attention.forward, alibi_slopes(attention.num_heads)
 
     def forward(x: torch.Tensor, attn_bias: Any, bg_mask: torch.Tensor | None = None) -> Any:
         if not isinstance(attn_bias, Cells):
@@ -162,6 +155,6 @@ def _forward_of(
     return forward
 
 
-def _put(owner: Any, name: str, value: Any, replaced: list[tuple[Any, str]]) -> None:
+def _put(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
     owner.__dict__[name] = value
-    replaced.append((owner, name))
+    stack.callback(owner.__dict__.pop, name)  # the class's own method shows through again

@@ -34,14 +34,10 @@ class ArraySlide(Slide):
         self._arrays = tuple(levels)
         self._broken_below_lv = broken_below_lv
         height, width = levels[0].shape[:2]
+        sizes = [(pixels.shape[1], pixels.shape[0]) for pixels in levels]
         described = [
-            Level(
-                index=index,
-                size=(pixels.shape[1], pixels.shape[0]),
-                downsample=(width / pixels.shape[1] + height / pixels.shape[0]) / 2,
-                segment=segment,
-            )
-            for index, pixels in enumerate(levels)
+            Level(index=i, size=(w, h), downsample=(width / w + height / h) / 2, segment=segment)
+            for i, (w, h) in enumerate(sizes)
         ]
         super().__init__(name, described, slide_mpp=slide_mpp)
 

@@ -51,8 +51,9 @@ c0, t0 = time.process_time(), time.perf_counter()
 result = f(state, **kwargs) if setup else f(**kwargs)
 t1, c1 = time.perf_counter(), time.process_time()
 peak = max(int(l.split()[1]) * 1024 for l in open('/proc/self/status') if l.startswith('VmHWM'))
-cpu = c1 - c0
-print('\\n@measured ' + json.dumps([result, t1 - t0, cpu, rss, peak]))
+times = {'seconds': t1 - t0, 'cpu_seconds': c1 - c0}
+found = {'result': result, **times, 'baseline_bytes': rss, 'peak_bytes': peak}
+print('\\n@measured ' + json.dumps(found))
 """
 
 
@@ -78,11 +79,4 @@ def run_and_measure(
     marked = [line for line in child.stdout.splitlines() if line.startswith("@measured ")]
     if child.returncode != 0 or not marked:
         raise RuntimeError(f"{module}.{function} failed ({child.returncode}):\n{child.stderr}")
-    result, seconds, cpu_seconds, baseline, peak = json.loads(marked[-1].removeprefix("@measured "))
-    return Measured(
-        result=result,
-        seconds=seconds,
-        cpu_seconds=cpu_seconds,
-        baseline_bytes=baseline,
-        peak_bytes=peak,
-    )
+    return Measured(**json.loads(marked[-1].removeprefix("@measured ")))

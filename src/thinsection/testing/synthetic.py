@@ -5,6 +5,7 @@ Both are real TIFF files that every reader opens; nothing of them comes from a r
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ _APERIO_JPEG2000_RGB = 33005  # TIFF compression code
 _TEXTURE_PX = 1024  # period of the H&E-like texture
 _MASK_PX = 16  # level-0 px of one px of the tissue mask: borders are whole px down to 16x
 _WHITE = (243, 242, 244)
+Color = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +33,11 @@ class PyramidKind:
     """How a synthetic pyramid is stored.
 
     Attributes:
-        downsamples: of the levels.
         tile: (height, width) of TIFF tiles, multiples of 16; None writes strips of 32 rows.
         compression: tifffile's name: 'jpeg', 'lzw', 'deflate', 'jpeg2000' (lossless, with
             Aperio's code, which OpenSlide reads with `aperio`), None.
         ycbcr: JPEG as YCbCr 4:2:0 in place of RGB.
         jpeg_tables: tables once per level and abbreviated YCbCr tiles, as scanners write them.
-        quality: of JPEG.
         mpp: (x, y) µm/px written to the resolution tags; None writes none.
         aperio: an Aperio description in place of the tags (its one MPP is mpp[0]).
     """
@@ -58,10 +58,9 @@ def write_pyramid(path: Path, size: Size, kind: PyramidKind | None = None) -> li
     Memory: all levels; for small slides.
     """
     kind = kind or PyramidKind()
-    levels = [
-        position_pixels((max(1, size[0] // down), max(1, size[1] // down)))
-        for down in kind.downsamples
-    ]
+    width, height = size
+    sizes = [(max(1, width // down), max(1, height // down)) for down in kind.downsamples]
+    levels = [position_pixels(level_size) for level_size in sizes]
     with tifffile.TiffWriter(path, bigtiff=False) as writer:
         for index, pixels in enumerate(levels):
             options = _options(kind, size, index)
@@ -115,28 +114,26 @@ def _to_ycbcr(pixels: RgbArray) -> RgbArray:
 
 
 def _options(kind: PyramidKind, size: Size, index: int) -> dict[str, Any]:
-    options: dict[str, Any] = {"metadata": None, "software": False, "photometric": "rgb"}
-    options["compression"] = (
-        _APERIO_JPEG2000_RGB if kind.compression == "jpeg2000" else kind.compression
-    )
+    """Of `TiffWriter.write`, for the level of that index."""
+    jpeg2000 = kind.compression == "jpeg2000"
+    options: dict[str, Any] = {
+        **{"metadata": None, "software": False, "photometric": "rgb"},
+        "compression": _APERIO_JPEG2000_RGB if jpeg2000 else kind.compression,
+        "subfiletype": int(index > 0),
+    }
     if kind.compression == "jpeg":
         options["compressionargs"] = {"level": kind.quality}
         if kind.ycbcr:
             options |= {"photometric": "ycbcr", "subsampling": (2, 2)}
-    if kind.tile is not None:
-        options["tile"] = kind.tile
-    else:
-        options["rowsperstrip"] = _STRIP_ROWS
+    options |= {"tile": kind.tile} if kind.tile else {"rowsperstrip": _STRIP_ROWS}
     if kind.aperio:
         mpp = "" if kind.mpp is None else f"|MPP = {kind.mpp[0]}"
-        options["description"] = (
-            f"Aperio Image Library v12.0.0\r\n{size[0]}x{size[1]} synthetic|AppMag = 20{mpp}"
-        )
+        about = f"{size[0]}x{size[1]} synthetic|AppMag = 20{mpp}"
+        options["description"] = f"Aperio Image Library v12.0.0\r\n{about}"
     elif kind.mpp is not None:
-        down = kind.downsamples[index]
-        pixels_per_cm = [_UM_PER_CM / (mpp * down) for mpp in kind.mpp]
-        options |= {"resolution": tuple(pixels_per_cm), "resolutionunit": "CENTIMETER"}
-    options["subfiletype"] = 0 if index == 0 else 1
+        um = [mpp * kind.downsamples[index] for mpp in kind.mpp]
+        pixels_per_cm = (_UM_PER_CM / um[0], _UM_PER_CM / um[1])
+        options |= {"resolution": pixels_per_cm, "resolutionunit": "CENTIMETER"}
     return options
 
 
@@ -188,7 +185,7 @@ def write_he_slide(
                 description=description if index == 0 else None,
                 metadata=None,
                 software=False,
-                subfiletype=0 if index == 0 else 1,
+                subfiletype=int(index > 0),
             )
 
 
@@ -201,12 +198,10 @@ def he_texture(rng: np.random.Generator, edge: int = _TEXTURE_PX) -> RgbArray:
     color = np.array(stroma) * (1 - mix) + np.array(epithelium) * mix
     color += fibres[..., None] * np.array((9.0, 13.0, 8.0))
     spots = np.zeros((edge, edge), dtype=bool)
-    count = edge * edge // 900
-    chance = rng.random(count)
-    places = rng.integers(0, edge, (count, 2))
-    dense = zones[places[:, 0], places[:, 1]] > 0
-    kept = places[dense | (chance < 0.35)]
-    spots[kept[:, 0], kept[:, 1]] = True
+    chance = rng.random(edge * edge // 900)
+    rows, columns = rng.integers(0, edge, (len(chance), 2)).T
+    kept = (zones[rows, columns] > 0) | (chance < 0.35)
+    spots[rows[kept], columns[kept]] = True
     blurred = ndimage.gaussian_filter(spots.astype(np.float32), 4.0, mode="wrap")
     inside = np.clip((blurred * 2 * np.pi * 16 - 0.35) * 4, 0, 1)[..., None]
     color = color * (1 - inside) + (np.array(nucleus) + fibres[..., None] * 8) * inside
@@ -215,9 +210,8 @@ def he_texture(rng: np.random.Generator, edge: int = _TEXTURE_PX) -> RgbArray:
 
 
 def _smooth(rng: np.random.Generator, edge: int, sigma: float) -> np.ndarray:
-    field = ndimage.gaussian_filter(
-        rng.normal(size=(edge, edge)).astype(np.float32), sigma, mode="wrap"
-    )
+    noise = rng.normal(size=(edge, edge)).astype(np.float32)
+    field = ndimage.gaussian_filter(noise, sigma, mode="wrap")
     return np.asarray(field / field.std())
 
 
@@ -236,27 +230,18 @@ def tissue_fragments(size: Size, rng: np.random.Generator) -> np.ndarray:
 
 
 def _he_tiles(
-    texture: RgbArray,
-    mask: np.ndarray,
-    down: int,
-    level_size: Size,
-    background: tuple[int, int, int],
+    texture: RgbArray, mask: np.ndarray, down: int, level_size: Size, background: Color
 ) -> Iterator[RgbArray]:
     """Tiles of one level, row by row, padded to 256 px."""
-    edge = _TEXTURE_PX // down
+    edge, cell = _TEXTURE_PX // down, _MASK_PX // down
     small = texture.reshape(edge, down, edge, down, 3).mean(axis=(1, 3)).astype(np.uint8)
     period = np.tile(small, (256 // edge + 2, 256 // edge + 2, 1))
-    cell = _MASK_PX // down
-    white = np.array(background, dtype=np.uint8)
-    for y in range(0, level_size[1], 256):
-        for x in range(0, level_size[0], 256):
-            oy, ox = y % edge, x % edge
-            top, left, count = y // cell, x // cell, -(-256 // cell)
-            piece = mask[top : top + count, left : left + count]
-            inside = piece.repeat(cell, axis=0).repeat(cell, axis=1)[:256, :256]
-            tile = np.empty((256, 256, 3), dtype=np.uint8)
-            tile[:] = white
-            rows, columns = inside.shape
-            source = period[oy : oy + rows, ox : ox + columns]
-            np.copyto(tile[:rows, :columns], source, where=inside[..., None])
-            yield _to_ycbcr(tile)
+    for y, x in product(range(0, level_size[1], 256), range(0, level_size[0], 256)):
+        top, left, count = y // cell, x // cell, -(-256 // cell)
+        piece = mask[top : top + count, left : left + count]
+        inside = piece.repeat(cell, axis=0).repeat(cell, axis=1)[:256, :256]
+        tile = np.full((256, 256, 3), background, dtype=np.uint8)
+        rows, columns = inside.shape
+        source = period[y % edge :, x % edge :][:rows, :columns]
+        np.copyto(tile[:rows, :columns], source, where=inside[..., None])
+        yield _to_ycbcr(tile)
