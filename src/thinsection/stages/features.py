@@ -53,10 +53,10 @@ class FeaturesStage(Stage):
     def label(self) -> str:
         """Name of the embeddings: encoder, stored type, stain normalisation."""
         dtype = "" if self.dtype == "float32" else self.dtype
-        stain = "" if self.target is None else self.stain.stain_norm
-        return join_label(
-            self.encoder, dtype, stain, variant(self.stain, leave_out=("stain_norm",))
-        )
+        if self.target is None:
+            return join_label(self.encoder, dtype)
+        rest = variant(self.stain, leave_out=("stain_norm",))
+        return join_label(self.encoder, dtype, self.stain.stain_norm, rest)
 
     @property
     def address(self) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 from thinsection.tiles.grid import TilesConfig
 
 _MAX_PART = 60  # characters of the settings' part of a name; longer ones become a hash
+_NO_ITEMS = "none"
+_EXACT = re.compile(r"-?[A-Za-z0-9.]+")
 _NAMED = ("tile_px", "tile_mpp", "overlap")  # have places of their own in a grid's name
 
 
@@ -23,7 +25,7 @@ def grid_label(tiles: TilesConfig, mask_label: str) -> str:
         tiles: settings of the grid.
         mask_label: of the tissue mask or quality control; '' at their defaults.
     """
-    mpp = "native" if tiles.mpp is None else f"{tiles.mpp:g}mpp"
+    mpp = "native" if tiles.mpp is None else f"{slug(tiles.mpp)}mpp"
     overlap = f"{tiles.overlap}px_overlap" if tiles.overlap else ""
     rest = variant(tiles, leave_out=_NAMED)
     return join_label(f"{tiles.tile_px}px", mpp, overlap, rest, mask_label)
@@ -43,13 +45,23 @@ def variant(section: Any, *, leave_out: tuple[str, ...] = ()) -> str:
         if f.name not in leave_out and getattr(section, f.name) != getattr(default, f.name)
     }
     name = "_".join(f"{key}-{slug(value)}" for key, value in changed.items())
-    return name if len(name) <= _MAX_PART else short_hash(changed)
+    if len(name) > _MAX_PART:
+        return short_hash(changed)
+    return name if all(map(_is_exact, changed.values())) else f"{name}-{short_hash(changed)}"
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether no other value has its slug, within a name of several parts too."""
+    items = value if isinstance(value, tuple | list) else (value,)
+    return all(_EXACT.fullmatch(str(item)) and item != _NO_ITEMS for item in items)
 
 
 def slug(value: Any) -> str:
     """A value as part of a file's name: letters, digits, dots, dashes, pluses and underscores."""
     if isinstance(value, tuple | list):
-        return "+".join(slug(item) for item in value) or "none"
+        return "+".join(slug(item) for item in value) or _NO_ITEMS
+    if isinstance(value, float):  # the shortest digits that read back: '0.5', '8'
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return re.sub(r"[^\w.+-]+", "-", str(value)).strip("-") or "x"
 
 

@@ -55,7 +55,7 @@ class TilesStage(Stage):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return {"tiles": asdict(self.config)}
+        return {"tiles": asdict(self.config) | {"tile_mpp": self.config.mpp}}  # '0.50' is '0.5'
 
     @property
     def needs(self) -> tuple[Stage, ...]:

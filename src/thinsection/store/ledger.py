@@ -188,9 +188,17 @@ def load_ledgers(out: Path) -> list[SlideLedger]:
 
 
 def stage_key(**parts: Any) -> str:
-    """A short stable hash of plain values (nested dicts, lists, str, numbers, None)."""
-    text = json.dumps(parts, sort_keys=True, default=str)
+    """A short stable hash of plain values (nested dicts, lists, str, numbers, None); 8.0 is 8."""
+    text = json.dumps(_plain(parts), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def fingerprint(path: Path | str) -> str:
