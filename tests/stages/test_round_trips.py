@@ -1,0 +1,260 @@
+"""What each stage leaves on disk is what it found, to the bit, for whoever reads it back."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+from tests.stages.make import later, lay_grid, work_of
+
+from thinsection.errors import InvalidInputError
+from thinsection.qc import QcResult, load_pipeline
+from thinsection.qc.tissue import TissueConfig, TissueMask
+from thinsection.stages.features import FeaturesStage, OpenResult, TokensStage
+from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage
+from thinsection.stages.quality import CheckedTissue, QcStage
+from thinsection.stages.stage import SlideWork
+from thinsection.stages.tiles import TilesStage
+from thinsection.stages.tissue import TissueStage
+from thinsection.store.tiles_h5 import read_tiles
+from thinsection.testing.synthetic import write_he_slide
+from thinsection.tiles import TileTable
+from thinsection.tiles.grid import TilesConfig
+
+MASK = TissueStage(config=TissueConfig())
+GRID = TilesStage(config=TilesConfig(tile_px=128, overlap=16), mask=MASK)
+UNI = FeaturesStage(tiles=GRID, encoder="uni", identity={"name": "uni", "weights_hash": "ab"})
+
+
+@pytest.fixture(scope="module")
+def slide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Not square, with mpp_x != mpp_y."""
+    path = tmp_path_factory.mktemp("slides") / "a.svs"
+    write_he_slide(path, (1700, 1200), seed=3, downsamples=(1, 4))
+    return path
+
+
+@pytest.fixture
+def work(slide: Path, tmp_path: Path) -> Iterator[SlideWork]:
+    made = work_of(slide, tmp_path / "out")
+    yield made
+    assert made.slide is not None
+    made.slide.close()
+
+
+def embed(work: SlideWork, stage: FeaturesStage, values: np.ndarray, *, batch: int = 5) -> None:
+    """What the stream does with the tiles of a slide."""
+    table: TileTable = work.value(stage.tiles)
+    result = OpenResult(work, stage)
+    for start in range(0, len(table), batch):
+        stop = start + batch
+        result.append(table.coords_l0[start:stop], values[start:stop])
+    work.finish(stage, result.close(values.shape[1:]))
+
+
+def random_embeddings(work: SlideWork, width: int = 7) -> np.ndarray:
+    rng = np.random.default_rng(4)
+    return rng.normal(size=(len(work.value(GRID)), width)).astype(np.float32)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Arrays to the bit and of one dtype, everything else equal."""
+    if isinstance(one, np.ndarray):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for name in one:
+            assert_same(one[name], other[name])
+    else:
+        assert one == other
+
+
+def test_a_tissue_mask_comes_back_to_the_bit(work: SlideWork) -> None:
+    work.perform(MASK)
+    fresh: TissueMask = work.value(MASK)
+    assert 0 < fresh.tissue_fraction < 1
+    stored = MASK.load(later(work))
+    for name in ("mask", "frame", "mask_mpp", "threshold"):
+        assert_same(getattr(fresh, name), getattr(stored, name))
+    assert stored.thumbnail.shape == fresh.thumbnail.shape  # a JPEG: near, not equal
+    near = np.abs(stored.thumbnail.astype(int) - fresh.thumbnail)
+    assert near.mean() < 4
+    record = work.ledger.stages["slides/tissue"]
+    assert set(record.files) == {f"slides/a/{n}" for n in FILES_OF_A_MASK}
+    assert record.facts["tissue_fraction"] == round(fresh.tissue_fraction, 6)
+
+
+FILES_OF_A_MASK = ("tissue.png", "tissue.geojson", "thumbnail.jpg")
+
+
+def test_a_mask_without_an_mpp_comes_back_and_other_settings_lie_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "b.png"
+    rng = np.random.default_rng(0)
+    pixels = np.full((300, 410, 3), 244, np.uint8)
+    pixels[50:200, 60:300] = rng.integers(60, 200, (150, 240, 3))
+    Image.fromarray(pixels).save(path)
+    other = TissueStage(config=TissueConfig(min_speck_um2=1.0, black_level=0))
+    work = work_of(path, tmp_path / "out")
+    assert work.slide is not None
+    with work.slide:
+        work.perform(MASK)
+        before = (work.out / "slides/b/tissue.png").read_bytes()
+        work.perform(other)
+    assert MASK.load(later(work)).mask_mpp is None
+    assert (work.out / "slides/b/tissue.png").read_bytes() == before
+    names = {p.name for p in (work.out / "slides" / "b").iterdir()}
+    assert names == {
+        *FILES_OF_A_MASK,
+        *("tissue_min_speck_um2-1_black_level-0" + end for end in (".png", ".geojson")),
+        *("thumbnail_min_speck_um2-1_black_level-0.jpg", "slide.json"),
+    }
+
+
+def test_quality_control_comes_back_equal_in_every_field(work: SlideWork) -> None:
+    stage = QcStage(pipeline=load_pipeline("light"), source="light")
+    work.perform(stage)
+    fresh: CheckedTissue = work.value(stage)
+    stored: CheckedTissue = stage.load(later(work))
+    assert fresh.qc.masks
+    for f in fields(QcResult):
+        assert_same(getattr(fresh.qc, f.name), getattr(stored.qc, f.name))
+    for name in ("mask", "frame", "mask_mpp", "thumbnail", "threshold"):
+        assert_same(getattr(fresh, name), getattr(stored, name))
+    assert stage.row(later(work)) == stage.row(work)
+
+
+@pytest.mark.parametrize("quality", [False, True])
+def test_a_tile_table_comes_back_equal(work: SlideWork, quality: bool) -> None:
+    mask = QcStage(pipeline=load_pipeline("light"), source="light") if quality else MASK
+    stage = TilesStage(config=TilesConfig(tile_px=100, overlap=20, edge="pad"), mask=mask)
+    work.perform(mask)
+    table = lay_grid(work, stage)
+    stored: TileTable = stage.load(later(work))
+    assert len(table) > 10
+    assert stored.plan == table.plan
+    assert_same(table.coords_l0, stored.coords_l0)
+    names = sorted(table.columns)
+    assert names == sorted(stored.columns)
+    assert any(name.startswith("qc_") for name in names) == quality
+    for name in names:
+        assert_same(table.columns[name], stored.columns[name])
+    assert work.ledger.stages[stage.address].needs == (mask.address,)
+
+
+def test_a_grid_without_the_tissue_filter_keeps_every_tile_and_knows_its_tissue(
+    work: SlideWork,
+) -> None:
+    work.perform(MASK)
+    stage = TilesStage(config=TilesConfig(tile_px=128, tile_filter=()), mask=MASK)
+    table = lay_grid(work, stage)
+    kept = lay_grid(work, TilesStage(config=TilesConfig(tile_px=128), mask=MASK))
+    assert len(table) > len(kept)
+    enough = table.columns["tissue_fraction"] >= 0.5
+    np.testing.assert_array_equal(table.coords_l0[enough], kept.coords_l0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_embeddings_come_back_with_the_grid_and_the_names_of_their_encoder(
+    work: SlideWork, dtype: str
+) -> None:
+    work.perform(MASK)
+    table = lay_grid(work, GRID)
+    values = random_embeddings(work)
+    stage = FeaturesStage(tiles=GRID, encoder="uni", identity=UNI.identity, dtype=dtype)
+    embed(work, stage, values)
+    stored = stage.load(later(work))
+    assert_same(values.astype(dtype), stored.features)
+    assert_same(table.coords_l0, stored.coords_l0)
+    assert stored.attributes["encoder"] == "uni"
+    assert stored.attributes["weights_hash"] == "ab"
+    assert stored.attributes["patch_size"] == 128
+    assert work.ledger.stages[stage.address].facts["dim"] == 7
+    assert later(work).done(stage)
+
+
+def test_a_slide_without_tiles_has_embeddings_of_no_rows(work: SlideWork) -> None:
+    work.perform(MASK)
+    table = GRID.candidates(work).select(np.empty(0, np.int64))
+    work.finish(GRID, GRID.write(work, table))
+    embed(work, UNI, np.empty((0, 7), np.float32))
+    stored = UNI.load(later(work))
+    assert stored.features is not None
+    assert stored.features.shape == (0, 7)
+    assert work.ledger.stages[GRID.address].facts["warnings"] == "no tile holds enough tissue"
+
+
+def test_tokens_come_back_in_float16(work: SlideWork) -> None:
+    work.perform(MASK)
+    table = lay_grid(work, GRID)
+    stage = TokensStage(features=UNI)
+    values = np.random.default_rng(1).normal(size=(len(table), 4, 6)).astype(np.float32)
+    result = OpenResult(work, stage)
+    result.append(table.coords_l0[:3], values[:3])
+    result.append(table.coords_l0[3:], values[3:])
+    work.finish(stage, result.close((4, 6)))
+    with h5py.File(work.path(stage.file("a"))) as file:
+        assert_same(values.astype(np.float16), file["tokens"][...])
+        assert_same(table.coords_l0, file["coords"][...])
+        assert file["coords"].attrs["encoder"] == "uni"
+
+
+def test_what_is_abandoned_leaves_nothing_and_a_bad_value_is_refused(work: SlideWork) -> None:
+    work.perform(MASK)
+    table = lay_grid(work, GRID)
+    result = OpenResult(work, UNI)
+    result.append(table.coords_l0[:2], np.zeros((2, 3), np.float32))
+    with pytest.raises(InvalidInputError, match="features must be finite"):
+        result.append(table.coords_l0[2:3], np.full((1, 3), np.nan, np.float32))
+    result.abandon()
+    assert not [p for p in work.path(UNI.address).rglob("*") if p.is_file()]
+    assert UNI.address not in later(work).ledger.stages
+
+
+def test_a_graph_and_a_picture_are_made_of_what_is_stored(work: SlideWork) -> None:
+    work.perform(MASK)
+    table = lay_grid(work, GRID)
+    graph, picture = GraphStage(tiles=GRID, spec="knn:3"), OverviewStage(tiles=GRID)
+    work.perform(graph)
+    work.perform(picture)
+    first = {
+        s: work.path(s.file("a", e)).read_bytes() for s, e in ((graph, ".h5"), (picture, ".png"))
+    }
+    with h5py.File(work.path(graph.file("a"))) as file:
+        assert file["edge_index"].shape == (2, 3 * len(table))
+        assert file["edge_index"].dtype == np.int64
+        assert file.attrs["spec"] == "knn:3"
+    again = later(work)
+    for stage, end in ((graph, ".h5"), (picture, ".png")):
+        again.perform(stage)
+        assert again.path(stage.file("a", end)).read_bytes() == first[stage]
+
+
+def test_another_format_holds_the_stored_embeddings_and_who_the_slide_is_of(
+    work: SlideWork,
+) -> None:
+    work.perform(MASK)
+    lay_grid(work, GRID)
+    embed(work, UNI, random_embeddings(work))
+    stage = FormatStage(features=UNI, format="tsv")
+    again = later(work)
+    again.perform(stage)
+    (path,) = work.path(stage.address).iterdir()
+    rows = [row.split("\t") for row in path.read_text().splitlines()]
+    assert path.name == "a.tsv"
+    assert rows[1][-3:-1] == ["p7", "LUAD"]
+    values = np.array([row[:-3] for row in rows[1:]], np.float32)
+    np.testing.assert_array_equal(values, read_tiles(work.path(UNI.file("a"))).features)
+
+
+def test_what_the_stream_feeds_does_not_run_and_what_nobody_needs_is_not_read_back(
+    work: SlideWork,
+) -> None:
+    with pytest.raises(TypeError, match="features_uni is fed by the stream"):
+        UNI.run(work)
+    with pytest.raises(TypeError, match="nothing reads 128px_.*/overviews back"):
+        OverviewStage(tiles=GRID).load(work)
