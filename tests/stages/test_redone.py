@@ -1,6 +1,7 @@
 """A stage that is redone: what it may take over, what it removes, and what it refuses."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from thinsection.stages.stage import Output, SlideWork
 from thinsection.stages.tiles import TilesStage
 from thinsection.stages.tissue import TissueStage
 from thinsection.testing.synthetic import write_he_slide
-from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig, stain_target
 
 GRAPH = GraphStage(tiles=GRID, spec="knn:3")
@@ -120,7 +120,7 @@ def test_the_content_of_embeddings_is_pixels_tiles_and_encoder_and_nothing_else(
         FeaturesStage(tiles=GRID, encoder="uni", identity=UNI.identity, dtype="float16").content(
             work, table
         ),
-        TilesStage(config=TilesConfig(tile_px=127), mask=MASK) and "another plan has other tiles",
+        UNI.content(work, replace(table, plan=replace(table.plan, tile_px=127))),
     ]
     assert len({content, *others}) == 7
 
