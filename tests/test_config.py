@@ -12,7 +12,8 @@ from thinsection.config import (
     as_mapping,
     dump_toml,
     flat_fields,
-    load_toml,
+    from_mapping,
+    read_toml,
     replace_flat,
     toml_key,
     toml_value,
@@ -29,9 +30,9 @@ def test_field_names_are_unique_over_the_sections_of_a_run() -> None:
 def test_the_written_toml_reads_back_to_the_same_settings(tmp_path: Path) -> None:
     config = replace_flat(RunConfig(), {"tile_px": 512, "write": ["tsv"], "slide_mpp": "0.25"})
     (tmp_path / "run.toml").write_text(dump_toml(config))
-    assert load_toml(tmp_path / "run.toml", RunConfig) == config
+    assert from_mapping(RunConfig, read_toml(tmp_path / "run.toml")) == config
     (tmp_path / "default.toml").write_text(dump_toml(RunConfig()))
-    assert load_toml(tmp_path / "default.toml", RunConfig) == RunConfig()
+    assert from_mapping(RunConfig, read_toml(tmp_path / "default.toml")) == RunConfig()
 
 
 TEXT = st.text() | st.sampled_from(["\0\x1f\x7f", "🔬 \U0010ffff", '"quo"te\\', "a\r\nb"])
@@ -55,7 +56,7 @@ def test_settings_of_any_text_read_back_the_same(
     path = tmp_path_factory.mktemp("toml") / "run.toml"
     config = replace_flat(RunConfig(), {"weights": text, "qc_fail": names})
     path.write_text(dump_toml(config), encoding="utf-8", newline="")
-    assert load_toml(path, RunConfig) == config
+    assert from_mapping(RunConfig, read_toml(path)) == config
 
 
 @pytest.mark.parametrize(
@@ -77,12 +78,12 @@ def test_settings_of_any_text_read_back_the_same(
 def test_bad_toml_is_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "run.toml").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        load_toml(tmp_path / "run.toml", RunConfig)
+        from_mapping(RunConfig, read_toml(tmp_path / "run.toml"))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"existing file, got '.*none.toml'"):
-        load_toml(tmp_path / "none.toml", RunConfig)
+        from_mapping(RunConfig, read_toml(tmp_path / "none.toml"))
 
 
 def test_integers_are_taken_for_floats_and_the_rest_is_plain() -> None:

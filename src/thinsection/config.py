@@ -5,6 +5,7 @@ configuration is a dataclass of sections. Field names are unique across the sect
 configuration, so that `tiles.overlap` in TOML is `--overlap` on the command line.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -114,14 +115,9 @@ def coerce(value: Any, kind: Any, key: str) -> Any:
             raise ConfigError(f"{key} must be one of {', '.join(map(str, allowed))}, got {value!r}")
         return value
     if origin in (typing.Union, types.UnionType):
-        members = [k for k in get_args(kind) if k is not type(None)]
-        if value is None and len(members) < len(get_args(kind)):
-            return None
-        for member in members:
-            try:
+        for member in get_args(kind):
+            with contextlib.suppress(ConfigError):
                 return coerce(value, member, key)
-            except ConfigError:
-                continue
         raise ConfigError(f"{key} must be {kind}, got {value!r}")
     if origin is tuple:
         if isinstance(value, str) or not isinstance(value, list | tuple):
@@ -158,17 +154,12 @@ def from_mapping(cls: type[T], data: Mapping[str, Any], *, where: str = "") -> T
     return cls(**values)
 
 
-def load_toml(path: Path, cls: type[T]) -> T:
-    """A configuration read from a TOML file.
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
 
     Raises:
-        ConfigError: the file is missing, is not TOML, or holds an unknown key or a wrong value.
+        ConfigError: the file is missing or is not TOML.
     """
-    return from_mapping(cls, read_toml(path))
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file, with errors that name it."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

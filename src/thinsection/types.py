@@ -42,31 +42,22 @@ class Closing(ABC):
 class Level:
     """One level of a pyramid.
 
-    Attributes:
-        index: 0 is the finest.
-        size: (width, height) in px of this level.
-        downsample: level-0 px per px of this level, the mean over both axes, >= 1.
-        segment: (width, height) of the pieces (TIFF tiles) in which the file stores this level and
-            which the reader decodes straight into place; None where it does not work by them.
+    `segment` is the size of the pieces (TIFF tiles) in which the file stores this level and which
+    the reader decodes straight into place; None where it does not work by them.
     """
 
-    index: int
-    size: Size
-    downsample: float
+    index: int  # 0 is the finest
+    size: Size  # px of this level
+    downsample: float  # level-0 px per px of this level, the mean over both axes, >= 1
     segment: Size | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskFrame:
-    """Where a mask or thumbnail lies on its slide: it covers the whole of level 0.
+    """Where a mask or thumbnail lies on its slide: it covers the whole of level 0."""
 
-    Attributes:
-        size_th: (width, height) of the mask.
-        size_l0: (width, height) of the slide's level 0.
-    """
-
-    size_th: Size
-    size_l0: Size
+    size_th: Size  # of the mask
+    size_l0: Size  # of the slide's level 0
 
     @property
     def downsample_xy(self) -> tuple[float, float]:

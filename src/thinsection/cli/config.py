@@ -19,12 +19,12 @@ def config_command(
 
     Example: thinsection config --write run.toml
     """
-    from thinsection.config import dump_toml, load_toml
+    from thinsection.config import dump_toml, from_mapping, read_toml
     from thinsection.errors import ConfigError
     from thinsection.files.atomic import write_text
     from thinsection.stages.config import RunConfig
 
-    text = dump_toml(load_toml(config, RunConfig) if config else RunConfig())
+    text = dump_toml(from_mapping(RunConfig, read_toml(config)) if config else RunConfig())
     if write is None:
         print(text, end="")
         return

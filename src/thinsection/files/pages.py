@@ -44,10 +44,8 @@ def notebook_html(picture: "RgbArray | None", title: str, lines: Sequence[str]) 
         uri = data_uri(Image.fromarray(picture), NOTEBOOK_EDGE_PX)
         image = f'<img src="{uri}" alt="{escape(title)}">'
     text = "<br>".join(escape(line) for line in lines)
-    return (
-        f'<div style="display:flex;gap:16px">{image}'
-        f"<div><strong>{escape(title)}</strong><br>{text}</div></div>"
-    )
+    text = f"<div><strong>{escape(title)}</strong><br>{text}</div>"
+    return f'<div style="display:flex;gap:16px">{image}{text}</div>'
 
 
 @cache

@@ -11,12 +11,9 @@ _WHOLE_PUTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl")
 
 
 class RemoteFolder:
-    """Files by relative name under a URL.
+    """Files by relative name under the URL of a folder, which need not exist.
 
     Object stores have no lock that holds: one process at a time may put files here.
-
-    Args:
-        url: of the folder; it need not exist.
 
     Raises:
         MissingDependencyError: fsspec or the protocol's own package is not installed.

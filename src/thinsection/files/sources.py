@@ -108,9 +108,8 @@ def filesystem(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise MissingDependencyError(
-            f"URLs need fsspec, got {error}; pip install 'thinsection[cloud]'"
-        ) from None
+        remedy = "pip install 'thinsection[cloud]'"
+        raise MissingDependencyError(f"URLs need fsspec, got {error}; {remedy}") from None
     try:
         found, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
@@ -131,6 +130,5 @@ def truncated_error(name: str, offset: int, length: int, *, got: int) -> SlideRe
 
 def closed_error(slide_path: str) -> SlideReadError:
     """What a read after `close` raises."""
-    return SlideReadError(
-        f"slide must be open, got a closed one in {Path(slide_path).name!r}; open it again"
-    )
+    name = Path(slide_path).name
+    return SlideReadError(f"slide must be open, got a closed one in {name!r}; open it again")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from thinsection.errors import InvalidInputError
+from thinsection.errors import InvalidInputError, SlideReadError
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
 from thinsection.slide.geometry import lv_from_l0
@@ -159,6 +159,10 @@ class Slide(Closing):
         if not 0 <= level < len(self.levels):
             rule = f"in [0, {len(self.levels) - 1}]"
             raise InvalidInputError(f"level must be {rule}, got {level} in {self.slide_path!r}")
+
+    def _unreadable(self, what: str, remedy: str = "") -> SlideReadError:
+        """The error to raise for what cannot be decoded."""
+        return SlideReadError(f"{what} in {Path(self.slide_path).name!r}{remedy}")
 
     def thumbnail(self, max_size: Size) -> RgbArray:
         """The whole slide, aspect kept, fitted into max_size, uint8 (H, W, 3).

@@ -19,17 +19,11 @@ _MAX_ID_BYTES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlideEntry:
-    """One slide of a cohort: plain values that travel between processes.
+    """One slide of a cohort: plain values that travel between processes."""
 
-    Attributes:
-        slide_id: names the slide's folder in the output; unique in a run.
-        slide_path: file or URL.
-        slide_mpp: (x, y) µm/px that overrides what the file says, or None.
-    """
-
-    slide_id: str
-    slide_path: str
-    slide_mpp: Mpp | None = None
+    slide_id: str  # names the slide's folder in the output; unique in a run
+    slide_path: str  # file or URL
+    slide_mpp: Mpp | None = None  # overrides what the file says
     patient_id: str | None = None
     label: str | None = None
     split: str | None = None
@@ -113,14 +107,12 @@ def _read_csv(path: Path) -> list[SlideEntry]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
-            header = list(rows[0]) if rows else []
     except (UnicodeDecodeError, csv.Error) as error:
         raise CohortError(f"cohort must be a UTF-8 CSV, got {str(path)!r}: {error}") from None
+    header = list(rows[0]) if rows else []
     if "slide_path" not in header:
-        hint = nearest("slide_path", header) if header else ""
-        raise CohortError(
-            f"cohort must have a column 'slide_path', got {header} in {str(path)!r}{hint}"
-        )
+        got = f"{header} in {str(path)!r}{nearest('slide_path', header) if header else ''}"
+        raise CohortError(f"cohort must have a column 'slide_path', got {got}")
     return [_entry(row, path, line) for line, row in enumerate(rows, start=2)]
 
 

@@ -4,13 +4,12 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cucim.clara import CuImage
 
-from thinsection.errors import SlideOpenError, SlideReadError
+from thinsection.errors import SlideOpenError
 from thinsection.files.sources import closed_error
 from thinsection.slide.base import Slide
 from thinsection.slide.tiff_reader import open_layout
@@ -21,11 +20,7 @@ class CucimSlide(Slide):
     """A TIFF slide whose pixels cuCIM decodes. Thread-safe, as cuCIM is.
 
     Metadata and level geometry come from our own TIFF layout, so that every reader says the same.
-
-    Args:
-        path: file.
-        slide_mpp: overrides the file's.
-        device: 'cpu', or 'cuda' for nvJPEG; pixels come back to the host either way.
+    The device is 'cpu', or 'cuda' for nvJPEG; pixels come back to the host either way.
 
     Memory: one region, in cuCIM, beside the caller's.
     """
@@ -65,10 +60,8 @@ class CucimSlide(Slide):
             # a CUDA region speaks CuPy's protocol, a host region NumPy's
             pixels = _to_host(region) if device != "cpu" else np.asarray(region)
         except (RuntimeError, ValueError) as error:
-            raise SlideReadError(
-                f"region must be readable, got {error} at {origin_l0}, level {level} "
-                f"in {Path(self.slide_path).name!r}"
-            ) from None
+            what = f"region must be readable, got {error} at {origin_l0}, level {level}"
+            raise self._unreadable(what) from None
         out[:] = pixels[..., :3]
 
     def close(self) -> None:

@@ -50,9 +50,7 @@ class FlatSlide(Slide):
         try:
             pixels = _decode_png(data) if self._png else simplejpeg.decode_jpeg(data, "RGB")
         except (ValueError, RuntimeError) as error:
-            raise SlideReadError(
-                f"image must be whole, got {error} in {Path(self.slide_path).name!r}"
-            ) from None
+            raise self._unreadable(f"image must be whole, got {error}") from None
         if pixels.shape[:2] != self.size[::-1]:
             raise SlideReadError(
                 f"image must have {self.size} px, got {pixels.shape[1::-1]} in {self.slide_path!r}"

@@ -1,22 +1,18 @@
 """The OpenSlide reader: every format that it knows, and the reference for the others' pixels."""
 
 import threading
-from pathlib import Path
 
 import numpy as np
 import openslide
 
-from thinsection.errors import SlideOpenError, SlideReadError
+from thinsection.errors import SlideOpenError
 from thinsection.files.sources import closed_error
 from thinsection.slide.base import Slide, on_white
 from thinsection.slide.geometry import l0_from_lv, positive_number
 from thinsection.types import MIB, Level, Mpp, RgbArray
 
 CACHE_BYTES = 64 * MIB  # of decoded segments, per slide
-_NUMBERS = (
-    *(openslide.PROPERTY_NAME_MPP_X, openslide.PROPERTY_NAME_MPP_Y),
-    openslide.PROPERTY_NAME_OBJECTIVE_POWER,
-)
+_NUMBERS = tuple(f"openslide.{name}" for name in ("mpp-x", "mpp-y", "objective-power"))
 
 
 class OpenSlideSlide(Slide):
@@ -54,10 +50,8 @@ class OpenSlideSlide(Slide):
         try:
             return np.ascontiguousarray(on_white(np.asarray(handle.associated_images[name])))
         except openslide.OpenSlideError as error:
-            raise SlideReadError(
-                f"associated image {name!r} must be readable, got {error} "
-                f"in {Path(self.slide_path).name!r}"
-            ) from None
+            what = f"associated image {name!r} must be readable, got {error}"
+            raise self._unreadable(what) from None
         finally:
             handle.close()
 
@@ -78,10 +72,8 @@ class OpenSlideSlide(Slide):
             own = _open(self.slide_path)
             out[:] = on_white(np.asarray(own.read_region(origin_l0, level, size)))
         except (openslide.OpenSlideError, SlideOpenError) as error:
-            raise SlideReadError(
-                f"region must be readable, got {error} at {origin_l0}, level {level}, {size} px "
-                f"in {Path(self.slide_path).name!r}; the file is damaged or truncated"
-            ) from None
+            what = f"region must be readable, got {error} at {origin_l0}, level {level}, {size} px"
+            raise self._unreadable(what, "; the file is damaged or truncated") from None
 
     def _replace(self, failed: openslide.OpenSlide) -> None:
         with self._lock:

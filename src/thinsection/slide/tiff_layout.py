@@ -29,36 +29,22 @@ _BROKEN = (tifffile.TiffFileError, struct.error, LookupError, ValueError, TypeEr
 
 @dataclass(frozen=True, kw_only=True)
 class TiffLevel:
-    """One level and the page that holds it.
-
-    Attributes:
-        level: as the slide shows it.
-        page: tifffile's; only what needs no open file is used of it.
-        segment: (width, height) of a TIFF tile or strip.
-        grid: columns and rows of segments.
-    """
+    """One level and the page that holds it."""
 
     level: Level
-    page: Any
-    segment: Size
-    grid: tuple[int, int]
+    page: Any  # tifffile's; only what needs no open file is used of it
+    segment: Size  # (width, height) of a TIFF tile or strip
+    grid: tuple[int, int]  # columns and rows of segments
 
 
 @dataclass(frozen=True, kw_only=True)
 class TiffLayout:
-    """The parsed structure of a TIFF slide.
+    """The parsed structure of a TIFF slide."""
 
-    Attributes:
-        levels: finest first.
-        associated: name -> the only level of that image.
-        slide_mpp: what the file says.
-        facts: further arguments of `Slide`.
-    """
-
-    levels: tuple[TiffLevel, ...]
-    associated: dict[str, TiffLevel]
+    levels: tuple[TiffLevel, ...]  # finest first
+    associated: dict[str, TiffLevel]  # name -> the only level of that image
     slide_mpp: Mpp | None
-    facts: dict[str, Any]
+    facts: dict[str, Any]  # further arguments of `Slide`
 
 
 def read_layout(handle: Any, name: str) -> TiffLayout:

@@ -60,15 +60,11 @@ class SegmentDecoder:
     """Decodes the segments of one level into arrays of (segment height, segment width, 3).
 
     What a segment holds beyond the image's border is whatever the file has there.
-
-    Attributes:
-        segment: (width, height) of one, px.
-        columns: number of segments in a row.
     """
 
     def __init__(self, level: TiffLevel, source: ByteSource) -> None:
         page = level.page
-        self.segment, self.columns = level.segment, level.grid[0]
+        self.segment, self.columns = level.segment, level.grid[0]  # px; segments in a row
         self._size, self._source, self._page = level.level.size, source, page
         self._offsets, self._counts = tuple(page.dataoffsets), tuple(page.databytecounts)
         self._jpeg = int(page.compression) == _JPEG and page.samplesperpixel == 3
@@ -162,11 +158,7 @@ class SegmentDecoder:
 class TiffSlide(Slide):
     """A tiled or striped TIFF, read segment by segment. Thread-safe.
 
-    Args:
-        path: file.
-        slide_mpp: overrides the file's.
-        source: where bytes come from; a local file by default.
-        handle: a binary file object for the metadata; the local file by default.
+    Its bytes come from `source` and its metadata from `handle`, by default from the local file.
 
     Memory: `CACHE_BYTES` of decoded segments; per reading thread one decoded segment and
     `MAX_READ_BYTES` of compressed ones, or one that is larger.

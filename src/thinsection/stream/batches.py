@@ -108,38 +108,23 @@ Allocate = Callable[[tuple[int, ...]], TileArray]
 
 @dataclass(kw_only=True, eq=False)
 class OpenedSlide:
-    """A slide while it is decoded; among decoded batches it stands for their end.
-
-    Attributes:
-        source: slide and tiles.
-        error: the first that decoding met; the slide is given up then.
-    """
+    """A slide while it is decoded; among decoded batches it stands for their end."""
 
     source: SlideTiles
-    error: Exception | None = None
+    error: Exception | None = None  # the first that decoding met; the slide is given up then
 
 
 @dataclass(kw_only=True)
 class DecodedBatch:
-    """Tiles of a slide, in table order, while workers decode them, and after.
-
-    Attributes:
-        owner: the slide.
-        indices: int64 (b,), the tiles' places in the table.
-        corners_lv: int64 (b, 2), of the tiles.
-        buffer: uint8 (batch_size, tile_px, tile_px, 3); the first b are used.
-        keep: bool (b,), False where a filter refused the tile.
-        pending: reads that are not done.
-        done: set when none is pending.
-    """
+    """Tiles of a slide, in table order, while workers decode them, and after."""
 
     owner: OpenedSlide
-    indices: npt.NDArray[np.int64]
-    corners_lv: CoordsLv
-    buffer: TileArray
-    keep: npt.NDArray[np.bool_]
-    pending: int
-    done: threading.Event = field(default_factory=threading.Event)
+    indices: npt.NDArray[np.int64]  # (b,), the tiles' places in the table
+    corners_lv: CoordsLv  # (b, 2)
+    buffer: TileArray  # (batch_size, tile_px, tile_px, 3); the first b are used
+    keep: npt.NDArray[np.bool_]  # (b,), False where a filter refused the tile
+    pending: int  # reads that are not done
+    done: threading.Event = field(default_factory=threading.Event)  # set when none is pending
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def finish_one(self) -> None:

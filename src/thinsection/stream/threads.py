@@ -85,10 +85,10 @@ class Channel(Generic[T]):
 
 
 class StageClock:
-    """Adds up seconds by name over all threads: 'decode_busy', 'decode_wait', 'encode_busy', ...
+    """Adds up seconds by name over all threads.
 
-    Names used by the run: prepare_busy (open, tissue, grid), decode_busy, decode_wait (for a free
-    batch), encode_wait (for a decoded batch), transfer_busy, encode_busy, write_busy.
+    Names: prepare_busy (open, tissue, grid), decode_busy, decode_wait (for a free batch),
+    encode_wait (for a decoded batch), transfer_busy, encode_busy, write_busy.
     """
 
     def __init__(self) -> None:

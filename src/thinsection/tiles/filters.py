@@ -27,10 +27,7 @@ def contrast(tiles: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """
     counts = np.stack([np.bincount(tile.ravel(), minlength=256) for tile in tiles])
     cumulative = counts.cumsum(axis=1)
-    present = counts > 0
-    lowest = present.argmax(axis=1)
-    highest = 255 - present[:, ::-1].argmax(axis=1)
-    keep = (lowest < 135) & (highest >= 255)
+    keep = (cumulative[:, 134] > 0) & (counts[:, 255] > 0)
     keep &= _percentile(cumulative, 5.0) < 162
     keep &= _percentile(cumulative, 50.0) < 225
     return np.asarray(keep)
@@ -38,21 +35,18 @@ def contrast(tiles: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
 
 def _percentile(cumulative: npt.NDArray[np.int64], percent: float) -> npt.NDArray[np.float64]:
     """NumPy's default percentile of each row's values, from cumulative histograms (B, 256)."""
-    position = percent / 100 * (int(cumulative[0, -1]) - 1)
-    below = int(np.floor(position))
-    low = (cumulative <= below).sum(axis=1)
-    high = (cumulative <= min(below + 1, int(cumulative[0, -1]) - 1)).sum(axis=1)
+    last = int(cumulative[0, -1]) - 1
+    position = percent / 100 * last
+    below = int(position)
+    low, high = ((cumulative <= min(i, last)).sum(axis=1) for i in (below, below + 1))
     return np.asarray(low + (position - below) * (high - low), dtype=np.float64)
 
 
-FILTERS: Registry[TileFilter] = Registry(
-    "tile filter",
-    "thinsection.tile_filters",
-    (
-        Entry(name=MASK_FILTER, help="Tiles that hold enough tissue.", target=None),
-        Entry(name="contrast", help="Tiles with both dark and white px.", target=contrast),
-    ),
+_OURS = (
+    Entry(name=MASK_FILTER, help="Tiles that hold enough tissue.", target=None),
+    Entry(name="contrast", help="Tiles with both dark and white px.", target=contrast),
 )
+FILTERS: Registry[TileFilter] = Registry("tile filter", "thinsection.tile_filters", _OURS)
 
 
 def load_filters(names: Sequence[str]) -> tuple[TileFilter, ...]:

@@ -119,7 +119,11 @@ class TileTable:
 
 
 def check_coords(coords_l0: npt.NDArray) -> None:
-    """Refuses by `InvalidInputError` what is not int64 (N, 2)."""
+    """Refuses what is not int64 (N, 2).
+
+    Raises:
+        InvalidInputError: with the dtype and shape that came.
+    """
     if coords_l0.dtype != np.int64 or coords_l0.ndim != 2 or coords_l0.shape[1] != 2:
         got = f"{coords_l0.dtype} {tuple(coords_l0.shape)}"
         raise InvalidInputError(f"coords_l0 must be int64 of shape (N, 2), got {got}")
