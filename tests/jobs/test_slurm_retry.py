@@ -20,7 +20,6 @@ from thinsection.jobs.slurm_queue import accounted_states, task_states
 from thinsection.jobs.task import Report
 from thinsection.pipeline.results import SlideResult
 from thinsection.pipeline.run import make_task, run
-from thinsection.pipeline.slurm_run import finish_collected
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
@@ -162,7 +161,6 @@ def test_a_task_that_exceeds_its_memory_is_collected_sent_again_with_more_and_do
     await_end(out)
     (found,) = collect(out, TASKS, on_message=messages.append)
     assert [r.status for r in found.results.values()] == ["done"]
-    assert finish_collected(found).exit_code == 0
     assert len(arrays(out)) == 2
     assert list((second.folder / "logs").iterdir())  # where the script said, with its space
 

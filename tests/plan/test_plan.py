@@ -15,11 +15,18 @@ from thinsection.plan.calibration import (
     encoder_rate,
     measure_decoding,
 )
+from thinsection.plan.cost import (
+    ASSUMED_EFFICIENCY,
+    GPUS,
+    MARGIN,
+    EncoderSize,
+    SlideSize,
+    find_gpu,
+    memory_plan,
+    time_plan,
+)
 from thinsection.plan.encoder import is_quick, measure_cpu_peak
-from thinsection.plan.gpus import ASSUMED_EFFICIENCY, GPUS, find_gpu
-from thinsection.plan.memory import MARGIN, EncoderSize, SlideSize, memory_plan
 from thinsection.plan.run_plan import plan_run, planned_gpu
-from thinsection.plan.time import time_plan
 from thinsection.stages.config import EncodeConfig, RunConfig
 from thinsection.stream import stream_budget
 from thinsection.stream.budget import MAX_SLOTS

@@ -11,7 +11,7 @@ from thinsection.errors import ConfigError
 from thinsection.jobs.executor import array_chunks
 from thinsection.plan import request as module
 from thinsection.plan.calibration import Calibration, keep
-from thinsection.plan.memory import EncoderSize, SlideSize
+from thinsection.plan.cost import EncoderSize, SlideSize
 from thinsection.plan.request import MAX_OPENED, run_request
 from thinsection.plan.run_plan import Planner, planned_gpu
 from thinsection.slide.cohort import SlideEntry, load_cohort
@@ -94,6 +94,16 @@ def test_a_flag_always_wins_and_the_others_stay_predicted(
     assert found.request.cpus == 2
     assert found.request.walltime_s >= plain.walltime_s
     assert found.origins[:2] == ("2 CPUs: --job-cpus", "7.0 GiB: --job-memory")
+
+
+def test_of_lists_the_first_is_planned_and_asked_for(
+    tmp_path: Path, known: list[SlideEntry]
+) -> None:
+    chunks = [tuple(entries(2, tmp_path))]
+    listed = run_request(chunks, settings(gpu="a40,h100", job_memory="3GiB,9GiB", gres="gpu:2"))
+    assert listed == run_request(chunks, settings(gpu="a40", job_memory="3GiB", gres="gpu:2"))
+    assert listed.request.memory_bytes == 3 * GIB
+    assert "the a40 encodes" in listed.origins[0]
 
 
 def test_where_all_flags_are_given_nothing_is_opened(

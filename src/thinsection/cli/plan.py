@@ -27,7 +27,7 @@ def _plan(
     from rich.console import Console
     from rich.table import Table
 
-    from thinsection.plan.memory import MARGIN
+    from thinsection.plan.cost import MARGIN
     from thinsection.plan.run_plan import plan_run
     from thinsection.units import format_bytes
 
@@ -60,7 +60,7 @@ def _plan(
 
 def _show_request(slides: list[str], config: Any) -> None:
     """Prints what `thinsection slurm script` would write for the same slides and settings."""
-    from thinsection.jobs.executor import array_chunks
+    from thinsection.jobs.executor import Rung, array_chunks
     from thinsection.jobs.slurm_script import resource_directives
     from thinsection.plan.request import run_request
     from thinsection.slide.cohort import load_cohort, parse_mpp
@@ -72,5 +72,5 @@ def _show_request(slides: list[str], config: Any) -> None:
     typer.echo(f"# for each of {len(chunks)} array tasks")
     for line in found.lines():
         typer.echo(f"# {line}")
-    for directive in resource_directives(found.request, config.executor):
+    for directive in resource_directives(found.request, config.executor.at(Rung())):
         typer.echo(f"#SBATCH {directive}")

@@ -126,6 +126,7 @@ def _collect(
     from thinsection.jobs.slurm import collect
 
     bad = False
+    found: Any
     for found in collect(out, TASKS, retry=retry, on_message=typer.echo):
         counts = Counter(getattr(result, "status", "done") for result in found.results.values())
         typer.echo(f"{found.task.kind}: {_counts(counts) or 'no result yet'}")
@@ -133,9 +134,15 @@ def _collect(
         if found.waiting:
             typer.echo(f"{found.waiting} array tasks still wait or run: collect again later")
         if found.task.kind == "run":
-            from thinsection.pipeline.slurm_run import finish_collected
+            from thinsection.pipeline.run import finish_run
 
-            finish_collected(found)
+            finish_run(
+                found.task,
+                list(found.entries.values()),
+                tuple(found.results[n] for n in found.entries if n in found.results),
+                clock=dict(found.stage_seconds),
+                identities=found.facts,
+            )
             typer.echo(f"-> {out / 'summary.csv'}, {out / 'failed.csv'}")
         elif not found.waiting:
             typer.echo("its tables: the same command again, which keeps what is done")

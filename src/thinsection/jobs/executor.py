@@ -31,39 +31,22 @@ _COUNTS = ("workers", "threads", "chunk_slides", "retries", "job_cpus")
 _WORD = re.compile(r"[^\s\"'\\#\x00-\x1f\x7f]+")  # what a scheduler's directive takes unquoted
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
+_OURS: tuple[tuple[str, str, str, tuple[str, ...], str | None], ...] = (
+    ("inline", "InlineBackend", "This process, one entry or stream after the other.", (), None),
+    ("pool", "PoolBackend", "Worker processes on this node.", (), None),
+    (
+        *("dask", "DaskBackend", "Dask workers: local, a scheduler's, or jobs of a batch system."),
+        *(("dask", "distributed"), "cluster"),
+    ),
+    ("ray", "RayBackend", "Tasks on a local Ray or a running cluster.", ("ray",), "ray"),
+    ("slurm", "SlurmBackend", "A job array of Slurm.", (), None),
+)
 EXECUTORS: "Registry[type[Backend]]" = Registry(
     "executor",
     "thinsection.executors",
-    (
-        Named(
-            name="inline",
-            help="This process, one entry or stream after the other.",
-            target="thinsection.jobs.inline:InlineBackend",
-        ),
-        Named(
-            name="pool",
-            help="Worker processes on this node.",
-            target="thinsection.jobs.pool:PoolBackend",
-        ),
-        Named(
-            name="dask",
-            help="Dask workers: local, a scheduler's, or jobs of a batch system.",
-            target="thinsection.jobs.dask:DaskBackend",
-            needs=("dask", "distributed"),
-            extra="cluster",
-        ),
-        Named(
-            name="ray",
-            help="Tasks on a local Ray or a running cluster.",
-            target="thinsection.jobs.ray:RayBackend",
-            needs=("ray",),
-            extra="ray",
-        ),
-        Named(
-            name="slurm",
-            help="A job array of Slurm.",
-            target="thinsection.jobs.slurm:SlurmBackend",
-        ),
+    tuple(
+        Named(name=n, help=h, target=f"thinsection.jobs.{n}:{c}", needs=needs, extra=extra)
+        for n, c, h, needs, extra in _OURS
     ),
 )
 

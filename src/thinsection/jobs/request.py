@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, fields
 
-from thinsection.jobs.executor import ExecutorConfig, parse_walltime
+from thinsection.jobs.executor import ExecutorConfig, Rung, parse_walltime
 from thinsection.types import GIB, MIB
 from thinsection.units import format_bytes, parse_bytes
 from thinsection.usage.analysis import Request, format_walltime
@@ -41,10 +41,11 @@ def job_request(
     """The flags that were given, else what is predicted, else defaults.
 
     Args:
-        config: with the flags.
+        config: with the flags; of lists the first.
         predicted: or bounds; by field of `Request`, each with a word on where it comes from.
         warning: why some are not predicted.
     """
+    config = config.at(Rung())
     gpus = 1 if (config.gres or "").startswith("gpu") else 0
     numbers: Numbers = {f.name: (getattr(DEFAULT, f.name), "default") for f in fields(Request)}
     numbers |= {"gpus": (gpus, "the settings name one")}

@@ -10,7 +10,7 @@ from thinsection.encode import NetworkTileEncoder, TileEncoder
 from thinsection.encode.memory import batch_bytes, keep_freed_memory, weights_bytes
 from thinsection.errors import InvalidInputError
 from thinsection.plan.calibration import run_probe
-from thinsection.plan.memory import EncoderSize
+from thinsection.plan.cost import EncoderSize
 
 _PROBE_TILES = 8
 _PROBE_S = 2.0

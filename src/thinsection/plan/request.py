@@ -17,8 +17,7 @@ from thinsection.jobs.request import (
     job_request,
     with_margins,
 )
-from thinsection.plan.memory import SlideSize
-from thinsection.plan.qc import COARSEST_MPP, TRAINING_S, qc_peak_bytes, qc_seconds
+from thinsection.plan.cost import SlideSize
 from thinsection.plan.run_plan import (
     ENCODING_STAGES,
     Planner,
@@ -33,10 +32,18 @@ from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import mean_mpp
 from thinsection.stages.config import RunConfig
+from thinsection.types import MIB
 from thinsection.units import format_bytes
 
 MAX_OPENED = 64  # headers that a submission opens at most: seconds, not minutes
 _MIN_GPU_CPUS, _MAX_GPU_CPUS = 2, 16
+# quality control: process, which may have to train pixel models, + work images and what a check
+# holds beside them, by the px of the slide at 4 µm/px (finer where the pipeline's image is); bounds
+# that were fitted to benchmarks/bench_qc.py, which compares
+COARSEST_MPP = 4.0
+TRAINING_S = 15.0  # of a process that does not see the cache of pixel models
+_PROCESS_BYTES, _BYTES_PER_PX = 384 * MIB, 25
+_START_S, _S_PER_PX, _S_PER_L0_PX = 1.0, 3e-7, 1 / 60e6
 
 
 def run_request(
@@ -176,3 +183,24 @@ def _qc_bounds(entry: SlideEntry, reader: str, pipeline: Pipeline) -> tuple[int,
     work_mpp = min(COARSEST_MPP, *image_mpps(pipeline))
     sizes = {"slide_mpp": mpp, "work_mpp": work_mpp}
     return qc_peak_bytes(num_px, **sizes), qc_seconds(num_px, **sizes)
+
+
+def qc_peak_bytes(num_px_l0: int, *, slide_mpp: float, work_mpp: float = COARSEST_MPP) -> int:
+    """Highest peak of a process, in bytes.
+
+    Args:
+        num_px_l0: px of level 0.
+        slide_mpp: µm per level-0 px.
+        work_mpp: of the finest image that checks look at as a whole.
+    """
+    return _PROCESS_BYTES + int(_BYTES_PER_PX * _work_px(num_px_l0, slide_mpp, work_mpp))
+
+
+def qc_seconds(num_px_l0: int, *, slide_mpp: float, work_mpp: float = COARSEST_MPP) -> float:
+    """Most CPU-seconds of a slide; arguments as above."""
+    work_px = _work_px(num_px_l0, slide_mpp, work_mpp)
+    return _START_S + _S_PER_PX * work_px + _S_PER_L0_PX * num_px_l0
+
+
+def _work_px(num_px_l0: int, slide_mpp: float, work_mpp: float) -> float:
+    return num_px_l0 * (slide_mpp / min(work_mpp, COARSEST_MPP)) ** 2

@@ -8,17 +8,21 @@ from pathlib import Path
 
 from thinsection.encode import load_encoder
 from thinsection.errors import BudgetError, ThinsectionError
+from thinsection.jobs.executor import Rung
 from thinsection.plan.calibration import Calibration, calibrate, encoder_peak, encoder_rate
-from thinsection.plan.encoder import encoder_size, is_quick, measure_cpu_peak, measure_rate
-from thinsection.plan.gpus import GPUS, Gpu, find_gpu
-from thinsection.plan.memory import (
+from thinsection.plan.cost import (
+    GPUS,
     EncoderSize,
+    Gpu,
     MemoryPlan,
     SlideSize,
+    TimePlan,
     encoders_together,
+    find_gpu,
     memory_plan,
+    time_plan,
 )
-from thinsection.plan.time import TimePlan, time_plan
+from thinsection.plan.encoder import encoder_size, is_quick, measure_cpu_peak, measure_rate
 from thinsection.qc.tissue import thumbnail_size, tissue_mask
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
@@ -148,7 +152,7 @@ def planned_gpu(config: RunConfig) -> Gpu | None:
     Raises:
         ConfigError: no such card.
     """
-    settings = config.executor
+    settings = config.executor.at(Rung())
     if settings.gpu is not None:
         return find_gpu(settings.gpu)
     kind, _, rest = (settings.gres or "").partition(":")
@@ -223,7 +227,7 @@ def slide_size(entry: SlideEntry, config: RunConfig) -> SlideSize:
 
 def _warnings(memory: MemoryPlan, by: Planner) -> tuple[str, ...]:
     found = []
-    asked, gpu, size = by.config.executor.job_memory, by.gpu, by.encoder
+    asked, gpu, size = by.config.executor.at(Rung()).job_memory, by.gpu, by.encoder
     if asked is not None and parse_bytes(asked) < memory.host_bytes:
         found.append(
             f"--job-memory {asked} cannot hold the run: it needs "

@@ -1,4 +1,4 @@
-"""Peak memory of a run as formulas over the sizes by which the stages allocate.
+"""What a run costs as formulas: peak memory, and time over measured rates.
 
 Host peak = process + weights + batch + buffers + scratch + caches + prepared + results:
     process   interpreter, libraries, allocator: measured once per machine (plan.calibration)
@@ -13,14 +13,23 @@ Host peak = process + weights + batch + buffers + scratch + caches + prepared + 
 On a CPU process, weights and batch are measured together where that is quick: a process of its own
 encodes a few batches, because the heap keeps holes that no formula knows. On a GPU, weights and
 batch are there, beside the driver's context and two batches in transfer.
+
+CPU-seconds: start + slides * per_slide + thumbnail px / decode rate
+             + tiles * read px / decode rate + tiles / encode rate
+On a CPU decoding and encoding share the cores: wall = start + the rest / CPUs.
+On a GPU they overlap: wall = start + max(decoding / CPUs, encoding on the card) + per-slide work
+that does not fit into the shadow of either.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from thinsection.config import nearest
+from thinsection.errors import ConfigError
+from thinsection.plan.calibration import Calibration
 from thinsection.slide.tiff_reader import CACHE_BYTES
 from thinsection.stream.budget import CHANNELS, REGION_BYTES, StreamBudget
-from thinsection.types import MIB
+from thinsection.types import GIB, MIB
 
 MASK_BYTES_PER_PX = 40
 # threads' stacks and arenas, pictures and tables of slides that are prepared or written: what is
@@ -30,6 +39,9 @@ OTHER_BYTES = 24 * MIB
 MARGIN = 1.06
 CUDA_CONTEXT_BYTES = 600 * MIB
 _RESULT_COPIES = 3
+# share of the data sheet's matrix rate that a vision transformer's forward pass reaches; an
+# assumption, not a measurement: replace it by a calibration on the card
+ASSUMED_EFFICIENCY = 0.35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,3 +183,112 @@ def decode_scratch(slides: tuple[SlideSize, ...], largest: int) -> int:
 
 def _decoded(slides: tuple[SlideSize, ...]) -> int:
     return max(s.num_tiles * s.read_px * CHANNELS for s in slides)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One kind of GPU.
+
+    Attributes:
+        name: as `--gpu` takes it.
+        memory_bytes: on the card.
+        half_flops: dense half-precision operations per second.
+    """
+
+    name: str
+    memory_bytes: int
+    half_flops: float
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu(name="t4", memory_bytes=16 * GIB, half_flops=65e12),
+        Gpu(name="v100", memory_bytes=16 * GIB, half_flops=125e12),
+        Gpu(name="v100-32", memory_bytes=32 * GIB, half_flops=125e12),
+        Gpu(name="a40", memory_bytes=48 * GIB, half_flops=149.7e12),
+        Gpu(name="l40s", memory_bytes=48 * GIB, half_flops=362e12),
+        Gpu(name="a100-40", memory_bytes=40 * GIB, half_flops=312e12),
+        Gpu(name="a100-80", memory_bytes=80 * GIB, half_flops=312e12),
+        Gpu(name="h100", memory_bytes=80 * GIB, half_flops=989e12),
+    )
+}
+
+
+def find_gpu(name: str) -> Gpu:
+    """The GPU of that name.
+
+    Raises:
+        ConfigError: not known; names the nearest.
+    """
+    if name not in GPUS:
+        raise ConfigError(f"gpu must be a known one, got {name!r}{nearest(name, GPUS)}")
+    return GPUS[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePlan:
+    """Predicted seconds.
+
+    Attributes:
+        start_s: imports and weights, once per process.
+        prepare_s: opening, tissue, grid, pictures; CPU-seconds.
+        decode_s: CPU-seconds.
+        encode_s: CPU-seconds, or seconds of the GPU.
+        wall_s: of the run.
+    """
+
+    start_s: float
+    prepare_s: float
+    decode_s: float
+    encode_s: float
+    wall_s: float
+
+    @property
+    def cpu_s(self) -> float:
+        """Sum of all parts."""
+        return self.start_s + self.prepare_s + self.decode_s + self.encode_s
+
+
+def time_plan(
+    slides: tuple[SlideSize, ...],
+    *,
+    calibration: Calibration,
+    encoder: EncoderSize | None,
+    tiles_per_s: float,
+    cpus: float,
+    gpu: Gpu | None = None,
+) -> TimePlan:
+    """The time of one process that takes all these slides.
+
+    Args:
+        slides: at least one.
+        calibration: of this machine.
+        encoder: None for a run that ends with the tile grid.
+        tiles_per_s: the encoder's rate per CPU-second, as calibrated; not used with a GPU.
+        cpus: of the process.
+        gpu: the card, or None for a CPU.
+    """
+    rate = calibration.decode_px_per_s
+    thumbnails = sum(s.thumbnail_px for s in slides) / rate
+    prepare = len(slides) * calibration.slide_s + thumbnails
+    if encoder is None:
+        wall = calibration.start_s + prepare
+        return TimePlan(
+            start_s=calibration.start_s, prepare_s=prepare, decode_s=0, encode_s=0, wall_s=wall
+        )
+    tiles = sum(s.num_tiles for s in slides)
+    decode = sum(s.num_tiles * s.read_px for s in slides) / rate
+    if gpu is None:
+        encode = tiles / tiles_per_s
+        wall = calibration.start_s + (prepare + decode + encode) / cpus
+    else:
+        encode = tiles * encoder.flops_per_tile / (gpu.half_flops * ASSUMED_EFFICIENCY)
+        wall = calibration.start_s + max(encode, (prepare + decode) / cpus)
+    return TimePlan(
+        start_s=calibration.start_s,
+        prepare_s=prepare,
+        decode_s=decode,
+        encode_s=encode,
+        wall_s=wall,
+    )
