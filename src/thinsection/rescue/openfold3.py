@@ -3,15 +3,14 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from torch import Tensor
-
 from thinsection.errors import MissingDependencyError, RescueError
-from thinsection.structures.frames import Coordinates, FrameOptions, token_frame_atoms
+from thinsection.structures.frames import FrameOptions, token_frame_atoms
 
 VERSIONS = ("0.4.5", "0.5.0")  # whose function was compared with ours
 MODULE = "openfold3.core.utils.atomize_utils"
@@ -37,23 +36,12 @@ def openfold3(options: FrameOptions | None = None) -> Iterator[None]:
         RescueError: another version or signature than was compared, or already replaced.
     """
     original = _recognised()
-    chosen = options or FrameOptions()
-
-    def get_token_frame_atoms(  # noqa: PLR0917 - the signature of the original
-        batch: Mapping[str, Tensor],
-        x: Tensor,
-        atom_mask: Tensor,
-        angle_threshold: float = 25.0,
-        eps: float = 1e-8,
-        inf: float = 1e9,
-    ) -> tuple[Coordinates, Tensor]:
-        return token_frame_atoms(batch, x, atom_mask, angle_threshold, eps, inf, options=chosen)
-
+    ours = partial(token_frame_atoms, options=options or FrameOptions())
     try:
-        _swap(original, get_token_frame_atoms)
+        _swap(original, ours)
         yield
     finally:
-        _swap(get_token_frame_atoms, original)
+        _swap(ours, original)
 
 
 def _recognised() -> Callable[..., Any]:

@@ -80,18 +80,16 @@ class TilesWriter(Closing):
         if dtype not in _DTYPES:
             raise InvalidInputError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
         self._file = h5py.File(path, "w")
-        self._coords = self._file.create_dataset(
-            "coords", (0, 2), np.int64, maxshape=(None, 2), chunks=(4096, 2)
-        )
         self.shape = (dim,) if isinstance(dim, int) else dim
-        self._features = None
+
+        def growing(name: str, shape: tuple[int, ...], kind: Any, rows: int) -> h5py.Dataset:
+            how = {"maxshape": (None, *shape), "chunks": (rows, *shape)}
+            return self._file.create_dataset(name, (0, *shape), kind, **how)
+
+        self._coords, self._features = growing("coords", (2,), np.int64, 4096), None
         if dim:
             rows = max(1, _CHUNK_BYTES // (math.prod(self.shape) * np.dtype(dtype).itemsize))
-            self._features = self._file.create_dataset(
-                *(dataset, (0, *self.shape), dtype),
-                maxshape=(None, *self.shape),
-                chunks=(rows, *self.shape),
-            )
+            self._features = growing(dataset, self.shape, dtype, rows)
         for name, value in attributes.items():
             self._coords.attrs[name] = value
             self._file.attrs[name] = value
@@ -106,10 +104,8 @@ class TilesWriter(Closing):
         check_coords(coords_l0)
         start, count = self._coords.shape[0], len(coords_l0)
         if features is not None and self._features is not None:
-            if features.shape != (count, *self.shape):
-                raise InvalidInputError(
-                    f"features must have shape {(count, *self.shape)}, got {features.shape}"
-                )
+            if features.shape != (shape := (count, *self.shape)):
+                raise InvalidInputError(f"features must have shape {shape}, got {features.shape}")
             with np.errstate(over="ignore"):
                 stored = features.astype(self._features.dtype)
             if not np.isfinite(stored).all():
@@ -194,8 +190,7 @@ def write_slide_embedding(
     """Writes /features (D,) float32 with its attributes, atomically."""
     with atomic_path(path) as tmp, h5py.File(tmp, "w") as file:
         data = file.create_dataset("features", data=slide_embedding.astype(np.float32))
-        for name, value in attributes.items():
-            data.attrs[name] = value
+        data.attrs.update(attributes)
 
 
 def read_slide_embedding(path: Path) -> SlideEmbeddingFile:

@@ -91,6 +91,21 @@ class SlideContract:
         with self.open(tmp_path / "a.tif") as slide:
             yield slide
 
+    @pytest.fixture
+    def damaged(self, tmp_path: Path) -> Iterator[Slide]:
+        """A slide `bad.tif` whose last level-0 tile or strip holds zeros, open."""
+        if not self.reports_damage:
+            pytest.skip(f"reader {self.reader!r} does not see damage")
+        path = tmp_path / "bad.tif"
+        write_pyramid(path, SIZE, self.usual)
+        with tifffile.TiffFile(path) as tiff:
+            offset, count = tiff.pages[0].dataoffsets[-1], tiff.pages[0].databytecounts[-1]
+        data = bytearray(path.read_bytes())
+        data[offset : offset + count] = bytes(count)
+        path.write_bytes(data)
+        with self.open(path) as slide:
+            yield slide
+
     def test_is_a_slide_with_the_levels_and_the_resolution_that_were_written(
         self, tmp_path: Path, kind: PyramidKind
     ) -> None:
@@ -229,33 +244,26 @@ class SlideContract:
         with refused, self.open(path) as slide:
             slide.read_region((400, 300), 0, (200, 136))
 
-    def test_a_damaged_tile_fails_alone_and_names_slide_and_place(self, tmp_path: Path) -> None:
-        if not self.reports_damage:
-            pytest.skip(f"reader {self.reader!r} does not see damage")
-        path = write_damaged(tmp_path / "bad.tif", self.usual)
-        with self.open(path) as slide:
-            good = slide.read_region((0, 0), 0, (200, 200))
-            assert good.std() > 10
-            for _ in range(2):  # an error does not spoil what can be read
-                with pytest.raises(SlideReadError, match=r"bad\.tif"):
-                    slide.read_region((520, 400), 0, (80, 36))
-                np.testing.assert_array_equal(slide.read_region((0, 0), 0, (200, 200)), good)
+    def test_a_damaged_tile_fails_alone_and_names_slide_and_place(self, damaged: Slide) -> None:
+        good = damaged.read_region((0, 0), 0, (200, 200))
+        assert good.std() > 10
+        for _ in range(2):  # an error does not spoil what can be read
+            with pytest.raises(SlideReadError, match=r"bad\.tif"):
+                damaged.read_region((520, 400), 0, (80, 36))
+            np.testing.assert_array_equal(damaged.read_region((0, 0), 0, (200, 200)), good)
 
-    def test_an_error_in_one_thread_does_not_spoil_the_others(self, tmp_path: Path) -> None:
-        if not self.reports_damage:
-            pytest.skip(f"reader {self.reader!r} does not see damage")
-        with self.open(write_damaged(tmp_path / "bad.tif", self.usual)) as slide:
-            good = slide.read_region((0, 0), 0, (200, 200))
+    def test_an_error_in_one_thread_does_not_spoil_the_others(self, damaged: Slide) -> None:
+        good = damaged.read_region((0, 0), 0, (200, 200))
 
-            def read(index: int) -> bool:
-                if index % 4:
-                    return np.array_equal(slide.read_region((0, 0), 0, (200, 200)), good)
-                with pytest.raises(SlideReadError):
-                    slide.read_region((520, 400), 0, (80, 36))
-                return True
+        def read(index: int) -> bool:
+            if index % 4:
+                return np.array_equal(damaged.read_region((0, 0), 0, (200, 200)), good)
+            with pytest.raises(SlideReadError):
+                damaged.read_region((520, 400), 0, (80, 36))
+            return True
 
-            with ThreadPoolExecutor(8) as pool:
-                assert all(pool.map(read, range(64)))
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(read, range(64)))
 
     @pytest.mark.parametrize("size_th", [(150, 109), (97, 70), (600, 436), (33, 17), (1, 1)])
     def test_read_resized_is_pillows_lanczos_of_the_whole_level(
@@ -270,17 +278,6 @@ class SlideContract:
     def test_a_thumbnail_fits_and_keeps_the_aspect(self, slide: Slide) -> None:
         assert slide.thumbnail((100, 100)).shape == (73, 100, 3)
         assert slide.thumbnail((5000, 5000)).shape == (436, 600, 3)
-
-
-def write_damaged(path: Path, kind: PyramidKind) -> Path:
-    """A pyramid whose last level-0 tile or strip holds zeros."""
-    write_pyramid(path, SIZE, kind)
-    with tifffile.TiffFile(path) as tiff:
-        offset, count = tiff.pages[0].dataoffsets[-1], tiff.pages[0].databytecounts[-1]
-    data = bytearray(path.read_bytes())
-    data[offset : offset + count] = bytes(count)
-    path.write_bytes(data)
-    return path
 
 
 def regions(size: Size) -> list[tuple[PointL0, Size]]:

@@ -5,7 +5,7 @@ import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -143,19 +143,16 @@ class FeatureCache(Closing):
 
         if any((b.shape, b.is_pinned()) == (shape, pinned) for b in self._buffers):
             return  # those of the last iteration
-        batch_bytes = math.prod(shape) * 4
-        scratch = self._rows.scratch_bytes(shape[0])
-        needed = batch_bytes + scratch
-        data = self.manifest.data_bytes
+        batch_bytes, scratch = math.prod(shape) * 4, self._rows.scratch_bytes(shape[0])
+        needed, data = batch_bytes + scratch, self.manifest.data_bytes
         self._buffers = []  # before the file or new buffers take their place: never both
         self._rows.hold(data + batch_bytes + needed <= self._budget)
         free = self._budget - scratch - (data if self.in_ram else 0)
         count = min(1 + PREFETCH, free // batch_bytes)
         if count < 1:
-            raise BudgetError(
-                f"cache_memory must hold a batch of {shape[0]} rows ({format_bytes(needed)}), "
-                f"got {format_bytes(self._budget)}; raise --cache-memory (twice that reads ahead)"
-            )
+            rule = f"cache_memory must hold a batch of {shape[0]} rows ({format_bytes(needed)})"
+            remedy = "raise --cache-memory (twice that reads ahead)"
+            raise BudgetError(f"{rule}, got {format_bytes(self._budget)}; {remedy}")
         self._buffers = [
             torch.empty(shape, dtype=torch.float32, pin_memory=pinned) for _ in range(count)
         ]
@@ -320,8 +317,7 @@ def prefetched(
         return batch
 
     def submit(slot: int) -> None:
-        rows = next(waiting, None)
-        if rows is not None:
+        if (rows := next(waiting, None)) is not None:
             ahead.append((slot, thread.submit(filled, slot, rows)))
 
     try:
@@ -335,14 +331,10 @@ def prefetched(
             yield batch  # on a CPU it is the buffer itself
             submit(slot)
     finally:
-        for _, future in ahead:
-            future.cancel()
-        for _, future in ahead:
-            if not future.cancelled():
-                future.exception()  # waits: nobody may write to a buffer after this
-        for event in copied:
-            if event is not None:
-                event.synchronize()
+        # nobody may write to a buffer after this
+        wait([future for _, future in ahead if not future.cancel()])
+        for event in filter(None, copied):
+            event.synchronize()
 
 
 def _is_whole(chunk: Chunk, row: int, stored: Bytes) -> bool:
