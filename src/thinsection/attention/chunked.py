@@ -114,11 +114,8 @@ def forward_chunked(
 class RowSums:
     """What one head of one query block, q [m, D], gathers over key blocks.
 
-    Attributes:
-        acc: weighted sum of values [m, D].
-        den: sum of weights [m].
-        top: log2 by which the weights are scaled [m]: 0 where scores are bounded, else the largest
-            score so far.
+    `acc` is the weighted sum of values, `den` the sum of weights, `top` the log2 by which they are
+    scaled: 0 where scores are bounded, else the largest score so far.
     """
 
     def __init__(self, q: torch.Tensor, dtype: torch.dtype, *, bounded: bool) -> None:

@@ -18,12 +18,8 @@ MAX_EXTENT = 1 << 24  # cells are float32 in the fast paths: integers above are 
 class AttentionItem:
     """One item of a batch, its padding taken out: what every implementation computes.
 
-    Attributes:
-        q, k, v: [H, T, D], any strides.
-        cells: [2, N], rows then columns, in the dtype of the arithmetic.
-        slopes: [H] floats.
-        num_prefix_tokens: P.
-        scale: factor of q . k.
+    q, k, v are [H, T, D] of any strides; cells [2, N], rows then columns, in the dtype of the
+    arithmetic; `scale` is the factor of q . k.
     """
 
     q: torch.Tensor

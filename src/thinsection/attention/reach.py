@@ -42,14 +42,9 @@ class KeyBlock:
 class Reach:
     """Bounds of scores and distances between the blocks of one item.
 
+    `score_bound` is above |scale q . k| log2 e over all heads and pairs; NaN stays NaN.
+
     Memory: 16 R C + 16 H C bytes, and one block in the dtype of the arithmetic while it is built.
-
-    Args:
-        item: the problem.
-        rows, columns: its query and key blocks, of `blocks_of`.
-
-    Attributes:
-        score_bound: upper bound of |scale q . k| log2 e over all heads and pairs; NaN stays NaN.
     """
 
     def __init__(self, item: AttentionItem, rows: list[slice], columns: list[slice]) -> None:

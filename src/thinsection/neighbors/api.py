@@ -76,9 +76,9 @@ def nearest_neighbors(
         InvalidInputError: shapes, dtypes, k or non-finite coordinates of present points.
         BudgetError: the implementation asked for does not fit into the budget.
     """
-    query, placement = flat_query(points, queries, k=k, mask=mask, group=group)
+    query, put = flat_query(points, queries, k=k, mask=mask, group=group)
     choice = choose(query, k, impl=impl, budget_bytes=budget_bytes)
-    return placement.put(choice.search(query, k, budget_bytes=budget_bytes), k)
+    return put(choice.search(query, k, budget_bytes=budget_bytes))
 
 
 def explain(

@@ -1,7 +1,8 @@
 """Arguments of a search, checked, as one flat query of torch tensors, and the result put back."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +19,9 @@ Array = Tensor | npt.NDArray[Any]
 
 
 class Neighbors(NamedTuple):
-    """Neighbours of each query, nearest first.
+    """Neighbours (..., Q, k) of each query, nearest first.
 
-    Attributes:
-        distances: (..., Q, k), inf where there is no further neighbour.
-        indices: (..., Q, k) int64 into the points of the same batch element, -1 where none.
+    Indices are int64 into the points of the same batch element; -1, at inf, where there is none.
     """
 
     distances: Any
@@ -36,8 +35,8 @@ def flat_query(
     k: int,
     mask: Array | None,
     group: Array | tuple[Array, Array] | None,
-) -> tuple[NeighborQuery, "ResultOrder"]:
-    """The search over all batch elements and groups at once, and where its results belong.
+) -> tuple[NeighborQuery, Callable[[Found], Neighbors]]:
+    """The search over all batch elements and groups at once, and what puts its result in place.
 
     Raises:
         InvalidInputError: as `nearest_neighbors`.
@@ -78,40 +77,42 @@ def flat_query(
         query_group=query_group,
         query_self=query_self,
     )
-    is_numpy = isinstance(points, np.ndarray)
-    return query, ResultOrder(order, query_order, num_points, query_shape, is_numpy)
+    return query, partial(
+        _put,
+        point_order=order,
+        query_order=query_order,
+        num_points=num_points,
+        query_shape=query_shape,
+        is_numpy=isinstance(points, np.ndarray),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class ResultOrder:
-    """From the flat, sorted search back to the arguments' order.
+def _put(
+    found: Found,
+    *,
+    point_order: Tensor,
+    query_order: Tensor,
+    num_points: int,
+    query_shape: tuple[int, ...],
+    is_numpy: bool,
+) -> Neighbors:
+    """The result in the order of the arguments; absent queries have no neighbour.
 
-    Attributes:
-        point_order: (P,) flat index of each point of the query, over batches of num_points.
-        query_order: (Q,) row of the result of each of its queries.
-        query_shape: batch dimensions and queries of the result.
+    `point_order` (P,) is the flat index of each point of the query, over batches of num_points,
+    `query_order` (Q,) the row of the result of each of its queries.
     """
-
-    point_order: Tensor
-    query_order: Tensor
-    num_points: int
-    query_shape: tuple[int, ...]
-    is_numpy: bool
-
-    def put(self, found: Found, k: int) -> Neighbors:
-        """The result in the order of the arguments; absent queries have no neighbour."""
-        num_rows = math.prod(self.query_shape)
-        distances = found.distances.new_full((num_rows, k), torch.inf)
-        indices = found.positions.new_full((num_rows, k), -1)
-        for start in range(0, found.positions.shape[0], _ROWS):
-            rows = self.query_order[start : start + _ROWS]
-            distances[rows] = found.distances[start : start + _ROWS]
-            position = found.positions[start : start + _ROWS]
-            if self.point_order.numel():
-                index = self.point_order[position.clamp(min=0)] % self.num_points
-                indices[rows] = index.masked_fill_(position < 0, -1)
-        both = [x.reshape(*self.query_shape, k) for x in (distances, indices)]
-        return Neighbors(*(x.numpy() if self.is_numpy else x for x in both))
+    shape = (math.prod(query_shape), found.positions.shape[1])
+    distances = found.distances.new_full(shape, torch.inf)
+    indices = found.positions.new_full(shape, -1)
+    for start in range(0, len(query_order), _ROWS):
+        rows = query_order[start : start + _ROWS]
+        distances[rows] = found.distances[start : start + _ROWS]
+        position = found.positions[start : start + _ROWS]
+        if point_order.numel():
+            index = point_order[position.clamp(min=0)] % num_points
+            indices[rows] = index.masked_fill_(position < 0, -1)
+    both = [x.reshape(*query_shape, shape[1]) for x in (distances, indices)]
+    return Neighbors(*(x.numpy() if is_numpy else x for x in both))
 
 
 def _coordinates(values: Array, name: str) -> Tensor:

@@ -27,12 +27,9 @@ _IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskPolygon:
-    """One 4-connected piece of a mask.
+    """One 4-connected piece of a mask: corners (K, 2) in level-0 px, and its px of the mask.
 
-    Attributes:
-        exterior_l0: (K, 2) corners in level-0 px, counter-clockwise in the (x, y) plane.
-        holes_l0: the same for each hole, clockwise.
-        area_px: px of the mask inside it.
+    The exterior is counter-clockwise in the (x, y) plane, holes are clockwise.
     """
 
     exterior_l0: Ring
@@ -48,10 +45,7 @@ def write_masks_geojson(
     Coordinates are level-0 px, x to the right and y down, as QuPath reads them. Pieces are
     polygons of one MultiPolygon (a Polygon if there is one piece), each with its holes.
 
-    Args:
-        path: of the file.
-        masks: name (of the annotation and of its class), bool (H, W), color of the class.
-        frame: where all of them lie on their slide.
+    `masks` are name (of the annotation and of its class), bool (H, W), color of the class.
 
     Memory: O(H * W + corners of all masks), the text included.
     """
@@ -90,10 +84,6 @@ def mask_polygons(mask: MaskArray, frame: MaskFrame) -> list[MaskPolygon]:
 
     Rasterising the polygons at px centres gives the mask back; nothing is simplified but corners
     on a straight edge.
-
-    Args:
-        mask: bool (H, W).
-        frame: where the mask lies; `frame.size_th` must be (W, H).
 
     Memory: O(H * W + corners).
 

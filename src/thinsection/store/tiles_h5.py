@@ -173,12 +173,7 @@ def open_h5(path: Path) -> h5py.File:
 
 @dataclass(frozen=True, kw_only=True)
 class SlideEmbeddingFile:
-    """The content of a slide embedding's file.
-
-    Attributes:
-        slide_embedding: float32 (D,).
-        attributes: name, slide_encoder, weights_hash, num_tiles, key.
-    """
+    """A slide embedding, float32 (D,); name, slide_encoder, weights_hash, num_tiles, key."""
 
     slide_embedding: npt.NDArray[np.float32]
     attributes: Mapping[str, Any]

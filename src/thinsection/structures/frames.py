@@ -58,12 +58,9 @@ class FrameOptions:
 
 
 class FrameAtoms(NamedTuple):
-    """Frames by atom index.
+    """Frames by atom index (3, *, T) int64: a, b and c of each token; the cosine of a-b-c (*, T).
 
-    Attributes:
-        indices: (3, *, T) int64: a, b and c of each token.
-        valid: (*, T) 0/1, in the dtype to which masks and features promote.
-        cos_angle: (*, T) cosine of the angle a-b-c.
+    `valid` (*, T) is 0/1, in the dtype to which masks and features promote.
     """
 
     indices: Tensor

@@ -46,12 +46,8 @@ def open_or_write(
 ) -> FeatureCache:
     """The cache of that key, computed first where it does not exist.
 
-    Args:
-        root: folder of caches.
-        key: what it is a cache of.
-        shape: (N, ...).
-        produce: given the first row that is missing, yields the features from there on, (B, ...).
-        budget_bytes: for writing, then for reading.
+    Given the first row that is missing, `produce` yields the features from there on, (B, ...);
+    `budget_bytes` is for writing, then for reading.
 
     Raises:
         StoreError: an existing cache is damaged or of another shape; DiskSpaceError, LockedError.
