@@ -38,8 +38,8 @@ def export_anndata(folder: Path, target: Path, *, features: str | None = None) -
         ) from error
     results = open_results(folder)
     slides = {}
+    address = one_address(results.features, features, "features") if results.features else ""
     for slide_id, ledger in results.ledgers.items():
-        address = one_address(results.features, features, "features")
         if address in ledger.stages:
             stored = results.tile_embeddings(slide_id, address)
             if len(stored.coords_l0):

@@ -236,9 +236,9 @@ class Results:
 
 
 class EmbeddingRows:
-    """Tile embeddings (N, D) on disk: slices and index arrays are read when they are asked for.
+    """Tile embeddings (N, D) on disk; rows are asked for as of an array and read then.
 
-    Memory: the rows that were asked for.
+    Memory: the rows that were asked for, and 8 N bytes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -251,14 +251,13 @@ class EmbeddingRows:
         return self.shape[0]
 
     def __getitem__(self, rows: slice | int | Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
+        wanted = np.arange(len(self))[rows]  # slices, masks and negative numbers as NumPy has them
         with open_h5(self._path) as file:
             data = file["features"]
-            if isinstance(rows, slice | int):
+            if isinstance(rows, slice) and rows.step in (None, 1):
                 return np.asarray(data[rows])
-            wanted = np.asarray(rows)
-            wanted = np.flatnonzero(wanted) if wanted.dtype == bool else wanted
             order, back = np.unique(wanted, return_inverse=True)  # h5py reads in rising order
-            return np.asarray(data[order])[back]
+            return np.asarray(data[order])[back.reshape(wanted.shape)]
 
     def __repr__(self) -> str:
         return f"<EmbeddingRows {self.shape} {self.dtype} in {self._path.name!r}>"

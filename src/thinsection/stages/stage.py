@@ -19,6 +19,8 @@ from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.store.ledger import SlideLedger, StageRecord, fingerprint_reads, stage_key
 
+_OF_COHORTS = ("patient_id", "label", "split")  # a later run may name the slide alone
+
 Reads = Literal["slide", "tiles", "store"]
 
 
@@ -213,9 +215,10 @@ class SlideWork:
             self.values[stage.address] = output.value
 
     def opened(self, slide: Slide, facts: Mapping[str, Any]) -> None:
-        """Takes the opened slide and what it says of itself."""
+        """Takes the opened slide and what it says of itself; a cohort's word on it is kept."""
         self.slide, self.remote = slide, getattr(slide, "source", None)
-        self.ledger = replace(self.ledger, slide=dict(facts))
+        known = {name: self.ledger.slide.get(name) for name in _OF_COHORTS if facts[name] is None}
+        self.ledger = replace(self.ledger, slide={**facts, **known})
 
     def facts(self) -> dict[str, Any]:
         """What the ledger tells of the slide and of the run's stages; warnings joined."""
