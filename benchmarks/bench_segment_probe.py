@@ -20,7 +20,7 @@ from benchmarks.harness import arguments, finish
 from thinsection.probe import NANOPATH, Protocol
 from thinsection.probe.result import ProbeResult
 from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
-from thinsection.probe.segment.probe import CacheOptions, centre, segment_features, segment_probe
+from thinsection.probe.segment.probe import centre, segment_features, segment_probe
 from thinsection.store.cache import Storage
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB
@@ -63,8 +63,9 @@ def tokens_in_ram(data: SegmentSet) -> torch.Tensor:
 def from_cache(data: SegmentSet, folder: Path, protocol: Protocol, storage: Storage) -> ProbeResult:
     """The probe on a cache whose budget holds two small batches, so that it stays on disk."""
     budget = 4 * protocol.require("segment").batch_size * 196 * 24 * 4
-    options = CacheOptions(root=folder / "cache", budget_bytes=budget, storage=storage)
-    with segment_features(data, StubEncoder(), settings(), options) as cache:
+    options: dict[str, Any] = {"budget_bytes": budget, "storage": storage}
+    root = folder / "cache"
+    with segment_features(data, StubEncoder(), settings(), root=root, **options) as cache:
         result = segment_probe(data, cache, protocol=protocol)
         if cache.in_ram:
             raise AssertionError("the cache must be read from disk here")

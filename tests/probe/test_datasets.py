@@ -13,15 +13,13 @@ from tests.probe.make import write_tiles_h5
 from thinsection.errors import DatasetError
 from thinsection.probe.data.files import find_tile_files, read_embeddings, slide_files
 from thinsection.probe.data.images import (
+    BRACS_CLASSES,
+    BREAKHIS_CLASSES,
+    breakhis_patient,
     class_and_mean,
     embed_image_set,
     embed_images,
     image_batches,
-)
-from thinsection.probe.data.layouts import (
-    BRACS_CLASSES,
-    BREAKHIS_CLASSES,
-    breakhis_patient,
     load_bracs,
     load_breakhis,
     load_folder,

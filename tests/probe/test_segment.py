@@ -25,7 +25,6 @@ from thinsection.probe.metrics import (
 from thinsection.probe.protocol import NANOPATH_SEGMENT
 from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
 from thinsection.probe.segment.probe import (
-    CacheOptions,
     centre,
     segment_features,
     segment_probe,
@@ -53,8 +52,8 @@ def in_ram(data: SegmentSet) -> torch.Tensor:
     return torch.cat(chunks)
 
 
-def options(root: Path, **changes: Any) -> CacheOptions:
-    return CacheOptions(**{"root": root, "budget_bytes": SMALL_BUDGET, **changes})
+def options(root: Path, **changes: Any) -> dict[str, Any]:
+    return {"root": root, "budget_bytes": SMALL_BUDGET, **changes}
 
 
 @pytest.mark.parametrize("name", sorted(MAKERS))
@@ -64,7 +63,7 @@ def test_the_cache_changes_no_bit_of_losses_and_scores_where_the_head_learns(
     data = SEGMENT_DATASETS[name](MAKERS[name](tmp_path / "data"))
     chosen = protocol(epochs=8, batch_size=2, lr=1e-2)
     plain = segment_probe(data, RamFeatures(in_ram(data)), protocol=chosen)
-    with segment_features(data, StubEncoder(), settings(), options(tmp_path)) as cache:
+    with segment_features(data, StubEncoder(), settings(), **options(tmp_path)) as cache:
         assert cache.manifest.dtype_rows == {"fp32": len(data)}
         cached = segment_probe(data, cache, protocol=chosen)
         assert not cache.in_ram
@@ -85,7 +84,7 @@ def test_a_forced_float16_cache_is_the_float16_way_and_says_what_it_lost(tmp_pat
     plain = segment_probe(data, RamFeatures(in_ram(data)), protocol=chosen)
     half = segment_probe(data, RamFeatures(in_ram(data).half()), protocol=chosen)
     lossy = options(tmp_path, storage="fp16")
-    with segment_features(data, StubEncoder(), settings(), lossy) as cache:
+    with segment_features(data, StubEncoder(), settings(), **lossy) as cache:
         found = segment_probe(data, cache, protocol=chosen)
         facts = with_cache_facts(found, cache).facts
     assert found.details == half.details
@@ -101,7 +100,7 @@ def test_a_second_probe_does_not_run_the_encoder_again_and_other_weights_do(
     calls = []
     for seed in (0, 0, 1):
         encoder = StubEncoder(seed=seed)
-        segment_features(data, encoder, settings(), options(tmp_path, batch_size=2)).close()
+        segment_features(data, encoder, settings(), **options(tmp_path, batch_size=2)).close()
         calls.append(encoder.calls)
     assert calls == [4, 1, 4]  # one image tells the shape
 
@@ -235,7 +234,7 @@ def test_nan_tokens_are_refused_before_they_are_cached(tmp_path: Path) -> None:
     encoder = StubEncoder()
     encoder.projection[0, 0] = torch.nan
     with pytest.raises(InvalidInputError, match="features must be finite, got nan in row 0"):
-        segment_features(data, encoder, settings(), options(tmp_path))
+        segment_features(data, encoder, settings(), **options(tmp_path))
 
 
 def test_the_default_encoder_is_probed_from_the_shell(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ Any other table: slide_id, optional case_id, and `label`, or `event` and `time`;
 whose test rows are dropped (train and val are pooled, then folded).
 """
 
-import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import DatasetError, InvalidInputError, MissingDependencyError
+from thinsection.probe.data import tables
 from thinsection.probe.data.files import read_embeddings, slide_files
 from thinsection.probe.data.sets import CaseSet, Embeddings, SurvivalSet
-from thinsection.probe.data.tables import (
-    TEST,
-    TRAIN,
-    TextRow,
-    encode_labels,
-    read_rows,
-    split_name,
-    unexpected,
-)
+from thinsection.probe.data.tables import TEST, TRAIN, TextRow
 from thinsection.probe.protocol import Protocol
 from thinsection.probe.statistics import Fold
 
 PATHOBENCH_TABLE, PATHOBENCH_CONFIG = "k=all.tsv", "config.yaml"
+_FLAGS = {"1": True, "0": False, "true": True, "false": False, "1.0": True, "0.0": False}
 
 ReadEmbeddings = Callable[[Path], Embeddings]  # a file to (N, D)
 
@@ -42,13 +37,12 @@ class CaseTable:
     """Cases before their embeddings are read.
 
     Attributes:
-        name: of the task.
         ids: case ids in order of appearance.
         slides: slide ids of each case.
         rows: the first table row of each case.
-        folds: of the file, or None.
         columns: names of the label column, or of the event and time columns.
         label_names: what the table's label values stand for, where the task says.
+        folds: of the file, or None.
         facts: of the split.
     """
 
@@ -56,56 +50,31 @@ class CaseTable:
     ids: tuple[str, ...]
     slides: tuple[tuple[str, ...], ...]
     rows: tuple[TextRow, ...]
-    folds: tuple[Fold, ...] | None
     columns: tuple[str, ...]
     label_names: Mapping[str, str] = field(default_factory=dict)
+    folds: tuple[Fold, ...] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def files(self, folder: Path) -> tuple[tuple[Path, ...], ...]:
-        """Embedding files per case.
 
-        Raises:
-            DatasetError: a slide has none.
-        """
-        by_slide = slide_files(folder, [s for slides in self.slides for s in slides])
-        return tuple(tuple(by_slide[s] for s in slides) for slides in self.slides)
-
-
-def group_cases(
-    name: str,
-    rows: Sequence[TextRow],
-    key: str,
-    columns: tuple[str, ...],
-    *,
-    facts: dict[str, Any],
-    label_names: Mapping[str, str] | None = None,
-) -> CaseTable:
+def _group(rows: Sequence[TextRow], key: str, columns: tuple[str, ...], **known: Any) -> CaseTable:
     """One entry per case; all rows of a case must agree on its label and folds."""
-    first: dict[str, TextRow] = {}
-    slides: dict[str, list[str]] = {}
-    agree = (*columns, *(c for c in (rows[0] if rows else {}) if c.startswith("fold_")))
+    name, cases = known["name"], defaultdict(list)
     for row in rows:
-        case = row[key]
-        known = first.setdefault(case, row)
-        slides.setdefault(case, []).extend(_slide_ids(row["slide_id"]))
-        for column in agree:
-            if row[column] != known[column]:
-                raise DatasetError(
-                    f"{column} must be the same in all rows of a case, got {known[column]!r} and "
-                    f"{row[column]!r} for {case!r} in {name!r}"
-                )
-    if not first:
+        cases[row[key]].append(row)
+    if not cases:
         raise DatasetError(f"table must leave cases to train on, got none in {name!r}")
-    return CaseTable(
-        name=name,
-        ids=tuple(first),
-        slides=tuple(tuple(s) for s in slides.values()),
-        rows=tuple(first.values()),
-        folds=None,
-        columns=columns,
-        label_names=label_names or {},
-        facts=facts,
-    )
+    agree = [*columns, *(c for c in rows[0] if c.startswith("fold_"))]
+    for (case, group), column in product(cases.items(), agree):
+        values = list(dict.fromkeys(r[column] for r in group))
+        if len(values) > 1:
+            raise DatasetError(
+                f"{column} must be the same in all rows of a case, got {values[0]!r} and "
+                f"{values[1]!r} for {case!r} in {name!r}"
+            )
+    groups = cases.values()
+    slides = tuple(tuple(s for r in rows for s in _slide_ids(r["slide_id"])) for rows in groups)
+    first = tuple(rows[0] for rows in groups)
+    return CaseTable(ids=tuple(cases), slides=slides, rows=first, columns=columns, **known)
 
 
 def _slide_ids(text: str) -> list[str]:
@@ -123,12 +92,12 @@ def load_case_table(path: Path, protocol: Protocol, *, survival: bool) -> CaseTa
     if path.is_dir():
         return load_pathobench(path, protocol, survival=survival)
     wanted = ("event", "time") if survival else ("label",)
-    rows = read_rows(path, ("slide_id", *wanted))
-    if "split" in rows[0]:
-        rows = [r for r in rows if split_name(r["split"], str(path)) != TEST]
+    rows = tables.read_rows(path, ("slide_id", *wanted))
     key = "case_id" if "case_id" in rows[0] else "slide_id"
+    if "split" in rows[0]:
+        rows = [r for r in rows if tables.split_name(r["split"], str(path)) != TEST]
     facts = {"table": path.name, "split_rule": "the protocol's folds"}
-    return group_cases(path.stem, rows, key, wanted, facts=facts)
+    return _group(rows, key, wanted, name=path.stem, facts=facts)
 
 
 def labelled_cases(table: CaseTable, folder: Path) -> CaseSet:
@@ -137,16 +106,14 @@ def labelled_cases(table: CaseTable, folder: Path) -> CaseSet:
     Memory: one slide's embeddings + 4 n D.
     """
     texts = [_label_text(r[table.columns[0]], table.label_names) for r in table.rows]
-    if table.label_names:
-        names = tuple(table.label_names.values())
-        unknown = sorted(set(texts) - set(names))
-        if unknown:
-            raise DatasetError(
-                f"label must be one of {', '.join(names)}, got {unknown[0]!r} in {table.name!r}"
-            )
-        labels = np.array([names.index(t) for t in texts], dtype=np.int64)
+    if not table.label_names:
+        names, labels = tables.encode_labels(texts, table.name)
     else:
-        names, labels = encode_labels(texts, table.name)
+        names = tuple(table.label_names.values())
+        if unknown := sorted(set(texts) - set(names)):
+            found = f"{unknown[0]!r} in {table.name!r}"
+            raise DatasetError(f"label must be one of {', '.join(names)}, got {found}")
+        labels = np.array([names.index(t) for t in texts], dtype=np.int64)
     return CaseSet(class_names=names, labels=labels, **_common(table, folder))
 
 
@@ -168,16 +135,15 @@ def survival_cases(table: CaseTable, folder: Path) -> SurvivalSet:
 
 
 def _common(table: CaseTable, folder: Path) -> dict[str, Any]:
-    """What labelled and survival cases share."""
-    files = table.files(folder)
-    return {
-        "name": table.name,
-        "ids": table.ids,
-        "vectors": mean_vectors(files, read_embeddings),
-        "files": files,
-        "folds": table.folds,
-        "facts": table.facts,
-    }
+    """What labelled and survival cases share.
+
+    Raises:
+        DatasetError: a slide has no embeddings.
+    """
+    by_slide = slide_files(folder, [s for slides in table.slides for s in slides])
+    files = tuple(tuple(by_slide[s] for s in slides) for slides in table.slides)
+    shared = {name: getattr(table, name) for name in ("name", "ids", "folds", "facts")}
+    return {**shared, "files": files, "vectors": mean_vectors(files, read_embeddings)}
 
 
 def _label_text(value: str, names: Mapping[str, str]) -> str:
@@ -186,10 +152,9 @@ def _label_text(value: str, names: Mapping[str, str]) -> str:
 
 
 def _flag(text: str) -> bool:
-    words = {"1": True, "0": False, "true": True, "false": False, "1.0": True, "0.0": False}
-    if text.lower() not in words:
+    if text.lower() not in _FLAGS:
         raise ValueError(repr(text))
-    return words[text.lower()]
+    return _FLAGS[text.lower()]
 
 
 def mean_vectors(files_of_case: Sequence[Sequence[Path]], read: ReadEmbeddings) -> Embeddings:
@@ -219,15 +184,13 @@ def _slide_mean(path: Path, read: ReadEmbeddings) -> npt.NDArray[np.float64]:
     tiles = read(path)
     if not len(tiles):
         raise InvalidInputError(f"a slide must have tile embeddings, got none in {str(path)!r}")
-    mean: npt.NDArray[np.float64] = tiles.mean(axis=0, dtype=np.float64)
-    return mean
+    return tiles.mean(axis=0, dtype=np.float64)  # type: ignore[no-any-return]
 
 
 def load_pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
     """The cases of a task with its folds, or the training cases of its first fold alone.
 
     Args:
-        root: the task's folder.
         protocol: `file_folds` decides which of the two.
         survival: True reads the event and time columns instead of the label's.
 
@@ -237,55 +200,43 @@ def load_pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTa
     """
     table, config_path = root / PATHOBENCH_TABLE, root / PATHOBENCH_CONFIG
     if not (table.is_file() and config_path.is_file()):
-        raise unexpected(root, "a Patho-Bench task", [PATHOBENCH_TABLE, PATHOBENCH_CONFIG])
+        raise tables.unexpected(root, "a Patho-Bench task", [PATHOBENCH_TABLE, PATHOBENCH_CONFIG])
     config = _read_yaml(config_path)
     task = config.get("task_col")
     if not isinstance(task, str):
-        raise DatasetError(
-            f"config must have a text task_col, got {task!r} in {str(config_path)!r}"
-        )
+        found = f"{task!r} in {str(config_path)!r}"
+        raise DatasetError(f"config must have a text task_col, got {found}")
     columns = (f"{task}_event", f"{task}_days") if survival else (task,)
     key = str(config.get("sample_col") or "case_id")
-    rows = read_rows(table, (key, "slide_id", *columns))
+    rows = tables.read_rows(table, (key, "slide_id", *columns))
     fold_columns = [c for c in rows[0] if c.startswith("fold_")]
     if not fold_columns:
         raise DatasetError(f"table must have fold_* columns, got {list(rows[0])} in {str(table)!r}")
     used = fold_columns if protocol.file_folds else fold_columns[:1]
-    # a sample that trains in no fold is a sealed test: it is never looked at
-    kept = [r for r in rows if any(split_name(r[c], str(table)) == TRAIN for c in used if r[c])]
-    label_dict = config.get("label_dict") or {}
-    rotating = protocol.file_folds and len(fold_columns) > 1
-    facts = {
-        "task": task,
-        "split_rule": (
-            f"the file's {len(fold_columns)} folds"
-            if rotating
-            else f"training rows of {fold_columns[0]}, then the protocol's folds"
-        ),
-        "sealed_rows_dropped": len(rows) - len(kept),
-    }
-    grouped = group_cases(
-        f"{root.parent.name}/{root.name}",
-        kept,
-        key,
-        columns,
-        facts=facts,
-        label_names={} if survival else {str(k): str(v) for k, v in label_dict.items()},
-    )
-    if not rotating:
-        return grouped
-    folds = tuple(_file_fold(grouped.rows, column, table) for column in fold_columns)
-    return dataclasses.replace(grouped, folds=folds)
+    kept = [r for r in rows if _trains(r, used, table)]
+    label_dict = {} if survival else config.get("label_dict") or {}
+    label_names = {str(k): str(v) for k, v in label_dict.items()}
+    rotating = len(used) > 1
+    rule = f"training rows of {used[0]}, then the protocol's folds"
+    rule = f"the file's {len(used)} folds" if rotating else rule
+    facts = {"task": task, "split_rule": rule, "sealed_rows_dropped": len(rows) - len(kept)}
+    name = f"{root.parent.name}/{root.name}"
+    cases = _group(kept, key, columns, name=name, facts=facts, label_names=label_names)
+    folds = tuple(_file_fold(cases.rows, column, table) for column in used if rotating)
+    return replace(cases, folds=folds or None)
+
+
+def _trains(row: TextRow, columns: Sequence[str], table: Path) -> bool:
+    """Whether a sample trains in some fold; else it is a sealed test: it is never looked at."""
+    return any(tables.split_name(row[c], str(table)) == TRAIN for c in columns if row[c])
 
 
 def _file_fold(rows: Sequence[TextRow], column: str, table: Path) -> Fold:
     """The fold's training rows, and its held-out rows (which train in other folds)."""
-    training = np.array([split_name(r[column], str(table)) == TRAIN for r in rows])
+    training = np.array([tables.split_name(r[column], str(table)) == TRAIN for r in rows])
     if training.all() or not training.any():
-        raise DatasetError(
-            f"{column} must hold train and held-out rows, got {training.sum()} train of "
-            f"{len(rows)} in {str(table)!r}"
-        )
+        found = f"{training.sum()} train of {len(rows)} in {str(table)!r}"
+        raise DatasetError(f"{column} must hold train and held-out rows, got {found}")
     return np.flatnonzero(training), np.flatnonzero(~training)
 
 

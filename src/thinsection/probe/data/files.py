@@ -4,8 +4,8 @@ A folder of them is flat, `<slide_id>.h5`; of a results folder (ours, or TRIDENT
 `*/features_<encoder>` is taken.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import pickle
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,68 +16,8 @@ from thinsection.pipeline.records import RECORDS
 from thinsection.probe.data.sets import Embeddings
 from thinsection.slide.readers import slide_suffixes
 from thinsection.store.ledger import LEDGER_NAME, SLIDES
-from thinsection.store.tiles_h5 import read_tiles
-from thinsection.types import CoordsL0
 
-H5_SUFFIXES = (".h5", ".hdf5")
-EMBEDDING_SUFFIXES = (*H5_SUFFIXES, ".npy", ".pt")
 RUN_FOLDERS = (SLIDES, RECORDS)  # with both a folder is a run's, whatever else it holds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlideTiles:
-    """The tiles of one slide.
-
-    Attributes:
-        slide_id: the file's attribute, else its name.
-        coords_l0: int64 (N, 2).
-        tile_px_l0: edge of a tile in level-0 px.
-        embeddings: float32 (N, D).
-        encoder: name of the encoder, where the file says.
-    """
-
-    slide_id: str
-    coords_l0: CoordsL0
-    tile_px_l0: float
-    embeddings: Embeddings
-    encoder: str | None
-
-
-def read_embeddings(path: Path) -> Embeddings:
-    """Embeddings of one file as float32 (N, D); one vector is (1, D), a leading axis of 1 goes.
-
-    Memory: the file's content, twice where it is not float32.
-
-    Raises:
-        DatasetError: unreadable, of another kind, or not of a shape that fits.
-    """
-    suffix = path.suffix.lower()
-    if not path.is_file():
-        raise DatasetError(f"embeddings must be an existing file, got {str(path)!r}")
-    try:
-        if suffix in H5_SUFFIXES:
-            array = _h5_features(path)
-        elif suffix == ".npy":
-            array = np.load(path, allow_pickle=False)
-        elif suffix == ".pt":
-            array = _torch_tensor(path)
-        else:
-            raise DatasetError(
-                f"embeddings must be in {', '.join(EMBEDDING_SUFFIXES)}, got {str(path)!r}"
-            )
-    except DatasetError:
-        raise
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"embeddings must be readable, got {str(path)!r}: {error}") from error
-    if array.ndim == 3 and array.shape[0] == 1:  # TRIDENT's batch axis
-        array = array[0]
-    if array.ndim == 1:
-        array = array[None]
-    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
-        raise DatasetError(
-            f"embeddings must be floats (N, D), got {array.dtype} {array.shape} in {str(path)!r}"
-        )
-    return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def _h5_features(path: Path) -> npt.NDArray:
@@ -94,53 +34,57 @@ def _h5_features(path: Path) -> npt.NDArray:
 
 def _torch_tensor(path: Path) -> npt.NDArray:
     """A tensor, or a list of one: eva writes both. Only tensors are loaded, no code runs."""
-    import pickle
-
     import torch
 
     try:
         value = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise DatasetError(
-            f"embeddings must be a plain tensor, got {str(path)!r}: {type(error).__name__}"
-        ) from error
+        found = f"{str(path)!r}: {type(error).__name__}"
+        raise DatasetError(f"embeddings must be a plain tensor, got {found}") from error
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if not isinstance(value, torch.Tensor):
-        raise DatasetError(
-            f"embeddings must be one tensor, got {type(value).__name__} in {str(path)!r}"
-        )
+        found = f"{type(value).__name__} in {str(path)!r}"
+        raise DatasetError(f"embeddings must be one tensor, got {found}")
     return value.float().numpy()
 
 
-def read_slide_tiles(path: Path) -> SlideTiles:
-    """Coordinates, embeddings and names of one slide's tiles.
+_READERS: dict[str, Callable[[Path], npt.NDArray]] = {
+    ".h5": _h5_features,
+    ".hdf5": _h5_features,
+    ".npy": np.load,
+    ".pt": _torch_tensor,
+}
+EMBEDDING_SUFFIXES = tuple(_READERS)
 
-    Memory: the file's content, its embeddings twice where they are not float32.
+
+def read_embeddings(path: Path) -> Embeddings:
+    """Embeddings of one file as float32 (N, D); one vector is (1, D), a leading axis of 1 goes.
+
+    Memory: the file's content, twice where it is not float32.
 
     Raises:
-        StoreError: unreadable, or without coordinates.
-        DatasetError: no embeddings, or no tile size.
+        DatasetError: unreadable, of another kind, or not of a shape that fits.
     """
-    tiles = read_tiles(path)
-    if tiles.features is None:
-        raise DatasetError(
-            f"tiles must have 'features', got only coordinates in {str(path)!r}; "
-            "run `thinsection embed` first"
-        )
-    if tiles.tile_px_l0 is None:
-        raise DatasetError(
-            f"coords must have the attribute 'patch_size_level0', got "
-            f"{sorted(tiles.attributes)} in {str(path)!r}"
-        )
-    encoder = tiles.attributes.get("encoder")
-    return SlideTiles(
-        slide_id=_text(tiles.attributes.get("name") or path.stem),
-        coords_l0=tiles.coords_l0,
-        tile_px_l0=float(tiles.tile_px_l0),
-        embeddings=np.ascontiguousarray(tiles.features, dtype=np.float32),
-        encoder=None if encoder is None else _text(encoder),
-    )
+    read, known = _READERS.get(path.suffix.lower()), ", ".join(EMBEDDING_SUFFIXES)
+    if not path.is_file():
+        raise DatasetError(f"embeddings must be an existing file, got {str(path)!r}")
+    if read is None:
+        raise DatasetError(f"embeddings must be in {known}, got {str(path)!r}")
+    try:
+        array = read(path)
+    except DatasetError:
+        raise
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"embeddings must be readable, got {str(path)!r}: {error}") from error
+    if array.ndim == 3 and array.shape[0] == 1:  # TRIDENT's batch axis
+        array = array[0]
+    if array.ndim == 1:
+        array = array[None]
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
+        found = f"{array.dtype} {array.shape} in {str(path)!r}"
+        raise DatasetError(f"embeddings must be floats (N, D), got {found}")
+    return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def is_results(path: Path) -> bool:
@@ -156,7 +100,6 @@ def features_folder(path: Path, *, slides_too: bool = False) -> Path:
     """The folder of embeddings: the path itself, or the one that a results folder holds.
 
     Args:
-        path: a folder.
         slides_too: True takes slide embeddings where there are no tile embeddings.
 
     Raises:
@@ -212,30 +155,21 @@ def slide_files(folder: Path, slide_ids: Sequence[str]) -> dict[str, Path]:
         DatasetError: some are missing; names the first and what was looked for.
     """
     folder = features_folder(folder, slides_too=True)
-    found, missing = {}, []
-    for slide_id in dict.fromkeys(slide_ids):
-        path = next((p for p in _candidates(folder, slide_id) if p.is_file()), None)
-        if path is None:
-            missing.append(slide_id)
-        else:
-            found[slide_id] = path
+    tried = {slide_id: _candidates(folder, slide_id) for slide_id in slide_ids}
+    found = {s: p for s, paths in tried.items() if (p := next(filter(Path.is_file, paths), None))}
+    missing = [s for s in tried if s not in found]
     if missing:
-        tried = ", ".join(str(p.relative_to(folder)) for p in _candidates(folder, missing[0]))
+        names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        looked_for = ", ".join(str(p.relative_to(folder)) for p in tried[missing[0]])
         raise DatasetError(
             f"each slide must have embeddings in {str(folder)!r}, got none for {len(missing)} of "
-            f"{len(missing) + len(found)} ({', '.join(missing[:3])}"
-            f"{', ...' if len(missing) > 3 else ''}); looked for {tried}"
+            f"{len(tried)} ({names}); looked for {looked_for}"
         )
     return found
 
 
 def _candidates(folder: Path, slide_id: str) -> list[Path]:
-    names = [slide_id]
-    # tables often keep the file's name
-    if Path(slide_id).suffix.lower() in (*slide_suffixes(), *EMBEDDING_SUFFIXES):
-        names.append(slide_id.removesuffix(Path(slide_id).suffix))
+    names, suffix = [slide_id], Path(slide_id).suffix
+    if suffix.lower() in (*slide_suffixes(), *EMBEDDING_SUFFIXES):  # tables often keep it
+        names.append(slide_id.removesuffix(suffix))
     return [folder / f"{name}{suffix}" for name in names for suffix in EMBEDDING_SUFFIXES]
-
-
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

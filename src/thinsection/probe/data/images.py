@@ -1,24 +1,210 @@
-"""Images to embeddings: read in order, batched by size, embedded by an encoder."""
+"""Public image datasets in the folders that their owners publish, and images to embeddings.
 
-from collections.abc import Callable, Iterator, Sequence
+Official test splits stay shut.
+
+| layout | train | validation |
+|---|---|---|
+| folder | train/<class>/* | val/<class>/*; without splits: one of three stratified folds |
+| bracs | train/0_N ... 6_IC | val/0_N ... 6_IC |
+| breakhis | 40X images of F, TA, DC, MC, two of three folds over patients | the third fold |
+| mhist | annotations.csv, Partition 'train', two of three stratified folds | the third fold |
+| pcam | camelyonpatch_level_2_split_train_{x,y}.h5 | ..._valid_{x,y}.h5 |
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from thinsection.errors import DatasetError
-from thinsection.probe.data.sets import Embeddings, ImageRef, ImageSet, TileSet, make_split
-from thinsection.types import MIB, Closing, RgbArray
+from thinsection.probe.data import tables
+from thinsection.probe.data.sets import (
+    IMAGE_SUFFIXES,
+    Embeddings,
+    ImagePart,
+    ImageRef,
+    ImageSet,
+    TileSet,
+    make_split,
+)
+from thinsection.probe.data.tables import FOLDS, TRAIN, VAL
+from thinsection.probe.statistics import grouped_folds, stratified_folds
+from thinsection.types import MIB, RgbArray
 
 if TYPE_CHECKING:
-    import h5py
     import torch
 
     from thinsection.encode import TileEncoder
 
 BATCH_BYTES = 64 * MIB  # of decoded images at a time (one image may be larger)
+BRACS_CLASSES = ("0_N", "1_PB", "2_UDH", "3_FEA", "4_ADH", "5_DCIS", "6_IC")
+BREAKHIS_CLASSES = {
+    "fibroadenoma": "benign",
+    "tubular_adenoma": "benign",
+    "ductal_carcinoma": "malignant",
+    "mucinous_carcinoma": "malignant",
+}
 
 Encode = Callable[[RgbArray], "torch.Tensor"]  # uint8 (B, H, W, 3) to (B, D)
+
+
+def load_folder(root: Path, *, seed: int = 1337) -> ImageSet:
+    """Images in one folder per class, with or without split folders above."""
+    splits: dict[str, Path] = {}
+    for path in _folders(root):
+        try:
+            splits[tables.split_name(path.name, str(root))] = path
+        except DatasetError:
+            continue  # a class folder, not a split
+    if TRAIN in splits and VAL in splits:
+        (names, train), (val_names, val) = (_class_folders(splits[s]) for s in (TRAIN, VAL))
+        if names != val_names or len(names) < 2:
+            raise DatasetError(
+                f"train and val must hold the same >= 2 class folders, got {list(names)} and "
+                f"{list(val_names)} in {str(root)!r}"
+            )
+        return _image_set(root.name, names, (train, val), rule="folders")
+    names, whole = _class_folders(root)
+    if splits or len(names) < 2:
+        looked_for = ["train/<class>/* and val/<class>/*", "<class>/* (at least two classes)"]
+        raise tables.unexpected(root, "one folder per class", looked_for)
+    folds = stratified_folds(whole.labels, folds=FOLDS, seed=seed, class_names=names)
+    rule = f"stratified fold 0 of {FOLDS}, seed {seed}"
+    return _image_set(root.name, names, map(whole.take, folds[0]), rule=rule)
+
+
+def load_bracs(root: Path, *, seed: int = 1337) -> ImageSet:
+    """BRACS regions of interest: train/ and val/ with seven class folders."""
+    del seed  # its split is published
+    places = [root, root / "BRACS_RoI" / "latest_version", root / "latest_version"]
+    base = next((p for p in places if (p / TRAIN).is_dir() and (p / VAL).is_dir()), None)
+    if base is None:
+        looked_for = [f"{split}/{BRACS_CLASSES[0]}/*.png" for split in (TRAIN, VAL)]
+        raise tables.unexpected(root, "BRACS_RoI", looked_for)
+    parts, looked_for = [], [f"{name}/*.png" for name in BRACS_CLASSES]
+    for split in (TRAIN, VAL):
+        names, part = _class_folders(base / split)
+        if names != BRACS_CLASSES:
+            raise tables.unexpected(base / split, "BRACS_RoI", looked_for)
+        parts.append(part)
+    return _image_set("bracs", BRACS_CLASSES, parts, rule="published train and val")
+
+
+def load_breakhis(root: Path, *, seed: int = 1337) -> ImageSet:
+    """BreaKHis at 40X, four classes, split by patient (SOB_B_F-14-14134-40-001.png: 14-14134)."""
+    tail = Path("histology_slides") / "breast"
+    places = [root / "BreaKHis_v1" / tail, root / tail, root]
+    base = next((p for p in places if (p / "benign").is_dir()), None)
+    looked_for = [f"{g}/SOB/{c}/*/40X/*.png" for c, g in BREAKHIS_CLASSES.items()]
+    if base is None:
+        raise tables.unexpected(root, "BreaKHis_v1/histology_slides/breast", looked_for)
+    paths: list[Path] = []
+    texts: list[str] = []
+    for name, group in BREAKHIS_CLASSES.items():
+        found = sorted((base / group / "SOB" / name).glob("*/40X/*.png"))
+        if not found:
+            raise tables.unexpected(base / group, "BreaKHis", looked_for)
+        paths += found
+        texts += [name] * len(found)
+    names, labels = tables.encode_labels(texts, str(base))
+    patients = [breakhis_patient(path.name) for path in paths]
+    fold = grouped_folds(labels, patients, folds=FOLDS, seed=seed)[0]
+    whole = ImagePart(images=tuple(map(ImageRef, paths)), labels=labels)
+    rule = f"fold 0 of {FOLDS} over patients, seed {seed}"
+    return _image_set("break_his", names, map(whole.take, fold), rule=rule)
+
+
+def breakhis_patient(file_name: str) -> str:
+    """'14-14134' of 'SOB_B_F-14-14134-40-001.png' (a letter suffix names a slide: '14-14134E').
+
+    Raises:
+        DatasetError: another form.
+    """
+    pieces = file_name.rsplit(".", 1)[0].split("-")
+    if len(pieces) != 5 or not pieces[0].startswith("SOB_"):
+        raise DatasetError(
+            f"BreaKHis file must be named SOB_<B|M>_<type>-<year>-<slide>-<zoom>-<number>, "
+            f"got {file_name!r}"
+        )
+    return f"{pieces[1]}-{pieces[2].rstrip('ABCDEFGHIJKLMNOPQRSTUVWXYZ')}"
+
+
+def load_mhist(root: Path, *, seed: int = 1337) -> ImageSet:
+    """MHIST: annotations.csv and images/; only rows of its 'train' partition."""
+    table, images = root / "annotations.csv", root / "images"
+    if not table.is_file() or not images.is_dir():
+        raise tables.unexpected(root, "MHIST", ["annotations.csv", "images/MHIST_*.png"])
+    label_column = "Majority Vote Label"
+    rows = tables.read_rows(table, ("Image Name", label_column, "Partition"))
+    rows = [r for r in rows if tables.split_name(r["Partition"], str(table)) == TRAIN]
+    names, labels = tables.encode_labels([r[label_column] for r in rows], str(table))
+    paths = [images / r["Image Name"] for r in rows]
+    for path in paths:
+        if not path.is_file():
+            raise DatasetError(f"image must exist, got {str(path)!r}, named in {str(table)!r}")
+    fold = stratified_folds(labels, folds=FOLDS, seed=seed, class_names=names)[0]
+    rule = f"published train partition, stratified fold 0 of {FOLDS} validates, seed {seed}"
+    whole = ImagePart(images=tuple(map(ImageRef, paths)), labels=labels)
+    return _image_set("mhist", names, map(whole.take, fold), rule=rule)
+
+
+def load_pcam(root: Path, *, seed: int = 1337) -> ImageSet:
+    """PatchCamelyon's HDF5 files, unzipped."""
+    import h5py
+
+    del seed  # its split is published
+    names = [f"camelyonpatch_level_2_split_{s}_{p}.h5" for s in ("train", "valid") for p in "xy"]
+    paths = [root / name for name in names]
+    if not all(path.is_file() for path in paths):
+        raise tables.unexpected(root, "PatchCamelyon (unzip *.h5.gz first)", names)
+    parts = []
+    for x, y in (paths[:2], paths[2:]):
+        try:
+            with h5py.File(x, "r") as images, h5py.File(y, "r") as labels:
+                n, truth = len(images["x"]), np.asarray(labels["y"]).ravel().astype(np.int64)
+        except (OSError, KeyError) as error:
+            found = f"{str(x)!r}: {error}"
+            raise DatasetError(f"PCam file must hold 'x' or 'y', got {found}") from error
+        if n != len(truth):
+            found = f"{n} and {len(truth)} in {str(x)!r}"
+            raise DatasetError(f"x and y must have the same N, got {found}")
+        parts.append(ImagePart(images=tuple(ImageRef(x, row) for row in range(n)), labels=truth))
+    return _image_set("pcam", ("normal", "metastasis"), parts, rule="published train and valid")
+
+
+LAYOUTS: dict[str, Callable[..., ImageSet]] = {
+    "folder": load_folder,
+    "bracs": load_bracs,
+    "breakhis": load_breakhis,
+    "mhist": load_mhist,
+    "pcam": load_pcam,
+}
+
+
+def _class_folders(root: Path) -> tuple[tuple[str, ...], ImagePart]:
+    """Class names (folders with images in them) and their images."""
+    found = {
+        folder.name: sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
+        for folder in _folders(root)
+    }
+    names = tuple(name for name, paths in found.items() if paths)
+    images = tuple(ImageRef(path) for name in names for path in found[name])
+    labels = [label for label, name in enumerate(names) for _ in found[name]]
+    return names, ImagePart(images=images, labels=np.array(labels, dtype=np.int64))
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+
+
+def _image_set(
+    name: str, class_names: tuple[str, ...], parts: Iterable[ImagePart], *, rule: str
+) -> ImageSet:
+    train, val = parts
+    facts = {"split_rule": rule}
+    return ImageSet(name=name, class_names=class_names, train=train, val=val, facts=facts)
 
 
 def embed_image_set(data: ImageSet, encoder: "TileEncoder", *, batch_size: int = 64) -> TileSet:
@@ -30,26 +216,18 @@ def embed_image_set(data: ImageSet, encoder: "TileEncoder", *, batch_size: int =
         DatasetError: an image cannot be read; names it.
         InvalidInputError: the encoder gave NaN or inf.
     """
-    train, val = (
-        make_split(
-            embed_images(part.images, encoder.encode, batch_size=batch_size),
-            part.labels,
-            [ref.name for ref in part.images],
-        )
-        for part in (data.train, data.val)
-    )
-    facts = {**data.facts, **encoder_facts(encoder)}
-    names = data.class_names
-    return TileSet(name=data.name, class_names=names, train=train, val=val, facts=facts)
+    parts = []
+    for part in (data.train, data.val):
+        vectors = embed_images(part.images, encoder.encode, batch_size=batch_size)
+        parts.append(make_split(vectors, part.labels, [ref.name for ref in part.images]))
+    names, facts = data.class_names, {**data.facts, **encoder_facts(encoder)}
+    return TileSet(name=data.name, class_names=names, train=parts[0], val=parts[1], facts=facts)
 
 
 def encoder_facts(encoder: "TileEncoder") -> dict[str, Any]:
     """What a result file says of the encoder."""
-    return {
-        "encoder": encoder.spec.name,
-        "precision": encoder.precision,
-        "weights_sha256": encoder.weights_hash,
-    }
+    facts = {"encoder": encoder.spec.name, "precision": encoder.precision}
+    return {**facts, "weights_sha256": encoder.weights_hash}
 
 
 def embed_images(images: Sequence[ImageRef], encode: Encode, *, batch_size: int = 64) -> Embeddings:
@@ -95,51 +273,42 @@ def image_batches(images: Sequence[ImageRef], batch_size: int) -> Iterator[RgbAr
     Memory: 2 BATCH_BYTES, or two images: those read, and the batch made of them.
     """
     pending: list[RgbArray] = []
-    with ImageReader() as reader:
-        for ref in images:
-            image = reader.read(ref)
-            full = len(pending) == batch_size or sum(i.nbytes for i in pending) >= BATCH_BYTES
-            if pending and (full or pending[0].shape != image.shape):
-                yield np.stack(pending)
-                pending = []
-            pending.append(image)
+    for image in read_images(images):
+        full = len(pending) == batch_size or sum(i.nbytes for i in pending) >= BATCH_BYTES
+        if pending and (full or pending[0].shape != image.shape):
+            yield np.stack(pending)
+            pending = []
+        pending.append(image)
     if pending:
         yield np.stack(pending)
 
 
-class ImageReader(Closing):
-    """Reads images; the HDF5 file of the last one stays open, since its rows come in a run."""
+def read_images(refs: Iterable[ImageRef]) -> Iterator[RgbArray]:
+    """Each image as uint8 (H, W, 3), RGB; an HDF5 file is opened once for its run of rows.
 
-    def __init__(self) -> None:
-        self._path: Path | None = None
-        self._file: h5py.File | None = None
+    Memory: one image.
 
-    def close(self) -> None:
-        """Closes the file that is open, if one is."""
-        if self._file is not None:
-            self._file.close()
+    Raises:
+        DatasetError: one cannot be read; names it.
+    """
+    from PIL import Image
 
-    def read(self, ref: ImageRef) -> RgbArray:
-        """The image as uint8 (H, W, 3), RGB.
-
-        Raises:
-            DatasetError: it cannot be read; names it.
-        """
-        from PIL import Image, UnidentifiedImageError
-
+    for path, run in groupby(refs, key=lambda ref: ref.path):
+        rows = [ref.row for ref in run]
         try:
-            if ref.row is not None:
-                return np.asarray(self._open(ref.path)["x"][ref.row], dtype=np.uint8)
-            with Image.open(ref.path) as image:
-                return np.asarray(image.convert("RGB"))
-        except (OSError, KeyError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-            raise DatasetError(f"image must be readable, got {str(ref.path)!r}: {error}") from error
+            if rows[0] is not None:
+                yield from _h5_images(path, rows)
+                continue
+            with Image.open(path) as image:
+                pixels = np.asarray(image.convert("RGB"))
+        except (OSError, KeyError, Image.DecompressionBombError) as error:
+            raise DatasetError(f"image must be readable, got {str(path)!r}: {error}") from error
+        yield from [pixels] * len(rows)
 
-    def _open(self, path: Path) -> "h5py.File":
-        import h5py
 
-        if self._file is None or self._path != path:
-            if self._file is not None:
-                self._file.close()
-            self._path, self._file = path, h5py.File(path, "r")
-        return self._file
+def _h5_images(path: Path, rows: Sequence[int | None]) -> Iterator[RgbArray]:
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        for row in rows:
+            yield np.asarray(file["x"][row], dtype=np.uint8)

@@ -7,6 +7,7 @@ embedding file), `embeddings` (an embedding file; eva), `row` (of the file given
 opened.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,6 @@ from thinsection.errors import ConfigError, DatasetError
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data import files, images, tables
 from thinsection.probe.data.cases import labelled_cases, load_case_table, survival_cases
-from thinsection.probe.data.layouts import LAYOUTS
 from thinsection.probe.data.regions import load_regions
 from thinsection.probe.data.sets import (
     IMAGE_SUFFIXES,
@@ -45,10 +45,8 @@ ROBUSTNESS_COLUMNS = ("slide_id", "biological_class", "medical_center")
 def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
     """Labelled tile embeddings of a path; images are embedded by the configuration's encoder.
 
-    Args:
-        path: a manifest, a dataset folder, a file or folder of tile embeddings, or a results
-            folder with one encoder's.
-        config: layout, labels, encoder.
+    `path`: a manifest, a dataset folder, a file or folder of tile embeddings, or a results folder
+    with one encoder's.
 
     Memory: 12 N D at most while rows are split, 4 N D after; the largest file.
 
@@ -56,10 +54,9 @@ def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
         DatasetError: the data do not look as expected; says what was looked for.
         ConfigError: settings that the data need are missing.
     """
-    loaded = _labelled(path, config)
-    if config.data.max_per_class is not None:  # before the encoder sees them
-        most, seed = config.data.max_per_class, config.protocol.seed
-        loaded = at_most_per_class(loaded, most, seed=seed)
+    loaded, most = _labelled(path, config), config.data.max_per_class
+    if most is not None:  # before the encoder sees them
+        loaded = at_most_per_class(loaded, most, seed=config.protocol.seed)
     if isinstance(loaded, TileSet):
         return loaded
     return images.embed_image_set(loaded, _encoder(config), batch_size=config.compute.batch_size)
@@ -71,7 +68,7 @@ def _labelled(path: Path, config: ProbeConfig) -> TileSet | ImageSet:
     if layout == "manifest":
         return load_manifest(path, embeddings=data.embeddings, seed=seed)
     if layout != "tiles" and not files.is_results(path):
-        return LAYOUTS[layout](path, seed=seed)
+        return images.LAYOUTS[layout](path, seed=seed)
     tile_files = files.find_tile_files(path)
     if data.labels is None:
         raise ConfigError(
@@ -87,11 +84,12 @@ def guess_layout(path: Path, labels: Path | None) -> str:
     Raises:
         DatasetError: no such path.
     """
+    suffix = path.suffix.lower()
     if not path.exists():
         raise DatasetError(f"data must exist, got {str(path)!r}")
-    if labels is not None or path.suffix.lower() in (".h5", ".hdf5"):
+    if labels is not None or suffix in (".h5", ".hdf5"):
         return "tiles"
-    if path.suffix.lower() in tables.TABLE_SUFFIXES:
+    if suffix in tables.TABLE_SUFFIXES:
         return "manifest"
     return "tiles" if files.is_results(path) or any(path.glob("*.h5")) else "folder"
 
@@ -112,11 +110,11 @@ def load_manifest(
         DatasetError: a column, file or row is missing, or kinds are mixed.
     """
     rows = tables.read_rows(table, ())
-    label_column = _present(rows, LABEL_COLUMNS, table)
+    label_column, where = _present(rows, LABEL_COLUMNS, table), str(table)
     has_split = "split" in rows[0]
     if has_split:
-        rows = [r for r in rows if tables.split_name(r["split"], str(table)) != tables.TEST]
-    names, labels = tables.encode_labels([r[label_column] for r in rows], str(table))
+        rows = [r for r in rows if tables.split_name(r["split"], where) != tables.TEST]
+    names, labels = tables.encode_labels([r[label_column] for r in rows], where)
     if embeddings is not None:
         paths: Sequence[Path] = [embeddings] * len(rows)
     else:
@@ -124,8 +122,8 @@ def load_manifest(
         paths = [table.parent / r[column] for r in rows]
     if has_split:
         remedy = f"; leave the column out to have one of {tables.FOLDS} folds validate"
-        splits = [tables.split_name(r["split"], str(table)) for r in rows]
-        fold, rule = tables.split_fold(splits, repr(str(table)), remedy), "split column"
+        splits = [tables.split_name(r["split"], where) for r in rows]
+        fold, rule = tables.split_fold(splits, repr(where), remedy), "split column"
     else:
         fold = stratified_folds(labels, folds=tables.FOLDS, seed=seed, class_names=names)[0]
         rule = f"stratified fold 0 of {tables.FOLDS}, seed {seed}"
@@ -138,7 +136,7 @@ def load_manifest(
         raise DatasetError(
             f"files must be all images ({', '.join(IMAGE_SUFFIXES)}) or all embeddings "
             f"({', '.join(files.EMBEDDING_SUFFIXES)}), got {', '.join(sorted(suffixes))} in "
-            f"{str(table)!r}"
+            f"{where!r}"
         )
     given = [r.get("row", "") for r in rows]
     ids = [f"{p.name}:{row}" if row else p.name for p, row in zip(paths, given, strict=True)]
@@ -152,21 +150,19 @@ def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> Embe
     Raises:
         DatasetError: a row is missing, out of range, or not given where a file has several.
     """
-    by_path: dict[Path, list[int]] = {}
+    by_path = defaultdict(list)
     for i, path in enumerate(paths):
-        by_path.setdefault(path, []).append(i)
+        by_path[path].append(i)
     out: Embeddings | None = None
     for path, entries in by_path.items():
         array = files.read_embeddings(path)
-        index = [_row_index(rows[i], len(array), path, table) for i in entries]
+        dim = array.shape[1]
         if out is None:
-            out = np.empty((len(paths), array.shape[1]), dtype=np.float32)
-        if array.shape[1] != out.shape[1]:
-            raise DatasetError(
-                f"embeddings must have the same D, got {array.shape[1]} after {out.shape[1]} in "
-                f"{str(path)!r}"
-            )
-        out[entries] = array[index]
+            out = np.empty((len(paths), dim), dtype=np.float32)
+        if dim != out.shape[1]:
+            found = f"{dim} after {out.shape[1]} in {str(path)!r}"
+            raise DatasetError(f"embeddings must have the same D, got {found}")
+        out[entries] = array[[_row_index(rows[i], len(array), path, table) for i in entries]]
     assert out is not None  # a table has rows
     return out
 
@@ -175,9 +171,8 @@ def _row_index(text: str, count: int, path: Path, table: Path) -> int:
     if not text and count == 1:
         return 0
     if not text.isdigit() or int(text) >= count:
-        raise DatasetError(
-            f"row must lie in 0..{count - 1} of {path.name!r}, got {text!r} in {str(table)!r}"
-        )
+        found = f"{text!r} in {str(table)!r}"
+        raise DatasetError(f"row must lie in 0..{count - 1} of {path.name!r}, got {found}")
     return int(text)
 
 
@@ -216,10 +211,8 @@ def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
 def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
     """The tiles that a table lists (slide_id, biological_class, medical_center).
 
-    Args:
-        path: with a column `path` of images, which the encoder embeds; or beside a file of
-            embeddings, whose rows go with the table's or are named in a column `row`.
-        config: names the encoder or the file of embeddings.
+    A column `path` names images, which the encoder embeds; rows of a file of embeddings go with the
+    table's, or are named in a column `row`.
 
     Memory: 4 N D + what embeds the images.
 
@@ -234,7 +227,7 @@ def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
         encode, words = images.class_and_mean(encoder)
         refs = [ImageRef(path.parent / r["path"]) for r in rows]
         vectors = images.embed_images(refs, encode, batch_size=config.compute.batch_size)
-        facts = {"embedding": words, **images.encoder_facts(encoder)}
+        facts = {"table": path.name, "embedding": words, **images.encoder_facts(encoder)}
     elif file is None or not file.is_file():
         raise ConfigError(
             f"embeddings must be a file, got {file}; pass --embeddings FILE, or give the table a "
@@ -243,20 +236,16 @@ def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
     else:
         index = [r.get("row") or str(i) for i, r in enumerate(rows)]
         vectors = gather_rows([file] * len(rows), index, path)
-        facts = {"embedding": file.name}
+        facts = {"table": path.name, "embedding": file.name}
     columns = {name: tuple(r[name] for r in rows) for name in ROBUSTNESS_COLUMNS}
-    facts = {"table": path.name, **facts}
     return RobustnessSet(name=path.stem, embeddings=vectors, facts=facts, **columns)
 
 
 def _encoder(config: ProbeConfig) -> "TileEncoder":
     from thinsection.encode import DEFAULT_ENCODER, load_encoder
 
-    return load_encoder(
-        config.data.encoder or DEFAULT_ENCODER,
-        device=config.compute.device,
-        precision=config.compute.precision,
-    )
+    name, compute = config.data.encoder or DEFAULT_ENCODER, config.compute
+    return load_encoder(name, device=compute.device, precision=compute.precision)
 
 
 def _embedding_folder(config: ProbeConfig) -> Path:

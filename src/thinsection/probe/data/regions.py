@@ -5,8 +5,9 @@ Coordinates are level-0 px.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import DatasetError
-from thinsection.probe.data.files import SlideTiles, read_slide_tiles
-from thinsection.probe.data.sets import TileSet, make_split
-from thinsection.probe.data.tables import (
-    FOLDS,
-    TABLE_SUFFIXES,
-    TEST,
-    encode_labels,
-    read_rows,
-    split_fold,
-    split_name,
-)
+from thinsection.probe.data import tables
+from thinsection.probe.data.sets import Labels, TileSet, make_split
+from thinsection.probe.data.tables import FOLDS, TEST
 from thinsection.probe.statistics import Fold, grouped_folds, stratified_folds
+from thinsection.store.tiles_h5 import TilesFile, read_tiles
+from thinsection.types import CoordsL0
 
 Ring = npt.NDArray[np.float64]  # (M, 2), x and y in level-0 px
-Picked = tuple[list[int], list[str], list[str | None]]  # rows, labels, splits
+Labelled = tuple[str, str | None]  # label and split of a tile
+Picked = dict[int, Labelled]  # by row of the tiles file
+Pick = Callable[[CoordsL0, int, str], Picked]  # of the tiles, their edge, and the slide's id
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +33,8 @@ class LabelledRegion:
     """One labelled polygon.
 
     Attributes:
-        label: name of its class.
         slide_id: whose slide; None where there is only one.
-        split: 'train', 'val', or None.
+        split: 'train', 'val', 'test', or None.
         rings: outer rings and holes together: a point inside an odd number of them is inside.
     """
 
@@ -92,16 +88,10 @@ def _region(feature: Any, number: int, path: Path) -> LabelledRegion:
             "properties.classification.name"
         )
     polygons = [geometry["coordinates"]] if kind == "Polygon" else geometry["coordinates"]
-    rings = tuple(
-        np.asarray(ring, dtype=np.float64)[:, :2] for polygon in polygons for ring in polygon
-    )
+    rings = [np.asarray(ring, dtype=np.float64)[:, :2] for polygon in polygons for ring in polygon]
     split = properties.get("split")
-    return LabelledRegion(
-        label=str(label),
-        slide_id=properties.get("slide_id"),
-        split=None if split is None else split_name(str(split), str(path)),
-        rings=rings,
-    )
+    split = None if split is None else tables.split_name(str(split), str(path))
+    return LabelledRegion(str(label), properties.get("slide_id"), split, tuple(rings))
 
 
 def load_regions(tile_files: Sequence[Path], labels: Path, *, seed: int = 1337) -> TileSet:
@@ -117,51 +107,77 @@ def load_regions(tile_files: Sequence[Path], labels: Path, *, seed: int = 1337) 
         DatasetError: a region names no slide, a tile lies in regions of two classes or splits,
             fewer than two classes have tiles, or the slides come from several encoders.
     """
-    pick = _Table(labels) if labels.suffix.lower() in TABLE_SUFFIXES else _Polygons(labels)
-    vectors, texts, splits, slides, ids = [], [], [], [], []
+    pick, named = _picker(labels, alone=len(tile_files) == 1)
+    vectors, picked, slides, ids = [], [], [], []
     seen: list[str] = []
     encoders: set[tuple[str | None, int]] = set()  # name and width
     for path in tile_files:
-        slide = read_slide_tiles(path)
-        rows, row_labels, row_splits = pick(slide, alone=len(tile_files) == 1)
-        vectors.append(slide.embeddings[rows])
-        texts += row_labels
-        splits += row_splits
-        slides += [slide.slide_id] * len(rows)
-        ids += [f"{slide.slide_id}:{x}x{y}" for x, y in slide.coords_l0[rows].tolist()]
-        seen.append(slide.slide_id)
-        encoders.add((slide.encoder, slide.embeddings.shape[1]))
-    _check_slides(pick.named, seen, labels)
+        tiles, features, edge_l0 = _read_tiles(path)
+        name = _text(tiles.attributes.get("name") or path.stem)
+        found = pick(tiles.coords_l0, edge_l0, name)
+        rows = sorted(found)
+        vectors.append(np.asarray(features[rows], dtype=np.float32))
+        picked += [found[row] for row in rows]
+        slides += [name] * len(rows)
+        ids += [f"{name}:{x}x{y}" for x, y in tiles.coords_l0[rows].tolist()]
+        seen.append(name)
+        encoder = tiles.attributes.get("encoder")
+        encoders.add((None if encoder is None else _text(encoder), features.shape[1]))
+    if unknown := named - set(seen):
+        known, got = ", ".join(seen[:5]), ", ".join(sorted(map(repr, unknown)))
+        raise DatasetError(
+            f"slide_id must name a slide of the data ({known}), got {got} in {str(labels)!r}"
+        )
     if len(encoders) > 1:
         mixed = ", ".join(sorted(f"{name or 'unnamed'} ({dim}-d)" for name, dim in encoders))
         raise DatasetError(f"slides must come from one encoder, got {mixed}; probe them apart")
+    texts = [label for label, _ in picked]
     if len(set(texts)) < 2:
         raise DatasetError(
             f"labels must put tiles into at least two classes, got {sorted(set(texts))} for "
             f"{len(texts)} tiles of {len(seen)} slides in {str(labels)!r}"
         )
-    names, codes = encode_labels(texts, str(labels))
-    fold, rule = _fold(codes, names, splits=splits, slides=slides, seed=seed)
-    tiles = make_split(np.concatenate(vectors), codes, ids)
+    names, codes = tables.encode_labels(texts, str(labels))
+    fold, rule = _fold(codes, names, [split for _, split in picked], slides, seed=seed)
     facts: dict[str, Any] = {"split_rule": rule, "labels": labels.name, "slides": len(set(slides))}
     encoder, _ = encoders.pop()
     if encoder is not None:
         facts["encoder"] = encoder
-    return TileSet.folded(tiles, fold, name=labels.stem, class_names=names, facts=facts)
+    whole = make_split(np.concatenate(vectors), codes, ids)
+    return TileSet.folded(whole, fold, name=labels.stem, class_names=names, facts=facts)
+
+
+def _read_tiles(path: Path) -> tuple[TilesFile, npt.NDArray[np.floating], int]:
+    """A tiles file, its features, and the edge of a tile in level-0 px.
+
+    Raises:
+        StoreError: unreadable, or without coordinates.
+        DatasetError: no embeddings, or no tile size.
+    """
+    tiles = read_tiles(path)
+    if tiles.features is None:
+        raise DatasetError(
+            f"tiles must have 'features', got only coordinates in {str(path)!r}; "
+            "run `thinsection embed` first"
+        )
+    if tiles.tile_px_l0 is None:
+        found = f"{sorted(tiles.attributes)} in {str(path)!r}"
+        raise DatasetError(f"coords must have the attribute 'patch_size_level0', got {found}")
+    return tiles, tiles.features, tiles.tile_px_l0
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _fold(
-    codes: npt.NDArray[np.int64],
-    names: tuple[str, ...],
-    *,
-    splits: list[str | None],
-    slides: list[str],
-    seed: int,
+    codes: Labels, names: tuple[str, ...], splits: list[str | None], slides: list[str], *, seed: int
 ) -> tuple[Fold, str]:
+    """Training and validation rows, and the rule in words."""
     if any(splits):
         if not all(splits):
             raise DatasetError("split must be given for every labelled region or tile, or for none")
-        return split_fold(splits, "the labels"), "split of the labels"
+        return tables.split_fold(splits, "the labels"), "split of the labels"
     if len(set(slides)) >= FOLDS:
         rule = f"fold 0 of {FOLDS} over slides, seed {seed}"
         return grouped_folds(codes, slides, folds=FOLDS, seed=seed)[0], rule
@@ -172,79 +188,62 @@ def _fold(
     return stratified_folds(codes, folds=FOLDS, seed=seed, class_names=names)[0], rule
 
 
-def _check_slides(named: set[str], slide_ids: Sequence[str], labels: Path) -> None:
-    """Raises DatasetError where the labels name a slide that is not there."""
-    unknown = named - set(slide_ids)
-    if unknown:
+def _picker(labels: Path, *, alone: bool) -> tuple[Pick, set[str]]:
+    """What labels the tiles of a slide, and the ids of the slides that the labels name."""
+    if labels.suffix.lower() in tables.TABLE_SUFFIXES:
+        table = _read_table(labels)
+        return lambda coords, _, name: _by_place(table.get(name, {}), coords, name), set(table)
+    regions = read_regions(labels)
+    if not alone and any(region.slide_id is None for region in regions):
         raise DatasetError(
-            f"slide_id must name a slide of the data ({', '.join(slide_ids[:5])}), got "
-            f"{', '.join(sorted(map(repr, unknown)))} in {str(labels)!r}"
+            f"each region must have the property 'slide_id' where there are several "
+            f"slides, got one without in {str(labels)!r}"
         )
+    named = {region.slide_id for region in regions if region.slide_id}
+    return partial(_by_region, regions), named
 
 
-class _Polygons:
-    """Labels from GeoJSON.
-
-    Attributes:
-        named: ids of the slides that the labels name.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._regions = path, read_regions(path)
-        self.named = {r.slide_id for r in self._regions if r.slide_id}
-
-    def __call__(self, slide: SlideTiles, *, alone: bool) -> Picked:
-        centres = slide.coords_l0.astype(np.float64) + slide.tile_px_l0 / 2
-        chosen: dict[int, LabelledRegion] = {}
-        for region in self._regions:
-            if region.slide_id is None and not alone:
+def _by_region(
+    regions: list[LabelledRegion], coords_l0: CoordsL0, edge_l0: int, name: str
+) -> Picked:
+    centres = coords_l0.astype(np.float64) + edge_l0 / 2
+    picked: Picked = {}
+    for region in regions:
+        if region.slide_id not in (None, name) or region.split == TEST:
+            continue
+        for i in np.flatnonzero(region.holds(centres)).tolist():
+            other = picked.setdefault(i, (region.label, region.split))
+            if other != (region.label, region.split):
                 raise DatasetError(
-                    f"each region must have the property 'slide_id' where there are several "
-                    f"slides, got one without in {str(self._path)!r}"
+                    f"a tile must lie in one class and split, got {other[0]!r} and "
+                    f"{region.label!r} at {coords_l0[i].tolist()} in {name!r}"
                 )
-            if region.slide_id not in (None, slide.slide_id) or region.split == TEST:
-                continue
-            for i in np.flatnonzero(region.holds(centres)).tolist():
-                other = chosen.setdefault(i, region)
-                if (other.label, other.split) != (region.label, region.split):
-                    raise DatasetError(
-                        f"a tile must lie in one class and split, got {other.label!r} and "
-                        f"{region.label!r} at {slide.coords_l0[i].tolist()} in {slide.slide_id!r}"
-                    )
-        rows = sorted(chosen)
-        return rows, [chosen[i].label for i in rows], [chosen[i].split for i in rows]
+    return picked
 
 
-class _Table:
-    """Labels from a table: slide_id, x, y, label[, split]; attributes as of `_Polygons`."""
+def _read_table(path: Path) -> dict[str, dict[tuple[int, int], Labelled]]:
+    """Label and split by slide and place, of slide_id, x, y, label[, split]; without test rows."""
+    by_slide: dict[str, dict[tuple[int, int], Labelled]] = {}
+    for row in tables.read_rows(path, ("slide_id", "x", "y", "label")):
+        split = tables.split_name(row["split"], str(path)) if row.get("split") else None
+        if split == TEST:
+            continue
+        try:
+            place = (int(row["x"]), int(row["y"]))
+        except ValueError:
+            found = f"{row['x']!r}, {row['y']!r} in {str(path)!r}"
+            raise DatasetError(f"x and y must be whole level-0 px, got {found}") from None
+        by_slide.setdefault(row["slide_id"], {})[place] = (row["label"], split)
+    return by_slide
 
-    def __init__(self, path: Path) -> None:
-        self._by_slide: dict[str, dict[tuple[int, int], tuple[str, str | None]]] = {}
-        for row in read_rows(path, ("slide_id", "x", "y", "label")):
-            split = split_name(row["split"], str(path)) if row.get("split") else None
-            if split == TEST:
-                continue
-            try:
-                place = (int(row["x"]), int(row["y"]))
-            except ValueError:
-                raise DatasetError(
-                    f"x and y must be whole level-0 px, got {row['x']!r}, {row['y']!r} in "
-                    f"{str(path)!r}"
-                ) from None
-            self._by_slide.setdefault(row["slide_id"], {})[place] = (row["label"], split)
-        self.named = set(self._by_slide)
 
-    def __call__(self, slide: SlideTiles, *, alone: bool) -> Picked:
-        del alone  # every row names its slide
-        wanted = self._by_slide.get(slide.slide_id, {})
-        places = [(x, y) for x, y in slide.coords_l0.tolist()]
-        absent = sorted(set(wanted) - set(places))
-        if absent:
-            x, y = absent[0]
-            raise DatasetError(
-                f"each labelled tile must be in the tile file, got none at {x}, {y} "
-                f"({len(absent)} missing) in {slide.slide_id!r}"
-            )
-        rows = [i for i, place in enumerate(places) if place in wanted]
-        found = [wanted[places[i]] for i in rows]
-        return rows, [label for label, _ in found], [split for _, split in found]
+def _by_place(wanted: dict[tuple[int, int], Labelled], coords_l0: CoordsL0, name: str) -> Picked:
+    places = [(x, y) for x, y in coords_l0.tolist()]
+    absent = sorted(set(wanted) - set(places))
+    if absent:
+        x, y = absent[0]
+        raise DatasetError(
+            f"each labelled tile must be in the tile file, got none at {x}, {y} "
+            f"({len(absent)} missing) in {name!r}"
+        )
+    return {i: wanted[place] for i, place in enumerate(places) if place in wanted}

@@ -3,9 +3,8 @@
 A test split has no place here: sets hold training and validation rows, or cases and their folds.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -78,9 +77,7 @@ class _TwoParts(Generic[Part]):
     """Training and validation rows of one dataset.
 
     Attributes:
-        name: of the dataset.
         class_names: of labels 0..K-1.
-        train, val: the two splits.
         facts: what a result file should say of the data (source, split rule, encoder).
     """
 
@@ -91,18 +88,10 @@ class _TwoParts(Generic[Part]):
     facts: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def folded(
-        cls,
-        whole: Part,
-        fold: Fold,
-        *,
-        name: str,
-        class_names: tuple[str, ...],
-        facts: dict[str, Any],
-    ) -> Self:
-        """The training and the validation rows of a fold."""
+    def folded(cls, whole: Part, fold: Fold, **known: Any) -> Self:
+        """The training and the validation rows of a fold; `known`: the other attributes."""
         train, val = map(whole.take, fold)
-        return cls(name=name, class_names=class_names, train=train, val=val, facts=facts)
+        return cls(train=train, val=val, **known)
 
     @property
     def num_classes(self) -> int:
@@ -113,13 +102,12 @@ class _TwoParts(Generic[Part]):
 class TileSet(_TwoParts[Split]):
     """Training and validation embeddings of one dataset."""
 
-    __slots__ = ()
-
 
 class ImageSet(_TwoParts[ImagePart]):
     """Training and validation images of one dataset; as `TileSet`, before the encoder."""
 
-    __slots__ = ()
+
+Either = TypeVar("Either", bound=TileSet | ImageSet)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +115,6 @@ class _Cases:
     """Patients or slides with a vector each.
 
     Attributes:
-        name: of the dataset.
         ids: case ids, (n,).
         vectors: float32 (n, D).
         files: embedding files of each case; empty where the vectors were handed in.
@@ -185,17 +172,16 @@ class SurvivalSet(_Cases):
     def __post_init__(self) -> None:
         self._check()
         n = len(self.ids)
-        if self.event.shape != (n,) or self.time.shape != (n,):
+        shapes = self.event.shape, self.time.shape
+        if shapes != ((n,), (n,)):
             raise InvalidInputError(
-                f"event and time must be one a case, got {self.event.shape} and "
-                f"{self.time.shape} for {n} cases"
+                f"event and time must be one a case, got {shapes[0]} and {shapes[1]} for {n} cases"
             )
-        bad = np.flatnonzero(~(np.isfinite(self.time) & (self.time > 0)))
-        if len(bad):
-            raise InvalidInputError(
-                f"time must be finite and > 0, got {self.time[bad[0]]} for case "
-                f"{self.ids[bad[0]]!r}"
-            )
+        for case, time in zip(self.ids, self.time, strict=True):
+            if not 0 < time < np.inf:
+                raise InvalidInputError(
+                    f"time must be finite and > 0, got {time} for case {case!r}"
+                )
         if not self.event.any():
             raise InvalidInputError("event must be seen in some case, got only censored cases")
 
@@ -208,7 +194,6 @@ class RobustnessSet:
         name: of the subset ('camelyon', 'tolkach_esca', or one's own): it decides k.
         embeddings: float32 (N, D), [CLS | mean of the tokens] in PathoROB.
         biological_class, medical_center, slide_id: one string a tile.
-        facts: what a result file should say of the data.
     """
 
     name: str
@@ -260,28 +245,21 @@ def check_finite(embeddings: Embeddings, ids: Sequence[str]) -> None:
 
 def check_tile_set(data: TileSet) -> None:
     """Raises DatasetError where the splits do not fit each other or the classes."""
-    widths = [split.embeddings.shape[1] for split in (data.train, data.val)]
+    k, where = data.num_classes, f"in {data.name!r}"
+    widths = [str(split.embeddings.shape[1]) for split in (data.train, data.val)]
     if widths[0] != widths[1]:
-        raise DatasetError(
-            f"embeddings of train and val must have the same D, got {widths[0]} and {widths[1]} "
-            f"in {data.name!r}"
-        )
+        found = f"{' and '.join(widths)} {where}"
+        raise DatasetError(f"embeddings of train and val must have the same D, got {found}")
     for name, split in (("train", data.train), ("val", data.val)):
-        if split.labels.min() < 0 or split.labels.max() >= data.num_classes:
-            raise DatasetError(
-                f"labels of {name} must lie in 0..{data.num_classes - 1}, got "
-                f"{split.labels.min()}..{split.labels.max()} in {data.name!r}"
-            )
-    absent = sorted(set(range(data.num_classes)) - set(data.train.labels.tolist()))
-    if data.num_classes < 2 or absent:
+        low, high = split.labels.min(), split.labels.max()
+        if low < 0 or high >= k:
+            found = f"{low}..{high} {where}"
+            raise DatasetError(f"labels of {name} must lie in 0..{k - 1}, got {found}")
+    absent = sorted(set(range(k)) - set(data.train.labels.tolist()))
+    if k < 2 or absent:
         missing = f" (none of {', '.join(data.class_names[c] for c in absent)})" if absent else ""
-        raise DatasetError(
-            f"train must hold at least two classes, each with rows, got "
-            f"{data.num_classes - len(absent)} of {data.num_classes}{missing} in {data.name!r}"
-        )
-
-
-Either = TypeVar("Either", bound=TileSet | ImageSet)
+        found = f"{k - len(absent)} of {k}{missing} {where}"
+        raise DatasetError(f"train must hold at least two classes, each with rows, got {found}")
 
 
 def at_most_per_class(data: Either, most: int, *, seed: int) -> Either:
@@ -292,11 +270,9 @@ def at_most_per_class(data: Either, most: int, *, seed: int) -> Either:
     """
     if most < 1:
         raise InvalidInputError(f"max_per_class must be >= 1, got {most}")
-    train, val = (
-        part.take(draw_rows(part.labels, most, seed=seed)) for part in (data.train, data.val)
-    )
+    parts = [p.take(draw_rows(p.labels, most, seed=seed)) for p in (data.train, data.val)]
     facts = {**data.facts, "max_per_class": most}
-    return dataclasses.replace(data, train=train, val=val, facts=facts)  # type: ignore[arg-type]
+    return replace(data, train=parts[0], val=parts[1], facts=facts)  # type: ignore[arg-type]
 
 
 def draw_rows(labels: Labels, most: int, *, seed: int) -> IndexArray:

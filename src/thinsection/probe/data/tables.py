@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,17 +31,13 @@ def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
         MissingDependencyError: Parquet without pyarrow.
     """
     try:
-        if path.suffix.lower() == ".parquet":
-            columns, rows = _parquet_rows(path)
-        else:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-                reader = csv.DictReader(file, delimiter=delimiter)
-                columns = [c.strip() for c in reader.fieldnames or ()]
-                reader.fieldnames = columns
-                rows = [{k: (v or "").strip() for k, v in row.items() if k} for row in reader]
+        names, raw = _raw_rows(path)
     except (OSError, ValueError) as error:  # pyarrow's errors and UnicodeDecodeError are such
         raise DatasetError(f"table must be readable text, got {str(path)!r}: {error}") from error
+    columns = [name.strip() for name in names]
+    rows = [
+        {k.strip(): "" if v is None else str(v).strip() for k, v in r.items() if k} for r in raw
+    ]
     for name in required:
         if name not in columns:
             raise DatasetError(
@@ -52,8 +49,12 @@ def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
     return rows
 
 
-def _parquet_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Column names and rows; what is null is an empty text."""
+def _raw_rows(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
+    """Column names and rows as they are in the file."""
+    if path.suffix.lower() != ".parquet":
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+            return reader.fieldnames or (), list(reader)
     try:
         from pyarrow import parquet
     except ImportError as error:
@@ -61,10 +62,7 @@ def _parquet_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
             f"Parquet tables need pyarrow, got {error}; install thinsection[export]"
         ) from error
     table = parquet.read_table(path)
-    text = [
-        {k: "" if v is None else str(v).strip() for k, v in r.items()} for r in table.to_pylist()
-    ]
-    return list(table.column_names), text
+    return table.column_names, table.to_pylist()
 
 
 def split_name(text: str, where: str) -> str:
@@ -85,14 +83,11 @@ def split_fold(splits: Sequence[str | None], where: str, remedy: str = "") -> Fo
     Raises:
         DatasetError: one of them has no rows.
     """
-    kinds = np.array(splits)
-    fold = np.flatnonzero(kinds == TRAIN), np.flatnonzero(kinds == VAL)
-    if not len(fold[0]) or not len(fold[1]):
-        raise DatasetError(
-            f"split must name train and val rows, got {len(fold[0])} and {len(fold[1])} in "
-            f"{where}{remedy}"
-        )
-    return fold
+    train, val = (np.flatnonzero(np.array(splits) == name) for name in (TRAIN, VAL))
+    if not len(train) or not len(val):
+        found = f"{len(train)} and {len(val)} in {where}{remedy}"
+        raise DatasetError(f"split must name train and val rows, got {found}")
+    return train, val
 
 
 def encode_labels(texts: Sequence[str], where: str) -> tuple[tuple[str, ...], Labels]:
@@ -101,25 +96,20 @@ def encode_labels(texts: Sequence[str], where: str) -> tuple[tuple[str, ...], La
     Raises:
         DatasetError: a label is empty.
     """
-    if not all(texts):
-        row = list(texts).index("")
+    if "" in texts:
+        row = texts.index("")
         raise DatasetError(f"label must not be empty, got '' in row {row} of {where}")
     distinct = sorted(set(texts))
-    if all(_is_integer(t) for t in distinct):
+    if all(t.removeprefix("-").isdigit() for t in distinct):
         distinct.sort(key=int)
     index = {name: i for i, name in enumerate(distinct)}
     return tuple(distinct), np.array([index[t] for t in texts], dtype=np.int64)
 
 
-def _is_integer(text: str) -> bool:
-    return text.removeprefix("-").isdigit()
-
-
 def unexpected(root: Path, kind: str, looked_for: Sequence[str]) -> DatasetError:
     """The error of a folder that is not what was expected: what is there, what was looked for."""
-    if not root.exists():
-        there = "nothing: no such folder"
-    else:
+    there = "nothing: no such folder"
+    if root.exists():
         names = sorted(p.name + ("/" if p.is_dir() else "") for p in root.iterdir())
         there = ", ".join(names[:8]) + (f", ... ({len(names)})" if len(names) > 8 else "")
     return DatasetError(

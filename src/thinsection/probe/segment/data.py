@@ -13,19 +13,23 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
 
 from thinsection.errors import DatasetError
-from thinsection.probe.data.images import ImageReader
+from thinsection.probe.data.images import read_images
 from thinsection.probe.data.sets import ImageRef
 from thinsection.probe.data.tables import unexpected
 from thinsection.probe.statistics import Fold, shuffled_folds
 from thinsection.types import RgbArray
 
 PX = 256
+FOLDS, SEED = 3, 1337
 LabelImage = npt.NDArray[np.uint8]  # (256, 256)
 
 PANNUKE_CLASSES = ("background", "neoplastic", "inflammatory", "connective", "dead", "epithelial")
@@ -40,7 +44,6 @@ class SegmentSet:
     """Images with label images, read one by one.
 
     Attributes:
-        name: of the dataset.
         class_names: of labels 0..K-1; 0 is background.
         ids: (N,) names of the images.
         folds: (training rows, validation rows), one or more.
@@ -74,9 +77,8 @@ class SegmentSet:
                 with path.open("rb") as file:
                     whole.update(hashlib.file_digest(file, "sha256").digest())
             except OSError as error:
-                raise DatasetError(
-                    f"data file must be readable, got {str(path)!r}: {error}"
-                ) from error
+                found = f"{str(path)!r}: {error}"
+                raise DatasetError(f"data file must be readable, got {found}") from error
         return whole.hexdigest()
 
     def image_batches(self, start: int, batch_size: int) -> Iterator[RgbArray]:
@@ -91,57 +93,62 @@ class SegmentSet:
         Raises:
             DatasetError: a label that is no class, or an image without a label of its size.
         """
-        out = np.empty((len(self), PX, PX), dtype=np.uint8)
-        for i in range(len(self)):
+        out, top = np.empty((len(self), PX, PX), dtype=np.uint8), len(self.class_names) - 1
+        for i, name in enumerate(self.ids):
             out[i] = self.label(i)
-            if out[i].max() >= len(self.class_names):
-                raise DatasetError(
-                    f"labels must be 0..{len(self.class_names) - 1}, got {out[i].max()} in "
-                    f"{self.ids[i]!r} of {self.name}"
-                )
+            if out[i].max() > top:
+                found = f"{out[i].max()} in {name!r} of {self.name}"
+                raise DatasetError(f"labels must be 0..{top}, got {found}")
         return out
 
 
 def load_pannuke(root: Path) -> SegmentSet:
     """PanNuke's folds 1 and 2, read image by image; fold 3 is never opened."""
-    names = [(f"Fold{k}", f"fold{k}") for k in (1, 2)]
     paths = [
-        (root / outer / part / inner / f"{part}.npy")
-        for outer, inner in names
-        for part in ("images", "masks")
+        *(root / "Fold1" / part / "fold1" / f"{part}.npy" for part in ("images", "masks")),
+        *(root / "Fold2" / part / "fold2" / f"{part}.npy" for part in ("images", "masks")),
     ]
     if not all(path.is_file() for path in paths):
         raise unexpected(root, "PanNuke", [str(p.relative_to(root)) for p in paths])
-    images, masks = ([NpyRows(p) for p in paths[k::2]] for k in (0, 1))
-    for path, array, channels in zip(
-        paths, [a for pair in zip(images, masks) for a in pair], (3, 6) * 2
-    ):
-        if array.shape[1:] != (PX, PX, channels):
-            raise DatasetError(
-                f"{path.stem} must be of shape (N, {PX}, {PX}, {channels}), "
-                f"got {array.shape} in {str(path)!r}"
-            )
-    sizes = [len(a) for a in images]
-    if sizes != [len(m) for m in masks]:
-        raise DatasetError(
-            f"images and masks must be as many, got {sizes} and {[len(m) for m in masks]}"
-        )
-    first = sizes[0]
+    shapes = [_mapped(path).shape for path in paths]
+    for path, shape, channels in zip(paths, shapes, (3, 6, 3, 6), strict=True):
+        if shape[1:] != (PX, PX, channels):
+            wanted, found = f"(N, {PX}, {PX}, {channels})", f"{shape} in {str(path)!r}"
+            raise DatasetError(f"{path.stem} must be of shape {wanted}, got {found}")
+    sizes, masks = ([shape[0] for shape in shapes[part::2]] for part in (0, 1))
+    if sizes != masks:
+        raise DatasetError(f"images and masks must be as many, got {sizes} and {masks}")
 
-    def row(arrays: list[NpyRows], i: int) -> npt.NDArray:
-        return arrays[0].row(i) if i < first else arrays[1].row(i - first)
+    def row(part: int, i: int) -> npt.NDArray:
+        fold = int(i >= sizes[0])
+        return _mapped(paths[2 * fold + part])[i - fold * sizes[0]]  # type: ignore[no-any-return]
 
     everything = np.arange(sum(sizes), dtype=np.int64)
     return SegmentSet(
         name="pannuke",
         class_names=PANNUKE_CLASSES,
-        ids=tuple(f"fold{k + 1}:{i}" for k, size in enumerate(sizes) for i in range(size)),
-        folds=((everything[:first], everything[first:]),),
+        ids=tuple(f"fold{k}:{i}" for k, size in enumerate(sizes, 1) for i in range(size)),
+        folds=((everything[: sizes[0]], everything[sizes[0] :]),),
         files=tuple(paths[::2]),
-        image=lambda i: row(images, i).astype(np.uint8),  # published as float64 of whole numbers
-        label=lambda i: pannuke_label(row(masks, i)),
+        image=lambda i: np.array(row(0, i), np.uint8),  # published as float64 of whole numbers
+        label=lambda i: pannuke_label(row(1, i)),
         split_rule="Fold1 train, Fold2 validation",
     )
+
+
+def _mapped(path: Path) -> npt.NDArray:
+    """The array of a .npy, mapped. For one row: pages that stay mapped count as our memory.
+
+    Raises:
+        DatasetError: not a whole .npy in C order.
+    """
+    try:
+        array: npt.NDArray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"array must be a whole .npy, got {str(path)!r}: {error}") from error
+    if not array.flags.c_contiguous:
+        raise DatasetError(f"array must be in C order, got Fortran's in {str(path)!r}")
+    return array
 
 
 def pannuke_label(mask: npt.NDArray) -> LabelImage:
@@ -152,7 +159,7 @@ def pannuke_label(mask: npt.NDArray) -> LabelImage:
     return label
 
 
-def load_monusac(root: Path, *, folds: int = 3, seed: int = 1337) -> SegmentSet:
+def load_monusac(root: Path) -> SegmentSet:
     """MoNuSAC's training images with rasterised labels; folds keep a slide whole."""
     base = root if root.name == MONUSAC_FOLDER else root / MONUSAC_FOLDER
     images = sorted(base.glob("*/*.tif"))
@@ -164,24 +171,17 @@ def load_monusac(root: Path, *, folds: int = 3, seed: int = 1337) -> SegmentSet:
             f"<x>.npy{lost}: the label image (H, W), values 0..{len(MONUSAC_CLASSES) - 1}",
         ]
         raise unexpected(root, "MoNuSAC", looked_for)
-    slides = sorted({p.parent.name for p in images})
-    rows_of = {s: [i for i, p in enumerate(images) if p.parent.name == s] for s in slides}
-
-    def rows(members: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return np.array(sorted(i for m in members.tolist() for i in rows_of[slides[m]]), np.int64)
-
-    over_slides = shuffled_folds(len(slides), folds=folds, seed=seed)
-    return _from_files(
-        "monusac",
-        MONUSAC_CLASSES,
-        images=images,
-        labels=[p.with_suffix(".npy") for p in images],
-        folds=tuple((rows(train), rows(val)) for train, val in over_slides),
-        split_rule=f"{folds} folds over {len(slides)} slides, seed {seed}",
+    labels, slide_of = [p.with_suffix(".npy") for p in images], [p.parent.name for p in images]
+    slides, of_image = np.unique(slide_of, return_inverse=True)
+    folds = tuple(
+        (np.flatnonzero(np.isin(of_image, train)), np.flatnonzero(np.isin(of_image, val)))
+        for train, val in shuffled_folds(len(slides), folds=FOLDS, seed=SEED)
     )
+    rule = f"{FOLDS} folds over {len(slides)} slides, seed {SEED}"
+    return _from_files("monusac", MONUSAC_CLASSES, images, labels, folds=folds, split_rule=rule)
 
 
-def load_consep(root: Path, *, folds: int = 3, seed: int = 1337) -> SegmentSet:
+def load_consep(root: Path) -> SegmentSet:
     """CoNSeP's training images, seven types remapped to four; `Test` is never opened."""
     images = sorted((root / "Train" / "Images").glob("*.png"))
     labels = [root / "Train" / "Labels" / f"{p.stem}.mat" for p in images]
@@ -189,21 +189,12 @@ def load_consep(root: Path, *, folds: int = 3, seed: int = 1337) -> SegmentSet:
     if not images or without:
         wanted = without[0].name if without else "*.mat"
         raise unexpected(root, "CoNSeP", ["Train/Images/*.png", f"Train/Labels/{wanted}"])
-    return _from_files(
-        "consep",
-        CONSEP_CLASSES,
-        images=images,
-        labels=labels,
-        folds=tuple(shuffled_folds(len(images), folds=folds, seed=seed)),
-        split_rule=f"{folds} folds over images, seed {seed}",
-    )
+    folds = tuple(shuffled_folds(len(images), folds=FOLDS, seed=SEED))
+    rule = f"{FOLDS} folds over images, seed {SEED}"
+    return _from_files("consep", CONSEP_CLASSES, images, labels, folds=folds, split_rule=rule)
 
 
-SEGMENT_DATASETS: dict[str, Callable[[Path], SegmentSet]] = {
-    "pannuke": load_pannuke,
-    "monusac": load_monusac,
-    "consep": load_consep,
-}
+SEGMENT_DATASETS = {"pannuke": load_pannuke, "monusac": load_monusac, "consep": load_consep}
 
 
 def read_label(path: Path) -> npt.NDArray[np.uint8]:
@@ -212,84 +203,40 @@ def read_label(path: Path) -> npt.NDArray[np.uint8]:
     Raises:
         DatasetError: it cannot be read, or is no label image.
     """
-    from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
-
+    is_mat = path.suffix == ".mat"
     try:
-        if path.suffix == ".npy":
-            label = np.load(path, allow_pickle=False)
-        else:
+        if is_mat:
             label = loadmat(path, variable_names=["type_map"])["type_map"]
+        else:
+            label = np.load(path, allow_pickle=False)
     except (OSError, ValueError, KeyError, MatReadError, NotImplementedError) as error:
         raise DatasetError(f"label must be readable, got {str(path)!r}: {error}") from error
-    top = len(CONSEP_REMAP) if path.suffix == ".mat" else 256
-    if label.ndim != 2 or label.min() < 0 or label.max() >= top or (label != label.round()).any():
+    top = len(CONSEP_REMAP) - 1 if is_mat else 255
+    if label.ndim != 2 or label.min() < 0 or label.max() > top or (label != label.round()).any():
         raise DatasetError(
-            f"label must be whole numbers 0..{top - 1} of shape (H, W), got {label.dtype} "
+            f"label must be whole numbers 0..{top} of shape (H, W), got {label.dtype} "
             f"{label.shape}, {label.min()}..{label.max()} in {str(path)!r}"
         )
     whole: npt.NDArray[np.uint8] = label.astype(np.uint8)
-    return CONSEP_REMAP[whole] if path.suffix == ".mat" else whole
+    return CONSEP_REMAP[whole] if is_mat else whole
 
 
 def _from_files(
-    name: str,
-    class_names: tuple[str, ...],
-    *,
-    images: list[Path],
-    labels: list[Path],
-    folds: tuple[Fold, ...],
-    split_rule: str,
+    name: str, class_names: tuple[str, ...], images: list[Path], labels: list[Path], **known: Any
 ) -> SegmentSet:
     def image(i: int) -> RgbArray:
-        picture = Image.fromarray(ImageReader().read(ImageRef(images[i])))
+        picture = Image.fromarray(next(read_images([ImageRef(images[i])])))
         return np.asarray(picture.resize((PX, PX), Image.Resampling.BILINEAR))
 
     def label(i: int) -> LabelImage:
         found = read_label(labels[i])
         with Image.open(images[i]) as picture:
-            width, height = picture.size
-        if found.shape != (height, width):
-            raise DatasetError(
-                f"label must be of its image's size {(height, width)}, got {found.shape} in "
-                f"{str(labels[i])!r}"
-            )
+            size = (picture.height, picture.width)
+        if found.shape != size:
+            got = f"{found.shape} in {str(labels[i])!r}"
+            raise DatasetError(f"label must be of its image's size {size}, got {got}")
         return np.asarray(Image.fromarray(found).resize((PX, PX), Image.Resampling.NEAREST))
 
-    return SegmentSet(
-        name=name,
-        class_names=class_names,
-        ids=tuple(f"{p.parent.name}/{p.stem}" for p in images),
-        folds=folds,
-        files=tuple(images),
-        image=image,
-        label=label,
-        split_rule=split_rule,
-    )
-
-
-class NpyRows:
-    """Rows of a .npy file, read one by one: mapped pages would count as this process's memory.
-
-    Raises:
-        DatasetError: not a whole .npy in C order.
-    """
-
-    def __init__(self, path: Path) -> None:
-        try:
-            mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise DatasetError(f"array must be a whole .npy, got {str(path)!r}: {error}") from error
-        if not mapped.flags.c_contiguous:
-            raise DatasetError(f"array must be in C order, got Fortran's in {str(path)!r}")
-        self.path, self.shape, self._dtype = path, mapped.shape, mapped.dtype
-        self._offset, self._values = mapped.offset, int(np.prod(mapped.shape[1:]))
-
-    def __len__(self) -> int:
-        return int(self.shape[0])
-
-    def row(self, i: int) -> npt.NDArray:
-        """Row i. Memory: itself."""
-        offset = self._offset + i * self._values * self._dtype.itemsize
-        flat = np.fromfile(self.path, self._dtype, self._values, offset=offset)
-        return flat.reshape(self.shape[1:])
+    ids = tuple(f"{p.parent.name}/{p.stem}" for p in images)
+    known |= {"class_names": class_names, "ids": ids, "files": tuple(images)}
+    return SegmentSet(name=name, image=image, label=label, **known)

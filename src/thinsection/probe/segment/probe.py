@@ -1,9 +1,8 @@
 """Segmentation probe: dense tokens through the feature cache, a MaskTransformer on each fold."""
 
-import dataclasses
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,20 @@ import torch
 
 from thinsection.encode import DEFAULT_ENCODER, TileEncoder, load_encoder
 from thinsection.errors import ConfigError
+from thinsection.probe import metrics
 from thinsection.probe.config import SegmentConfig
-from thinsection.probe.metrics import (
-    Counts,
-    background_score,
-    class_jaccard,
-    image_jaccard,
-    image_weights,
-    weighted_jaccard,
-)
 from thinsection.probe.protocol import NANOPATH, Geometry, Protocol, SegmentSettings, get_protocol
 from thinsection.probe.result import Examples, ProbeResult
 from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
-from thinsection.probe.segment.train import Features, SegmentFit, SegmentTrainer, grid_edge
-from thinsection.probe.statistics import Interval, bootstrap_rows
-from thinsection.store.cache import (
-    CacheKey,
-    FeatureCache,
-    Storage,
-    default_root,
-    open_or_write,
+from thinsection.probe.segment.train import (
+    Features,
+    SegmentFit,
+    SegmentTrainer,
+    grid_edge,
+    label_window,
 )
+from thinsection.probe.statistics import bootstrap_rows
+from thinsection.store.cache import CacheKey, FeatureCache, Storage, default_root, open_or_write
 from thinsection.types import GIB, RgbArray
 from thinsection.units import parse_bytes
 from thinsection.weights.placement import resolve_device
@@ -52,53 +44,48 @@ def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
         ConfigError: a setting is not allowed.
         BudgetError: `cache_memory` does not hold one batch.
     """
-    chosen = config.segment
+    chosen, cached = config.segment, config.cache
     protocol = get_protocol(chosen.protocol, seed=chosen.seed)
     settings: SegmentSettings = protocol.require("segment")
     if chosen.epochs is not None:
         if chosen.epochs < 1:
             raise ConfigError(f"epochs must be >= 1, got {chosen.epochs}")
-        settings = dataclasses.replace(settings, epochs=chosen.epochs)
-        protocol = dataclasses.replace(protocol, segment=settings)
+        settings = replace(settings, epochs=chosen.epochs)
+        protocol = replace(protocol, segment=settings)
     data = SEGMENT_DATASETS[chosen.dataset](root)
-    encoder = load_encoder(
-        chosen.encoder or DEFAULT_ENCODER, device=chosen.device, precision=chosen.precision
-    )
-    options = CacheOptions(
-        root=config.cache.cache_dir or default_root(),
-        budget_bytes=parse_bytes(config.cache.cache_memory, name="cache_memory"),
-        storage=config.cache.cache_dtype,
+    name, device = chosen.encoder or DEFAULT_ENCODER, chosen.device
+    features = segment_features(
+        data,
+        load_encoder(name, device=device, precision=chosen.precision),  # not held while training
+        settings,
+        root=cached.cache_dir or default_root(),
+        budget_bytes=parse_bytes(cached.cache_memory, name="cache_memory"),
+        storage=cached.cache_dtype,
         batch_size=chosen.batch_size,
     )
-    with segment_features(data, encoder, settings, options) as cache:
-        del encoder  # its memory is free while the head trains
-        result = segment_probe(
-            data, cache, protocol=protocol, geometry=chosen.geometry, device=chosen.device
-        )
+    with features as cache:
+        geometry = chosen.geometry
+        result = segment_probe(data, cache, protocol=protocol, geometry=geometry, device=device)
         return with_cache_facts(result, cache)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheOptions:
-    """Where features are kept and how much memory they may take.
+def segment_features(
+    data: SegmentSet,
+    encoder: TileEncoder,
+    settings: SegmentSettings,
+    *,
+    root: Path,
+    budget_bytes: int = GIB,
+    storage: Storage = "lossless",
+    batch_size: int = 16,
+) -> FeatureCache:
+    """The dataset's tokens [N, T, D] in the cache; computed where they are not there yet.
 
-    Attributes:
+    Args:
         root: folder of caches.
         budget_bytes: of buffers, or of the whole where it fits.
         storage: 'lossless', or a dtype that is forced.
         batch_size: images a batch of the encoder.
-    """
-
-    root: Path
-    budget_bytes: int = GIB
-    storage: Storage = "lossless"
-    batch_size: int = 16
-
-
-def segment_features(
-    data: SegmentSet, encoder: TileEncoder, settings: SegmentSettings, options: CacheOptions
-) -> FeatureCache:
-    """The dataset's tokens [N, T, D] in the cache; computed where they are not there yet.
 
     Memory: a batch of images, the encoder, and the budget.
 
@@ -106,48 +93,33 @@ def segment_features(
         InvalidInputError: the encoder has no tokens, or they form no square.
         DiskSpaceError: the disk cannot hold them; StoreError: an existing cache is damaged.
     """
-    tokens = encoder.encode_tokens(centre(data.image(0), settings)[None])
+    tokens = encoder.encode_tokens(centre(data.image(0)[None], settings))
     grid_edge(tokens.shape[1])
     shape = (len(data), int(tokens.shape[1]), int(tokens.shape[2]))
 
     def produce(start: int) -> Iterator[torch.Tensor]:
-        for images in data.image_batches(start, options.batch_size):
+        for images in data.image_batches(start, batch_size):
             yield encoder.encode_tokens(centre(images, settings))
 
-    key = features_key(data, encoder, settings, options.storage)
-    return open_or_write(options.root, key, shape, produce, budget_bytes=options.budget_bytes)
-
-
-def features_key(
-    data: SegmentSet, encoder: TileEncoder, settings: SegmentSettings, storage: Storage
-) -> CacheKey:
-    """What decides the tokens of a dataset."""
-    spec = encoder.spec
+    of_spec = ("input_px", "resize_px", "interpolation", "mean", "std")
     preprocessing = {
-        "image_px": settings.image_px,
-        "crop_px": settings.crop_px,
-        "input_px": spec.input_px,
-        "resize_px": spec.resize_px,
-        "interpolation": spec.interpolation,
-        "mean": spec.mean,
-        "std": spec.std,
-        "precision": encoder.precision,
-        "device": encoder.device.type,
+        **{"image_px": settings.image_px, "crop_px": settings.crop_px},
+        **{name: getattr(encoder.spec, name) for name in of_spec},
+        **{"precision": encoder.precision, "device": encoder.device.type},
     }
-    return CacheKey(
-        encoder=spec.name,
+    key = CacheKey(
+        encoder=encoder.spec.name,
         weights_hash=encoder.weights_hash,
         preprocessing=json.dumps(preprocessing, sort_keys=True),
         data_hash=data.contents_hash(),
         storage=storage,
     )
+    return open_or_write(root, key, shape, produce, budget_bytes=budget_bytes)
 
 
 def centre(images: RgbArray, settings: SegmentSettings) -> RgbArray:
-    """The centre crop of (..., H, W, 3); a copy in C order."""
-    margin = (settings.image_px - settings.crop_px) // 2
-    end = margin + settings.crop_px
-    return np.ascontiguousarray(images[..., margin:end, margin:end, :])
+    """The centre crop of (N, H, W, 3); a copy in C order."""
+    return np.ascontiguousarray(label_window(images, settings, "correct"))
 
 
 def segment_probe(
@@ -161,10 +133,8 @@ def segment_probe(
     """The mean over folds of the weighted per-image Jaccard, with images to look at.
 
     Args:
-        data: images, labels and folds.
-        features: their tokens: a `FeatureCache`, or `RamFeatures`.
-        protocol: hyper-parameters and seed.
-        geometry: 'compatible' with the suite's numbers, or 'correct' (see `segment_train`).
+        features: tokens of the data: a `FeatureCache`, or what serves as one.
+        geometry: 'compatible' with the suite's numbers, or 'correct' (see `upsampled`).
         device: of the head.
 
     Memory: what `features` takes + 65,536 N bytes of labels + 24 K² N of counts + the trainer.
@@ -182,70 +152,56 @@ def segment_probe(
         geometry=geometry,
         device=resolve_device(device, mps=False),
     )
-    fits: list[SegmentFit] = []
-    counts: list[Counts] = []
-    for train, val in data.folds:
-        fits.append(trainer.fit(train, val, seed=protocol.seed))
-        counts.append(trainer.counts(fits[-1].head, val))
-    scores = [weighted_jaccard(c, settings.background_weight) for c in counts]
-    details = _details(data, settings, fits, counts)
+    fits = [trainer.fit(train, val, seed=protocol.seed) for train, val in data.folds]
+    pairs = zip(fits, data.folds, strict=True)
+    counts = [trainer.counts(fit.head, val) for fit, (_, val) in pairs]
+    details = _details(data, fits, counts, settings.background_weight)
+    jaccard = np.concatenate([metrics.image_jaccard(c) for c in counts])
+    weights = np.concatenate([metrics.image_weights(c, settings.background_weight) for c in counts])
+
+    def score(draws: npt.NDArray) -> npt.NDArray[np.float64]:
+        return draws @ (weights * jaccard) / (draws @ weights)  # type: ignore[no-any-return]
+
+    n, tokens, dim = features.shape
+    facts = {"images": n, "tokens": tokens, "dim": dim, "geometry": geometry}
     return ProbeResult(
         probe="segment",
         dataset=data.name,
         metric="weighted_jaccard",
-        score=float(np.mean(scores)),
-        interval=_interval(counts, settings, seed=protocol.seed),
+        score=float(np.mean(details["fold_scores"])),
+        interval=bootstrap_rows(len(jaccard), score, seed=protocol.seed),
         protocol=protocol,
         details=details,
-        facts={
-            "images": len(data),
-            "tokens": features.shape[1],
-            "dim": features.shape[2],
-            "geometry": geometry,
-            "split_rule": data.split_rule,
-        },
+        facts={**facts, "split_rule": data.split_rule},
         examples=_examples(data, trainer, fits[0]),
         remarks=(f"background everywhere would score {details['all_background_score']:.4f}",),
     )
 
 
 def _details(
-    data: SegmentSet, settings: SegmentSettings, fits: list[SegmentFit], counts: list[Counts]
+    data: SegmentSet, fits: list[SegmentFit], counts: list[metrics.Counts], weight: float
 ) -> dict[str, Any]:
-    weight = settings.background_weight
-    per_class = class_jaccard(np.concatenate(counts))
+    per_class = metrics.class_jaccard(np.concatenate(counts)).tolist()
     return {
-        "fold_scores": [weighted_jaccard(c, weight) for c in counts],
-        "all_background_score": float(np.mean([background_score(c, weight) for c in counts])),
+        "fold_scores": [metrics.weighted_jaccard(c, weight) for c in counts],
+        "all_background_score": float(
+            np.mean([metrics.background_score(c, weight) for c in counts])
+        ),
         "best_epochs": [fit.best_epoch for fit in fits],
-        "class_jaccard_of_all_px": dict(zip(data.class_names, per_class.tolist(), strict=True)),
+        "class_jaccard_of_all_px": dict(zip(data.class_names, per_class, strict=True)),
         "first_batch_losses": [fit.train_loss_first for fit in fits],
-        "train_losses": [list(fit.train_losses) for fit in fits],
-        "val_losses": [list(fit.val_losses) for fit in fits],
+        "train_losses": [fit.train_losses for fit in fits],
+        "val_losses": [fit.val_losses for fit in fits],
     }
-
-
-def _interval(counts: list[Counts], settings: SegmentSettings, *, seed: int) -> Interval:
-    """Of the weighted mean over the validation images of all folds, resampled as images."""
-    jaccard = np.concatenate([image_jaccard(c) for c in counts])
-    weights = np.concatenate([image_weights(c, settings.background_weight) for c in counts])
-
-    def score(draws: npt.NDArray) -> npt.NDArray[np.float64]:
-        return draws @ (weights * jaccard) / (draws @ weights)  # type: ignore[no-any-return]
-
-    return bootstrap_rows(len(jaccard), score, seed=seed)
 
 
 def _examples(data: SegmentSet, trainer: SegmentTrainer, fit: SegmentFit) -> Examples:
     """Evenly spaced validation images of the first fold, in the frame that is scored."""
     val = data.folds[0][1]
     rows = val[np.linspace(0, len(val) - 1, min(NUM_EXAMPLES, len(val))).astype(np.int64)]
-    prediction = np.concatenate(list(trainer.predict(fit.head, rows)))
-    images = np.stack([data.image(int(i)) for i in rows])
-    truth = trainer.labels[rows]
-    if trainer.geometry == "correct":
-        images = centre(images, trainer.settings)
-        truth = centre(truth[..., None], trainer.settings)[..., 0]
+    truth, prediction = map(np.concatenate, zip(*trainer.predict(fit.head, rows), strict=True))
+    whole = np.stack([data.image(int(i)) for i in rows])
+    images = label_window(whole, trainer.settings, trainer.geometry)
     return Examples(images=images, truth=truth, prediction=prediction, class_names=data.class_names)
 
 
@@ -263,6 +219,6 @@ def with_cache_facts(result: ProbeResult, cache: FeatureCache) -> ProbeResult:
         "weights_sha256": manifest.key.weights_hash,
         "cache_dtypes": manifest.dtype_rows,
         "cache_bytes": manifest.data_bytes,
-        "cache_loss": "none" if loss is None else dataclasses.asdict(loss),
+        "cache_loss": "none" if loss is None else asdict(loss),
     }
-    return dataclasses.replace(result, facts=facts, remarks=remarks)
+    return replace(result, facts=facts, remarks=remarks)

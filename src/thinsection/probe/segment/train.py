@@ -61,9 +61,8 @@ class MaskTransformer(nn.Module):
         width = settings.width
         self.project = nn.Linear(dim, width)
         self.class_tokens = nn.Parameter(torch.empty(1, num_classes, width))
-        self.blocks = nn.ModuleList(
-            Block(width, settings.heads, settings.mlp) for _ in range(settings.blocks)
-        )
+        blocks = (Block(width, settings.heads, settings.mlp) for _ in range(settings.blocks))
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
         self.patch_projection = nn.Parameter(torch.empty(width, width))
         self.class_projection = nn.Parameter(torch.empty(width, width))
@@ -148,18 +147,15 @@ class SegmentFit:
 
     head: MaskTransformer
     best_epoch: int
-    train_losses: tuple[float, ...]
-    val_losses: tuple[float, ...]
+    train_losses: list[float]
+    val_losses: list[float]
     train_loss_first: float
 
 
 def dice_loss(scores: Tensor, labels: Tensor, smooth: float) -> Tensor:
-    """1 - mean over classes of (2 I + s) / (U + s), I and U over batch and space.
+    """1 - mean over classes of (2 I + s) / (U + s), I and U over batch and space, s `smooth`.
 
-    Args:
-        scores: [B, K, H, W] before the softmax.
-        labels: int64 [B, H, W].
-        smooth: s.
+    `scores`: [B, K, H, W] before the softmax; `labels`: int64 [B, H, W].
     """
     probability = scores.softmax(dim=1)
     truth = F.one_hot(labels, scores.shape[1]).permute(0, 3, 1, 2).to(probability.dtype)
@@ -210,73 +206,73 @@ class SegmentTrainer:
         Raises:
             InvalidInputError: the loss is not finite.
         """
-        generator = torch.Generator().manual_seed(seed)
-        head = initial_head(self.features.shape[2], self.num_classes, self.settings, generator)
+        generator, settings = torch.Generator().manual_seed(seed), self.settings
+        head = initial_head(self.features.shape[2], self.num_classes, settings, generator)
         head = head.to(self.device)
         optimizer = torch.optim.Adam(
-            head.parameters(), lr=self.settings.lr, weight_decay=self.settings.weight_decay
+            head.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
         )
-        best: tuple[float, int, dict[str, Any]] = (math.inf, 0, {})
-        first, train_losses, val_losses = math.nan, [], []
-        for epoch in range(1, self.settings.epochs + 1):
+        best: dict[str, Any] = {}
+        first, train_losses, val_losses = math.nan, list[float](), list[float]()
+        for epoch in range(1, settings.epochs + 1):
             order = train[torch.randperm(len(train), generator=generator).numpy()]
-            losses = self._train_epoch(head, optimizer, order)
-            first = float(losses[0][0]) if epoch == 1 else first
-            train_losses.append(_mean(losses))
-            val_losses.append(self.loss(head, val))
-            if not math.isfinite(train_losses[-1] + val_losses[-1]):
+            loss, first_batch = self._epoch(head, order, optimizer)
+            first = first_batch if epoch == 1 else first
+            val_loss, _ = self._epoch(head, val)
+            if not math.isfinite(loss + val_loss):
                 raise InvalidInputError(
-                    f"training loss must stay finite, got {train_losses[-1]} in epoch {epoch}; "
+                    f"training loss must stay finite, got {loss} in epoch {epoch}; "
                     "scale the features"
                 )
-            if val_losses[-1] < best[0]:
-                best = (val_losses[-1], epoch, copy.deepcopy(head.state_dict()))
-        head.load_state_dict(best[2])
+            if val_loss < min(val_losses, default=math.inf):
+                best = copy.deepcopy(head.state_dict())
+            train_losses.append(loss)
+            val_losses.append(val_loss)
+        head.load_state_dict(best)
         return SegmentFit(
             head=head,
-            best_epoch=best[1],
-            train_losses=tuple(train_losses),
-            val_losses=tuple(val_losses),
+            best_epoch=1 + int(np.argmin(val_losses)),
+            train_losses=train_losses,
+            val_losses=val_losses,
             train_loss_first=first,
         )
 
-    def loss(self, head: MaskTransformer, rows: npt.NDArray[np.int64]) -> float:
-        """Dice loss of rows in their order, mean over batches weighted by images."""
-        with torch.no_grad():
-            return _mean(
-                [
-                    (dice_loss(scores, labels, self.settings.dice_smooth), len(labels))
-                    for scores, labels in self._scored(head, rows)
-                ]
-            )
+    def _epoch(
+        self,
+        head: MaskTransformer,
+        rows: npt.NDArray[np.int64],
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> tuple[float, float]:
+        """Dice loss of rows in their order, mean over batches weighted by images, and the first's.
 
-    def predict(self, head: MaskTransformer, rows: npt.NDArray[np.int64]) -> Iterator[LabelImages]:
-        """uint8 label images of rows, batch by batch."""
+        With an optimizer the head is trained on each batch.
+        """
+        losses, sizes = [], []
+        with torch.set_grad_enabled(optimizer is not None):
+            for scores, labels in self._scored(head, rows):
+                loss = dice_loss(scores, labels, self.settings.dice_smooth)
+                if optimizer is not None:
+                    optimizer.zero_grad(set_to_none=True)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+                losses.append(loss.detach())
+                sizes.append(len(labels))
+        values = np.array([float(loss) for loss in losses])
+        return float(np.average(values, weights=sizes)), float(values[0])
+
+    def predict(
+        self, head: MaskTransformer, rows: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[LabelImages, LabelImages]]:
+        """uint8 (truth, prediction) of rows, batch by batch, in the frame that is scored."""
         with torch.no_grad():
-            for scores, _ in self._scored(head, rows):
-                yield scores.argmax(dim=1).to(torch.uint8).cpu().numpy()
+            for scores, labels in self._scored(head, rows):
+                prediction = scores.argmax(dim=1)
+                yield labels.byte().cpu().numpy(), prediction.byte().cpu().numpy()
 
     def counts(self, head: MaskTransformer, rows: npt.NDArray[np.int64]) -> Counts:
         """Confusion matrix (N, K, K) of each image."""
-        parts, done = [], 0
-        for prediction in self.predict(head, rows):
-            these = rows[done : done + len(prediction)]
-            truth = label_window(self.labels[these], self.settings, self.geometry)
-            parts.append(image_counts(truth, prediction, self.num_classes))
-            done += len(prediction)
-        return np.concatenate(parts)
-
-    def _train_epoch(
-        self, head: MaskTransformer, optimizer: torch.optim.Optimizer, order: npt.NDArray[np.int64]
-    ) -> list[tuple[Tensor, int]]:
-        losses = []
-        for scores, labels in self._scored(head, order):
-            loss = dice_loss(scores, labels, self.settings.dice_smooth)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            losses.append((loss.detach(), len(labels)))
-        return losses
+        pairs = self.predict(head, rows)
+        return np.concatenate([image_counts(*pair, self.num_classes) for pair in pairs])
 
     def _scored(
         self, head: MaskTransformer, rows: npt.NDArray[np.int64]
@@ -284,13 +280,8 @@ class SegmentTrainer:
         """(scores, labels) of each batch on the device."""
         done = 0
         for tokens in self.features.batches(rows, self.settings.batch_size, device=self.device):
-            these = rows[done : done + len(tokens)]
-            truth = label_window(self.labels[these], self.settings, self.geometry)
-            labels = torch.from_numpy(np.ascontiguousarray(truth)).to(self.device).long()
+            truth = self.labels[rows[done : done + len(tokens)]]
+            truth = np.ascontiguousarray(label_window(truth, self.settings, self.geometry))
+            labels = torch.from_numpy(truth).to(self.device).long()
             yield upsampled(head(tokens), self.settings, self.geometry), labels
             done += len(tokens)
-
-
-def _mean(losses: list[tuple[Tensor, int]]) -> float:
-    values = np.array([float(loss) for loss, _ in losses])
-    return float(np.average(values, weights=[n for _, n in losses]))
