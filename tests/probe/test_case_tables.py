@@ -83,6 +83,12 @@ def test_a_csv_of_slides_makes_each_a_case_and_drops_test(tmp_path: Path) -> Non
     assert table.ids == ("a", "b")
 
 
+def test_a_csv_of_test_slides_alone_leaves_no_case(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("slide_id,label,split\nz,y,test\n")
+    with pytest.raises(DatasetError, match="must leave cases to train on, got none in 'l'"):
+        load_case_table(tmp_path / "l.csv", NANOPATH, survival=False)
+
+
 def test_a_label_outside_the_tasks_names_is_refused(tmp_path: Path) -> None:
     root = task(tmp_path / "t", folds=3)
     table = load_case_table(root, PATHOBENCH, survival=False)

@@ -220,6 +220,7 @@ def test_a_manifest_of_images_is_an_image_set_with_numeric_labels_in_order(tmp_p
         ("path,labl\na.png,1\n", r"column 'label' or 'target', got path, labl"),
         ("label\n1\n1\n", r"column 'embeddings' or 'path' or 'image'"),
         ("path,label,split\na.png,1,train\n", "must name train and val rows, got 1 and 0"),
+        ("path,label,split\na.png,1,test\n", "must name train and val rows, got 0 and 0"),
         ("path,label,split\na.png,1,trian\n", "split must be train, val or test, got 'trian'"),
         ("path,label\na.png,\nb.png,1\n", "label must not be empty, got '' in row 0"),
         ("path,label\n", "table must have rows"),

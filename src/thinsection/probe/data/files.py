@@ -18,6 +18,7 @@ from thinsection.slide.readers import slide_suffixes
 from thinsection.store.ledger import LEDGER_NAME, SLIDES
 
 RUN_FOLDERS = (SLIDES, RECORDS)  # with both a folder is a run's, whatever else it holds
+KINDS = ("features", "slide_features")  # of tiles; else of slides
 
 
 def _h5_features(path: Path) -> npt.NDArray:
@@ -50,10 +51,8 @@ def _torch_tensor(path: Path) -> npt.NDArray:
 
 
 _READERS: dict[str, Callable[[Path], npt.NDArray]] = {
-    ".h5": _h5_features,
-    ".hdf5": _h5_features,
-    ".npy": np.load,
-    ".pt": _torch_tensor,
+    **{".h5": _h5_features, ".hdf5": _h5_features},
+    **{".npy": np.load, ".pt": _torch_tensor},
 }
 EMBEDDING_SUFFIXES = tuple(_READERS)
 
@@ -93,23 +92,18 @@ def is_results(path: Path) -> bool:
         return True
     depths = ("", "*/", f"{SLIDES}/*/")  # a slide's folder, the folder of slides, the whole
     has_ledger = any(any(path.glob(f"{depth}{LEDGER_NAME}")) for depth in depths)
-    return has_ledger or any(_features(path, kind) for kind in ("features", "slide_features"))
+    return has_ledger or any(_features(path, kind) for kind in KINDS)
 
 
-def features_folder(path: Path, *, slides_too: bool = False) -> Path:
-    """The folder of embeddings: the path itself, or the one that a results folder holds.
-
-    Args:
-        slides_too: True takes slide embeddings where there are no tile embeddings.
+def features_folder(path: Path, *kinds: str) -> Path:
+    """The folder of embeddings: the path itself, or the one of the first kind in a results folder.
 
     Raises:
         DatasetError: a results folder with none, or with several.
     """
     if not is_results(path):
         return path
-    found = _features(path, "features")
-    if slides_too and not found:
-        found = _features(path, "slide_features")
+    found = next(filter(None, (_features(path, kind) for kind in kinds)), None)
     if not found:
         raise DatasetError(
             f"results must hold embeddings, got no */features_<encoder> in {str(path)!r}; "
@@ -138,7 +132,7 @@ def find_tile_files(path: Path) -> list[Path]:
     """
     if path.is_file():
         return [path]
-    folder = features_folder(path)
+    folder = features_folder(path, "features")
     found = sorted(folder.glob("*.h5"))
     if not found:
         raise DatasetError(
@@ -154,7 +148,7 @@ def slide_files(folder: Path, slide_ids: Sequence[str]) -> dict[str, Path]:
     Raises:
         DatasetError: some are missing; names the first and what was looked for.
     """
-    folder = features_folder(folder, slides_too=True)
+    folder = features_folder(folder, *KINDS)
     tried = {slide_id: _candidates(folder, slide_id) for slide_id in slide_ids}
     found = {s: p for s, paths in tried.items() if (p := next(filter(Path.is_file, paths), None))}
     missing = [s for s in tried if s not in found]

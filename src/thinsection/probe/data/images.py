@@ -226,8 +226,8 @@ def embed_image_set(data: ImageSet, encoder: "TileEncoder", *, batch_size: int =
 
 def encoder_facts(encoder: "TileEncoder") -> dict[str, Any]:
     """What a result file says of the encoder."""
-    facts = {"encoder": encoder.spec.name, "precision": encoder.precision}
-    return {**facts, "weights_sha256": encoder.weights_hash}
+    name, precision = encoder.spec.name, encoder.precision
+    return {"encoder": name, "precision": precision, "weights_sha256": encoder.weights_hash}
 
 
 def embed_images(images: Sequence[ImageRef], encode: Encode, *, batch_size: int = 64) -> Embeddings:

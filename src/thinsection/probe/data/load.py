@@ -16,22 +16,9 @@ import numpy as np
 
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.probe.config import ProbeConfig
-from thinsection.probe.data import files, images, tables
+from thinsection.probe.data import files, images, sets, tables
 from thinsection.probe.data.cases import labelled_cases, load_case_table, survival_cases
 from thinsection.probe.data.regions import load_regions
-from thinsection.probe.data.sets import (
-    IMAGE_SUFFIXES,
-    CaseSet,
-    Embeddings,
-    ImagePart,
-    ImageRef,
-    ImageSet,
-    RobustnessSet,
-    SurvivalSet,
-    TileSet,
-    at_most_per_class,
-    make_split,
-)
 from thinsection.probe.statistics import stratified_folds
 
 if TYPE_CHECKING:
@@ -42,7 +29,7 @@ LABEL_COLUMNS = ("label", "target")
 ROBUSTNESS_COLUMNS = ("slide_id", "biological_class", "medical_center")
 
 
-def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
+def load_tiles(path: Path, config: ProbeConfig) -> sets.TileSet:
     """Labelled tile embeddings of a path; images are embedded by the configuration's encoder.
 
     `path`: a manifest, a dataset folder, a file or folder of tile embeddings, or a results folder
@@ -56,13 +43,13 @@ def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
     """
     loaded, most = _labelled(path, config), config.data.max_per_class
     if most is not None:  # before the encoder sees them
-        loaded = at_most_per_class(loaded, most, seed=config.protocol.seed)
-    if isinstance(loaded, TileSet):
+        loaded = sets.at_most_per_class(loaded, most, seed=config.protocol.seed)
+    if isinstance(loaded, sets.TileSet):
         return loaded
     return images.embed_image_set(loaded, _encoder(config), batch_size=config.compute.batch_size)
 
 
-def _labelled(path: Path, config: ProbeConfig) -> TileSet | ImageSet:
+def _labelled(path: Path, config: ProbeConfig) -> sets.TileSet | sets.ImageSet:
     data, seed = config.data, config.protocol.seed
     layout = data.layout if data.layout != "auto" else guess_layout(path, data.labels)
     if layout == "manifest":
@@ -96,11 +83,10 @@ def guess_layout(path: Path, labels: Path | None) -> str:
 
 def load_manifest(
     table: Path, *, embeddings: Path | None = None, seed: int = 1337
-) -> TileSet | ImageSet:
+) -> sets.TileSet | sets.ImageSet:
     """The tiles that a manifest lists; paths are relative to its folder.
 
     Args:
-        table: the CSV, TSV or Parquet file.
         embeddings: one file of embeddings, for a `row` column.
         seed: of the fold that validates where there is no `split` column.
 
@@ -111,15 +97,12 @@ def load_manifest(
     """
     rows = tables.read_rows(table, ())
     label_column, where = _present(rows, LABEL_COLUMNS, table), str(table)
+    path_column = "" if embeddings else _present(rows, PATH_COLUMNS, table)
     has_split = "split" in rows[0]
     if has_split:
         rows = [r for r in rows if tables.split_name(r["split"], where) != tables.TEST]
     names, labels = tables.encode_labels([r[label_column] for r in rows], where)
-    if embeddings is not None:
-        paths: Sequence[Path] = [embeddings] * len(rows)
-    else:
-        column = _present(rows, PATH_COLUMNS, table)
-        paths = [table.parent / r[column] for r in rows]
+    paths = [embeddings or table.parent / r[path_column] for r in rows]
     if has_split:
         remedy = f"; leave the column out to have one of {tables.FOLDS} folds validate"
         splits = [tables.split_name(r["split"], where) for r in rows]
@@ -129,22 +112,22 @@ def load_manifest(
         rule = f"stratified fold 0 of {tables.FOLDS}, seed {seed}"
     facts = {"split_rule": rule, "manifest": table.name}
     suffixes = {p.suffix.lower() for p in paths}
-    if suffixes <= set(IMAGE_SUFFIXES):
-        part = ImagePart(images=tuple(map(ImageRef, paths)), labels=labels)
-        return ImageSet.folded(part, fold, name=table.stem, class_names=names, facts=facts)
+    if suffixes <= set(sets.IMAGE_SUFFIXES):
+        part = sets.ImagePart(images=tuple(map(sets.ImageRef, paths)), labels=labels)
+        return sets.ImageSet.folded(part, fold, name=table.stem, class_names=names, facts=facts)
     if not suffixes <= set(files.EMBEDDING_SUFFIXES):
         raise DatasetError(
-            f"files must be all images ({', '.join(IMAGE_SUFFIXES)}) or all embeddings "
+            f"files must be all images ({', '.join(sets.IMAGE_SUFFIXES)}) or all embeddings "
             f"({', '.join(files.EMBEDDING_SUFFIXES)}), got {', '.join(sorted(suffixes))} in "
             f"{where!r}"
         )
     given = [r.get("row", "") for r in rows]
     ids = [f"{p.name}:{row}" if row else p.name for p, row in zip(paths, given, strict=True)]
-    tiles = make_split(gather_rows(paths, given, table), labels, ids)
-    return TileSet.folded(tiles, fold, name=table.stem, class_names=names, facts=facts)
+    tiles = sets.make_split(gather_rows(paths, given, table), labels, ids)
+    return sets.TileSet.folded(tiles, fold, name=table.stem, class_names=names, facts=facts)
 
 
-def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> Embeddings:
+def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> sets.Embeddings:
     """One row per entry, each file opened once.
 
     Raises:
@@ -153,7 +136,7 @@ def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> Embe
     by_path = defaultdict(list)
     for i, path in enumerate(paths):
         by_path[path].append(i)
-    out: Embeddings | None = None
+    out: sets.Embeddings | None = None
     for path, entries in by_path.items():
         array = files.read_embeddings(path)
         dim = array.shape[1]
@@ -186,7 +169,7 @@ def _present(rows: Sequence[tables.TextRow], names: Sequence[str], table: Path) 
     )
 
 
-def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
+def load_cases(path: Path, config: ProbeConfig) -> sets.CaseSet:
     """Labelled cases of a Patho-Bench task folder or a table slide_id, label[, case_id].
 
     Memory: one slide's embeddings + 4 n D.
@@ -199,7 +182,7 @@ def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
     return labelled_cases(load_case_table(path, config.protocol, survival=False), folder)
 
 
-def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
+def load_survival(path: Path, config: ProbeConfig) -> sets.SurvivalSet:
     """Cases with event and time; see `load_cases`.
 
     Memory: one slide's embeddings + 4 n D.
@@ -208,7 +191,7 @@ def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
     return survival_cases(load_case_table(path, config.protocol, survival=True), folder)
 
 
-def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
+def load_robustness(path: Path, config: ProbeConfig) -> sets.RobustnessSet:
     """The tiles that a table lists (slide_id, biological_class, medical_center).
 
     A column `path` names images, which the encoder embeds; rows of a file of embeddings go with the
@@ -225,7 +208,7 @@ def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
     if file is None and "path" in rows[0]:
         encoder = _encoder(config)
         encode, words = images.class_and_mean(encoder)
-        refs = [ImageRef(path.parent / r["path"]) for r in rows]
+        refs = [sets.ImageRef(path.parent / r["path"]) for r in rows]
         vectors = images.embed_images(refs, encode, batch_size=config.compute.batch_size)
         facts = {"table": path.name, "embedding": words, **images.encoder_facts(encoder)}
     elif file is None or not file.is_file():
@@ -238,7 +221,7 @@ def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
         vectors = gather_rows([file] * len(rows), index, path)
         facts = {"table": path.name, "embedding": file.name}
     columns = {name: tuple(r[name] for r in rows) for name in ROBUSTNESS_COLUMNS}
-    return RobustnessSet(name=path.stem, embeddings=vectors, facts=facts, **columns)
+    return sets.RobustnessSet(name=path.stem, embeddings=vectors, facts=facts, **columns)
 
 
 def _encoder(config: ProbeConfig) -> "TileEncoder":

@@ -153,11 +153,10 @@ def segment_probe(
         device=resolve_device(device, mps=False),
     )
     fits = [trainer.fit(train, val, seed=protocol.seed) for train, val in data.folds]
-    pairs = zip(fits, data.folds, strict=True)
-    counts = [trainer.counts(fit.head, val) for fit, (_, val) in pairs]
-    details = _details(data, fits, counts, settings.background_weight)
-    jaccard = np.concatenate([metrics.image_jaccard(c) for c in counts])
-    weights = np.concatenate([metrics.image_weights(c, settings.background_weight) for c in counts])
+    weight = settings.background_weight
+    details = _details(data, fits, weight)
+    jaccard = np.concatenate([metrics.image_jaccard(fit.counts) for fit in fits])
+    weights = np.concatenate([metrics.image_weights(fit.counts, weight) for fit in fits])
 
     def score(draws: npt.NDArray) -> npt.NDArray[np.float64]:
         return draws @ (weights * jaccard) / (draws @ weights)  # type: ignore[no-any-return]
@@ -178,15 +177,13 @@ def segment_probe(
     )
 
 
-def _details(
-    data: SegmentSet, fits: list[SegmentFit], counts: list[metrics.Counts], weight: float
-) -> dict[str, Any]:
+def _details(data: SegmentSet, fits: list[SegmentFit], weight: float) -> dict[str, Any]:
+    counts = [fit.counts for fit in fits]
+    background = [metrics.background_score(c, weight) for c in counts]
     per_class = metrics.class_jaccard(np.concatenate(counts)).tolist()
     return {
         "fold_scores": [metrics.weighted_jaccard(c, weight) for c in counts],
-        "all_background_score": float(
-            np.mean([metrics.background_score(c, weight) for c in counts])
-        ),
+        "all_background_score": float(np.mean(background)),
         "best_epochs": [fit.best_epoch for fit in fits],
         "class_jaccard_of_all_px": dict(zip(data.class_names, per_class, strict=True)),
         "first_batch_losses": [fit.train_loss_first for fit in fits],

@@ -19,10 +19,12 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from thinsection.errors import InvalidInputError
 from thinsection.probe.metrics import Counts, image_counts
 from thinsection.probe.protocol import Geometry, SegmentSettings
+from thinsection.probe.statistics import IndexArray
 
 INIT_STD = 0.02
 NORM_EPS = 1e-5
@@ -90,20 +92,15 @@ def grid_edge(num_tokens: int) -> int:
     """
     edge = math.isqrt(num_tokens)
     if edge * edge != num_tokens:
-        raise InvalidInputError(
-            f"tokens must form a square grid, got {num_tokens}; "
-            "the encoder must give patch tokens without prefix tokens"
-        )
+        remedy = "the encoder must give patch tokens without prefix tokens"
+        raise InvalidInputError(f"tokens must form a square grid, got {num_tokens}; {remedy}")
     return edge
 
 
 def initial_head(
     dim: int, num_classes: int, settings: SegmentSettings, generator: torch.Generator
 ) -> MaskTransformer:
-    """A head whose weights come from the generator alone: truncated normal 0.02, P and C scaled.
-
-    The global random state is left as it was found.
-    """
+    """A head whose weights come from the generator alone: truncated normal 0.02, P and C scaled."""
     with torch.device("meta"):
         head = MaskTransformer(dim, num_classes, settings)
     head = head.to_empty(device="cpu")
@@ -143,6 +140,7 @@ class SegmentFit:
         best_epoch: that epoch, from 1; the first one on ties.
         train_losses, val_losses: mean over batches, weighted by images, after each epoch.
         train_loss_first: of the first batch, before any step.
+        counts: confusion matrices (N, K, K) of the validation images.
     """
 
     head: MaskTransformer
@@ -150,6 +148,7 @@ class SegmentFit:
     train_losses: list[float]
     val_losses: list[float]
     train_loss_first: float
+    counts: Counts
 
 
 def dice_loss(scores: Tensor, labels: Tensor, smooth: float) -> Tensor:
@@ -198,50 +197,43 @@ class SegmentTrainer:
     geometry: Geometry = "compatible"
     device: torch.device = torch.device("cpu")
 
-    def fit(
-        self, train: npt.NDArray[np.int64], val: npt.NDArray[np.int64], *, seed: int
-    ) -> SegmentFit:
+    def fit(self, train: IndexArray, val: IndexArray, *, seed: int) -> SegmentFit:
         """Trains on rows `train`, keeps the epoch with the best dice loss on rows `val`.
 
         Raises:
             InvalidInputError: the loss is not finite.
         """
-        generator, settings = torch.Generator().manual_seed(seed), self.settings
-        head = initial_head(self.features.shape[2], self.num_classes, settings, generator)
+        generator, s = torch.Generator().manual_seed(seed), self.settings
+        head = initial_head(self.features.shape[2], self.num_classes, s, generator)
         head = head.to(self.device)
-        optimizer = torch.optim.Adam(
-            head.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
-        )
+        optimizer = torch.optim.Adam(head.parameters(), lr=s.lr, weight_decay=s.weight_decay)
         best: dict[str, Any] = {}
         first, train_losses, val_losses = math.nan, list[float](), list[float]()
-        for epoch in range(1, settings.epochs + 1):
+        for epoch in range(1, s.epochs + 1):
             order = train[torch.randperm(len(train), generator=generator).numpy()]
             loss, first_batch = self._epoch(head, order, optimizer)
             first = first_batch if epoch == 1 else first
             val_loss, _ = self._epoch(head, val)
             if not math.isfinite(loss + val_loss):
-                raise InvalidInputError(
-                    f"training loss must stay finite, got {loss} in epoch {epoch}; "
-                    "scale the features"
-                )
+                found = f"{loss} in epoch {epoch}; scale the features"
+                raise InvalidInputError(f"training loss must stay finite, got {found}")
             if val_loss < min(val_losses, default=math.inf):
                 best = copy.deepcopy(head.state_dict())
             train_losses.append(loss)
             val_losses.append(val_loss)
         head.load_state_dict(best)
+        pairs = self.predict(head, val)
         return SegmentFit(
             head=head,
             best_epoch=1 + int(np.argmin(val_losses)),
             train_losses=train_losses,
             val_losses=val_losses,
             train_loss_first=first,
+            counts=np.concatenate([image_counts(*pair, self.num_classes) for pair in pairs]),
         )
 
     def _epoch(
-        self,
-        head: MaskTransformer,
-        rows: npt.NDArray[np.int64],
-        optimizer: torch.optim.Optimizer | None = None,
+        self, head: MaskTransformer, rows: IndexArray, optimizer: Optimizer | None = None
     ) -> tuple[float, float]:
         """Dice loss of rows in their order, mean over batches weighted by images, and the first's.
 
@@ -261,7 +253,7 @@ class SegmentTrainer:
         return float(np.average(values, weights=sizes)), float(values[0])
 
     def predict(
-        self, head: MaskTransformer, rows: npt.NDArray[np.int64]
+        self, head: MaskTransformer, rows: IndexArray
     ) -> Iterator[tuple[LabelImages, LabelImages]]:
         """uint8 (truth, prediction) of rows, batch by batch, in the frame that is scored."""
         with torch.no_grad():
@@ -269,14 +261,7 @@ class SegmentTrainer:
                 prediction = scores.argmax(dim=1)
                 yield labels.byte().cpu().numpy(), prediction.byte().cpu().numpy()
 
-    def counts(self, head: MaskTransformer, rows: npt.NDArray[np.int64]) -> Counts:
-        """Confusion matrix (N, K, K) of each image."""
-        pairs = self.predict(head, rows)
-        return np.concatenate([image_counts(*pair, self.num_classes) for pair in pairs])
-
-    def _scored(
-        self, head: MaskTransformer, rows: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _scored(self, head: MaskTransformer, rows: IndexArray) -> Iterator[tuple[Tensor, Tensor]]:
         """(scores, labels) of each batch on the device."""
         done = 0
         for tokens in self.features.batches(rows, self.settings.batch_size, device=self.device):
