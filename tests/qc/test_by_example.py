@@ -14,11 +14,11 @@ from thinsection.arrays import get_namespace
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc.checks import pixel_model
 from thinsection.qc.checks.by_example import ByExample, trained_model
-from thinsection.qc.checks.pixel_features import pixel_features
 from thinsection.qc.checks.pixel_model import (
     Example,
     PixelModel,
     load_model,
+    pixel_features,
     predict,
     probabilities,
     train,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from thinsection.qc.coverage import box_fractions
+from thinsection.qc.tissue import box_fractions
 from thinsection.types import MaskFrame
 
 

@@ -11,7 +11,7 @@ from skimage.feature import graycomatrix, graycoprops
 from tests.qc.views import view_of
 
 from thinsection.errors import ConfigError
-from thinsection.qc.checks import light, measures, shape, texture
+from thinsection.qc.checks import light, measures, shape
 from thinsection.qc.checks.check import EMPTY_SCORE
 
 RNG = np.random.default_rng(3)
@@ -90,7 +90,7 @@ def test_a_missing_template_is_named() -> None:
 
 def test_texture_is_scikit_images_cooccurrence_square_by_square() -> None:
     view = view_of(RGB)
-    params = texture.Texture(num_squares=4)
+    params = measures.Texture(num_squares=4)
     rows, columns = np.array([0, 3, 40, 56]), np.array([0, 17, 70, 20])
     got = params.measured(view.gray, rows, columns)
     for n, (r, c) in enumerate(zip(rows, columns)):
@@ -101,7 +101,7 @@ def test_texture_is_scikit_images_cooccurrence_square_by_square() -> None:
 
 
 def test_texture_is_the_same_for_the_same_seed_and_warns_without_a_place() -> None:
-    params = texture.Texture(num_squares=50, prefix="final")
+    params = measures.Texture(num_squares=50, prefix="final")
     first, again = (params(view_of(RGB, MASK)).scores for _ in range(2))
     other = replace(params, seed=1)(view_of(RGB, MASK)).scores
     assert first == again != other

@@ -6,7 +6,12 @@ from PIL import Image
 from tests.qc.slides import ArraySlide, needs_real_slide, real_slide, reduced
 
 from thinsection.qc import work_image
-from thinsection.qc.work_image import fitted_size, plan_image, read_strips, read_work_images
+from thinsection.qc.work_image import (
+    coarsest_level,
+    fitted_size,
+    read_strips,
+    read_work_images,
+)
 
 RNG = np.random.default_rng(1)
 BASE = RNG.integers(0, 256, (1237, 913, 3), dtype=np.uint8)
@@ -69,9 +74,9 @@ def test_the_fitted_size_is_pillows(size: tuple[int, int], max_edge: int) -> Non
 
 def test_no_level_coarser_than_wanted_is_read() -> None:
     slide = ArraySlide([BASE, reduced(BASE, 4), reduced(BASE, 16)])
-    assert plan_image(slide.levels, 1237 // 16 - 1).level.index == 2
-    assert plan_image(slide.levels, 1237 // 16 + 2).level.index == 1
-    assert plan_image(slide.levels, 1200).level.index == 0
+    assert coarsest_level(slide.levels, 1237 / (1237 // 16 - 1)).index == 2
+    assert coarsest_level(slide.levels, 1237 / (1237 // 16 + 2)).index == 1
+    assert coarsest_level(slide.levels, 1237 / 1200).index == 0
 
 
 def test_strips_tile_the_reduced_level_in_whole_multiples() -> None:

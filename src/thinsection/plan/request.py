@@ -27,7 +27,7 @@ from thinsection.plan.run_plan import (
 )
 from thinsection.qc import Pipeline
 from thinsection.qc.engine import image_mpps
-from thinsection.qc.scale import scale_of
+from thinsection.qc.work_image import scale_of
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import mean_mpp

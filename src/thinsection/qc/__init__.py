@@ -1,12 +1,10 @@
 """Tissue mask and artefact checks: array in, mask or score out."""
 
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
-from thinsection.qc.coverage import box_fractions, tile_qc_columns
 from thinsection.qc.engine import prepare_models, run_qc
 from thinsection.qc.pipeline import CHECKS, Pipeline, load_pipeline, pipeline_identity, preset_names
-from thinsection.qc.result import QcResult
-from thinsection.qc.rules import QcRule, parse_rule, qc_fail
-from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
+from thinsection.qc.result import QcResult, QcRule, parse_rule, qc_fail, tile_qc_columns
+from thinsection.qc.tissue import TissueConfig, TissueMask, box_fractions, tissue_mask
 
 __all__ = [
     "CHECKS",

@@ -2,23 +2,21 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import numpy.typing as npt
+import numpy as np
 
 from thinsection.arrays import Array, ArrayNamespace, get_namespace
 from thinsection.arrays.colour import gray32_from_rgb, gray_from_rgb
 from thinsection.config import user_cache_dir
 from thinsection.qc.checks.by_example import ByExample, trained_model
-from thinsection.qc.checks.check import QcCheck, QcView, Score, Strips
+from thinsection.qc.checks.check import Outcome, QcView, Score, Strips
 from thinsection.qc.checks.pixel_model import probabilities
 from thinsection.qc.pipeline import Pipeline, load_pipeline
 from thinsection.qc.result import QcResult
-from thinsection.qc.scale import Scale, scale_of, suspicions
-from thinsection.qc.work_image import read_strips, read_work_images
+from thinsection.qc.work_image import read_strips, read_work_images, scale_of, suspicions
 from thinsection.slide import Slide
 from thinsection.types import MaskFrame, RgbArray
 
@@ -57,92 +55,76 @@ def run_qc(
     """
     if not isinstance(pipeline, Pipeline):
         pipeline = load_pipeline(pipeline)
-    ns = get_namespace(device)
-    scale = scale_of(slide, pipeline, slide_mpp)
+    ns, scale = get_namespace(device), scale_of(slide, pipeline, slide_mpp)
     started = time.perf_counter()
-    nominal = image_mpps(pipeline)
-    edges = [scale.max_edge(slide.size, mpp) for mpp in nominal]
-    images = dict(zip(nominal, read_work_images(slide, edges), strict=True))
+    images = _images(slide, pipeline, scale.work_mpp)
     seconds = {"read": time.perf_counter() - started}
-    cache_dir = cache_dir or user_cache_dir()
-    view = _first_view(ns, images, pipeline, scale=scale, slide=slide, cache_dir=cache_dir)
-    state = _State(view=view, warnings=[*scale.warnings, *suspicions(images[pipeline.work_mpp])])
+    folder = cache_dir or user_cache_dir()
+    view = _view(ns, slide, pipeline, images, slide_mpp=scale.slide_mpp, cache_dir=folder)
+    rgb = images[pipeline.work_mpp]
+    outcomes: dict[str, Outcome] = {}
+    scores: dict[str, Score] = {}
+    warnings = [*scale.warnings, *suspicions(rgb)]
     for check in pipeline.checks:
         started = time.perf_counter()
-        state.apply(check)
+        outcome = check(view)
+        warnings += _warnings(check.name, outcome, scores, view)
+        scores.update(outcome.scores)
+        if outcome.mask_use is not None:
+            view = replace(view, mask_use=outcome.mask_use)
+        outcomes[check.name] = replace(outcome, mask_use=None)
         seconds[check.name] = time.perf_counter() - started
-    mask_use = ns.download(state.final_mask())
-    rgb = images[pipeline.work_mpp]
+    touched = {name: o.touched for name, o in outcomes.items() if o.touched is not None}
+    for name in [name for name, outcome in outcomes.items() if outcome.enforce]:
+        view = replace(view, mask_use=view.mask_use & ~touched[name])  # even if filled since
+    mask_use = ns.download(view.mask_use)
     return QcResult(
         mask_use=mask_use,
-        frame=MaskFrame(size_th=(rgb.shape[1], rgb.shape[0]), size_l0=slide.size),
-        masks={name: ns.download(mask) for name, mask in state.masks.items()},
-        scores={**state.scores, "pixels_to_use": float(mask_use.sum())},
-        warnings=tuple(state.warnings),
+        frame=MaskFrame(size_th=rgb.shape[1::-1], size_l0=slide.size),
+        masks={name: ns.download(mask) for name, mask in touched.items()},
+        scores={**scores, "pixels_to_use": float(mask_use.sum())},
+        warnings=tuple(warnings),
         pipeline=pipeline,
         rgb=rgb,
         mpp_th=view.mpp_th,
-        facts=_facts(slide, scale),
-        tables=state.tables,
+        facts=_facts(slide),
+        tables={name: table for o in outcomes.values() for name, table in o.tables.items()},
         seconds=seconds,
         crossings=dict(ns.crossings),
     )
 
 
-@dataclass(slots=True, kw_only=True)
-class _State:
-    """What grows from check to check."""
-
-    view: QcView
-    warnings: list[str]
-    scores: dict[str, Score] = field(default_factory=dict)
-    masks: dict[str, Array] = field(default_factory=dict)
-    tables: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    enforced: list[str] = field(default_factory=list)
-
-    def apply(self, check: QcCheck) -> None:
-        outcome = check(self.view)
-        for column in outcome.scores.keys() & self.scores.keys():
-            self.warnings.append(f"{check.name} writes the column {column} of an earlier check")
-        self.scores.update(outcome.scores)
-        self.warnings.extend(outcome.warnings)
-        self.tables.update(outcome.tables)
-        if outcome.touched is not None:
-            self.masks[check.name] = outcome.touched
-        if outcome.enforce:
-            self.enforced.append(check.name)
-        if outcome.mask_use is None:
-            return
-        was_empty = not bool(self.view.mask_use.any())
-        self.view = replace(self.view, mask_use=outcome.mask_use)
-        if not was_empty and not bool(outcome.mask_use.any()):
-            self.warnings.append(f"{check.name} left no tissue: look at its picture")
-
-    def final_mask(self) -> Array:
-        """The mask without what the enforced checks found, even where a later check filled it."""
-        mask = self.view.mask_use.copy()
-        for name in self.enforced:
-            mask &= ~self.masks[name]
-        return mask
+def _images(slide: Slide, pipeline: Pipeline, mpp_l0: float) -> dict[float, RgbArray]:
+    """Nominal mpp -> image, with the longer edge rounded half to even, at least 1 px."""
+    mpps = image_mpps(pipeline)
+    edges = [max(1, int(np.rint(max(slide.size) * mpp_l0 / mpp))) for mpp in mpps]
+    return dict(zip(mpps, read_work_images(slide, edges), strict=True))
 
 
-def _first_view(
+def _warnings(name: str, outcome: Outcome, scores: Mapping[str, Score], view: QcView) -> list[str]:
+    """What there is to say of one check's outcome, beside its own warnings."""
+    columns = outcome.scores.keys() & scores.keys()
+    twice = [f"{name} writes the column {column} of an earlier check" for column in columns]
+    left = view.mask_use if outcome.mask_use is None else outcome.mask_use
+    emptied = bool(view.mask_use.any()) and not bool(left.any())
+    last = [f"{name} left no tissue: look at its picture"] if emptied else []
+    return [*twice, *outcome.warnings, *last]
+
+
+def _view(
     ns: ArrayNamespace,
-    images: Mapping[float, RgbArray],
-    pipeline: Pipeline,
-    *,
-    scale: Scale,
     slide: Slide,
+    pipeline: Pipeline,
+    images: Mapping[float, RgbArray],
+    *,
+    slide_mpp: float,
     cache_dir: Path,
 ) -> QcView:
     """The view before any check: all px are in use."""
     rgb = ns.upload(images[pipeline.work_mpp])
 
-    def gray_at(nominal_mpp: float) -> Array:
-        return gray32_from_rgb(ns, ns.upload(images[nominal_mpp]))
-
     def strips_at(mpp: float, rows_multiple: int) -> Strips:
-        return read_strips(slide, scale.slide_mpp, mpp, rows_multiple)
+        return read_strips(slide, slide_mpp, mpp, rows_multiple)
 
     @cache  # the first check that asks computes all, as they share features
     def found() -> dict[ByExample, Array]:
@@ -154,9 +136,9 @@ def _first_view(
         rgb=rgb,
         gray=gray_from_rgb(ns, rgb),
         mask_use=ns.xp.ones(rgb.shape[:2], dtype=bool),
-        mpp_th=scale.slide_mpp * max(slide.size) / max(rgb.shape[:2]),
+        mpp_th=slide_mpp * max(slide.size) / max(rgb.shape[:2]),
         statistics=pipeline.statistics,
-        gray_at=gray_at,
+        gray_at=lambda nominal_mpp: gray32_from_rgb(ns, ns.upload(images[nominal_mpp])),
         strips_at=strips_at,
         probability_of=lambda check: found()[check],
     )
@@ -172,18 +154,17 @@ def image_mpps(pipeline: Pipeline) -> list[float]:
     return [pipeline.work_mpp, *sorted(wanted - {pipeline.work_mpp})]
 
 
-def _facts(slide: Slide, scale: Scale) -> dict[str, Score]:
+def _facts(slide: Slide) -> dict[str, Score]:
     """What HistoQC writes about the file itself."""
     width, height = slide.size
-    mpp = slide.slide_mpp
-    comment = slide.properties.get("openslide.comment", "")
+    mpp_x, mpp_y = slide.slide_mpp or ("NA", "NA")
     return {
         "base_mag": "NA" if slide.objective_power is None else slide.objective_power,
         "type": slide.vendor or "NA",
         "levels": float(len(slide.levels)),
         "height": float(height),
         "width": float(width),
-        "mpp_x": "NA" if mpp is None else mpp[0],
-        "mpp_y": "NA" if mpp is None else mpp[1],
-        "comment": " ".join(comment.split()),
+        "mpp_x": mpp_x,
+        "mpp_y": mpp_y,
+        "comment": " ".join(slide.properties.get("openslide.comment", "").split()),
     }

@@ -3,7 +3,6 @@
 import configparser
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from importlib.util import find_spec
@@ -12,7 +11,7 @@ from typing import Any
 
 from thinsection.config import nearest, read_toml
 from thinsection.errors import ConfigError
-from thinsection.qc.checks.pixel_features import check_features
+from thinsection.qc.checks.pixel_model import check_features
 from thinsection.qc.pipeline import Pipeline, pipeline_from_mapping
 from thinsection.slide.geometry import nominal_mpp
 
@@ -20,45 +19,24 @@ _BASE = "BaseImage.BaseImage"
 _BASE_KEYS = ("image_work_size", "mask_statistics", "confirm_base_mag", "in_memory_compression")
 # pictures that come with HistoQC: not ours to ship, our generated ones stand in for them
 _OWN_MODELS = {"pen/": "pen", "models/coverslip": "coverslip"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """How one of HistoQC's functions becomes a check: a table of histoqc_steps.toml.
-
-    Attributes:
-        kind: of the check; '' for what we always write, or that has nothing to do.
-        keys: HistoQC's key -> our setting, how its text is read, and, where the key may be absent,
-            HistoQC's default.
-        fixed: HistoQC's key -> the only value that we can carry over.
-        ignored: keys that change nothing.
-        name: of the check where HistoQC's function has no `name`.
-    """
-
-    kind: str = ""
-    keys: Mapping[str, list[str]] = field(default_factory=dict)
-    fixed: Mapping[str, str] = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list)
-    name: str = ""
+_NO_STEP: dict[str, Any] = {"kind": "", "keys": {}, "fixed": {}, "ignored": [], "name": ""}
+_TRUTHS = {
+    **configparser.ConfigParser.BOOLEAN_STATES,
+    **{"y": True, "t": True, "n": False, "f": False},
+}
 
 
 @cache
-def _steps() -> dict[str, _Step]:
+def _steps() -> dict[str, dict[str, Any]]:
+    """HistoQC's function -> how it becomes a check; the file's first lines say what a table has."""
     with resources.as_file(resources.files("thinsection.qc") / "histoqc_steps.toml") as path:
-        return {function: _Step(**table) for function, table in read_toml(path).items()}
-
-
-def _px(text: str) -> str:
-    return f"{float(text):g} px"
+        return {function: _NO_STEP | table for function, table in read_toml(path).items()}
 
 
 def _truth(text: str) -> bool:
-    word = text.strip().lower()
-    if word in ("1", "true", "yes", "y", "on", "t"):
-        return True
-    if word in ("0", "false", "no", "n", "off", "f"):
-        return False
-    raise ValueError(f"not a truth value: {text!r}")
+    if (word := text.strip().lower()) not in _TRUTHS:
+        raise ValueError(f"not a truth value: {text!r}")
+    return _TRUTHS[word]
 
 
 def _mpp(text: str) -> float:
@@ -68,7 +46,7 @@ def _mpp(text: str) -> float:
 
 
 _READ: dict[str, Callable[[str], Any]] = {
-    **{"px": _px, "truth": _truth, "magnification": _mpp},
+    **{"px": lambda text: f"{float(text):g} px", "truth": _truth, "magnification": _mpp},
     **{"float": float, "int": int, "text": str, "words": str.split},
 }
 
@@ -85,40 +63,36 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
     """
     parser = configparser.ConfigParser(interpolation=None)
     try:
-        with path.open(encoding="utf-8") as file:
-            parser.read_file(file)
+        parser.read_string(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         raise ConfigError(f"config must be an existing file, got {str(path)!r}") from None
     except (configparser.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"config must be an .ini file, got {str(path)!r}: {error}") from None
     if not parser.has_option("pipeline", "steps"):
         raise ConfigError(f"config must have [pipeline] steps, got none in {str(path)!r}")
+    sections = {name: dict(parser[name]) for name in parser.sections()}
     notes: list[str] = []
-    checks: list[dict[str, Any]] = []
+    checks: dict[str, dict[str, Any]] = {}
     for step in parser.get("pipeline", "steps").split():
-        section = dict(parser[step]) if parser.has_section(step) else {}
-        check = _check(step, section, path.parent, notes)
+        check = _check(step, sections.get(step, {}), path.parent, notes)
         if check is not None:
-            names = {c["name"] for c in checks}
-            while check["name"] in names:
+            while check["name"] in checks:
                 check["name"] += "_again"
-            checks.append(check)
-    base = _base(dict(parser[_BASE]) if parser.has_section(_BASE) else {})
-    return pipeline_from_mapping({"name": path.stem, **base, "check": checks}), notes
+            checks[check["name"]] = check
+    base = {"name": path.stem, **_base(sections.get(_BASE, {}))}
+    return pipeline_from_mapping({**base, "check": list(checks.values())}), notes
 
 
 def _base(section: Mapping[str, str]) -> dict[str, Any]:
     for key, value in section.items():
-        if key == "enable_bounding_box" and not _truth(value):
-            continue
-        if key not in _BASE_KEYS:
+        boxless = key == "enable_bounding_box" and not _truth(value)
+        if key not in _BASE_KEYS and not boxless:
             raise ConfigError(f"unknown key {key!r} in [{_BASE}]{nearest(key, _BASE_KEYS)}")
     size = section.get("image_work_size", "1.25x")
-    statistics = section.get("mask_statistics", "relative2mask")
     return {
         "work_mpp": _converted("magnification", size, f"{_BASE}.image_work_size"),
         "work_from": "objective_power",
-        "statistics": statistics,
+        "statistics": section.get("mask_statistics", "relative2mask"),
     }
 
 
@@ -129,28 +103,26 @@ def _check(
     function, _, label = step.partition(":")
     if function not in _steps():
         raise ConfigError(f"unknown step {step!r}{nearest(function, _steps())}")
-    rule = _steps()[function]
+    kind, keys, fixed, ignored, name = _steps()[function].values()
     values: dict[str, Any] = {}
-    for key, (ours, kind, *default) in rule.keys.items():
+    for key, (ours, reading, *default) in keys.items():
         if (text := section.get(key, *default)) is not None:
-            values.setdefault(ours, _converted(kind, text, f"{step}.{key}"))
+            values.setdefault(ours, _converted(reading, text, f"{step}.{key}"))
+    known = (*keys, *fixed, *ignored)
     for key, text in section.items():
-        if key in rule.fixed:
-            if not _same(text, rule.fixed[key]):
-                raise ConfigError(
-                    f"{step}.{key} must be {rule.fixed[key]} to be carried over, got {text!r}"
-                )
-        elif key not in rule.keys and key not in rule.ignored:
-            known = (*rule.keys, *rule.fixed, *rule.ignored)
+        if key in fixed and not _same(text, fixed[key]):
+            rule = f"{step}.{key} must be {fixed[key]} to be carried over"
+            raise ConfigError(f"{rule}, got {text!r}")
+        if key not in known:
             raise ConfigError(f"unknown key {key!r} in [{step}]{nearest(key, known)}")
-    if not rule.kind:
+    if not kind:
         return None
-    values.setdefault("name", f"{rule.name}_{label}" if label else rule.name)
-    if rule.kind == "by_example":
-        _take_examples(values, folder, notes)
+    values.setdefault("name", f"{name}_{label}" if label else name)
+    if kind == "by_example":
+        values |= _examples(values.pop("examples"), values, folder, notes)
     if "templates" in values:
         values["templates"] = _templates(values["templates"], folder, notes)
-    return {"kind": rule.kind, **values}
+    return {"kind": kind, **values}
 
 
 def _converted(kind: str, text: str, key: str) -> Any:
@@ -168,32 +140,30 @@ def _same(text: str, wanted: str) -> bool:
         return "".join(text.split()).lower() == "".join(wanted.split()).lower()
 
 
-def _take_examples(values: dict[str, Any], folder: Path, notes: list[str]) -> None:
-    """Replaces HistoQC's `examples` (image:mask) by our two lists, or by a built-in model."""
-    check_features(tuple(values["features"]))
-    pairs = [re.split(r"(?<!\W[A-Za-z]):", text) for text in values.pop("examples")]
+def _examples(
+    texts: list[str], values: Mapping[str, Any], folder: Path, notes: list[str]
+) -> dict[str, Any]:
+    """Settings for HistoQC's examples (image:mask): our two lists, or those of a built-in model."""
+    check_features(values["features"])
+    pairs = [re.split(r"(?<!\W[A-Za-z]):", text) for text in texts]
     if not pairs or any(len(pair) != 2 for pair in pairs):
         raise ConfigError(f"{values['name']} must have examples as image:mask, got {pairs}")
-    found = [[_find(text, folder) for text in pair] for pair in pairs]
-    if all(path is not None for pair in found for path in pair):
-        values["model"] = "own"
-        values["example_images"] = [str(pair[0]) for pair in found]
-        values["example_masks"] = [str(pair[1]) for pair in found]
-        return
+    found = {text: _find(text, folder) for pair in pairs for text in pair}
+    missing = [text for text, path in found.items() if path is None]
+    if not missing:
+        images, masks = ([str(found[text]) for text in side] for side in zip(*pairs, strict=True))
+        return {"model": "own", "example_images": images, "example_masks": masks}
     first = pairs[0][0].removeprefix("./")
     model = next((m for start, m in _OWN_MODELS.items() if first.startswith(start)), None)
     if model is None:
-        missing = next(t for p, f in zip(pairs, found) for t, q in zip(p, f) if q is None)
-        raise ConfigError(
-            f"example must be an existing file, got {missing!r} for {values['name']!r}"
-        )
-    values |= {"model": model, "features": []}  # its own, whatever HistoQC's were
-    if model == "coverslip":
-        values |= {"threshold": 0.8, "min_elongation": 8.0}
+        got = f"{missing[0]!r} for {values['name']!r}"
+        raise ConfigError(f"example must be an existing file, got {got}")
     notes.append(
         f"{values['name']}: HistoQC's example pictures are not here; the built-in model {model!r}, "
         "trained on generated pictures, takes their place"
     )
+    limits = {"threshold": 0.8, "min_elongation": 8.0} if model == "coverslip" else {}
+    return {"model": model, "features": [], **limits}  # its own, whatever HistoQC's were
 
 
 def _templates(paths: list[str], folder: Path, notes: list[str]) -> list[str]:
@@ -209,8 +179,7 @@ def _templates(paths: list[str], folder: Path, notes: list[str]) -> list[str]:
 def _find(text: str, folder: Path) -> Path | None:
     """The file beside the config, or in an installed HistoQC."""
     roots = [folder]
-    spec = find_spec("histoqc")
-    if spec is not None and spec.origin is not None:
+    if (spec := find_spec("histoqc")) is not None and spec.origin is not None:
         package = Path(spec.origin).parent
         roots += [package / "data", package]
     return next((root / text for root in roots if (root / text).is_file()), None)

@@ -1,6 +1,6 @@
 """A pipeline is a list of checks with their parameters: a preset, or a TOML file."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from thinsection.config import coerce, field_types, nearest, read_toml, toml_value
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.qc.checks import by_example, focus, folds, light, measures, shape, texture
+from thinsection.qc.checks import artefacts, by_example, light, measures, shape
 from thinsection.qc.checks.check import QcCheck, Statistics
 from thinsection.registry import Entry, Registry
 
@@ -18,19 +18,16 @@ _BUILT_IN: tuple[type[QcCheck], ...] = (
     *(light.LocalMinimum, light.Flat, light.Blurry, light.Equalised),
     *(shape.Fat, shape.FillHoles, shape.DropSpecks, shape.Spurs, shape.Fragments),
     *(shape.CountPieces, measures.Contrast, measures.Brightness, measures.Stains),
-    *(measures.Histogram, texture.Texture, focus.Focus, folds.Folds),
+    *(measures.Histogram, measures.Texture, artefacts.Focus, artefacts.Folds),
 )
-RESERVED_NAMES = ("mask_use", "overlay", "thumbnail")  # of files that are no check's
+_RESERVED_NAMES = ("mask_use", "overlay", "thumbnail")  # of files that are no check's
+_KINDS = {"name": str, "work_mpp": float, "work_from": WorkFrom, "statistics": Statistics}
 _VERSION = 3  # of the checks: raise it when one answers differently
-
-
-def _entries() -> Iterator[Entry]:
-    for check in _BUILT_IN:
-        line = (check.__doc__ or "").splitlines()[0]
-        yield Entry(name=check.kind, help=line, target=check, needs=check.needs)
-
-
-CHECKS: Registry[type[QcCheck]] = Registry("qc check", "thinsection.qc_checks", _entries)
+CHECKS: Registry[type[QcCheck]] = Registry(
+    "qc check",
+    "thinsection.qc_checks",
+    [Entry(name=c.kind, help=str(c.__doc__).splitlines()[0], target=c) for c in _BUILT_IN],
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +53,13 @@ class Pipeline:
     def as_mapping(self) -> dict[str, Any]:
         """Plain values, as the TOML file would hold them."""
         checks = [{"kind": c.kind, **asdict(c)} for c in self.checks]
-        plain = {"name": self.name, "work_mpp": self.work_mpp, "work_from": self.work_from}
-        return {**plain, "statistics": self.statistics, "check": checks}
+        return {**{key: getattr(self, key) for key in _KINDS}, "check": checks}
 
 
 def preset_names() -> tuple[str, ...]:
     """The pipelines that come with the package."""
-    folder = resources.files("thinsection.qc") / "presets"
-    names = (item.name for item in folder.iterdir())
-    return tuple(sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml")))
+    items = (resources.files("thinsection.qc") / "presets").iterdir()
+    return tuple(sorted(i.name.removesuffix(".toml") for i in items if i.name.endswith(".toml")))
 
 
 def load_pipeline(source: str | Path) -> Pipeline:
@@ -78,10 +73,8 @@ def load_pipeline(source: str | Path) -> Pipeline:
         with resources.as_file(folder / f"{source}.toml") as path:
             return pipeline_from_mapping(read_toml(path))
     if not str(source).endswith(".toml"):
-        hint = nearest(str(source), preset_names())
-        raise ConfigError(
-            f"qc pipeline must be a preset or a .toml file, got {str(source)!r}{hint}"
-        )
+        got = f"{str(source)!r}{nearest(str(source), preset_names())}"
+        raise ConfigError(f"qc pipeline must be a preset or a .toml file, got {got}")
     return pipeline_from_mapping(read_toml(Path(source)))
 
 
@@ -104,23 +97,17 @@ def pipeline_from_mapping(data: Mapping[str, Any]) -> Pipeline:
     Raises:
         ConfigError: an unknown key or kind, a wrong value, or two checks of one name.
     """
-    known = {"name": str, "work_mpp": float, "work_from": WorkFrom, "statistics": Statistics}
-    for key in data:
-        if key not in known and key != "check":
-            raise ConfigError(f"unknown qc key {key!r}{nearest(key, [*known, 'check'])}")
-    values = {k: coerce(data[k], kind, k) for k, kind in known.items() if k in data}
-    checks = data.get("check", [])
+    values = _coerced(data, {**_KINDS, "check": object})
+    checks = values.pop("check", [])
     if "name" not in values or not isinstance(checks, list) or not checks:
         raise ConfigError("qc pipeline must have a name and at least one [[check]] table")
     pipeline = Pipeline(**values, checks=tuple(check_from_mapping(c) for c in checks))
     if not pipeline.work_mpp > 0:
         raise ConfigError(f"work_mpp must be > 0, got {pipeline.work_mpp!r}")
     names = [check.name for check in pipeline.checks]
-    taken = sorted(set(names) & set(RESERVED_NAMES))
-    if taken:
-        raise ConfigError(f"check names must not be {', '.join(RESERVED_NAMES)}, got {taken[0]!r}")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    if taken := sorted(set(names) & set(_RESERVED_NAMES)):
+        raise ConfigError(f"check names must not be {', '.join(_RESERVED_NAMES)}, got {taken[0]!r}")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"check names must be unique, got {twice[0]!r} twice; set its `name`")
     return pipeline
 
@@ -140,15 +127,16 @@ def check_from_mapping(data: Mapping[str, Any]) -> QcCheck:
             f"qc check {kind!r} must be a QcCheck of that kind, got {cls!r}; "
             "mend or remove the package that brings it"
         )
-    kinds = field_types(cls)
-    values: dict[str, Any] = {}
-    for key, value in data.items():
-        if key == "kind":
-            continue
+    settings = {key: value for key, value in data.items() if key != "kind"}
+    return cls(**_coerced(settings, field_types(cls), f"{kind}."))
+
+
+def _coerced(data: Mapping[str, Any], kinds: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """The values as their declared types; an unknown key is refused by name."""
+    for key in data:
         if key not in kinds:
-            raise ConfigError(f"unknown qc key '{kind}.{key}'{nearest(key, kinds)}")
-        values[key] = coerce(value, kinds[key], f"{kind}.{key}")
-    return cls(**values)
+            raise ConfigError(f"unknown qc key {where + key!r}{nearest(key, kinds)}")
+    return {key: coerce(value, kinds[key], f"{where}{key}") for key, value in data.items()}
 
 
 def pipeline_identity(pipeline: Pipeline) -> dict[str, Any]:
@@ -156,12 +144,8 @@ def pipeline_identity(pipeline: Pipeline) -> dict[str, Any]:
 
     Pictures that checks read count by size and modification time.
     """
-    paths = [path for check in pipeline.checks for path in check.files]
-    return {
-        "version": _VERSION,
-        "pipeline": pipeline.as_mapping(),
-        "pictures": [_stamp(path) for path in paths],
-    }
+    pictures = [_stamp(path) for check in pipeline.checks for path in check.files]
+    return {"version": _VERSION, "pipeline": pipeline.as_mapping(), "pictures": pictures}
 
 
 def _stamp(path: str) -> list[int]:

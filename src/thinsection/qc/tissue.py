@@ -1,9 +1,14 @@
-"""The default tissue mask: saturation and Otsu's threshold on a thumbnail of about 8 µm/px."""
+"""The default tissue mask: saturation and Otsu's threshold on a thumbnail of about 8 µm/px.
+
+Beside it what any mask needs: a picture over its slide, and the share of a box that it covers.
+"""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from scipy import ndimage
 
 from thinsection.arrays import get_namespace
@@ -12,9 +17,8 @@ from thinsection.arrays.morphology import drop_small, fill_small
 from thinsection.config import option
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
-from thinsection.qc.pictures import overlay
 from thinsection.slide import Slide, read_resized
-from thinsection.types import MaskArray, MaskFrame, Mpp, RgbArray, Size
+from thinsection.types import CoordsL0, MaskArray, MaskFrame, Mpp, RgbArray, Size
 from thinsection.units import format_mpp
 
 # Otsu always finds two classes. On an empty slide it splits scanner noise, so a threshold below
@@ -25,6 +29,9 @@ _SATURATION_FLOOR = 15.0
 _SATURATION_CEILING = 40.0
 # without an mpp the thumbnail's long side is this many px
 _BLIND_LONG_SIDE_TH = 2048
+Color = tuple[int, int, int]  # RGB, 0 to 255
+TISSUE_COLOR: Color = (0, 160, 80)
+_DIMMED = 0.35  # share of its own colour that a px out of use keeps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +100,8 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     size_th = thumbnail_size(slide.size, slide.slide_mpp, config.mask_mpp)
     thumbnail = read_resized(slide, size_th)
     frame = MaskFrame(size_th=size_th, size_l0=slide.size)
-    mask_mpp = None
-    if slide.slide_mpp is not None:
-        down_x, down_y = frame.downsample_xy
-        mask_mpp = (slide.slide_mpp[0] * down_x, slide.slide_mpp[1] * down_y)
+    (x, y), mpp = frame.downsample_xy, slide.slide_mpp
+    mask_mpp = (mpp[0] * x, mpp[1] * y) if mpp else None
     area_um2 = math.prod(mask_mpp) if mask_mpp else config.mask_mpp**2
     mask, threshold = segment_tissue(thumbnail, config, px_area_um2=area_um2)
     return TissueMask(
@@ -106,12 +111,10 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
 
 def thumbnail_size(size_l0: Size, slide_mpp: Mpp | None, mask_mpp: float) -> Size:
     """(width, height) of a thumbnail at `mask_mpp`, never larger than the slide, at least 1 px."""
-    if slide_mpp is None:
-        factor = min(1.0, _BLIND_LONG_SIDE_TH / max(size_l0))
-        factors = (factor, factor)
-    else:
-        factors = (min(1.0, slide_mpp[0] / mask_mpp), min(1.0, slide_mpp[1] / mask_mpp))
-    return (max(1, round(size_l0[0] * factors[0])), max(1, round(size_l0[1] * factors[1])))
+    blind = _BLIND_LONG_SIDE_TH / max(size_l0)
+    x, y = (mpp / mask_mpp for mpp in slide_mpp) if slide_mpp else (blind, blind)
+    width, height = size_l0
+    return max(1, round(width * min(1.0, x))), max(1, round(height * min(1.0, y)))
 
 
 def segment_tissue(
@@ -127,9 +130,60 @@ def segment_tissue(
     threshold = otsu_level(counts, np.arange(256))
     threshold = min(max(threshold, _SATURATION_FLOOR), _SATURATION_CEILING)
     mask = (saturation > threshold) & ~dark
-    min_hole_px = round(config.min_hole_um2 / px_area_um2)
-    min_speck_px = round(config.min_speck_um2 / px_area_um2)
     ns = get_namespace("cpu")
     # before filling holes, so that dots around a piece do not bridge it
-    mask = drop_small(ns, mask, min_speck_px)
-    return fill_small(ns, mask, min_hole_px), threshold
+    mask = drop_small(ns, mask, round(config.min_speck_um2 / px_area_um2))
+    return fill_small(ns, mask, round(config.min_hole_um2 / px_area_um2)), threshold
+
+
+def overlay(
+    rgb: RgbArray, mask_use: MaskArray, tints: Iterable[tuple[MaskArray, Color]] = ()
+) -> RgbArray:
+    """The picture: out of use dimmed and tinted by the mask that took it, the rest outlined."""
+    picture = rgb.astype(np.float32)
+    tint = np.full_like(picture, 255.0)
+    for mask, color in tints:
+        tint[mask & ~mask_use] = color
+    out_of_use = ~mask_use
+    picture[out_of_use] = picture[out_of_use] * _DIMMED + tint[out_of_use] * (1 - _DIMMED) * 0.9
+    picture[mask_use & ~ndimage.binary_erosion(mask_use)] = TISSUE_COLOR
+    return np.clip(picture, 0, 255).astype(np.uint8)
+
+
+def box_fractions(
+    mask: MaskArray, frame: MaskFrame, coords_l0: CoordsL0, size_l0: Size
+) -> npt.NDArray[np.float32]:
+    """The area-weighted share of each box that lies on True mask px, float32 (N,).
+
+    Mask px that a box cuts count by the part that it cuts (the integral image is bilinear between
+    its nodes). What lies outside the mask counts as False.
+
+    Args:
+        mask: (H, W), True = inside.
+        frame: where the mask lies on the slide.
+        coords_l0: (N, 2) top-left corners, level-0 px.
+        size_l0: (width, height) of every box, level-0 px.
+
+    Memory: 8 bytes per mask px for the integral image, and about 100 bytes per box.
+    """
+    integral = np.zeros((mask.shape[0] + 1, mask.shape[1] + 1), dtype=np.float64)
+    np.cumsum(np.cumsum(mask, axis=0, dtype=np.float64), axis=1, out=integral[1:, 1:])
+    downsample = np.array(frame.downsample_xy)
+    left, top = (coords_l0 / downsample).T
+    right, bottom = ((coords_l0 + np.array(size_l0)) / downsample).T
+
+    def up_to(row: npt.NDArray, column: npt.NDArray) -> npt.NDArray:
+        """Area of the mask above and left of points, bilinear between nodes, clipped outside."""
+        row = np.clip(row, 0, integral.shape[0] - 1)
+        column = np.clip(column, 0, integral.shape[1] - 1)
+        r0 = np.minimum(row.astype(np.int64), integral.shape[0] - 2)
+        c0 = np.minimum(column.astype(np.int64), integral.shape[1] - 2)
+        fr, fc = row - r0, column - c0
+        upper = integral[r0, c0] * (1 - fc) + integral[r0, c0 + 1] * fc
+        lower = integral[r0 + 1, c0] * (1 - fc) + integral[r0 + 1, c0 + 1] * fc
+        return np.asarray(upper * (1 - fr) + lower * fr)
+
+    # so and not by SciPy's map_coordinates, which makes 1e-17 of nothing
+    covered = up_to(bottom, right) - up_to(top, right) - up_to(bottom, left) + up_to(top, left)
+    shares = np.clip(covered / np.prod(size_l0 / downsample), 0.0, 1.0)
+    return np.asarray(shares, dtype=np.float32)

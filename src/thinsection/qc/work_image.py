@@ -1,4 +1,4 @@
-"""The slide at work resolutions, from one streamed pass over each level that is read.
+"""The slide at work resolutions: how large it is to be, and one streamed pass over each level.
 
 The px are those of OpenSlide's `get_thumbnail`, which HistoQC works on: the level is reduced by an
 integer box and then resized by LANCZOS. The box reduction is done strip by strip, so that a level
@@ -6,63 +6,102 @@ never sits in memory.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from thinsection.qc.checks.check import Strips
+from thinsection.qc.pipeline import Pipeline
 from thinsection.slide import Slide
+from thinsection.slide.geometry import mean_mpp, nominal_mpp
 from thinsection.types import MIB, Level, RgbArray, Size
 
 STRIP_BYTES = 24 * MIB  # of one strip as it is read
 _ROWS_STEP = 256  # tile rows of most files: a strip of whole tiles decodes no tile twice
 _REDUCING_GAP = 2.0  # the image is box-reduced to at least this many times the wanted size
+_ASSUMED_MPP = 0.5  # µm/px of a file that says neither mpp nor objective power
+_DARK_MEDIAN = 40  # of 255: glass of a brightfield slide is above 200
+_ONE_COLOUR_RANGE = 6  # of 255
+_BROWN_SHARE = 0.25  # of the coloured px
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImagePlan:
-    """How one work image is made.
+class Scale:
+    """How large a px of the slide is.
 
     Attributes:
-        level: that is read.
-        size_th: (width, height) of the work image.
-        factors: (x, y) of the box reduction before LANCZOS.
+        slide_mpp: µm per level-0 px, as near to the truth as the file allows.
+        work_mpp: µm per level-0 px by which the work size is computed; nominal for a pipeline
+            that works from the objective power.
+        warnings: what was assumed.
     """
 
-    level: Level
-    size_th: Size
-    factors: tuple[int, int]
+    slide_mpp: float
+    work_mpp: float
+    warnings: tuple[str, ...] = ()
 
 
-def plan_image(levels: Sequence[Level], max_edge: int) -> ImagePlan:
-    """The plan of the image whose longer edge is max_edge px (or level 0's, if that is less)."""
-    size_l0 = levels[0].size
-    downsample = max(size_l0) / max_edge
-    fit = [lv for lv in levels if lv.downsample <= downsample]
-    level = max(fit, key=lambda lv: lv.downsample) if fit else levels[0]
-    size_th = fitted_size(level.size, max_edge)
-    x, y = (
-        int(size / th / _REDUCING_GAP) or 1 for size, th in zip(level.size, size_th, strict=True)
-    )
-    return ImagePlan(level=level, size_th=size_th, factors=(x, y))
+def scale_of(slide: Slide, pipeline: Pipeline, slide_mpp: float | None = None) -> Scale:
+    """The scale of a slide under a pipeline; a given mpp stands for what the file says."""
+    warnings: list[str] = []
+    known = mean_mpp(slide.slide_mpp) if slide_mpp is None else slide_mpp
+    if slide_mpp is None and slide.slide_mpp is not None and known is not None:
+        x, y = slide.slide_mpp
+        if abs(x - y) > 0.01 * known:
+            warnings.append(f"px are not square ({x:g} x {y:g} µm): areas use the mean")
+    power, by_power = slide.objective_power, pipeline.work_from == "objective_power"
+    nominal = nominal_mpp(power) if power is not None else known or _ASSUMED_MPP
+    real = nominal if known is None else known
+    if known is None and power is None:
+        warnings.append(
+            f"the file says neither mpp nor objective power: {_ASSUMED_MPP} µm/px (20x) is "
+            "assumed; add a slide_mpp column to the cohort"
+        )
+    elif known is None:
+        warnings.append(f"the file has no mpp: {nominal:g} µm/px is taken from its {power:g}x")
+    elif by_power and power is None:
+        taken = f"the work size is taken from {known:g} µm/px"
+        warnings.append(f"the file has no objective power: {taken}")
+    work, edge = nominal if by_power and slide_mpp is None else real, max(slide.size)
+    if edge * work < pipeline.work_mpp * 32:
+        warnings.append(f"the slide is only {edge} px long: too small for these checks")
+    return Scale(slide_mpp=real, work_mpp=work, warnings=tuple(warnings))
+
+
+def suspicions(rgb: RgbArray) -> list[str]:
+    """Sentences about the work image, uint8 (H, W, 3); none for a usual H&E slide."""
+    channels = [np.ascontiguousarray(rgb[..., c]) for c in range(3)]
+    if max(int(c.max()) - int(c.min()) for c in channels) <= _ONE_COLOUR_RANGE:
+        return ["the slide is of one colour: empty glass, or a failed scan"]
+    if float(np.median(rgb)) < _DARK_MEDIAN:
+        return ["the background is dark: fluorescence? These checks are made for brightfield"]
+    coloured = reduce(np.maximum, channels) - reduce(np.minimum, channels) > 30
+    red, green, blue = (c.astype(np.int16) for c in channels)
+    brown = coloured & (red > green + 15) & (green > blue + 10)
+    num_coloured = np.count_nonzero(coloured)
+    if num_coloured > 100 and np.count_nonzero(brown) > _BROWN_SHARE * num_coloured:
+        return ["much of the tissue is brown: IHC? The preset 'ihc' is made for it"]
+    if num_coloured < 0.0005 * coloured.size:
+        return ["almost nothing is stained: empty glass, or an unstained slide"]
+    return []
 
 
 def fitted_size(size: Size, max_edge: int) -> Size:
     """(width, height) that fits into a square, with the aspect kept as closely as px allow."""
-    width, height = size
     if max(size) <= max_edge:
         return size
-    aspect = width / height
-    if aspect <= 1:
-        ideal = max_edge * aspect
+    aspect = size[0] / size[1]
+
+    def nearest(ideal: float, aspect_of: Callable[[int], float]) -> int:
         options = (math.floor(ideal), math.ceil(ideal))
-        return max(1, min(options, key=lambda n: abs(aspect - n / max_edge))), max_edge
-    ideal = max_edge / aspect
-    options = (math.floor(ideal), math.ceil(ideal))
-    return max_edge, max(1, min(options, key=lambda n: abs(aspect - max_edge / n) if n else 0))
+        return max(1, min(options, key=lambda n: abs(aspect - aspect_of(n)) if n else 0))
+
+    if aspect <= 1:
+        return nearest(max_edge * aspect, lambda n: n / max_edge), max_edge
+    return max_edge, nearest(max_edge / aspect, lambda n: max_edge / n)
 
 
 def read_work_images(slide: Slide, max_edges: Sequence[int]) -> list[RgbArray]:
@@ -70,42 +109,41 @@ def read_work_images(slide: Slide, max_edges: Sequence[int]) -> list[RgbArray]:
 
     Memory: O(work images * 16 + one strip), whatever the size of the level.
     """
-    plans = [plan_image(slide.levels, edge) for edge in max_edges]
+    levels = {edge: coarsest_level(slide.levels, max(slide.size) / edge) for edge in max_edges}
     images: dict[int, RgbArray] = {}
-    for index in sorted({plan.level.index for plan in plans}):
-        wanted = [n for n, plan in enumerate(plans) if plan.level.index == index]
-        reducers = [_Reducer(plans[n]) for n in wanted]
-        for strip in _level_strips(slide, plans[wanted[0]].level, _ROWS_STEP):
-            for reducer in reducers:
+    for level in dict.fromkeys(levels.values()):
+        reducers = {edge: _Reducer(level, edge) for edge in levels if levels[edge] == level}
+        for strip in _level_strips(slide, level, _ROWS_STEP):
+            for reducer in reducers.values():
                 reducer.add(strip)
-        for n, reducer in zip(wanted, reducers, strict=True):
-            images[n] = reducer.finish()
-    return [images[n] for n in range(len(plans))]
+        images |= {edge: reducer.finish() for edge, reducer in reducers.items()}
+    return [images[edge] for edge in max_edges]
 
 
 def read_strips(slide: Slide, slide_mpp: float, mpp: float, rows_multiple: int) -> Strips:
     """The slide at about `mpp`, by a box reduction of the best level, strip by strip.
 
-    Args:
-        slide: to read.
-        slide_mpp: µm per level-0 px.
-        mpp: wanted µm/px; the nearest integer reduction of a level that is not coarser is taken.
-        rows_multiple: every strip but the last has a multiple of this many rows.
+    The nearest integer reduction of a level that is not coarser is taken; every strip but the last
+    has a multiple of rows_multiple rows.
 
     Memory: one strip of the level that is read, about 24 MiB.
     """
-    fit = [lv for lv in slide.levels if lv.downsample * slide_mpp <= mpp * 1.25]
-    level = max(fit, key=lambda lv: lv.downsample) if fit else slide.levels[0]
+    level = coarsest_level(slide.levels, mpp * 1.25, slide_mpp)
     factor = max(1, round(mpp / (level.downsample * slide_mpp)))
     width, height = (max(1, edge // factor) for edge in level.size)
 
-    def strips() -> Iterator[npt.NDArray[np.uint8]]:
+    def strips() -> Iterator[RgbArray]:
         for strip in _level_strips(slide, level, factor * rows_multiple):
-            rows = strip.shape[0] // factor
-            if rows:
+            if rows := strip.shape[0] // factor:
                 yield _box_reduced(strip[: rows * factor, : width * factor], (factor, factor))
 
     return Strips(mpp=level.downsample * slide_mpp * factor, size=(width, height), strips=strips())
+
+
+def coarsest_level(levels: Sequence[Level], most: float, mpp_l0: float = 1.0) -> Level:
+    """The coarsest level whose downsample times a level-0 mpp is at most so much, else level 0."""
+    fit = [level for level in levels if level.downsample * mpp_l0 <= most]
+    return max(fit, key=lambda level: level.downsample, default=levels[0])
 
 
 def _level_strips(slide: Slide, level: Level, rows_step: int) -> Iterator[RgbArray]:
@@ -119,39 +157,42 @@ def _level_strips(slide: Slide, level: Level, rows_step: int) -> Iterator[RgbArr
 
 
 class _Reducer:
-    """Box-reduces rows as they come; what does not fill a box waits for the next strip."""
+    """Makes the image whose longer edge is max_edge px (or the level's, if that is less).
 
-    def __init__(self, plan: ImagePlan) -> None:
-        self._plan = plan
-        self._waiting: RgbArray | None = None
-        width, height = (math.ceil(n / f) for n, f in zip(plan.level.size, plan.factors))
-        self._reduced = np.empty((height, width, 3), dtype=np.uint8)
+    Rows of the level are box-reduced as they come; what does not fill a box waits for the next.
+    """
+
+    def __init__(self, level: Level, max_edge: int) -> None:
+        self._size, self._size_th = level.size, fitted_size(level.size, max_edge)
+        (width, height), (width_th, height_th) = self._size, self._size_th
+        x = int(width / width_th / _REDUCING_GAP) or 1
+        y = int(height / height_th / _REDUCING_GAP) or 1
+        self._factors = (x, y)
+        self._reduced = np.empty((math.ceil(height / y), math.ceil(width / x), 3), dtype=np.uint8)
         self._filled = 0
+        self._waiting = np.empty((0, width, 3), dtype=np.uint8)
 
     def add(self, strip: RgbArray) -> None:
-        rows = strip if self._waiting is None else np.concatenate([self._waiting, strip])
-        whole = rows.shape[0] - rows.shape[0] % self._plan.factors[1]
-        self._waiting = rows[whole:].copy() if whole < rows.shape[0] else None
-        if whole:
-            self._put(rows[:whole])
+        rows = np.concatenate([self._waiting, strip]) if len(self._waiting) else strip
+        whole = len(rows) - len(rows) % self._factors[1]
+        self._waiting = rows[whole:].copy()
+        self._put(rows[:whole])
 
     def finish(self) -> RgbArray:
-        """The work image, once every strip was added."""
-        if self._waiting is not None:
-            self._put(self._waiting)
-        size_th, reduced = self._plan.size_th, self._reduced
-        if reduced.shape[1::-1] == size_th:
-            return reduced
-        width, height = (n / f for n, f in zip(self._plan.level.size, self._plan.factors))
+        """The image, once every strip was added."""
+        self._put(self._waiting)
+        if self._reduced.shape[1::-1] == self._size_th:
+            return self._reduced
+        width, height = (n / f for n, f in zip(self._size, self._factors, strict=True))
         # whole, as which axis Pillow takes first depends on the sizes and on its release
-        image = Image.fromarray(reduced)
-        lanczos = Image.Resampling.LANCZOS
-        return np.asarray(image.resize(size_th, lanczos, box=(0.0, 0.0, width, height)))
+        image, lanczos = Image.fromarray(self._reduced), Image.Resampling.LANCZOS
+        return np.asarray(image.resize(self._size_th, lanczos, box=(0.0, 0.0, width, height)))
 
     def _put(self, rows: RgbArray) -> None:
-        reduced = _box_reduced(rows, self._plan.factors)
-        self._reduced[self._filled : self._filled + len(reduced)] = reduced
-        self._filled += len(reduced)
+        if len(rows):
+            reduced = _box_reduced(rows, self._factors)
+            self._reduced[self._filled : self._filled + len(reduced)] = reduced
+            self._filled += len(reduced)
 
 
 def _box_reduced(pixels: RgbArray, factors: tuple[int, int]) -> RgbArray:

@@ -12,7 +12,7 @@ from thinsection.types import CoordsL0, MaskArray, RgbArray, Size
 LONG_SIDE = 1600  # px of the picture
 OUTLINE = (0, 90, 60)
 TILE = (32, 96, 200)
-_TILE_ALPHA = 0.28
+_TILE_ALPHA = 71  # of 255
 
 
 def draw_overview(
@@ -24,12 +24,7 @@ def draw_overview(
     tile_size_l0: Size,
     size_l0: Size,
 ) -> None:
-    """Writes the picture of `overview` as PNG, atomically.
-
-    Args:
-        path: of the PNG.
-        thumbnail: uint8 (H, W, 3) of the whole slide, or its picture file.
-        mask, coords_l0, tile_size_l0, size_l0: of `overview`.
+    """Writes the picture of `overview` as PNG, atomically; the thumbnail may be a picture file.
 
     Memory: O(picture), at most 1600 px along its long side.
     """
@@ -62,23 +57,20 @@ def overview(
     factor = LONG_SIDE / max(small.size)
     size = (max(1, round(small.width * factor)), max(1, round(small.height * factor)))
     base = small.resize(size, Image.Resampling.LANCZOS)
-    shade = Image.new("L", size, 0)
-    borders = Image.new("L", size, 0)
+    shade, borders = Image.new("L", size, 0), Image.new("L", size, 0)
     draw_shade, draw_borders = ImageDraw.Draw(shade), ImageDraw.Draw(borders)
     scale = np.array(size) / np.array(size_l0)
     edge = np.array(tile_size_l0) * scale
-    alpha = round(255 * _TILE_ALPHA)
     for x, y in (coords_l0 * scale).tolist():
-        box = (round(x), round(y), round(x + edge[0]) - 1, round(y + edge[1]) - 1)
-        box = (*box[:2], max(box[2], box[0]), max(box[3], box[1]))
-        draw_shade.rectangle(box, fill=alpha)
+        left, top = round(x), round(y)
+        right, bottom = round(x + edge[0]) - 1, round(y + edge[1]) - 1
+        box = (left, top, max(left, right), max(top, bottom))
+        draw_shade.rectangle(box, fill=_TILE_ALPHA)
         draw_borders.rectangle(box, outline=160)
     base.paste(Image.new("RGB", size, TILE), mask=shade)
     if edge.min() >= 6:  # finer grids would be borders only
         base.paste(Image.new("RGB", size, TILE), mask=borders)
-    inside = (
-        np.asarray(Image.fromarray(mask).convert("L").resize(size, Image.Resampling.NEAREST)) > 0
-    )
-    pixels = np.array(base)
+    gray = Image.fromarray(mask).convert("L").resize(size, Image.Resampling.NEAREST)
+    pixels, inside = np.array(base), np.asarray(gray) > 0
     pixels[inside ^ ndimage.binary_erosion(inside, iterations=2)] = OUTLINE
     return pixels

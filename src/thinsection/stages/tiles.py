@@ -6,7 +6,7 @@ from typing import Any, ClassVar, cast
 
 from thinsection.errors import BudgetError
 from thinsection.files.atomic import atomic_path
-from thinsection.qc.coverage import box_fractions
+from thinsection.qc.tissue import box_fractions
 from thinsection.slide.geometry import ReadPlan
 from thinsection.stages.config import SCRATCH_LIMIT
 from thinsection.stages.labels import grid_label

@@ -9,8 +9,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from thinsection.files.atomic import atomic_path
-from thinsection.qc.pictures import TISSUE_COLOR
-from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
+from thinsection.qc.tissue import TISSUE_COLOR, TissueConfig, TissueMask, tissue_mask
 from thinsection.stages.labels import join_label, variant
 from thinsection.stages.stage import Output, Reads, SlideWork, Stage
 from thinsection.store.geojson import write_masks_geojson

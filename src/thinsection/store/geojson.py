@@ -18,7 +18,7 @@ from scipy import ndimage
 
 from thinsection.errors import InvalidInputError
 from thinsection.files.atomic import write_text
-from thinsection.qc.pictures import Color
+from thinsection.qc.tissue import Color
 from thinsection.types import MaskArray, MaskFrame
 
 Ring = npt.NDArray[np.float64]  # (K, 2): x, y of the corners, not closed

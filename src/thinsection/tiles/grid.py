@@ -10,8 +10,7 @@ import numpy.typing as npt
 from thinsection.config import option
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.files.pages import notebook_html
-from thinsection.qc.coverage import box_fractions
-from thinsection.qc.tissue import TissueMask
+from thinsection.qc.tissue import TissueMask, box_fractions
 from thinsection.slide import Slide
 from thinsection.slide.geometry import ReadPlan, plan_read
 from thinsection.tiles.filters import FILTERS, MASK_FILTER

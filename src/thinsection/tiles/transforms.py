@@ -16,8 +16,7 @@ import numpy.typing as npt
 from thinsection.arrays import Array, ArrayNamespace, get_namespace
 from thinsection.config import option
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.qc.coverage import box_fractions
-from thinsection.qc.tissue import tissue_mask
+from thinsection.qc.tissue import box_fractions, tissue_mask
 from thinsection.slide import Slide, open_slide
 from thinsection.slide.geometry import MPP_TOLERANCE, plan_read
 from thinsection.slide.resize import read_tiles

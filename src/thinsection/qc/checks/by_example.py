@@ -11,11 +11,11 @@ from thinsection.errors import ConfigError
 from thinsection.files.atomic import atomic_path
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 from thinsection.qc.checks.measures import read_rgb
-from thinsection.qc.checks.pixel_features import check_features
 from thinsection.qc.checks.pixel_model import (
     RECIPE,
     Example,
     PixelModel,
+    check_features,
     load_model,
     save_model,
     train,
@@ -34,7 +34,7 @@ class ByExample(QcCheck):
             'own', trained on yours.
         example_images: picture files at the work resolution, for model 'own'.
         example_masks: one mask picture for each, bright where the picture shows it.
-        features: of `pixel_features.FEATURES`, for model 'own'.
+        features: of `pixel_features`, for model 'own'.
         threshold: on P.
         min_area: smaller finds are dropped.
         min_elongation: so are finds whose squared length over area is less; 0 keeps all.
@@ -65,8 +65,7 @@ class ByExample(QcCheck):
         found = drop_small(ns, view.probability_of(self) > self.threshold, least)
         if self.min_elongation > 0:
             found = keep_elongated(ns, found, self.min_elongation, least)
-        edge = round(view.length_px(self.dilate))
-        if edge > 0:
+        if (edge := round(view.length_px(self.dilate))) > 0:
             found = dilated_by_square(ns, found, edge)
         return view.left(view.mask_use & ~found, self.name, enforce=True)
 
@@ -80,10 +79,6 @@ def trained_model(check: ByExample, cache_dir: Path) -> PixelModel:
 
     The file's name holds the hash of examples, features and training, so that another seed or
     another mask is another model. Two processes that train at once write the same bytes.
-
-    Args:
-        check: that asks.
-        cache_dir: folder of the cache; made if it is not there.
 
     Raises:
         ConfigError: no such model, features that are not its, or examples that do not pair up.
@@ -99,9 +94,8 @@ def trained_model(check: ByExample, cache_dir: Path) -> PixelModel:
     recipe = json.dumps([content.hexdigest(), features, settings, RECIPE])
     key = hashlib.sha256(recipe.encode()).hexdigest()[:16]
     path = cache_dir / "qc-models" / f"own-{key}.npz"
-    model = load_model(path)
-    if model is None:
-        model = train(examples, features, seed=check.seed, num_samples=check.num_samples)
+    if (model := load_model(path)) is None:
+        model = train(examples, features, **settings)
         with atomic_path(path) as temporary:
             save_model(temporary, model)
     return model
@@ -114,28 +108,22 @@ def _built_in(check: ByExample) -> PixelModel:
         names = ", ".join((*known, "own"))
         raise ConfigError(f"model must be one of {names}, got {check.model!r} in {check.name!r}")
     if check.features not in ((), model.features):
-        raise ConfigError(
-            f"{check.name}.features must be those of the model {check.model!r} "
-            f"({', '.join(model.features)}), got {', '.join(check.features)}; leave them out, or "
-            "train model 'own'"
-        )
+        own, got = ", ".join(model.features), ", ".join(check.features)
+        rule = f"{check.name}.features must be those of the model {check.model!r} ({own})"
+        raise ConfigError(f"{rule}, got {got}; leave them out, or train model 'own'")
     return model
 
 
 def _own_examples(check: ByExample) -> list[Example]:
     images, masks = check.example_images, check.example_masks
     if not images or len(images) != len(masks):
-        raise ConfigError(
-            f"{check.name} must have one example mask per image, got {len(images)} images "
-            f"and {len(masks)} masks"
-        )
+        got = f"{len(images)} images and {len(masks)} masks"
+        raise ConfigError(f"{check.name} must have one example mask per image, got {got}")
     examples = []
     for image, path in zip(images, masks, strict=True):
         rgb, mask = read_rgb(image), read_rgb(path).max(axis=2) > 127
         if rgb.shape[:2] != mask.shape:
-            raise ConfigError(
-                f"example mask {path!r} must have the size of {image!r}, "
-                f"got {mask.shape[::-1]} and {rgb.shape[1::-1]}"
-            )
+            got = f"{mask.shape[::-1]} and {rgb.shape[1::-1]}"
+            raise ConfigError(f"example mask {path!r} must have the size of {image!r}, got {got}")
         examples.append((rgb, mask))
     return examples

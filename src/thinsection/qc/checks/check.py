@@ -17,13 +17,17 @@ import numpy.typing as npt
 from thinsection.arrays import Array, ArrayNamespace
 from thinsection.arrays.morphology import measure_regions
 from thinsection.errors import ConfigError
+from thinsection.types import Size
 
 Score = float | str
 Statistics = Literal["relative2mask", "relative2image", "absolute"]
 EMPTY_SCORE = -100.0  # what HistoQC writes where there is no px to measure
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(px|um|mm|um2|mm2)\s*")
 _UM = {"length": {"um": 1.0, "mm": 1000.0}, "area": {"um2": 1.0, "mm2": 1e6}}
-_EXAMPLES = {"length": "'10 px' or '80 um'", "area": "'64 px' or '0.65 mm2'"}
+_RULES = {
+    "length": "a length such as '10 px' or '80 um'",
+    "area": "an area such as '64 px' or '0.65 mm2'",
+}
 
 
 def length(default: str) -> Any:
@@ -48,7 +52,7 @@ class Strips:
     """
 
     mpp: float
-    size: tuple[int, int]
+    size: Size
     strips: Iterator[npt.NDArray[np.uint8]]
 
 
@@ -102,11 +106,11 @@ class QcView:
 
     def length_px(self, text: str) -> float:
         """A length as px of the work image."""
-        return size_px(text, self.mpp_th, "length", key="length")
+        return _size_px(text, self.mpp_th, "length")
 
     def area_px(self, text: str) -> float:
         """An area as px of the work image."""
-        return size_px(text, self.mpp_th, "area", key="area")
+        return _size_px(text, self.mpp_th**2, "area")
 
     def share(self, new_mask: Array) -> float:
         """What a step took from `mask_use`, in the view's statistics."""
@@ -164,7 +168,7 @@ class QcCheck(ABC):
         """Lengths and areas are parsed once, so that a wrong one fails before any slide is read."""
         for f in fields(self):
             if "size" in f.metadata:
-                size_px(getattr(self, f.name), 1.0, f.metadata["size"], key=f"{self.kind}.{f.name}")
+                _size_px(getattr(self, f.name), 1.0, f.metadata["size"], f"{self.kind}.{f.name}")
         if not self.name or "/" in self.name:
             raise ConfigError(f"{self.kind}.name must be a file name, got {self.name!r}")
 
@@ -188,23 +192,10 @@ class QcCheck(ABC):
         return ()
 
 
-def size_px(text: str, mpp_th: float, what: str, *, key: str) -> float:
-    """Px of the work image.
-
-    Args:
-        text: such as '10 px', '80 um' or '0.65 mm2'.
-        mpp_th: µm per px of the work image.
-        what: 'length' or 'area'.
-        key: what the message calls it.
-
-    Raises:
-        ConfigError: the text is no length, or no area.
-    """
+def _size_px(text: str, um_per_px: float, what: str, key: str = "") -> float:
+    """Px of the work image in a length (in an area, where um_per_px is µm²), or ConfigError."""
     match = _SIZE.fullmatch(text)
-    value, unit = (float(match.group(1)), match.group(2)) if match else (0.0, "")
-    if unit == "px":
-        return value
-    if unit not in _UM[what]:
-        article = "a length" if what == "length" else "an area"
-        raise ConfigError(f"{key} must be {article} such as {_EXAMPLES[what]}, got {text!r}")
-    return value * _UM[what][unit] / (mpp_th if what == "length" else mpp_th**2)
+    if match is None or match[2] not in ("px", *_UM[what]):
+        raise ConfigError(f"{key or what} must be {_RULES[what]}, got {text!r}")
+    value = float(match[1])
+    return value if match[2] == "px" else value * _UM[what][match[2]] / um_per_px

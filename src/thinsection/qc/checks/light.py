@@ -34,7 +34,7 @@ class Intensity(QcCheck):
         kept = _between(view.gray, self.lower_gray, self.upper_gray)
         if self.lower_std is not None or self.upper_std is not None:
             kept &= _between(channel_std(view.ns, view.rgb), self.lower_std, self.upper_std)
-        return view.left(view.mask_use & (~kept if self.invert else kept), self.name)
+        return view.left(view.mask_use & (kept ^ self.invert), self.name)
 
     @property
     def removes_glass(self) -> bool:
@@ -64,7 +64,7 @@ class Otsu(QcCheck):
             below = gray < filters.local_otsu(view.ns, gray, disk)
         else:
             below = view.gray < filters.otsu_threshold(view.ns, view.gray)
-        return view.left(view.mask_use & (~below if self.invert else below), self.name)
+        return view.left(view.mask_use & (below ^ self.invert), self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class BrightestCluster(QcCheck):
     """Removes the brightest cluster of gray values, by k-means on the 256-bin histogram: no seed.
 
     Attributes:
-        num_clusters: how many clusters.
+        num_clusters: the mask keeps what is darker than half-way between the brightest two.
     """
 
     kind: ClassVar[str] = "brightest_cluster"
@@ -119,7 +119,7 @@ class LocalMinimum(QcCheck):
     def __call__(self, view: QcView) -> Outcome:
         disk = disk_footprint(view.length_px(self.radius))
         bright = filters.local_minimum(view.ns, _as_uint8(view), disk) > self.upper_gray
-        return view.left(view.mask_use & (~bright if self.invert else bright), self.column)
+        return view.left(view.mask_use & (bright ^ self.invert), self.column)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,11 +139,10 @@ class Flat(QcCheck):
     min_area: str = area("500 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        edge = max(1, round(view.length_px(self.kernel)))
-        least = view.area_px(self.min_area)
-        mean = filters.box_mean(view.ns, view.gray, edge)
-        found = drop_small(view.ns, abs(mean - view.gray) < self.max_difference, least)
-        return view.left(view.mask_use & drop_small(view.ns, ~found, least), self.name)
+        ns, least = view.ns, view.area_px(self.min_area)
+        mean = filters.box_mean(ns, view.gray, max(1, round(view.length_px(self.kernel))))
+        found = drop_small(ns, abs(mean - view.gray) < self.max_difference, least)
+        return view.left(view.mask_use & drop_small(ns, ~found, least), self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +164,7 @@ class Blurry(QcCheck):
     def __call__(self, view: QcView) -> Outcome:
         edges = filters.laplacian(view.ns, view.gray_at(self.image_mpp))
         view.ns.xp.abs(edges, out=edges)
-        shape = (view.gray.shape[0], view.gray.shape[1])
-        near = filters.gaussian(view.ns, edges, self.sigma, shape=shape)
+        near = filters.gaussian(view.ns, edges, self.sigma, shape=view.gray.shape)
         return view.left_regions(view.mask_use & (near > self.max_edge), f"{self.name}_removed")
 
     @property

@@ -1,8 +1,8 @@
-"""Checks that only measure: contrast, brightness, stains, histograms."""
+"""Checks that only measure: contrast, brightness, stains, histograms, texture."""
 
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,9 @@ from PIL import Image
 from thinsection.arrays import Array, ArrayNamespace, colour, filters
 from thinsection.errors import ConfigError
 from thinsection.qc.checks.check import EMPTY_SCORE, Outcome, QcCheck, QcView, Score
+
+_Floats = npt.NDArray[np.float64]
+_TEXTURE = ("contrast", "dissimilarity", "homogeneity", "ASM", "energy", "correlation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,7 @@ class Contrast(QcCheck):
     def __call__(self, view: QcView) -> Outcome:
         energy, gray = filters.sobel_energy(view.ns, view.gray), view.gray
         if self.limit_to_mask:
-            energy = energy[~view.mask_use if self.invert else view.mask_use]
+            energy = energy[view.mask_use ^ self.invert]
             gray = gray[view.mask_use]
         stems = ("tenenGrad", "michelson", "rms")
         names = [_prefixed(self.prefix, f"{stem}_contrast") for stem in stems]
@@ -66,26 +69,20 @@ class Brightness(QcCheck):
     invert: bool = False
 
     def __call__(self, view: QcView) -> Outcome:
+        if self.space == "gray":
+            channels = {"grayscale": view.gray}
+        else:
+            rgb = view.rgb.astype(view.ns.xp.float64)
+            image = rgb if self.space == "RGB" else colour.yuv_from_rgb(view.ns, view.rgb)
+            channels = {f"chan{c + 1}": image[..., c] for c in range(3)}
+        suffix = "_YUV" if self.space == "YUV" else ""
         scores: dict[str, Score] = {}
-        mask = ~view.mask_use if self.invert else view.mask_use
-        for stem, suffix, channel in _channels(view, self.space):
-            values = channel[mask] if self.limit_to_mask else channel
-            empty = values.size == 0
+        for stem, channel in channels.items():
+            values = channel[view.mask_use ^ self.invert] if self.limit_to_mask else channel
             key = _prefixed(self.prefix, f"{stem}_brightness")
-            scores[key + suffix] = EMPTY_SCORE if empty else float(values.mean())
-            scores[f"{key}_std{suffix}"] = 0.0 if empty else float(values.std())
+            scores[key + suffix] = float(values.mean()) if values.size else EMPTY_SCORE
+            scores[f"{key}_std{suffix}"] = float(values.std()) if values.size else 0.0
         return Outcome(scores=scores)
-
-
-def _channels(view: QcView, space: str) -> list[tuple[str, str, Array]]:
-    """(stem, suffix, channel) of each channel of a colour space."""
-    if space == "gray":
-        return [("grayscale", "", view.gray)]
-    if space == "RGB":
-        image = view.rgb.astype(view.ns.xp.float64)
-        return [(f"chan{c + 1}", "", image[..., c]) for c in range(3)]
-    image = colour.yuv_from_rgb(view.ns, view.rgb)
-    return [(f"chan{c + 1}", f"_{space}", image[..., c]) for c in range(3)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,30 +132,90 @@ class Histogram(QcCheck):
     templates: tuple[str, ...] = ()
 
     def __call__(self, view: QcView) -> Outcome:
-        mask = view.mask_use if self.limit_to_mask else view.ns.xp.ones_like(view.mask_use)
-        own = density_histogram(view.ns, view.rgb[mask], self.bins)
+        pixels = view.rgb[view.mask_use] if self.limit_to_mask else view.rgb.reshape(-1, 3)
+        own = self._density(view.ns, pixels)
         scores: dict[str, Score] = {}
         for path in self.templates:
             rgb = view.ns.upload(read_rgb(path).reshape(-1, 3), reason="template")
-            other = density_histogram(view.ns, rgb, self.bins)
             stem = PurePath(path.replace("\\", "/")).stem
-            scores[f"{stem}_MSE_hist"] = float(((own - other) ** 2).sum())
+            scores[f"{stem}_MSE_hist"] = float(((own - self._density(view.ns, rgb)) ** 2).sum())
         return Outcome(scores=scores, tables={self.name: own})
 
     @property
     def files(self) -> tuple[str, ...]:
         return self.templates
 
+    def _density(self, ns: ArrayNamespace, rgb: Array) -> _Floats:
+        """Density of each channel over 0 to 255, (bins, 3) on the host; zeros without px."""
+        counts = [ns.xp.bincount(rgb[:, c], minlength=256) for c in range(3)]
+        host = ns.download(ns.xp.stack(counts, axis=1)).astype(np.float64)
+        # numpy's rule: bins are half open, the last one closed
+        index = np.minimum((np.arange(256) * self.bins) // 255, self.bins - 1)
+        binned = [np.bincount(index, host[:, c], minlength=self.bins) for c in range(3)]
+        total = np.maximum(host.sum(axis=0), 1)
+        return np.asarray(np.stack(binned, axis=1) / total / (255 / self.bins))
 
-def density_histogram(ns: ArrayNamespace, rgb: Array, bins: int) -> npt.NDArray[np.float64]:
-    """Density of each channel over 0 to 255, (bins, 3) on the host; zeros without px."""
-    counts = ns.xp.stack([ns.xp.bincount(rgb[:, c], minlength=256) for c in range(3)], axis=1)
-    host = ns.download(counts).astype(np.float64)
-    # numpy's rule: bins are half open, the last one closed
-    index = np.minimum((np.arange(256) * bins) // 255, bins - 1)
-    binned = np.stack([np.bincount(index, host[:, c], minlength=bins) for c in range(3)], axis=1)
-    total = host.sum(axis=0)
-    return np.asarray(binned / np.where(total > 0, total, 1) / (255 / bins))
+
+@dataclass(frozen=True, kw_only=True)
+class Texture(QcCheck):
+    """Mean and std of six co-occurrence measures over random squares; warns if there is no place.
+
+    Attributes:
+        prefix: put before the column names, with an underscore.
+        square_px: edge of a square; its top-left corner lies in the mask.
+        num_squares: how many.
+        num_levels: gray levels.
+        distance_px: between the two px of a pair, along x.
+        invert: True puts the squares outside the mask.
+        seed: of their places.
+    """
+
+    kind: ClassVar[str] = "texture"
+    name: str = "texture"
+    prefix: str = ""
+    square_px: int = 32
+    num_squares: int = 100
+    num_levels: int = 8
+    distance_px: int = 5
+    invert: bool = False
+    seed: int = 0
+
+    def __call__(self, view: QcView) -> Outcome:
+        mask = view.ns.download(view.mask_use ^ self.invert)
+        places = np.flatnonzero(mask)
+        if not len(places):
+            where = "outside" if self.invert else "in"
+            return Outcome(warnings=(f"{self.name}: no px {where} the mask to measure texture at",))
+        rng = np.random.default_rng(self.seed)
+        rows, columns = np.divmod(rng.choice(places, self.num_squares), mask.shape[1])
+        gray = view.ns.download(view.gray, reason="co-occurrence")
+        scores: dict[str, Score] = {}
+        for measure, values in self.measured(gray, rows, columns).items():
+            column = _prefixed(self.prefix, measure)
+            scores[column] = float(values.mean())
+            scores[f"{column}_std"] = float(values.std())
+        return Outcome(scores=scores)
+
+    def measured(
+        self, gray: _Floats, rows: npt.NDArray[np.integer], columns: npt.NDArray[np.integer]
+    ) -> dict[str, _Floats]:
+        """Each measure of each square, (squares,); squares are cut at the image's border.
+
+        A gray value v lies in level ceil(v * (num_levels - 1)). On the host: cuCIM has no
+        counterpart.
+
+        Source: Haralick et al., Textural features for image classification, 1973.
+        """
+        from skimage.feature import graycomatrix, graycoprops  # half a second, for this check only
+
+        edge, limits = self.square_px, np.linspace(0, 1, self.num_levels)
+        settings: dict[str, Any] = {"levels": self.num_levels, "symmetric": True}
+        counts = []
+        for r, c in zip(rows, columns, strict=True):
+            square = np.digitize(gray[r : r + edge, c : c + edge], limits, right=True)
+            counts.append(graycomatrix(square, [self.distance_px], [0], **settings)[:, :, 0, 0])
+        stacked = np.stack(counts, axis=2)[..., None]  # squares in the place of distances
+        return {name: graycoprops(stacked, name)[:, 0] for name in _TEXTURE}
 
 
 def read_rgb(path: str) -> npt.NDArray[np.uint8]:
@@ -175,7 +232,5 @@ def _prefixed(prefix: str, name: str) -> str:
 
 
 def _no_tissue(what: str, columns: list[str]) -> Outcome:
-    return Outcome(
-        scores=dict.fromkeys(columns, EMPTY_SCORE),
-        warnings=(f"no tissue is left to measure {what} in; its columns are -100",),
-    )
+    warning = f"no tissue is left to measure {what} in; its columns are -100"
+    return Outcome(scores=dict.fromkeys(columns, EMPTY_SCORE), warnings=(warning,))

@@ -1,11 +1,12 @@
 """A small network over px features: trained with a seed, kept as plain arrays, run on any device.
 
-Two hidden layers: some 2,000 weights classify a million px in a fraction of a second by three
-matrix products, where a random forest of 100 trees takes seconds and does not run on a GPU.
+What it sees of a px: colour, surroundings, edges, ridges. Two hidden layers: some 2,000 weights
+classify a million px in a fraction of a second by three matrix products, where a random forest of
+100 trees takes seconds and does not run on a GPU.
 """
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,17 +14,76 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.arrays import Array, ArrayNamespace, get_namespace
-from thinsection.errors import InvalidInputError
-from thinsection.qc.checks.pixel_features import REACH_PX, pixel_features
+from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
+from thinsection.arrays.colour import gray32_from_rgb
+from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.types import MaskArray, RgbArray
 
 Key = TypeVar("Key")
 Example = tuple[RgbArray, MaskArray]  # a picture, and where it shows what is to be found
 Weights = npt.NDArray[np.float32]
 RECIPE = {"positive_share": 0.3, "hidden": 32, "num_epochs": 12, "batch_size": 512, "rate": 1e-3}
+_FEATURES = ("rgb", "smooth", "laplace", "texture", "ridge", "frangi")
+_SMOOTH_SIGMAS_PX = (2.0, 8.0)
+_RIDGE_SIGMAS_PX = (1.0, 2.0, 4.0)
+_FRANGI_SIGMAS_PX = (1.0, 3.0, 5.0, 7.0, 9.0)
+_FRANGI_BETA, _FRANGI_GAMMA = 0.5, 15.0
+_TEXTURE_EDGE_PX = 7
+_REACH_PX = 36  # no feature looks farther: 4 times the widest sigma
 _BAND_PX = 1 << 20  # of the image at once: a band and its features take some 100 MB
 _BLOCK_PX = 1 << 13  # px per matrix product: features and hidden layers stay in the CPU's cache
+
+
+def check_features(names: Iterable[str]) -> None:
+    """Raises ConfigError where a name is of no feature."""
+    unknown = [name for name in names if name not in _FEATURES]
+    if unknown:
+        raise ConfigError(f"features must be of {', '.join(_FEATURES)}, got {unknown[0]!r}")
+
+
+def pixel_features(ns: ArrayNamespace, rgb: Array, names: Sequence[str]) -> dict[str, list[Array]]:
+    """Feature name -> its planes, float32 (H, W) each, of uint8 (H, W, 3).
+
+    Memory: O(H * W * planes).
+
+    Raises:
+        ConfigError: no such feature.
+    """
+    check_features(names)
+    channels = [rgb[..., c] * ns.xp.float32(1 / 255) for c in range(3)]
+    gray = gray32_from_rgb(ns, rgb)
+
+    def planes(name: str) -> list[Array]:
+        match name:
+            case "rgb":
+                return channels
+            case "smooth":
+                return [filters.gaussian(ns, c, s) for s in _SMOOTH_SIGMAS_PX for c in channels]
+            case "laplace":
+                return [filters.laplacian(ns, gray)]
+            case "texture":
+                return [filters.box_deviation(ns, gray, _TEXTURE_EDGE_PX)]
+            case "ridge":  # both eigenvalues of the Hessian at each scale
+                return [v for sigma in _RIDGE_SIGMAS_PX for v in filters.ridges(ns, gray, sigma)]
+        return [_frangi(ns, gray)]
+
+    return {name: planes(name) for name in names}
+
+
+def _frangi(ns: ArrayNamespace, gray: Array) -> Array:
+    """Largest response over the scales to a dark line.
+
+    Source: Frangi et al., Multiscale vessel enhancement filtering, 1998.
+    """
+    xp = ns.xp
+    best = xp.zeros_like(gray)
+    for sigma in _FRANGI_SIGMAS_PX:
+        low, high = filters.ridges(ns, gray, sigma)
+        size = xp.where(high == 0, 1e-10, high)
+        blob = xp.exp(-((low / size) ** 2) / (2 * _FRANGI_BETA**2))
+        strength = 1 - xp.exp(-(low**2 + high**2) / (2 * _FRANGI_GAMMA**2))
+        best = xp.maximum(best, xp.where(high > 0, blob * strength, 0))
+    return best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +91,7 @@ class PixelModel:
     """A trained classifier: P = sigmoid(w3 relu(w2 relu(w1 x + b1) + b2) + b3).
 
     Attributes:
-        features: of `pixel_features.FEATURES`, whose planes are x, in this order.
+        features: whose planes are x, in this order.
         w1, b1, w2, b2, w3, b3: float32 weights (in, out) and biases (out,) of the three layers.
     """
 
@@ -51,7 +111,7 @@ def train(
 
     Args:
         examples: pictures at the work resolution with their masks.
-        features: of `pixel_features.FEATURES`.
+        features: of `pixel_features`.
         seed: of the sampling, the first weights and the order of batches.
         num_samples: px drawn from all examples.
 
@@ -62,8 +122,7 @@ def train(
     """
     from sklearn.neural_network import MLPClassifier
 
-    x = np.concatenate([_columns(rgb, features) for rgb, _ in examples])
-    x, y = _drawn(x, np.concatenate([mask.ravel() for _, mask in examples]), seed, num_samples)
+    x, y = _drawn(examples, features, seed, num_samples)
     shift, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
     network = MLPClassifier(
         hidden_layer_sizes=(RECIPE["hidden"],) * 2,
@@ -73,37 +132,32 @@ def train(
     )
     for _ in range(int(RECIPE["num_epochs"])):  # `fit` warns that it stops before it converges
         network.partial_fit((x - shift) / scale, y, classes=[False, True])
-    first, *rest = network.coefs_
+    first, *weights = network.coefs_
     bias, *biases = network.intercepts_
     first = first / scale[:, None]  # the standardisation, folded in
-    layers = zip((first, *rest), (bias - shift @ first, *biases), strict=True)
-    return PixelModel(
-        features=features,
-        **{
-            name: values.astype(np.float32)
-            for n, (weights, biases) in enumerate(layers, 1)
-            for name, values in ((f"w{n}", weights), (f"b{n}", biases))
-        },
-    )
-
-
-def _columns(rgb: RgbArray, features: Sequence[str]) -> npt.NDArray[np.float32]:
-    """(px, planes) of a picture."""
-    planes = pixel_features(get_namespace("cpu"), rgb, features)
-    return np.stack([plane.ravel() for name in features for plane in planes[name]], axis=1)
+    values = (first, *weights, bias - shift @ first, *biases)
+    named = zip(("w1", "w2", "w3", "b1", "b2", "b3"), values, strict=True)
+    return PixelModel(features=features, **{n: v.astype(np.float32) for n, v in named})
 
 
 def _drawn(
-    x: npt.NDArray[np.float32], y: npt.NDArray[np.bool_], seed: int, num_samples: int
+    examples: Sequence[Example], features: Sequence[str], seed: int, num_samples: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """Features (px, planes) and classes of px of the examples, both classes in fixed shares."""
+    columns = []
+    for rgb, _ in examples:
+        planes = pixel_features(get_namespace("cpu"), rgb, features)
+        columns.append(np.stack([p.ravel() for name in features for p in planes[name]], axis=1))
+    y = np.concatenate([mask.ravel() for _, mask in examples])
     rng = np.random.default_rng(seed)
     inside, outside = np.flatnonzero(y), np.flatnonzero(~y)
     if not len(inside) or not len(outside):
         what = "inside" if not len(inside) else "outside"
         raise InvalidInputError(f"examples must have px of both classes, got none {what} the masks")
     num_inside = int(num_samples * RECIPE["positive_share"])
-    chosen = (rng.choice(inside, num_inside), rng.choice(outside, num_samples - num_inside))
-    return x[np.concatenate(chosen)], y[np.concatenate(chosen)]
+    drawn = (rng.choice(inside, num_inside), rng.choice(outside, num_samples - num_inside))
+    chosen = np.concatenate(drawn)
+    return np.concatenate(columns)[chosen], y[chosen]
 
 
 def probabilities(
@@ -117,12 +171,12 @@ def probabilities(
     Memory: O(H * W * models + features of a band of about a million px).
     """
     height, width = rgb.shape[:2]
-    rows = max(REACH_PX, _BAND_PX // width)
+    rows = max(_REACH_PX, _BAND_PX // width)
     names = tuple(dict.fromkeys(name for model in models.values() for name in model.features))
     found = {key: ns.xp.empty((height, width), dtype=ns.xp.float32) for key in models}
     for top in range(0, height, rows):
         bottom = min(height, top + rows)
-        low, high = max(0, top - REACH_PX), min(height, bottom + REACH_PX)
+        low, high = max(0, top - _REACH_PX), min(height, bottom + _REACH_PX)
         features = pixel_features(ns, rgb[low:high], names)
         for key, model in models.items():
             planes = [plane for name in model.features for plane in features[name]]
@@ -132,20 +186,12 @@ def probabilities(
 
 
 def predict(ns: ArrayNamespace, model: PixelModel, planes: Sequence[Array]) -> Array:
-    """P of each px, float32 in the shape of a plane.
-
-    Args:
-        ns: where arrays live.
-        model: of `train`.
-        planes: float32 arrays of one shape, one per feature in the order of the model's.
+    """P of each px, float32 in the shape of a plane; one plane per feature, in the model's order.
 
     Memory: O(px + 8,192 * (features + hidden)).
     """
-    xp = ns.xp
-    w1, b1, w2, b2, w3, b3 = (
-        ns.upload(getattr(model, name), reason="model")
-        for name in ("w1", "b1", "w2", "b2", "w3", "b3")
-    )
+    xp, names = ns.xp, ("w1", "b1", "w2", "b2", "w3", "b3")
+    w1, b1, w2, b2, w3, b3 = (ns.upload(getattr(model, name), reason="model") for name in names)
     # relu(h + b) = max(h, -b) + b: what is added goes into the next layer's bias, so that a block
     # of px is written once per layer
     b2 = b2 + b1 @ w2

@@ -26,22 +26,17 @@ class Fat(QcCheck):
     min_area: str = area("1000 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        ns = view.ns
-        filled = fill_small(ns, view.mask_use, view.area_px(self.max_cell))
-        cells = drop_small(ns, filled & ~view.mask_use, view.area_px(self.min_cell))
+        ns, mask = view.ns, view.mask_use
+        filled = fill_small(ns, mask, view.area_px(self.max_cell))
+        cells = drop_small(ns, filled & ~mask, view.area_px(self.min_cell))
         joined = dilated_by_square(ns, cells, max(1, round(view.length_px(self.kernel))))
-        least = int(view.area_px(self.min_area)) + 1  # more than, not at least
-        found = drop_small(ns, joined, least)
-        return view.left_regions(view.mask_use & ~found, "fatlike_tissue_removed", found)
+        found = drop_small(ns, joined, int(view.area_px(self.min_area)) + 1)  # more, not at least
+        return view.left_regions(mask & ~found, "fatlike_tissue_removed", found)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FillHoles(QcCheck):
-    """Gives small holes back to the mask.
-
-    Attributes:
-        min_area: smaller holes are filled.
-    """
+    """Gives small holes back to the mask."""
 
     kind: ClassVar[str] = "fill_holes"
     fills: ClassVar[bool] = True
@@ -55,11 +50,7 @@ class FillHoles(QcCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class DropSpecks(QcCheck):
-    """Removes small pieces of the mask, and counts them.
-
-    Attributes:
-        min_area: smaller pieces are removed.
-    """
+    """Removes small pieces of the mask, and counts them."""
 
     kind: ClassVar[str] = "drop_specks"
     name: str = "small_removed"
@@ -72,11 +63,7 @@ class DropSpecks(QcCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class Spurs(QcCheck):
-    """Removes what is thinner than a disk.
-
-    Attributes:
-        radius: of the disk.
-    """
+    """Removes what is thinner than a disk."""
 
     kind: ClassVar[str] = "spurs"
     name: str = "spur"
@@ -89,11 +76,7 @@ class Spurs(QcCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class Fragments(QcCheck):
-    """Removes pieces of tissue too small to be of use; one column.
-
-    Attributes:
-        min_area: smaller pieces are removed.
-    """
+    """Removes pieces of tissue too small to be of use; one column."""
 
     kind: ClassVar[str] = "fragments"
     name: str = "areathresh"

@@ -1,0 +1,149 @@
+"""Finds what went wrong at the microscope and on the glass: blur and folds.
+
+Tissue has contrast at every scale. Defocus takes the finest band first, so that the ratio of its
+amplitude to that of the next band falls, whatever the strength of the stain. HistoQC's measure is
+the plain edge strength over a wide area: it falls wherever tissue is pale or ends. A fold is twice
+as thick as tissue of the same stain usually is, and elongated.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from thinsection.arrays import Array, ArrayNamespace, filters
+from thinsection.arrays.colour import gray32_from_rgb, saturation
+from thinsection.arrays.morphology import drop_small, fill_small, keep_elongated
+from thinsection.qc.checks.check import Outcome, QcCheck, QcView, Strips, area, length
+from thinsection.types import MaskArray
+
+_NUM_STAIN_BINS = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Focus(QcCheck):
+    """Removes blurred tissue; `<name>_median_ratio` says how sharp the slide is as a whole.
+
+    Attributes:
+        image_mpp: resolution at which detail is measured, µm/px; a slide of less is taken as it is.
+        block_px: edge of the blocks in which it is averaged, px of that image.
+        floor: amplitude (gray, [0, 1]) added to the coarse band, so that smooth, sharp tissue and
+            noise do not decide.
+        relative: blurred where the ratio is below this share of the slide's own sharp tissue (the
+            75th percentile) ...
+        min_ratio: ... or below this, for a slide that is blurred as a whole.
+        min_area: smaller blurred areas, and sharp holes in them, do not count.
+    """
+
+    kind: ClassVar[str] = "focus"
+    name: str = "focus"
+    image_mpp: float = 0.5
+    block_px: int = 32
+    floor: float = 0.006
+    relative: float = 0.55
+    min_ratio: float = 0.3
+    min_area: str = area("0.004 mm2")
+
+    def __call__(self, view: QcView) -> Outcome:
+        ns, tissue = view.ns, view.mask_use
+        if not bool(tissue.any()):
+            return Outcome(warnings=(f"{self.name}: no tissue to judge the focus of",))
+        strips = view.strips_at(self.image_mpp, self.block_px)
+        blocks = self._sharpness(ns, strips, ns.download(tissue))
+        smooth = ns.ndimage.median_filter(blocks, size=3, mode="nearest")  # borders, not specks
+        ratio = filters.resized_nearest(ns, smooth, view.gray.shape)
+        measured = ratio[tissue]
+        limit = max(self.min_ratio, self.relative * float(ns.xp.percentile(measured, 75)))
+        least = view.area_px(self.min_area)
+        blurred = drop_small(ns, fill_small(ns, (ratio < limit) & tissue, least), least)
+        outcome = view.left_regions(tissue & ~blurred, f"{self.name}_removed")
+        median = {f"{self.name}_median_ratio": float(ns.xp.median(measured))}
+        return replace(outcome, scores={**outcome.scores, **median})
+
+    def _sharpness(self, ns: ArrayNamespace, strips: Strips, tissue: MaskArray) -> Array:
+        """Amplitude of the finest band over that of the next one, per block, float32.
+
+        The finest band lies between no blur and a Gaussian of 1 px, the next between 1 and 2 px.
+        Only the columns of a strip with tissue are looked at; blocks elsewhere are 0.
+
+        Memory: O(one strip + blocks).
+        """
+        (width, height), (mask_height, mask_width), edge = strips.size, tissue.shape, self.block_px
+        rows: list[Array] = []
+        top = 0
+        for rgb in strips.strips:
+            bottom = top + len(rgb)
+            first, last = (round(row * mask_height / height) for row in (top, bottom))
+            part = tissue[min(first, mask_height - 1) : max(last, first + 1)]
+            shape = math.ceil(len(rgb) / edge), math.ceil(width / edge)
+            values = ns.xp.zeros(shape, dtype=ns.xp.float32)
+            columns = np.flatnonzero(part.any(axis=0)) * width / mask_width
+            if len(columns):
+                left = int(columns[0]) // edge
+                right = min(shape[1], int(columns[-1] + width / mask_width) // edge + 1)
+                pixels = ns.upload(rgb[:, left * edge : right * edge], reason="strip")
+                values[:, left:right] = self._band_ratio(ns, gray32_from_rgb(ns, pixels))
+            rows.append(values)
+            top = bottom
+        return ns.xp.concatenate(rows)
+
+    def _band_ratio(self, ns: ArrayNamespace, gray: Array) -> Array:
+        once, twice = (filters.gaussian(ns, gray, sigma) for sigma in (1.0, 2.0))
+        fine = filters.block_means(ns, abs(gray - once), self.block_px)
+        return fine / (filters.block_means(ns, abs(once - twice), self.block_px) + self.floor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folds(QcCheck):
+    """Removes folds: thick, saturated, elongated regions of the mask.
+
+    Attributes:
+        width: of a usual fold; detail finer than a sixth of it is smoothed away.
+        min_thickness: a px may be part of a fold from this multiple of the optical density that
+            tissue with the same balance of stains usually has on this slide ...
+        min_saturation: ... and from this multiple of the tissue's median saturation.
+        min_elongation: squared length over area from which on a region is a fold.
+        min_area: smaller regions are no folds.
+    """
+
+    kind: ClassVar[str] = "folds"
+    name: str = "folds"
+    width: str = length("80 um")
+    min_thickness: float = 1.35
+    min_saturation: float = 1.0
+    min_elongation: float = 2.5
+    min_area: str = area("0.005 mm2")
+
+    def __call__(self, view: QcView) -> Outcome:
+        ns, tissue = view.ns, view.mask_use
+        if not bool(tissue.any()):
+            return Outcome(warnings=(f"{self.name}: no tissue to look for folds in",))
+        sigma = view.length_px(self.width) / 6
+        colour = filters.gaussian(ns, saturation(ns, view.rgb), sigma)
+        thick = _relative_thickness(view, sigma) > self.min_thickness
+        usual_colour = float(ns.xp.median(colour[tissue]))
+        found = tissue & thick & (colour > self.min_saturation * usual_colour)
+        elongated = keep_elongated(ns, found, self.min_elongation, view.area_px(self.min_area))
+        return view.left_regions(tissue & ~elongated, f"{self.name}_removed")
+
+
+def _relative_thickness(view: QcView, sigma_px: float) -> Array:
+    """Smoothed optical density over that of tissue with the same balance of stains, float64 (H, W).
+
+    Two layers absorb twice as much in every channel, so that the balance between channels stays.
+    Dark epithelium is dark for its balance as well, and gets about 1. The mask must not be empty.
+    """
+    ns, xp, mask = view.ns, view.ns.xp, view.mask_use
+    table = -xp.log10(xp.maximum(xp.arange(256) / 255.0, 1 / 255.0))
+    density = [filters.gaussian(ns, table[view.rgb[..., c]], sigma_px) for c in range(3)]
+    total = density[0] + density[1] + density[2]
+    balance = density[0] / xp.maximum(total, 1e-6)  # red light: haematoxylin takes it, eosin not
+    edges = xp.quantile(balance[mask], xp.linspace(0, 1, _NUM_STAIN_BINS + 1)[1:-1])
+    stain_bin = xp.searchsorted(edges, balance)
+    usual = xp.ones(_NUM_STAIN_BINS)
+    for n in range(_NUM_STAIN_BINS):
+        values = total[mask & (stain_bin == n)]
+        if values.size:
+            usual[n] = xp.median(values)
+    return total / xp.maximum(usual[stain_bin], 1e-6)
