@@ -94,13 +94,13 @@ def test_abmil_finds_the_few_tiles_that_decide_and_reproduces() -> None:
         tiles = RNG.normal(size=(20, 5)).astype(np.float32)
         tiles[:3, 0] += 5.0 * label  # 3 tiles of 20 carry the class
         bags.append(tiles)
-    cases = dataclasses.replace(labelled_cases(n), labels=labels)
-    files = [[Path(str(i))] for i in range(n)]
+    files = tuple((Path(str(i)),) for i in range(n))
+    cases = dataclasses.replace(labelled_cases(n), labels=labels, files=files)
     assert NANOPATH.abmil is not None
     settings = dataclasses.replace(NANOPATH.abmil, bag_size=16, epochs=8, lr=5e-3, hidden=16)
     protocol = dataclasses.replace(NANOPATH, abmil=settings)
     first, second = (
-        abmil_probe(cases, files, lambda p: bags[int(p.name)], protocol=protocol) for _ in range(2)
+        abmil_probe(cases, read=lambda p: bags[int(p.name)], protocol=protocol) for _ in range(2)
     )
     assert first.score > 0.9
     assert first.details["last_loss"] < 0.6 * first.details["first_loss"]

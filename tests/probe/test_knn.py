@@ -63,7 +63,7 @@ def test_neighbours_are_those_of_a_full_float64_sort_with_negative_similarities_
 def test_rows_of_the_own_group_are_left_out_and_missing_ones_are_minus_one() -> None:
     x = np.array([[1, 0], [1, 0.1], [0.5, 1], [0, 1]], np.float32)
     groups = np.array([0, 0, 0, 1])
-    found = cosine_neighbours(x, x, 2, query_groups=groups, bank_groups=groups)
+    found = cosine_neighbours(x, x, 2, groups=groups)
     np.testing.assert_array_equal(found, [[3, -1], [3, -1], [3, -1], [2, 1]])
 
 

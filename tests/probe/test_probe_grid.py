@@ -20,9 +20,11 @@ from thinsection.probe.grid import (
     TRACEBACK_NAME,
     ProbeGridConfig,
     ProbeRow,
+    grid_probes,
     probe_jobs,
     run_probes,
 )
+from thinsection.probe.registry import PROBES
 
 REASON = why_not()
 needs_slurm = pytest.mark.skipif(REASON is not None, reason=f"no Slurm here: {REASON}")
@@ -76,6 +78,14 @@ def test_every_combination_is_a_job_and_equal_names_are_kept_apart(tmp_path: Pat
         probe_jobs(paths, ProbeConfig(), probes=["liner"])
     with pytest.raises(ConfigError, match="seeds must be whole numbers, got 'x'"):
         run_probes(paths, out=tmp_path, config=settings(tmp_path, seeds=("x",)))
+
+
+def test_a_probe_with_other_settings_is_neither_listed_nor_taken(tmp_path: Path) -> None:
+    assert grid_probes() == tuple(name for name in PROBES.names() if name != "segment")
+    with pytest.raises(ConfigError, match=r"grid.probe must be a known name, got 'segment'"):
+        settings(tmp_path, probe=("segment",))
+    with pytest.raises(ConfigError, match=r"must be one with a `ProbeConfig`, got \['segment'\]"):
+        probe_jobs([tmp_path], ProbeConfig(), probes=["segment"])
 
 
 def test_scores_are_those_of_the_probe_alone_and_what_is_done_is_not_done_again(

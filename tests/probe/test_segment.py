@@ -22,7 +22,7 @@ from thinsection.probe.metrics import (
     image_weights,
     weighted_jaccard,
 )
-from thinsection.probe.protocol import NANOPATH_SEGMENT
+from thinsection.probe.protocol import SegmentSettings
 from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
 from thinsection.probe.segment.probe import (
     centre,
@@ -108,13 +108,13 @@ def test_a_second_probe_does_not_run_the_encoder_again_and_other_weights_do(
 def test_the_head_has_the_published_number_of_parameters() -> None:
     for dim, classes in ((384, 6), (1024, 5)):
         with torch.device("meta"):
-            head = MaskTransformer(dim, classes, NANOPATH_SEGMENT)
+            head = MaskTransformer(dim, classes, SegmentSettings())
         count = sum(p.numel() for p in head.parameters())
         assert count == 768 * dim + 15_357_696 + 770 * classes
 
 
 def test_the_protocol_is_the_published_one() -> None:
-    s = NANOPATH_SEGMENT
+    s = SegmentSettings()
     assert (s.lr, s.weight_decay, s.epochs, s.batch_size, s.folds) == (1e-3, 1e-4, 30, 64, 3)
     assert (s.image_px, s.crop_px, s.width, s.blocks, s.heads, s.mlp) == (256, 224, 768, 2, 8, 3072)
     assert NANOPATH.as_mapping()["segment"]["background_weight"] == 16.0

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from thinsection.probe.protocol import NANOPATH_SEGMENT, SegmentSettings
+from thinsection.probe.protocol import SegmentSettings
 
 # the protocol's head and training, small enough for seconds
 SMALL: dict[str, Any] = {"width": 32, "blocks": 1, "heads": 4, "mlp": 64}
@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {"width": 32, "blocks": 1, "heads": 4, "mlp": 64}
 
 def settings(**changes: Any) -> SegmentSettings:
     """The nanopath protocol's, with a small head."""
-    return dataclasses.replace(NANOPATH_SEGMENT, **{**SMALL, **changes})
+    return dataclasses.replace(SegmentSettings(), **{**SMALL, **changes})
 
 
 def picture(rng: np.random.Generator, size: tuple[int, int], classes: int) -> Any:

@@ -65,14 +65,13 @@ def _tiles(data: object) -> "TileSet | None":
 def _finish(result: "ProbeResult", out: Path, tiles: "TileSet | None") -> None:
     """Writes the report and prints the score and where to look."""
     from thinsection.probe.page import write_probe_report
-    from thinsection.probe.result import METRIC_WORDS
 
-    files = write_probe_report(result, out, tiles=tiles)
+    page = write_probe_report(result, out, tiles=tiles)
     interval = result.interval
     span = "" if interval is None else f" [{interval.low:.4f}, {interval.high:.4f}]"
-    words = METRIC_WORDS.get(result.metric, result.metric)
-    typer.echo(f"{result.probe} on {result.dataset}: {words} {result.score:.4f}{span}")
-    for line in (*result.remarks, files.html):
+    score = f"{result.metric_words} {result.score:.4f}{span}"
+    typer.echo(f"{result.probe} on {result.dataset}: {score}")
+    for line in (*result.remarks, page):
         typer.echo(f"  {line}")
 
 

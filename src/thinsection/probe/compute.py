@@ -17,11 +17,11 @@ from thinsection.types import GIB
 from thinsection.units import format_bytes
 from thinsection.weights.placement import resolve_device
 
-DEFAULT_BUDGET_BYTES = 1 * GIB
 KEY_BYTES = 48  # per similarity, measured: the float, two int32 temporaries, the key, top-k's own
 COLUMN_BLOCK = 4096  # rows of the bank at a time
 QUERY_BLOCK = 4096  # more queries than this at once gain nothing
 LOW_HALF = 0xFFFF_FFFF
+NO_KEY = torch.iinfo(torch.int64).min  # of a row of the own group
 
 
 def to_device(array: npt.NDArray, device: torch.device) -> torch.Tensor:
@@ -57,10 +57,9 @@ def cosine_neighbours(
     bank: Embeddings,
     k: int,
     *,
-    query_groups: npt.NDArray[np.int64] | None = None,
-    bank_groups: npt.NDArray[np.int64] | None = None,
+    groups: npt.NDArray[np.int64] | None = None,
     device: str = "cpu",
-    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    budget_bytes: int = GIB,
 ) -> npt.NDArray[np.int64]:
     """Indices (Nq, k) into `bank` of the k most similar rows, the nearest first.
 
@@ -68,8 +67,8 @@ def cosine_neighbours(
         queries: (Nq, D).
         bank: (N, D), N >= k.
         k: neighbours.
-        query_groups, bank_groups: both or neither; bank rows of a query's own group are left out,
-            and -1 fills the places of a query with fewer than k rows of other groups.
+        groups: (N,), only where queries and bank are the same rows: those of a query's own group
+            are left out, and -1 fills the places of one with fewer than k rows of other groups.
         device: where the products run.
         budget_bytes: for the blocks.
 
@@ -79,46 +78,39 @@ def cosine_neighbours(
         InvalidInputError: widths differ, or k is not in 1..N.
         BudgetError: the budget does not hold one query against one block.
     """
-    if queries.shape[1] != bank.shape[1]:
+    dim = bank.shape[1]
+    if queries.shape[1] != dim:
         raise InvalidInputError(
-            f"queries must have the width of the bank {bank.shape[1]}, got {queries.shape[1]}"
+            f"queries must have the width of the bank {dim}, got {queries.shape[1]}"
         )
     if not 1 <= k <= len(bank):
         raise InvalidInputError(f"k must lie in 1..{len(bank)}, the bank's rows, got {k}")
-    if (query_groups is None) != (bank_groups is None):
-        raise InvalidInputError("query_groups and bank_groups must be given both or neither")
     where = resolve_device(device, mps=False)
-    columns, rows = _block_shape(bank, k, budget_bytes)
+    columns = min(COLUMN_BLOCK, len(bank))
+    rows = rows_within(  # similarities, the two inputs' unit rows, and the running best
+        budget_bytes,
+        columns * KEY_BYTES + dim * 8 + k * 48,
+        name="query against one block",
+        most=QUERY_BLOCK,
+        fixed_bytes=columns * dim * 8,
+    )
     found = np.empty((len(queries), k), dtype=np.int64)
     with torch.inference_mode():
         for start in range(0, len(queries), rows):
             part = slice(start, start + rows)
             q = unit_rows(to_device(queries[part], where))
-            groups = None if query_groups is None else to_device(query_groups[part], where)
-            best = None
+            best = torch.empty((len(q), 0), dtype=torch.int64, device=where)
             for left in range(0, len(bank), columns):
                 keys = _block_keys(q, bank, left, columns)
-                if groups is not None and bank_groups is not None:
-                    own = to_device(bank_groups[left : left + columns], where)
-                    keys.masked_fill_(groups[:, None] == own[None, :], torch.iinfo(keys.dtype).min)
-                top = keys.topk(min(k, keys.shape[1]), dim=1).values
+                if groups is not None:
+                    of_query, of_bank = groups[part, None], groups[left : left + columns]
+                    keys.masked_fill_(to_device(of_query == of_bank, where), NO_KEY)
+                best = torch.cat([best, keys.topk(min(k, keys.shape[1]), dim=1).values], dim=1)
                 del keys  # before the next block is built
-                best = top if best is None else _merge(best, top, k)
-            assert best is not None
-            found[part] = _indices(best).cpu().numpy()
+                best = best.topk(min(k, best.shape[1]), dim=1).values
+            index = LOW_HALF - (best & LOW_HALF)
+            found[part] = index.masked_fill_(best == NO_KEY, -1).cpu().numpy()
     return found
-
-
-def _block_shape(bank: Embeddings, k: int, budget_bytes: int) -> tuple[int, int]:
-    """(columns, rows) of a block: similarities, the two inputs' unit rows, and the running best."""
-    dim = bank.shape[1]
-    columns = min(COLUMN_BLOCK, len(bank))
-    fixed = columns * dim * 8
-    per_query = columns * KEY_BYTES + dim * 8 + k * 48
-    rows = rows_within(
-        budget_bytes, per_query, name="query against one block", most=QUERY_BLOCK, fixed_bytes=fixed
-    )
-    return columns, rows
 
 
 def _block_keys(q: torch.Tensor, bank: Embeddings, left: int, columns: int) -> torch.Tensor:
@@ -130,13 +122,3 @@ def _block_keys(q: torch.Tensor, bank: Embeddings, left: int, columns: int) -> t
     keys <<= 32
     keys |= LOW_HALF - torch.arange(left, left + len(block), device=q.device)
     return keys
-
-
-def _merge(best: torch.Tensor, top: torch.Tensor, k: int) -> torch.Tensor:
-    both = torch.cat([best, top], dim=1)
-    return both.topk(min(k, both.shape[1]), dim=1).values
-
-
-def _indices(keys: torch.Tensor) -> torch.Tensor:
-    index = LOW_HALF - (keys & LOW_HALF)
-    return index.masked_fill_(keys == torch.iinfo(keys.dtype).min, -1)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from thinsection.config import option, section
 from thinsection.probe.protocol import Geometry, Protocol, get_protocol
@@ -56,9 +56,11 @@ class ProbeConfig:
         return get_protocol(self.compute.protocol, seed=self.compute.seed)
 
     @property
-    def budget_bytes(self) -> int:
-        """Memory of blocks."""
-        return parse_bytes(self.compute.memory, name="memory")
+    def blockwise(self) -> dict[str, Any]:
+        """Arguments of a probe that works in blocks on a device."""
+        budget_bytes = parse_bytes(self.compute.memory, name="memory")
+        device = self.compute.device
+        return {"protocol": self.protocol, "device": device, "budget_bytes": budget_bytes}
 
 
 @dataclass(frozen=True, kw_only=True)

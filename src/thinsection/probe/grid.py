@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from thinsection.config import as_mapping, from_mapping, option, replace_flat, section
-from thinsection.errors import ConfigError
+from thinsection.config import as_mapping, option, replace_flat, section
+from thinsection.errors import ConfigError, ThinsectionError
 from thinsection.files.atomic import write_json, write_text
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.files.tables import write_table
@@ -32,17 +32,28 @@ from thinsection.probe.config import ComputeSection, DataSection, ProbeConfig
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import PROBES, load_probe
-from thinsection.probe.result import ProbeResult
 from thinsection.store.ledger import stage_key
 
 TABLE_NAME, JOB_NAME, TRACEBACK_NAME = "probes.csv", "job.json", "traceback.txt"
+
+
+def grid_probes() -> tuple[str, ...]:
+    """Names of the probes whose settings are a `ProbeConfig`; those of others do not fit a grid."""
+
+    def fits(name: str) -> bool:
+        try:
+            return issubclass(load_probe(name).config_type, ProbeConfig)
+        except ThinsectionError:  # one that cannot be loaded says why when it is asked for
+            return True
+
+    return tuple(filter(fits, PROBES.names()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridSection:
     """Which jobs."""
 
-    probe: tuple[str, ...] = option(("linear",), "probe; repeat for more", choices=PROBES.names)
+    probe: tuple[str, ...] = option(("linear",), "probe; repeat for more", choices=grid_probes)
     encoders: tuple[str, ...] = option((), "tile encoders to compare, where DATA holds images")
     seeds: tuple[str, ...] = option((), "base seeds, instead of the protocol's")
     resume: bool = option(True, "skip jobs that are done with the same settings")
@@ -60,74 +71,51 @@ class ProbeGridConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeJob:
-    """One probe: plain values that travel between processes.
+    """One probe: plain values that travel between processes."""
 
-    Attributes:
-        name: of its folder in the output.
-        probe: of the registry.
-        data: path of a manifest, a data set's folder, tile embeddings, or a table of cases.
-        settings: of `ProbeConfig`, as `as_mapping` gives them.
-    """
-
-    name: str
-    probe: str
-    data: str
-    settings: dict[str, Any]
-
-    @property
-    def config(self) -> ProbeConfig:
-        """The settings."""
-        return from_mapping(ProbeConfig, self.settings)
+    name: str  # of its folder in the output
+    probe: str  # of the registry
+    data: str  # path of a manifest, a data set's folder, tile embeddings, or a table of cases
+    config: ProbeConfig
 
     @property
     def key(self) -> str:
         """Hash of the path and the settings, not of what the files hold."""
-        return stage_key(probe=self.probe, data=self.data, settings=self.settings)
+        return stage_key(probe=self.probe, data=self.data, settings=as_mapping(self.config))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRow:
-    """One score, or why there is none; a row of probes.csv.
-
-    Attributes:
-        job, data, encoder, seed: which job.
-        probe: of the result; 'tileset' has four.
-        status: 'done' now, 'skipped' because it was done before, 'failed'.
-        metric, score, low, high: with the bootstrap interval; None where there is none.
-        error: one line.
-    """
+    """One score, or why there is none; a row of probes.csv."""
 
     job: str
     data: str
     encoder: str | None
     seed: int | None
-    probe: str
-    status: Literal["done", "skipped", "failed"]
+    probe: str  # of the result; 'tileset' has four
+    status: Literal["done", "skipped", "failed"]  # skipped: it was done before
     metric: str = ""
     score: float | None = None
-    low: float | None = None
+    low: float | None = None  # with `high` the bootstrap interval
     high: float | None = None
-    error: str = ""
+    error: str = ""  # one line
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeDone:
-    """What became of a job.
+    """What became of a job: a row per score; 'tileset' has four, a failed job one."""
 
-    Attributes:
-        job: its name.
-        status: of all its rows.
-        rows: one per score; 'tileset' has four, a failed job one.
-    """
-
-    job: str
-    status: Literal["done", "skipped", "failed"]
     rows: tuple[ProbeRow, ...]
+
+    @property
+    def status(self) -> str:
+        """Of all its rows."""
+        return self.rows[0].status
 
     @property
     def error(self) -> str:
         """Why it failed; '' where it did not."""
-        return self.rows[0].error if self.rows else ""
+        return self.rows[0].error
 
 
 def run_probes(
@@ -153,23 +141,18 @@ def run_probes(
         ThinsectionError: bad settings, or the cluster; a failed job is a row.
     """
     config = config or ProbeGridConfig()
+    grid, executor = config.grid, config.executor
     base = ProbeConfig(data=config.data, compute=config.compute)
-    jobs = probe_jobs(
-        data,
-        base,
-        probes=config.grid.probe,
-        encoders=config.grid.encoders,
-        seeds=[_seed(text) for text in config.grid.seeds],
-    )
+    seeds = [_seed(text) for text in grid.seeds]
+    jobs = probe_jobs(data, base, probes=grid.probe, encoders=grid.encoders, seeds=seeds)
     out = Path(out).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    task = ProbeTask(out=out, threads=config.executor.threads, resume=config.grid.resume)
     rows: list[ProbeRow] = []
     execute(
         jobs,
-        task,
+        ProbeTask(out=out, threads=executor.threads, resume=grid.resume),
         # a probe may take long: each is a task of its own
-        replace(config.executor, chunk_slides=config.executor.chunk_slides or 1),
+        replace(executor, chunk_slides=executor.chunk_slides or 1),
         folder=out,
         on_report=lambda report: rows.extend(row for job in report.results for row in job.rows),
         on_message=on_message,
@@ -177,7 +160,7 @@ def run_probes(
     order = {job.name: number for number, job in enumerate(jobs)}
     rows.sort(key=lambda row: order[row.job])  # stable: the four of a tile set stay in order
     columns = [f.name for f in fields(ProbeRow)]
-    write_table(out / TABLE_NAME, [asdict(row) for row in rows], columns)
+    write_table(out / TABLE_NAME, map(asdict, rows), columns)
     return rows
 
 
@@ -198,6 +181,8 @@ def probe_jobs(
 ) -> list[ProbeJob]:
     """Every combination, data first; without encoders or seeds the base configuration's.
 
+    Jobs of equal names (data of one stem) get a hash of their data's path.
+
     Raises:
         ConfigError: no data or probe, an unknown probe, or one with settings of its own.
     """
@@ -207,36 +192,32 @@ def probe_jobs(
     if not data:
         raise ConfigError("data must name at least one path, got none")
     jobs = []
-    choices = itertools.product(
-        data, encoders or (base.data.encoder,), seeds or (base.compute.seed,), probes
-    )
-    for path, encoder, seed, probe in choices:
-        config = replace_flat(base, {"encoder": encoder, "seed": seed})
+    own_encoder, own_seed = (base.data.encoder,), (base.compute.seed,)
+    for choice in itertools.product(data, encoders or own_encoder, seeds or own_seed, probes):
+        path, encoder, seed, probe = choice
         parts = [path.stem, encoder, None if seed is None else f"seed{seed}", probe]
         name = re.sub(r"[^\w.=-]+", "_", "-".join(p for p in parts if p is not None))
-        jobs.append(
-            ProbeJob(name=name, probe=probe, data=str(path.resolve()), settings=as_mapping(config))
-        )
-    return _uniquely_named(jobs)
+        config = replace_flat(base, {"encoder": encoder, "seed": seed})
+        jobs.append(ProbeJob(name=name, probe=probe, data=str(path.resolve()), config=config))
+    counts = Counter(job.name for job in jobs)
+    hashes = (hashlib.sha256(job.data.encode()).hexdigest()[:6] for job in jobs)
+    return [
+        job if counts[job.name] == 1 else replace(job, name=f"{job.name}-{digest}")
+        for job, digest in zip(jobs, hashes, strict=True)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeTask(Task[ProbeJob, ProbeDone]):
-    """See `Task`: some probe jobs in one process. A failed job is a row.
-
-    Attributes:
-        out: output folder, absolute, on a file system that every worker sees.
-        threads: CPU threads of torch; 0 leaves them.
-        resume: whether a job that is done with the same settings is skipped.
-    """
+    """See `Task`: some probe jobs in one process. A failed job is a row."""
 
     kind: ClassVar[str] = "probe"
     entry_type: ClassVar[type[Any]] = ProbeJob
     result_type: ClassVar[type[Any]] = ProbeDone
 
-    out: Path
-    threads: int = 0
-    resume: bool = True
+    out: Path  # output folder, absolute, on a file system that every worker sees
+    threads: int = 0  # of torch on the CPU; 0 leaves them
+    resume: bool = True  # whether a job that is done with the same settings is skipped
 
     def __call__(
         self, entries: Sequence[ProbeJob], *, on_event: Callable[[Any], None]
@@ -251,8 +232,7 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
 
     def lost(self, entry: ProbeJob, reason: str) -> ProbeDone:
         """The row of a job whose worker died."""
-        row = _row(entry, entry.probe, status="failed", error=reason)
-        return ProbeDone(job=entry.name, status="failed", rows=(row,))
+        return ProbeDone(rows=(_row(entry, entry.probe, status="failed", error=reason),))
 
     def name(self, entry: ProbeJob) -> str:
         """See `Task.name`."""
@@ -268,8 +248,8 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
             return None
         if document["key"] != entry.key:
             return None
-        rows = tuple(ProbeRow(**{**row, "status": "skipped"}) for row in document["rows"])
-        return ProbeDone(job=entry.name, status="skipped", rows=rows)
+        rows = (ProbeRow(**{**row, "status": "skipped"}) for row in document["rows"])
+        return ProbeDone(rows=tuple(rows))
 
     def _run(self, job: ProbeJob) -> ProbeDone:
         folder = self.out / job.name
@@ -279,53 +259,30 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
     def _probe(self, job: ProbeJob, folder: Path) -> ProbeDone:
         (folder / JOB_NAME).unlink(missing_ok=True)
         try:
-            results = _run_probe(job, folder)
+            rows = _probe_rows(job, folder)
         except Exception as error:  # noqa: BLE001 - the per-job boundary; its traceback is kept
             write_text(folder / TRACEBACK_NAME, "".join(traceback.format_exception(error)))
             return self.lost(job, f"{type(error).__name__}: {error}".replace("\n", " "))
         (folder / TRACEBACK_NAME).unlink(missing_ok=True)
-        rows = tuple(_row_of(job, result) for result in results)
         write_json(folder / JOB_NAME, {"key": job.key, "rows": [asdict(row) for row in rows]})
-        return ProbeDone(job=job.name, status="done", rows=rows)
+        return ProbeDone(rows=rows)
 
 
-def _run_probe(job: ProbeJob, folder: Path) -> tuple[ProbeResult, ...]:
-    """The results of a job, their reports written."""
-    probe, base = load_probe(job.probe), job.config
-    config = probe.config_type(data=base.data, compute=base.compute)
+def _probe_rows(job: ProbeJob, folder: Path) -> tuple[ProbeRow, ...]:
+    """A row per result of a job, their reports written."""
+    probe = load_probe(job.probe)
+    config = probe.config_type(data=job.config.data, compute=job.config.compute)
     data = probe.kind.load(Path(job.data), config)
-    results = probe.run(data, config)
-    for result in results:
+    rows = []
+    for result in probe.run(data, config):
         write_probe_report(result, folder, tiles=data if isinstance(data, TileSet) else None)
-    return results
-
-
-def _uniquely_named(jobs: list[ProbeJob]) -> list[ProbeJob]:
-    """Jobs of equal names (data of one stem) get a hash of their data's path."""
-    counts = Counter(job.name for job in jobs)
-    return [
-        job
-        if counts[job.name] == 1
-        else replace(job, name=f"{job.name}-{hashlib.sha256(job.data.encode()).hexdigest()[:6]}")
-        for job in jobs
-    ]
+        ends = (getattr(result.interval, end, None) for end in ("low", "high"))
+        low, high = (None if end is None else float(end) for end in ends)
+        values = {"metric": result.metric, "score": float(result.score), "low": low, "high": high}
+        rows.append(_row(job, result.probe, status="done", **values))
+    return tuple(rows)
 
 
 def _row(job: ProbeJob, probe: str, **values: Any) -> ProbeRow:
-    data, compute = job.config.data, job.config.compute
-    return ProbeRow(
-        job=job.name, data=job.data, encoder=data.encoder, seed=compute.seed, probe=probe, **values
-    )
-
-
-def _row_of(job: ProbeJob, result: ProbeResult) -> ProbeRow:
-    interval = result.interval
-    return _row(
-        job,
-        result.probe,
-        status="done",
-        metric=result.metric,
-        score=float(result.score),
-        low=None if interval is None else float(interval.low),
-        high=None if interval is None else float(interval.high),
-    )
+    encoder, seed = job.config.data.encoder, job.config.compute.seed
+    return ProbeRow(job=job.name, data=job.data, encoder=encoder, seed=seed, probe=probe, **values)

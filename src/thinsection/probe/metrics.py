@@ -1,13 +1,22 @@
 """Scores: pure functions of confusion matrices, or of class scores and labels."""
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
-from thinsection.probe.protocol import Metric
 
 Counts = npt.NDArray[np.int64]  # (..., K, K): rows truth, columns prediction
 FloatVector = npt.NDArray[np.float64]
+
+
+def ratio(top: npt.ArrayLike, bottom: npt.ArrayLike, *, empty: float = 0.0) -> FloatVector:
+    """top / bottom in float64; `empty` where bottom is not positive."""
+    top, bottom = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
+    out: FloatVector = np.full(np.broadcast(top, bottom).shape, empty)
+    np.divide(top, bottom, out=out, where=bottom > 0)
+    return out
 
 
 def confusion_matrix(
@@ -33,33 +42,28 @@ def confusion_matrix(
 
 def per_class_scores(counts: npt.NDArray) -> dict[str, FloatVector]:
     """Precision, recall and F1 per class, (..., K) each; 0 where a ratio is 0 / 0."""
-    hits = np.diagonal(counts, axis1=-2, axis2=-1).astype(np.float64)
+    hits = np.diagonal(counts, axis1=-2, axis2=-1)
     predicted, present = counts.sum(axis=-2), counts.sum(axis=-1)
-    return {
-        "precision": _ratio(hits, predicted),
-        "recall": _ratio(hits, present),
-        "f1": _ratio(2 * hits, predicted + present),
-    }
+    f1 = ratio(2 * hits, predicted + present)
+    return {"precision": ratio(hits, predicted), "recall": ratio(hits, present), "f1": f1}
 
 
 def macro_f1(counts: npt.NDArray) -> FloatVector:
     """Mean F1 over the classes that occur in truth or prediction; (...,) of (..., K, K)."""
     seen = (counts.sum(axis=-2) + counts.sum(axis=-1)) > 0
-    return _ratio(per_class_scores(counts)["f1"].sum(axis=-1), seen.sum(axis=-1))
+    return ratio(per_class_scores(counts)["f1"].sum(axis=-1), seen.sum(axis=-1))
 
 
 def balanced_accuracy(counts: npt.NDArray) -> FloatVector:
     """Mean recall over the classes that occur in truth; (...,) of (..., K, K)."""
     present = counts.sum(axis=-1) > 0
-    return _ratio(per_class_scores(counts)["recall"].sum(axis=-1), present.sum(axis=-1))
+    return ratio(per_class_scores(counts)["recall"].sum(axis=-1), present.sum(axis=-1))
 
 
-METRICS = {"macro_f1": macro_f1, "balanced_accuracy": balanced_accuracy}
-
-
-def score_counts(counts: npt.NDArray, metric: Metric) -> FloatVector:
-    """The named metric of one or many confusion matrices."""
-    return METRICS[metric](counts)
+METRICS: dict[str, Callable[[npt.NDArray], FloatVector]] = {
+    "macro_f1": macro_f1,
+    "balanced_accuracy": balanced_accuracy,
+}
 
 
 def weighted_auroc(
@@ -78,16 +82,11 @@ def weighted_auroc(
     down = np.add.reduceat(sorted_weights * ~positive[order], starts, axis=1)
     below = np.cumsum(down, axis=1) - down
     wins = (up * (below + 0.5 * down)).sum(axis=1)
-    pairs = up.sum(axis=1) * down.sum(axis=1)
-    area: FloatVector = np.full(len(wins), np.nan)
-    np.divide(wins, pairs, out=area, where=pairs > 0)
-    return area
+    return ratio(wins, up.sum(axis=1) * down.sum(axis=1), empty=np.nan)
 
 
 def macro_auroc(
-    probability: npt.NDArray[np.float64],
-    truth: npt.NDArray[np.int64],
-    weights: npt.NDArray | None = None,
+    probability: FloatVector, truth: npt.NDArray[np.int64], weights: npt.NDArray | None = None
 ) -> FloatVector:
     """AUROC of class 1 for two classes, else the one-versus-rest mean; (B,), B = 1 unweighted.
 
@@ -96,12 +95,9 @@ def macro_auroc(
     Raises:
         InvalidInputError: unweighted, and a class is absent or alone.
     """
-    one = np.ones((1, len(truth)))
+    given = np.ones((1, len(truth))) if weights is None else weights
     classes = [1] if probability.shape[1] == 2 else range(probability.shape[1])
-    area = [
-        weighted_auroc(probability[:, c], truth == c, one if weights is None else weights)
-        for c in classes
-    ]
+    area = [weighted_auroc(probability[:, c], truth == c, given) for c in classes]
     mean: FloatVector = np.mean(area, axis=0)
     if weights is None and np.isnan(mean[0]):
         raise InvalidInputError("auroc needs rows of every class, got a class without any")
@@ -110,35 +106,33 @@ def macro_auroc(
 
 def image_counts(truth: npt.NDArray, prediction: npt.NDArray, num_classes: int) -> Counts:
     """Confusion matrices (N, K, K) of images (N, H, W). Memory: 8 N H W bytes."""
-    n = len(truth)
-    cells = num_classes * num_classes
+    n, cells = len(truth), num_classes * num_classes
     pair = truth.reshape(n, -1).astype(np.int64) * num_classes + prediction.reshape(n, -1)
     pair += cells * np.arange(n)[:, None]
     counts = np.bincount(pair.ravel(), minlength=n * cells)
     return counts.reshape(n, num_classes, num_classes)
 
 
-def image_jaccard(counts: Counts) -> npt.NDArray[np.float64]:
+def _overlap(counts: Counts) -> tuple[Counts, Counts]:
+    """Pixels of each class in truth and prediction, and in either; (..., K) each."""
+    hits = np.diagonal(counts, axis1=-2, axis2=-1)
+    return hits, counts.sum(axis=-2) + counts.sum(axis=-1) - hits
+
+
+def image_jaccard(counts: Counts) -> FloatVector:
     """(N,): the mean of intersection / union over classes in truth or prediction; none gives 0."""
-    hits = np.diagonal(counts, axis1=1, axis2=2)
-    union = counts.sum(axis=1) + counts.sum(axis=2) - hits
-    present = union > 0
-    per_class = np.where(present, hits / np.maximum(union, 1), 0.0)
-    return per_class.sum(axis=1) / np.maximum(present.sum(axis=1), 1)  # type: ignore[no-any-return]
+    hits, union = _overlap(counts)
+    return ratio(ratio(hits, union).sum(axis=1), (union > 0).sum(axis=1))
 
 
-def class_jaccard(counts: Counts) -> npt.NDArray[np.float64]:
+def class_jaccard(counts: Counts) -> FloatVector:
     """(K,): intersection / union over all pixels; NaN for a class that is nowhere."""
-    whole = counts.sum(axis=0)
-    hits = np.diagonal(whole)
-    union = whole.sum(axis=0) + whole.sum(axis=1) - hits
-    return np.where(union > 0, hits / np.maximum(union, 1), np.nan)
+    return ratio(*_overlap(counts.sum(axis=0)), empty=np.nan)
 
 
-def image_weights(counts: Counts, background_weight: float) -> npt.NDArray[np.float64]:
+def image_weights(counts: Counts, background_weight: float) -> FloatVector:
     """(N,): 1 where the truth is background alone, else max(1, weight * their fraction)."""
-    truth = counts.sum(axis=2)
-    empty = truth[:, 1:].sum(axis=1) == 0
+    empty = counts.sum(axis=2)[:, 1:].sum(axis=1) == 0
     return np.where(empty, 1.0, max(1.0, background_weight * float(empty.mean())))
 
 
@@ -153,10 +147,3 @@ def background_score(counts: Counts, background_weight: float) -> float:
     empty = np.zeros_like(counts)
     empty[:, :, 0] = counts.sum(axis=2)
     return weighted_jaccard(empty, background_weight)
-
-
-def _ratio(top: npt.NDArray, bottom: npt.NDArray) -> FloatVector:
-    top, bottom = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
-    ratio: FloatVector = np.zeros(np.broadcast(top, bottom).shape)
-    np.divide(top, bottom, out=ratio, where=bottom > 0)
-    return ratio

@@ -2,8 +2,8 @@
 
 import base64
 import json
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from thinsection.files.pages import render_page
 from thinsection.files.tables import write_table
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.plots import Picture, probe_pictures
-from thinsection.probe.result import METRIC_WORDS, ProbeResult, per_class_rows
+from thinsection.probe.result import ProbeResult, per_class_rows
 
 PROBE_WORDS = {
     "linear": "Linear probe",
@@ -29,19 +29,7 @@ PROBE_WORDS = {
 LONG_DETAILS = ("curve", "train_losses", "val_losses")
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFiles:
-    """Paths that were written."""
-
-    json: Path
-    csv: Path
-    markdown: Path
-    html: Path
-
-
-def write_probe_report(
-    result: ProbeResult, out_dir: Path, *, tiles: TileSet | None = None
-) -> ReportFiles:
+def write_probe_report(result: ProbeResult, out_dir: Path, *, tiles: TileSet | None = None) -> Path:
     """Writes <probe>.json, .csv, .md, .html and <probe>_<picture>.png, each atomically.
 
     Args:
@@ -49,56 +37,58 @@ def write_probe_report(
         out_dir: made where it is missing.
         tiles: the probed embeddings, for the map.
 
+    Returns:
+        The page, <probe>.html.
+
     Memory: the pictures and the rows as text.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    files = ReportFiles(
-        *(out_dir / f"{result.probe}.{suffix}" for suffix in ("json", "csv", "md", "html"))
-    )
     pictures = probe_pictures(result, tiles)
     for picture in pictures:
         write_bytes(out_dir / f"{result.probe}_{picture.name}.png", picture.png)
-    header, rows = _rows(result)
-    write_table(files.csv, rows, header)
-    write_text(files.markdown, markdown(result, pictures))
-    write_text(files.html, html(result, pictures))
-    write_json(files.json, result.as_mapping())  # last: where it is, the rest is
-    return files
+    columns = _columns(result)
+    page = out_dir / f"{result.probe}.html"
+    write_table(page.with_suffix(".csv"), zip(*columns.values(), strict=True), list(columns))
+    write_text(page.with_suffix(".md"), markdown(result, pictures))
+    write_text(page, html(result, pictures))
+    write_json(page.with_suffix(".json"), result.as_mapping())  # last: where it is, the rest is
+    return page
 
 
-def _rows(result: ProbeResult) -> tuple[list[str], Iterable[Sequence[Any]]]:
-    """Header and rows: predictions with class scores, or risks; else details by name."""
-    if result.predictions is not None:
-        p, names = result.predictions, result.predictions.class_names
-        header = ["id", "truth", "prediction", "correct"]
-        pairs = zip(p.truth.tolist(), p.prediction.tolist(), strict=True)
-        rows = [[p.ids[i], names[t], names[g], int(t == g)] for i, (t, g) in enumerate(pairs)]
-        if p.probability is not None:
-            header += [f"p_{name}" for name in names]
-            for row, scores in zip(rows, p.probability, strict=True):
-                row += [f"{v:.9g}" for v in scores]
-        return header, rows
-    if result.risks is not None:
-        r = result.risks
-        columns = (r.risk.tolist(), r.high.astype(int), r.event.astype(int), r.time.tolist())
-        header = ["id", "risk", "above_fold_median", "event", "time"]
-        return header, zip(r.ids, *columns, strict=True)
-    return ["name", "value"], result.details.items()
+def _columns(result: ProbeResult) -> dict[str, Iterable[Any]]:
+    """By header: predictions with class scores, or risks; else details by name."""
+    if (p := result.predictions) is not None:
+        names = p.class_names
+        scores = () if p.probability is None else p.probability.T
+        return {
+            "id": p.ids,
+            "truth": [names[t] for t in p.truth],
+            "prediction": [names[g] for g in p.prediction],
+            "correct": (p.truth == p.prediction).astype(int),
+            **{f"p_{n}": [f"{v:.9g}" for v in s] for n, s in zip(names, scores, strict=False)},
+        }
+    if (r := result.risks) is not None:
+        return {
+            "id": r.ids,
+            "risk": r.risk.tolist(),
+            "above_fold_median": r.high.astype(int),
+            "event": r.event.astype(int),
+            "time": r.time.tolist(),
+        }
+    return {"name": result.details.keys(), "value": result.details.values()}
 
 
 def markdown(result: ProbeResult, pictures: Sequence[Picture]) -> str:
     """The result as a page of Markdown beside its pictures."""
-    lines = [f"# {_title(result)}", "", f"**{_headline(result)}**", ""]
+    score = f"{result.metric_words} {result.score:.4f} ({_interval_words(result)})"
+    lines = [f"# {_title(result)}", "", f"**{score}**", ""]
     if result.predictions is not None:
         lines += ["| class | rows | precision | recall | F1 |", "|---|---:|---:|---:|---:|"]
-        lines += [
-            f"| {_pipe(r['name'])} | {r['rows']} | {r['precision']:.4f} | {r['recall']:.4f} "
-            f"| {r['f1']:.4f} |"
-            for r in per_class_rows(result.predictions)
-        ]
-        lines.append("")
+        line = "| {} | {rows} | {precision:.4f} | {recall:.4f} | {f1:.4f} |"
+        classes = per_class_rows(result.predictions)
+        lines += [*(line.format(_pipe(row["name"]), **row) for row in classes), ""]
     lines += ["| setting | value |", "|---|---|"]
     lines += [f"| {_pipe(k)} | {_pipe(v)} |" for k, v in _facts(result)]
     for picture in pictures:
@@ -114,7 +104,7 @@ def html(result: ProbeResult, pictures: Sequence[Picture]) -> str:
         "probe.html.j2",
         title=_title(result),
         score=f"{result.score:.4f}",
-        metric=METRIC_WORDS.get(result.metric, result.metric),
+        metric=result.metric_words,
         interval=_interval_words(result),
         classes=[] if result.predictions is None else per_class_rows(result.predictions),
         facts=_facts(result),
@@ -127,28 +117,21 @@ def _title(result: ProbeResult) -> str:
     return f"{PROBE_WORDS.get(result.probe, f'Probe {result.probe}')} on {result.dataset}"
 
 
-def _headline(result: ProbeResult) -> str:
-    words = METRIC_WORDS.get(result.metric, result.metric)
-    return f"{words} {result.score:.4f} ({_interval_words(result)})"
-
-
 def _interval_words(result: ProbeResult) -> str:
     interval = result.interval
-    if interval is None or interval.low != interval.low:  # NaN: no draw gave a number
+    if interval is None or math.isnan(interval.low):  # no draw gave a number
         return "no interval"
-    return (
-        f"{interval.level:.0%} interval {interval.low:.4f} to {interval.high:.4f}, "
-        f"{interval.draws} bootstrap draws"
-    )
+    ends = f"{interval.low:.4f} to {interval.high:.4f}"
+    return f"{interval.level:.0%} interval {ends}, {interval.draws} bootstrap draws"
 
 
 def _facts(result: ProbeResult) -> list[tuple[str, str]]:
     """Name and value of the protocol's name, the data's facts and the sweep's short details."""
-    rows = [("protocol", f"{result.protocol.name} ({result.protocol.source})")]
-    rows.append(("seed", str(result.protocol.seed)))
-    rows += [(k.replace("_", " "), _words(v)) for k, v in result.facts.items()]
+    protocol = result.protocol
     short = {k: v for k, v in result.details.items() if k not in LONG_DETAILS}
-    return rows + [(k.replace("_", " "), _words(v)) for k, v in short.items()]
+    named = {"protocol": f"{protocol.name} ({protocol.source})", "seed": protocol.seed}
+    rows = [*named.items(), *result.facts.items(), *short.items()]
+    return [(name.replace("_", " "), _words(value)) for name, value in rows]
 
 
 def _words(value: Any) -> str:

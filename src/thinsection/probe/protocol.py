@@ -17,23 +17,14 @@ Geometry = Literal["compatible", "correct"]  # of a segmentation: see `segment.t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSettings:
-    """One linear layer on raw float32 embeddings, AdamW at a constant learning rate.
+    """One linear layer on raw float32 embeddings, AdamW at a constant learning rate."""
 
-    Attributes:
-        lrs: learning rates that are tried; the head of index i is seeded with seed + i.
-        weight_decay: AdamW's decoupled weight decay.
-        epochs: passes over the training set; None where `max_steps` decides.
-        max_steps: optimiser steps; None where `epochs` decides.
-        batch_size: rows a step; the last partial batch is kept.
-        metric: validation metric after each epoch; the best over learning rate x epoch counts.
-    """
-
-    lrs: tuple[float, ...]
-    weight_decay: float
-    epochs: int | None
-    max_steps: int | None
-    batch_size: int
-    metric: Metric
+    lrs: tuple[float, ...]  # that are tried; the head of index i is seeded with seed + i
+    weight_decay: float  # AdamW's, decoupled
+    epochs: int | None = None  # passes over the training set; None where `max_steps` decides
+    max_steps: int | None = None  # optimiser steps; None where `epochs` decides
+    batch_size: int  # rows a step; the last partial batch is kept
+    metric: Metric  # of validation after each epoch; the best over learning rate x epoch counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,80 +54,51 @@ class LogisticSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbmilSettings:
-    """Gated attention over a bag of tile embeddings (Ilse et al. 2018), trained with AdamW.
+    """Gated attention over a bag of tile embeddings (Ilse et al. 2018), trained with AdamW."""
 
-    Attributes:
-        hidden: width of the projection and of the attention.
-        bag_size: tiles drawn per slide and step; all tiles where a slide has fewer.
-        epochs: passes over the slides; the last epoch counts, nothing is selected.
-        lr, weight_decay: AdamW's.
-    """
-
-    hidden: int
-    bag_size: int
-    epochs: int
+    hidden: int  # width of the projection and of the attention
+    bag_size: int = 2048  # tiles drawn per slide and step; all tiles where a slide has fewer
+    epochs: int = 20  # passes over the slides; the last epoch counts, nothing is selected
     lr: float
     weight_decay: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalSettings:
-    """Cox regression on slide (case) vectors that are z-scored on the training fold.
+    """Cox regression on slide (case) vectors that are z-scored on the training fold."""
 
-    Attributes:
-        model: 'cox' (ridge, Breslow ties) or 'coxnet' (elastic net).
-        alpha: ridge penalty, or the elastic net's.
-        l1_ratio: elastic net only.
-    """
-
-    model: Literal["cox", "coxnet"]
-    alpha: float
-    l1_ratio: float | None = None
+    model: Literal["cox", "coxnet"]  # ridge with Breslow ties, or the elastic net
+    alpha: float  # penalty
+    l1_ratio: float | None = None  # elastic net only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RobustnessSettings:
-    """PathoROB's robustness index: k other-slide neighbours, SO / (SO + OS).
+    """PathoROB's robustness index: k other-slide neighbours, SO / (SO + OS)."""
 
-    Attributes:
-        k_by_subset: the published k of each subset, as (name, k).
-        default_k: k of a set that is none of these.
-    """
-
-    k_by_subset: tuple[tuple[str, int], ...]
-    default_k: int
+    k_by_subset: tuple[tuple[str, int], ...]  # the published k of each subset
+    default_k: int  # of a set that is none of these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentSettings:
-    """MaskTransformer head on frozen dense tokens, soft dice, per-image Jaccard.
+    """MaskTransformer head on frozen dense tokens, soft dice, per-image Jaccard: nanopath's."""
 
-    Attributes:
-        image_px: edge of the image and of the label that is scored.
-        crop_px: edge of the centre crop that the encoder sees.
-        width, blocks, heads, mlp: of the head's transformer.
-        lr, weight_decay: Adam's (weight decay is its L2 term, not decoupled).
-        epochs: passes over the training images; the best validation loss is restored.
-        batch_size: images a step; the last partial batch is kept.
-        dice_smooth: added to intersection and union.
-        folds: where the dataset brings no split.
-        background_weight: an image with more than background weighs this times the fraction of
-            background-only images, at least 1.
-    """
-
-    image_px: int
-    crop_px: int
-    width: int
-    blocks: int
-    heads: int
-    mlp: int
-    lr: float
-    weight_decay: float
-    epochs: int
-    batch_size: int
-    dice_smooth: float
-    folds: int
-    background_weight: float
+    image_px: int = 256  # edge of the image and of the label that is scored
+    crop_px: int = 224  # edge of the centre crop that the encoder sees
+    width: int = 768  # of the head's transformer, as the next three
+    blocks: int = 2
+    heads: int = 8
+    mlp: int = 3072
+    lr: float = 1e-3  # Adam's
+    weight_decay: float = 1e-4  # Adam's L2 term, not decoupled
+    epochs: int = 30  # passes over the training images; the best validation loss is restored
+    batch_size: int = 64  # images a step; the last partial batch is kept
+    dice_smooth: float = 1.0  # added to intersection and union
+    folds: int = 3  # where the dataset brings no split
+    # an image with more than background weighs this times the fraction of background-only images,
+    # at least 1
+    background_weight: float = 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,22 +149,6 @@ class Protocol:
         return as_mapping(self)
 
 
-NANOPATH_SEGMENT = SegmentSettings(
-    image_px=256,
-    crop_px=224,
-    width=768,
-    blocks=2,
-    heads=8,
-    mlp=3072,
-    lr=1e-3,
-    weight_decay=1e-4,
-    epochs=30,
-    batch_size=64,
-    dice_smooth=1.0,
-    folds=3,
-    background_weight=16.0,
-)
-
 NANOPATH = Protocol(
     name="nanopath",
     source="MedARC-AI/nanopath, probe.py of June 2026",
@@ -210,22 +156,17 @@ NANOPATH = Protocol(
     folds=3,
     file_folds=False,
     linear=LinearSettings(
-        lrs=(1e-3, 1e-4, 1e-5),
-        weight_decay=1e-4,
-        epochs=200,
-        max_steps=None,
-        batch_size=64,
-        metric="macro_f1",
+        lrs=(1e-3, 1e-4, 1e-5), weight_decay=1e-4, epochs=200, batch_size=64, metric="macro_f1"
     ),
     knn=KnnSettings(ks=(1, 3, 5, 10, 20, 30, 40, 50), metric="macro_f1"),
     fewshot=FewshotSettings(shots=16, support_sets=1000, metric="macro_f1"),
     logistic=LogisticSettings(cs=(0.001, 0.01, 0.1, 0.5, 1.0, 10.0, 100.0), max_iter=5000),
-    abmil=AbmilSettings(hidden=128, bag_size=2048, epochs=20, lr=3e-4, weight_decay=1e-5),
+    abmil=AbmilSettings(hidden=128, lr=3e-4, weight_decay=1e-5),
     survival=SurvivalSettings(model="cox", alpha=2.0),
     robustness=RobustnessSettings(
         k_by_subset=(("camelyon", 11), ("tolkach_esca", 46)), default_k=11
     ),
-    segment=NANOPATH_SEGMENT,
+    segment=SegmentSettings(),
     notes=("abmil is this package's own setting: the suite defines none",),
 )
 
@@ -236,14 +177,9 @@ EVA = Protocol(
     folds=3,
     file_folds=True,
     linear=LinearSettings(
-        lrs=(3e-4,),
-        weight_decay=1e-2,
-        epochs=None,
-        max_steps=12_500,
-        batch_size=256,
-        metric="balanced_accuracy",
+        lrs=(3e-4,), weight_decay=1e-2, max_steps=12_500, batch_size=256, metric="balanced_accuracy"
     ),
-    abmil=AbmilSettings(hidden=128, bag_size=2048, epochs=20, lr=1e-3, weight_decay=1e-2),
+    abmil=AbmilSettings(hidden=128, lr=1e-3, weight_decay=1e-2),
     notes=(
         "eva stops early by patience; here every step runs and the best epoch counts",
         "abmil: width 128 as in eva; epochs, bag size and learning rate are this package's own",
@@ -257,7 +193,7 @@ PATHOBENCH = Protocol(
     folds=5,
     file_folds=True,
     logistic=LogisticSettings(cs=(0.5,), max_iter=10_000),
-    abmil=AbmilSettings(hidden=512, bag_size=2048, epochs=20, lr=3e-4, weight_decay=1e-5),
+    abmil=AbmilSettings(hidden=512, lr=3e-4, weight_decay=1e-5),
     survival=SurvivalSettings(model="coxnet", alpha=0.07, l1_ratio=0.5),
     notes=(
         "logistic C 0.5, Coxnet and 2048-tile bags are the suite's; "

@@ -20,7 +20,6 @@ from typing import Any
 
 from thinsection.errors import InvalidInputError
 from thinsection.probe.config import ProbeConfig, RobustnessConfig, SegmentConfig, SlideProbeConfig
-from thinsection.probe.data.files import read_embeddings
 from thinsection.probe.data.load import load_cases, load_robustness, load_survival, load_tiles
 from thinsection.probe.data.sets import CaseSet, RobustnessSet, SurvivalSet, TileSet
 from thinsection.probe.result import ProbeResult, tileset_result
@@ -38,32 +37,21 @@ class DataKind:
     load: Callable[[Path, Any], Any]
 
 
-_TABLE = "A table of slides, or a Patho-Bench task folder (k=all.tsv and config.yaml)."
+_TILES = "A manifest, a dataset folder, tile embeddings, or a results folder."
+_CASES = "A table of slides, or a Patho-Bench task folder (k=all.tsv and config.yaml)."
+_CENTRES = "A table of tiles: slide_id, biological_class, medical_center[, path or row]."
 DATA_KINDS: dict[type, DataKind] = {
-    TileSet: DataKind(
-        "DATA", "A manifest, a dataset folder, tile embeddings, or a results folder.", load_tiles
-    ),
-    CaseSet: DataKind("TABLE", _TABLE, load_cases),
-    SurvivalSet: DataKind("TABLE", _TABLE, load_survival),
-    RobustnessSet: DataKind(
-        "TABLE",
-        "A table of tiles: slide_id, biological_class, medical_center[, path or row].",
-        load_robustness,
-    ),
+    TileSet: DataKind("DATA", _TILES, load_tiles),
+    CaseSet: DataKind("TABLE", _CASES, load_cases),
+    SurvivalSet: DataKind("TABLE", _CASES, load_survival),
+    RobustnessSet: DataKind("TABLE", _CENTRES, load_robustness),
     Path: DataKind("DATA", "The dataset's folder or file.", lambda path, config: path),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A probe with what its function declares.
-
-    Attributes:
-        name: in the registry.
-        function: see the module's docstring.
-        kind: how its data are named and read.
-        config_type: of its settings.
-    """
+    """A probe with what its function declares: see the module's docstring."""
 
     name: str
     function: ProbeFunction
@@ -131,16 +119,14 @@ def knn(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """Cosine neighbours vote; best k."""
     from thinsection.probe.probes.knn import knn_probe
 
-    device, budget_bytes = config.compute.device, config.budget_bytes
-    return knn_probe(data, protocol=config.protocol, device=device, budget_bytes=budget_bytes)
+    return knn_probe(data, **config.blockwise)
 
 
 def fewshot(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """SimpleShot: 1000 support sets of 16 tiles per class, majority vote."""
     from thinsection.probe.probes.fewshot import fewshot_probe
 
-    device, budget_bytes = config.compute.device, config.budget_bytes
-    return fewshot_probe(data, protocol=config.protocol, device=device, budget_bytes=budget_bytes)
+    return fewshot_probe(data, **config.blockwise)
 
 
 def tileset(data: TileSet, config: ProbeConfig) -> tuple[ProbeResult, ...]:
@@ -156,17 +142,15 @@ def slide(data: CaseSet, config: SlideProbeConfig) -> ProbeResult:
     """
     from thinsection.probe.probes.slide import slide_probe
 
-    if config.slide.method == "abmil":
-        return abmil(data, config)
-    return slide_probe(data, protocol=config.protocol)
+    logistic = config.slide.method == "logistic"
+    return slide_probe(data, protocol=config.protocol) if logistic else abmil(data, config)
 
 
 def abmil(data: CaseSet, config: ProbeConfig) -> ProbeResult:
     """Labels of slides or patients by attention over their tiles, AUROC over folds."""
     from thinsection.probe.probes.slide import abmil_probe
 
-    protocol, device = config.protocol, config.compute.device
-    return abmil_probe(data, data.files, read_embeddings, protocol=protocol, device=device)
+    return abmil_probe(data, protocol=config.protocol, device=config.compute.device)
 
 
 def survival(data: SurvivalSet, config: ProbeConfig) -> ProbeResult:
@@ -180,13 +164,7 @@ def robustness(data: RobustnessSet, config: RobustnessConfig) -> ProbeResult:
     """PathoROB: do neighbours on other slides share the biology or the hospital?"""
     from thinsection.probe.probes.robustness import robustness_probe
 
-    return robustness_probe(
-        data,
-        protocol=config.protocol,
-        k=config.robustness.k,
-        device=config.compute.device,
-        budget_bytes=config.budget_bytes,
-    )
+    return robustness_probe(data, k=config.robustness.k, **config.blockwise)
 
 
 def segment(data: Path, config: SegmentConfig) -> ProbeResult:
@@ -201,17 +179,16 @@ def segment(data: Path, config: SegmentConfig) -> ProbeResult:
     return run_segment_probe(data, config)
 
 
-def _entry(function: ProbeFunction, *, needs: tuple[str, ...] = ()) -> Entry:
-    line = (function.__doc__ or "").splitlines()[0]
-    return Entry(name=function.__name__, help=line, target=function, needs=needs, extra="probe")
-
-
-PROBES: Registry[ProbeFunction] = Registry(
-    "probe",
-    "thinsection.probes",
-    (
-        *(_entry(f) for f in (linear, knn, fewshot, tileset, slide, abmil)),
-        _entry(survival, needs=("sksurv",)),
-        *(_entry(f) for f in (robustness, segment)),
-    ),
+_OWN: tuple[ProbeFunction, ...] = (
+    *(linear, knn, fewshot, tileset, slide, abmil, survival, robustness, segment),
 )
+_NEEDS = {"survival": ("sksurv",)}
+
+
+def _entry(function: ProbeFunction) -> Entry:
+    name, line = function.__name__, (function.__doc__ or "").splitlines()[0]
+    needs = _NEEDS.get(name, ())
+    return Entry(name=name, help=line, target=function, needs=needs, extra="probe")
+
+
+PROBES: Registry[ProbeFunction] = Registry("probe", "thinsection.probes", tuple(map(_entry, _OWN)))

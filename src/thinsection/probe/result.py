@@ -1,7 +1,7 @@
 """What a probe returns, and its plain form for a result file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from thinsection.config import as_mapping
 from thinsection.errors import InvalidInputError
 from thinsection.probe.data.sets import TileSet
-from thinsection.probe.metrics import confusion_matrix, per_class_scores, score_counts
+from thinsection.probe.metrics import METRICS, confusion_matrix, per_class_scores
 from thinsection.probe.protocol import Metric, Protocol
 from thinsection.probe.statistics import Interval, bootstrap_counts, bootstrap_rows
 
@@ -68,16 +68,10 @@ class Risks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """Images of a segmentation to look at.
+    """Images of a segmentation to look at."""
 
-    Attributes:
-        images: uint8 (M, H, W, 3).
-        truth, prediction: uint8 (M, H, W) labels.
-        class_names: of labels 0..K-1; 0 is background.
-    """
-
-    images: npt.NDArray[np.uint8]
-    truth: npt.NDArray[np.uint8]
+    images: npt.NDArray[np.uint8]  # (M, H, W, 3)
+    truth: npt.NDArray[np.uint8]  # (M, H, W) labels 0..K-1; 0 is background
     prediction: npt.NDArray[np.uint8]
     class_names: tuple[str, ...]
 
@@ -113,6 +107,11 @@ class ProbeResult:
     examples: Examples | None = None
     remarks: tuple[str, ...] = ()
 
+    @property
+    def metric_words(self) -> str:
+        """The metric as a person reads it."""
+        return METRIC_WORDS.get(self.metric, self.metric)
+
     def as_mapping(self) -> dict[str, Any]:
         """Plain nested values without the rows (these go to CSV); NaN becomes None."""
         mapping: dict[str, Any] = {
@@ -135,13 +134,9 @@ class ProbeResult:
 def per_class_rows(predictions: Predictions) -> list[dict[str, Any]]:
     """One mapping a class: name, rows, precision, recall, F1."""
     counts = predictions.counts
-    scores = per_class_scores(counts)
+    columns = {"rows": counts.sum(axis=1), **per_class_scores(counts)}
     return [
-        {
-            "name": name,
-            "rows": int(counts[c].sum()),
-            **{key: float(values[c]) for key, values in scores.items()},
-        }
+        {"name": name, **{key: values[c].item() for key, values in columns.items()}}
         for c, name in enumerate(predictions.class_names)
     ]
 
@@ -164,22 +159,16 @@ def classified(
         prediction=prediction,
         probability=probability,
     )
+    sizes = {"train_rows": len(data.train), "val_rows": len(data.val)}
     return ProbeResult(
         probe=probe,
         dataset=data.name,
         metric=metric,
-        score=float(score_counts(rows.counts, metric)),
-        interval=bootstrap_counts(
-            rows.counts, lambda c: score_counts(c, metric), seed=protocol.seed
-        ),
+        score=float(METRICS[metric](rows.counts)),
+        interval=bootstrap_counts(rows.counts, METRICS[metric], seed=protocol.seed),
         protocol=protocol,
         details=details,
-        facts={
-            "train_rows": len(data.train),
-            "val_rows": len(data.val),
-            "dim": int(data.train.embeddings.shape[1]),
-            **data.facts,
-        },
+        facts={**sizes, "dim": int(data.train.embeddings.shape[1]), **data.facts},
         predictions=rows,
     )
 
@@ -201,32 +190,25 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
             f"results must be probes of the same rows with one metric, got {sorted(metrics)} of "
             f"{[r.dataset for r in results]}"
         )
-    first, metric = results[0], metrics.pop()
-    return ProbeResult(
+    first = results[0]
+
+    def scores(weights: npt.NDArray, p: Predictions) -> npt.NDArray[np.float64]:
+        k = len(p.class_names)
+        cells = np.eye(k * k)[p.truth * k + p.prediction]  # (N, K²)
+        return METRICS[first.metric]((weights @ cells).reshape(len(weights), k, k))
+
+    return replace(
+        first,
         probe="tileset",
-        dataset=first.dataset,
-        metric=metric,
         score=float(np.mean([r.score for r in results])),
         interval=bootstrap_rows(
             len(rows[0].ids),
-            lambda weights: np.mean([_weighted_scores(p, weights, metric) for p in rows], axis=0),
+            lambda weights: np.mean([scores(weights, p) for p in rows], axis=0),
             seed=first.protocol.seed,
         ),
-        protocol=first.protocol,
         details={r.probe: r.score for r in results},
-        facts=first.facts,
+        predictions=None,
     )
-
-
-def _weighted_scores(
-    rows: Predictions, weights: npt.NDArray, metric: str
-) -> npt.NDArray[np.float64]:
-    """Scores (B,) under row weights (B, N)."""
-    k = len(rows.class_names)
-    cells = np.eye(k * k)[rows.truth * k + rows.prediction]  # (N, K²)
-    counts = (weights @ cells).reshape(len(weights), k, k)
-    named: Metric = "macro_f1" if metric == "macro_f1" else "balanced_accuracy"
-    return score_counts(counts, named)
 
 
 def strict(value: Any) -> Any:
@@ -235,8 +217,6 @@ def strict(value: Any) -> Any:
         return {str(k): strict(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [strict(v) for v in value]
-    if isinstance(value, float | np.floating):
-        return float(value) if np.isfinite(value) else None
-    if isinstance(value, np.integer):
-        return int(value)
-    return value
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -7,6 +7,7 @@ cost does not depend on n at all.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from thinsection.types import MIB
 
 IndexArray = npt.NDArray[np.int64]
 Fold = tuple[IndexArray, IndexArray]  # indices of the training and of the validation rows
+Scorer = Callable[[npt.NDArray], npt.NDArray[np.float64]]  # of B resamples at once, (B,)
 
 DRAWS = 2000
 LEVEL = 0.95
@@ -31,21 +33,23 @@ def stratified_folds(
 ) -> list[Fold]:
     """Stratified, shuffled folds: StratifiedKFold(folds, shuffle, random_state=seed).
 
-    Args:
-        labels: one a row.
-        folds: how many.
-        seed: of the shuffle.
-        class_names: what the labels 0..K-1 stand for, for the error.
-
     Raises:
-        InvalidInputError: a class has fewer rows than there are folds.
+        InvalidInputError: a class has fewer rows than there are folds; by its name in
+            `class_names`, where these are given.
     """
     from sklearn.model_selection import StratifiedKFold
 
     labels = np.asarray(labels)
-    _check_class_sizes(labels, folds, class_names)
+    classes, counts = np.unique(labels, return_counts=True)
+    if len(classes) and counts.min() < folds:
+        smallest = classes[counts.argmin()]
+        name = smallest if class_names is None else class_names[smallest]
+        raise InvalidInputError(
+            f"each class must have >= {folds} rows for {folds} folds, "
+            f"got {counts.min()} of class {str(name)!r}"
+        )
     splitter = StratifiedKFold(n_splits=folds, shuffle=True, random_state=seed)
-    return [_int64(fold) for fold in splitter.split(np.zeros(len(labels)), labels)]
+    return list(splitter.split(np.zeros(len(labels)), labels))
 
 
 def grouped_folds(
@@ -68,8 +72,7 @@ def grouped_folds(
             f"groups must be at least {folds} for {folds} folds, got {len(set(groups))}"
         )
     splitter = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
-    parts = splitter.split(np.zeros(len(labels)), labels, groups=np.asarray(groups))
-    return [_int64(fold) for fold in parts]
+    return list(splitter.split(np.zeros(len(labels)), labels, groups=np.asarray(groups)))
 
 
 def shuffled_folds(n: int, *, folds: int = 3, seed: int = 1337) -> list[Fold]:
@@ -83,25 +86,7 @@ def shuffled_folds(n: int, *, folds: int = 3, seed: int = 1337) -> list[Fold]:
     order = np.arange(n)
     np.random.default_rng(seed).shuffle(order)
     parts = np.array_split(order, folds)
-    return [
-        _int64((np.concatenate([p for j, p in enumerate(parts) if j != i]), part))
-        for i, part in enumerate(parts)
-    ]
-
-
-def _check_class_sizes(labels: npt.NDArray, folds: int, class_names: Sequence[str] | None) -> None:
-    classes, counts = np.unique(labels, return_counts=True)
-    if len(classes) and counts.min() < folds:
-        smallest = classes[counts.argmin()]
-        name = smallest if class_names is None else class_names[smallest]
-        raise InvalidInputError(
-            f"each class must have >= {folds} rows for {folds} folds, "
-            f"got {counts.min()} of class {str(name)!r}"
-        )
-
-
-def _int64(fold: tuple[npt.NDArray, npt.NDArray]) -> Fold:
-    return fold[0].astype(np.int64), fold[1].astype(np.int64)
+    return [(np.concatenate([*parts[:i], *parts[i + 1 :]]), part) for i, part in enumerate(parts)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,58 +107,49 @@ class Interval:
     seed: int
 
 
-def bootstrap_counts(
-    counts: npt.NDArray[np.int64],
-    score: Callable[[npt.NDArray], npt.NDArray[np.float64]],
-    *,
-    seed: int,
-    draws: int = DRAWS,
-) -> Interval:
-    """Interval of a score of a confusion matrix.
+def bootstrap_counts(counts: npt.NDArray[np.int64], score: Scorer, *, seed: int) -> Interval:
+    """Interval of a score that maps confusion matrices (B, K, K) to (B,).
 
-    Args:
-        counts: (K, K) counts.
-        score: maps (B, K, K) to (B,).
-        seed: of the resamples.
-        draws: number of resamples.
-
-    Memory: about 8 B K² bytes, B = draws.
+    Memory: about 8 DRAWS K² bytes.
     """
     total, cells = int(counts.sum()), counts.ravel()
-    resampled = np.random.default_rng(seed).multinomial(total, cells / total, size=draws)
-    return _interval(score(resampled.reshape(draws, *counts.shape)), seed)
+    resampled = np.random.default_rng(seed).multinomial(total, cells / total, size=DRAWS)
+    return _interval(score(resampled.reshape(DRAWS, *counts.shape)), seed)
 
 
-def bootstrap_rows(
-    num_rows: int,
-    score: Callable[[npt.NDArray], npt.NDArray[np.float64]],
-    *,
-    seed: int,
-    draws: int = DRAWS,
-) -> Interval:
-    """Interval of a score that takes row weights.
+def bootstrap_rows(num_rows: int, score: Scorer, *, seed: int) -> Interval:
+    """Interval of a score that maps weights (B, N), how often each row was drawn, to (B,).
 
-    Args:
-        num_rows: rows that are resampled.
-        score: maps weights (B, N), how often each row was drawn, to (B,).
-        seed: of the resamples; the result does not depend on the block size.
-        draws: number of resamples.
+    The result does not depend on the block size.
 
     Memory: BLOCK_BYTES of weights plus what `score` makes of them.
     """
     rng = np.random.default_rng(seed)
     block = max(1, BLOCK_BYTES // (8 * max(1, num_rows)))
-    values = []
-    for start in range(0, draws, block):
-        size = min(block, draws - start)
-        weights = np.stack(
-            [
-                np.bincount(rng.integers(0, num_rows, num_rows), minlength=num_rows)
-                for _ in range(size)
-            ]
-        )
-        values.append(score(weights))
-    return _interval(np.concatenate(values), seed)
+
+    def weights() -> npt.NDArray[np.int64]:
+        return np.bincount(rng.integers(0, num_rows, num_rows), minlength=num_rows)
+
+    sizes = (min(block, DRAWS - start) for start in range(0, DRAWS, block))
+    return _interval(
+        np.concatenate([score(np.stack([weights() for _ in range(size)])) for size in sizes]), seed
+    )
+
+
+def bootstrap_folds(folds: Sequence[Fold], scores: Sequence[Scorer], *, seed: int) -> Interval:
+    """Interval of the mean over folds of a score of each fold's own validation rows.
+
+    All validation rows are resampled together; rows of two models are never ranked against each
+    other. Memory: as `bootstrap_rows`.
+    """
+    edges = np.cumsum([0, *(len(val) for _, val in folds)])
+    parts = [(score, slice(*edge)) for score, edge in zip(scores, pairwise(edges), strict=True)]
+
+    def mean_score(weights: npt.NDArray) -> npt.NDArray[np.float64]:
+        mean: npt.NDArray[np.float64] = np.mean([f(weights[:, part]) for f, part in parts], axis=0)
+        return mean
+
+    return bootstrap_rows(int(edges[-1]), mean_score, seed=seed)
 
 
 def _interval(values: npt.NDArray[np.float64], seed: int) -> Interval:

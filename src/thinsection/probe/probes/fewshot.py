@@ -5,10 +5,11 @@ import numpy.typing as npt
 import torch
 
 from thinsection.errors import DatasetError
-from thinsection.probe.compute import DEFAULT_BUDGET_BYTES, rows_within, to_device, unit_rows
+from thinsection.probe.compute import rows_within, to_device, unit_rows
 from thinsection.probe.data.sets import Embeddings, Labels, TileSet, check_tile_set
 from thinsection.probe.protocol import NANOPATH, FewshotSettings, Protocol
 from thinsection.probe.result import ProbeResult, classified
+from thinsection.types import GIB
 from thinsection.weights.placement import resolve_device
 
 SET_BLOCK = 64  # support sets at a time
@@ -16,11 +17,7 @@ QUERY_BLOCK = 8192
 
 
 def fewshot_probe(
-    data: TileSet,
-    *,
-    protocol: Protocol = NANOPATH,
-    device: str = "cpu",
-    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    data: TileSet, *, protocol: Protocol = NANOPATH, device: str = "cpu", budget_bytes: int = GIB
 ) -> ProbeResult:
     """Majority vote per validation row over the support sets, ties to the lowest label.
 
@@ -33,20 +30,10 @@ def fewshot_probe(
     """
     check_tile_set(data)
     settings: FewshotSettings = protocol.require("fewshot")
-    support = draw_support_sets(
-        data.train.labels,
-        data.class_names,
-        shots=settings.shots,
-        num_sets=settings.support_sets,
-        seed=protocol.seed,
-    )
-    votes = simpleshot_votes(
-        data.train.embeddings,
-        data.val.embeddings,
-        support,
-        device=device,
-        budget_bytes=budget_bytes,
-    )
+    counts = {"shots": settings.shots, "num_sets": settings.support_sets}
+    support = draw_support_sets(data.train.labels, data.class_names, **counts, seed=protocol.seed)
+    train, val = data.train.embeddings, data.val.embeddings
+    votes = simpleshot_votes(train, val, support, device=device, budget_bytes=budget_bytes)
     return classified(
         "fewshot",
         data,
@@ -74,11 +61,9 @@ def draw_support_sets(
                 f"got {len(rows)} of class {name!r}; label more tiles or drop the class"
             )
     rng = np.random.default_rng(seed)
-    support = np.empty((num_sets, len(rows_of), shots), dtype=np.int64)
-    for chosen in support:
-        for c, rows in enumerate(rows_of):
-            chosen[c] = rng.choice(rows, shots, replace=False)
-    return support
+    return np.array(
+        [[rng.choice(rows, shots, replace=False) for rows in rows_of] for _ in range(num_sets)]
+    )
 
 
 def simpleshot_votes(
@@ -87,7 +72,7 @@ def simpleshot_votes(
     support: npt.NDArray[np.int64],
     *,
     device: str = "cpu",
-    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    budget_bytes: int = GIB,
 ) -> npt.NDArray[np.int64]:
     """How many support sets vote for each class, (Nq, K).
 
@@ -99,8 +84,11 @@ def simpleshot_votes(
     """
     where = resolve_device(device, mps=False)
     _, num_classes, shots = support.shape
-    dim = train.shape[1]
-    sets, rows = _blocks(num_classes, shots, dim, budget_bytes)
+    half, dim = budget_bytes // 2, train.shape[1]  # half of the budget for sets, half for queries
+    per_set = num_classes * dim * 4 * (2 * shots + 4)
+    sets = rows_within(half, per_set, name="support set", most=SET_BLOCK)
+    per_query = 8 * dim + sets * num_classes * 8 + sets * 24
+    rows = rows_within(half, per_query, name="query", most=QUERY_BLOCK)
     shift = to_device(train.mean(axis=0, dtype=np.float64).astype(np.float32), where)
     votes = np.zeros((len(queries), num_classes), dtype=np.int64)
     with torch.inference_mode():
@@ -115,15 +103,6 @@ def simpleshot_votes(
                     voted = (winner == c).sum(dim=1)
                     votes[start : start + rows, c] += voted.cpu().numpy()
     return votes
-
-
-def _blocks(num_classes: int, shots: int, dim: int, budget_bytes: int) -> tuple[int, int]:
-    """(support sets, queries) at a time: half of the budget for each."""
-    per_set = num_classes * dim * 4 * (2 * shots + 4)
-    sets = rows_within(budget_bytes // 2, per_set, name="support set", most=SET_BLOCK)
-    per_query = 8 * dim + sets * num_classes * 8 + sets * 24
-    rows = rows_within(budget_bytes // 2, per_query, name="query", most=QUERY_BLOCK)
-    return sets, rows
 
 
 def _prototypes(

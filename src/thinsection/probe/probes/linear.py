@@ -1,7 +1,7 @@
 """Linear probe: one linear layer trained on frozen embeddings, swept over learning rates."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from scipy.special import softmax
 from thinsection.errors import InvalidInputError
 from thinsection.probe.compute import to_device
 from thinsection.probe.data.sets import TileSet, check_tile_set
-from thinsection.probe.metrics import confusion_matrix, score_counts
+from thinsection.probe.metrics import METRICS, confusion_matrix
 from thinsection.probe.protocol import NANOPATH, LinearSettings, Protocol
 from thinsection.probe.result import ProbeResult, classified
 from thinsection.weights.placement import resolve_device
@@ -19,26 +19,16 @@ from thinsection.weights.placement import resolve_device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearHead:
-    """The best epoch of one learning rate.
-
-    Attributes:
-        lr: its learning rate.
-        epoch: 1-based epoch of the best validation score, the first one on ties.
-        score: that score.
-        weight, bias: (K, D) and (K,) at that epoch.
-        prediction: labels (N,) of the validation rows at that epoch.
-        scores: validation score after each epoch.
-        losses: mean training loss of each epoch.
-    """
+    """The best epoch of one learning rate."""
 
     lr: float
-    epoch: int
-    score: float
-    weight: npt.NDArray[np.float32]
-    bias: npt.NDArray[np.float32]
-    prediction: npt.NDArray[np.int64]
-    scores: tuple[float, ...]
-    losses: tuple[float, ...]
+    epoch: int  # from 1: of the best validation score, the first one on ties
+    score: float  # that score
+    weight: npt.NDArray[np.float32]  # (K, D) at that epoch
+    bias: npt.NDArray[np.float32]  # (K,)
+    prediction: npt.NDArray[np.int64]  # labels (N,) of the validation rows at that epoch
+    scores: tuple[float, ...] = ()  # of validation after each epoch
+    losses: tuple[float, ...] = ()  # of training, mean of each epoch
 
 
 def linear_probe(
@@ -60,21 +50,20 @@ def linear_probe(
     ]
     best = max(heads, key=lambda head: head.score)  # max keeps the first of equals
     logits = data.val.embeddings.astype(np.float64) @ best.weight.T.astype(np.float64) + best.bias
-    details = {
-        "best_lr": best.lr,
-        "best_epoch": best.epoch,
-        "score_by_lr": {f"{h.lr:g}": h.score for h in heads},
-        "best_epoch_by_lr": {f"{h.lr:g}": h.epoch for h in heads},
-        "last_loss_by_lr": {f"{h.lr:g}": h.losses[-1] for h in heads},
-        "curve": {f"{h.lr:g}": list(h.scores) for h in heads},
-    }
     return classified(
         "linear",
         data,
         best.prediction,
         metric=settings.metric,
         protocol=protocol,
-        details=details,
+        details={
+            "best_lr": best.lr,
+            "best_epoch": best.epoch,
+            "score_by_lr": {f"{h.lr:g}": h.score for h in heads},
+            "best_epoch_by_lr": {f"{h.lr:g}": h.epoch for h in heads},
+            "last_loss_by_lr": {f"{h.lr:g}": h.losses[-1] for h in heads},
+            "curve": {f"{h.lr:g}": list(h.scores) for h in heads},
+        },
         probability=softmax(logits, axis=1),
     )
 
@@ -91,48 +80,42 @@ def train_head(
     generator = torch.Generator().manual_seed(seed)
     x, y = to_device(data.train.embeddings, where), to_device(data.train.labels, where)
     val = to_device(data.val.embeddings, where)
-    weight, bias = initial_head(data.num_classes, x.shape[1], generator)
-    weight, bias = (p.to(where).requires_grad_() for p in (weight, bias))
+    start = initial_head(data.num_classes, x.shape[1], generator)
+    weight, bias = (p.to(where).requires_grad_() for p in start)
     optimizer = torch.optim.AdamW([weight, bias], lr=lr, weight_decay=settings.weight_decay)
-    steps_left, epochs = _schedule(settings, len(x))
-    best_score, best_epoch, best = -1.0, 0, (weight, bias, np.empty(0, np.int64))
+    per_epoch = math.ceil(len(x) / settings.batch_size)
+    steps_left = settings.max_steps or (settings.epochs or 0) * per_epoch
+    best: LinearHead | None = None
     scores, losses = [], []
-    for epoch in range(1, epochs + 1):
+    for epoch in range(1, math.ceil(steps_left / per_epoch) + 1):
         order = torch.randperm(len(x), generator=generator).to(where)
-        batches = torch.split(order, settings.batch_size)
+        batches = torch.split(order, settings.batch_size)[:steps_left]
         loss_sum = torch.zeros((), device=where, dtype=torch.float64)
-        seen = 0
-        for batch in batches[:steps_left]:
+        for batch in batches:
             logits = torch.nn.functional.linear(x[batch], weight, bias)
             loss = torch.nn.functional.cross_entropy(logits, y[batch])
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             loss_sum += loss.detach() * len(batch)
-            seen += len(batch)
         steps_left -= len(batches)
-        losses.append(float(loss_sum) / seen)
-        prediction = _predict(val, weight, bias)
+        losses.append(float(loss_sum) / sum(map(len, batches)))
+        with torch.no_grad():
+            logits = torch.nn.functional.linear(val, weight, bias)
+        prediction = logits.argmax(dim=1).cpu().numpy()
         counts = confusion_matrix(data.val.labels, prediction, data.num_classes)
-        scores.append(float(score_counts(counts, settings.metric)))
-        if scores[-1] > best_score:
-            best_score, best_epoch = scores[-1], epoch
-            best = (weight.detach().clone(), bias.detach().clone(), prediction)
-    if not math.isfinite(losses[-1]):
+        scores.append(float(METRICS[settings.metric](counts)))
+        if best is None or scores[-1] > best.score:
+            w, b = (p.detach().cpu().numpy().copy() for p in (weight, bias))
+            best = LinearHead(
+                lr=lr, epoch=epoch, score=scores[-1], weight=w, bias=b, prediction=prediction
+            )
+    if best is None or not math.isfinite(losses[-1]):
         raise InvalidInputError(
             f"training loss must stay finite, got {losses[-1]} at learning rate {lr:g} in "
             f"{data.name!r}; scale the embeddings"
         )
-    return LinearHead(
-        lr=lr,
-        epoch=best_epoch,
-        score=best_score,
-        weight=best[0].cpu().numpy(),
-        bias=best[1].cpu().numpy(),
-        prediction=best[2],
-        scores=tuple(scores),
-        losses=tuple(losses),
-    )
+    return replace(best, scores=tuple(scores), losses=tuple(losses))
 
 
 def initial_head(
@@ -143,19 +126,3 @@ def initial_head(
     weight = torch.empty(num_classes, dim).uniform_(-bound, bound, generator=generator)
     bias = torch.empty(num_classes).uniform_(-bound, bound, generator=generator)
     return weight, bias
-
-
-def _schedule(settings: LinearSettings, num_rows: int) -> tuple[int, int]:
-    """(optimiser steps in all, epochs)."""
-    per_epoch = math.ceil(num_rows / settings.batch_size)
-    if settings.max_steps is not None:
-        return settings.max_steps, math.ceil(settings.max_steps / per_epoch)
-    assert settings.epochs is not None
-    return settings.epochs * per_epoch, settings.epochs
-
-
-def _predict(val: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> npt.NDArray[np.int64]:
-    """Labels of the validation rows under the current weights."""
-    with torch.no_grad():
-        logits = torch.nn.functional.linear(val, weight, bias)
-        return logits.argmax(dim=1).cpu().numpy()

@@ -5,19 +5,20 @@ biological class and another medical centre, OS another class and the same centr
 SO / (SO + OS): 1 follows biology only, 0 the centre only.
 """
 
-from dataclasses import asdict, dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
-from thinsection.probe.compute import DEFAULT_BUDGET_BYTES, cosine_neighbours
+from thinsection.probe.compute import cosine_neighbours
 from thinsection.probe.data.sets import RobustnessSet, check_finite
+from thinsection.probe.metrics import ratio
 from thinsection.probe.protocol import NANOPATH, Protocol, RobustnessSettings
 from thinsection.probe.result import ProbeResult
 from thinsection.probe.statistics import bootstrap_rows
+from thinsection.types import GIB
 
 Codes = npt.NDArray[np.int64]  # (N,)
+KINDS = ("so", "os", "ss", "oo")  # of a neighbour: same or other biology, same or other centre
 
 
 def robustness_probe(
@@ -26,7 +27,7 @@ def robustness_probe(
     protocol: Protocol = NANOPATH,
     k: int | None = None,
     device: str = "cpu",
-    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    budget_bytes: int = GIB,
 ) -> ProbeResult:
     """The robustness index, with an interval over tiles.
 
@@ -45,70 +46,51 @@ def robustness_probe(
     settings: RobustnessSettings = protocol.require("robustness")
     biology, centre, slide = _codes(data)
     k = k or dict(settings.k_by_subset).get(data.name, settings.default_k)
-    found = cosine_neighbours(
-        data.embeddings,
-        data.embeddings,
-        k,
-        query_groups=slide,
-        bank_groups=slide,
-        device=device,
-        budget_bytes=budget_bytes,
-    )
+    x = data.embeddings
+    found = cosine_neighbours(x, x, k, groups=slide, device=device, budget_bytes=budget_bytes)
     kinds = _count_kinds(found, biology, centre)
-    if not (kinds.so + kinds.os).any():
+    either = kinds["so"] + kinds["os"]
+    if not either.any():
         raise InvalidInputError(
             "neighbours must include same-class other-centre or other-class same-centre tiles, "
             f"got neither in {data.name!r}; the index needs two classes and two centres"
         )
+
+    def index(weights: npt.NDArray) -> npt.NDArray[np.float64]:
+        return ratio(weights @ kinds["so"], weights @ either, empty=np.nan)
+
     return ProbeResult(
         probe="robustness",
         dataset=data.name,
         metric="robustness_index",
-        score=float(kinds.index(np.ones((1, len(biology))))[0]),
-        interval=bootstrap_rows(len(biology), kinds.index, seed=protocol.seed),
+        score=float(index(np.ones((1, len(x))))[0]),
+        interval=bootstrap_rows(len(x), index, seed=protocol.seed),
         protocol=protocol,
         details={
             "k": k,
-            **{name: int(counts.sum()) for name, counts in asdict(kinds).items()},
+            **{name: int(counts.sum()) for name, counts in kinds.items()},
             "tiles_with_fewer_neighbours": int((found < 0).any(axis=1).sum()),
         },
         facts={
-            "tiles": len(biology),
+            "tiles": len(x),
             "slides": len(set(data.slide_id)),
-            "dim": int(data.embeddings.shape[1]),
+            "dim": int(x.shape[1]),
             **data.facts,
         },
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kinds:
-    """How many neighbours of each tile (N,) share its biology (S.) and its centre (.S)."""
+def _count_kinds(found: npt.NDArray[np.int64], biology: Codes, centre: Codes) -> dict[str, Codes]:
+    """How many neighbours (N, k; -1 is none) of each tile share its biology (s.), its centre (.s).
 
-    so: Codes
-    os: Codes
-    ss: Codes
-    oo: Codes
-
-    def index(self, weights: npt.NDArray) -> npt.NDArray[np.float64]:
-        """The robustness index under each row of tile weights (B, N); NaN where it is 0 / 0."""
-        top, bottom = weights @ self.so, weights @ (self.so + self.os)
-        values: npt.NDArray[np.float64] = np.full(len(weights), np.nan)
-        np.divide(top, bottom, out=values, where=bottom > 0)
-        return values
-
-
-def _count_kinds(found: npt.NDArray[np.int64], biology: Codes, centre: Codes) -> _Kinds:
-    """From neighbours (N, k), where -1 is none."""
+    The keys are so, os, ss and oo; each value has the shape (N,).
+    """
     there = found >= 0
     same_biology = biology[found] == biology[:, None]
     same_centre = centre[found] == centre[:, None]
-    return _Kinds(
-        so=(there & same_biology & ~same_centre).sum(axis=1),
-        os=(there & ~same_biology & same_centre).sum(axis=1),
-        ss=(there & same_biology & same_centre).sum(axis=1),
-        oo=(there & ~same_biology & ~same_centre).sum(axis=1),
-    )
+    of_biology = {"s": there & same_biology, "o": there & ~same_biology}
+    of_centre = {"s": same_centre, "o": ~same_centre}
+    return {kind: (of_biology[kind[0]] & of_centre[kind[1]]).sum(axis=1) for kind in KINDS}
 
 
 def _codes(data: RobustnessSet) -> tuple[Codes, Codes, Codes]:
@@ -120,7 +102,5 @@ def _codes(data: RobustnessSet) -> tuple[Codes, Codes, Codes]:
             f"columns must be one entry a tile, got {[len(c) for c in columns]} for {n} tiles"
         )
     check_finite(data.embeddings, data.slide_id)
-    biology, centre, slide = (
-        np.unique(np.asarray(column), return_inverse=True)[1].astype(np.int64) for column in columns
-    )
+    biology, centre, slide = (np.unique(c, return_inverse=True)[1] for c in columns)
     return biology, centre, slide

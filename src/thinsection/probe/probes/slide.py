@@ -5,7 +5,7 @@ ABMIL: gated attention weighs the tiles of a case, then classifies; Ilse, Tomcza
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from sklearn.linear_model import LogisticRegression
 
 from thinsection.errors import DatasetError, InvalidInputError
 from thinsection.probe.data.cases import ReadEmbeddings
+from thinsection.probe.data.files import read_embeddings
 from thinsection.probe.data.sets import CaseSet, check_finite
 from thinsection.probe.metrics import macro_auroc
 from thinsection.probe.protocol import NANOPATH, AbmilSettings, LogisticSettings, Protocol
 from thinsection.probe.result import Predictions, ProbeResult
-from thinsection.probe.statistics import Fold, bootstrap_rows, stratified_folds
+from thinsection.probe.statistics import Fold, bootstrap_folds, stratified_folds
 from thinsection.weights.placement import resolve_device
 
 Probability = npt.NDArray[np.float64]  # (n, K)
@@ -42,67 +43,56 @@ def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult
     by_c = {c: [_fit(cases, fold, c, settings.max_iter) for fold in folds] for c in settings.cs}
     scores = {c: _fold_scores(cases, folds, parts) for c, parts in by_c.items()}
     best = max(scores, key=lambda c: np.mean(scores[c]))
-    details: dict[str, Any] = {
+    details = {
         "best_c": best,
         "score_by_c": {f"{c:g}": float(np.mean(s)) for c, s in scores.items()},
         "fold_scores": scores[best],
     }
-    return fold_result("slide", cases, folds, by_c[best], protocol=protocol, details=details)
+    return _result("slide", cases, folds, by_c[best], protocol=protocol, details=details)
 
 
-def case_folds(cases: CaseSet, protocol: Protocol) -> list[Fold]:
+def case_folds(cases: CaseSet, protocol: Protocol) -> Sequence[Fold]:
     """The dataset's own folds, or the protocol's stratified ones.
 
     Raises:
         DatasetError: a part of a fold lacks a class, so that it can neither train nor score.
     """
-    if cases.folds is not None:
-        folds = list(cases.folds)
-    else:
-        folds = stratified_folds(
-            cases.labels, folds=protocol.folds, seed=protocol.seed, class_names=cases.class_names
-        )
+    names = cases.class_names
+    folds = cases.folds or stratified_folds(
+        cases.labels, folds=protocol.folds, seed=protocol.seed, class_names=names
+    )
     for i, fold in enumerate(folds):
         for part, rows in zip(("train", "validation"), fold, strict=True):
-            absent = set(range(len(cases.class_names))) - set(cases.labels[rows].tolist())
+            absent = sorted(set(range(len(names))) - set(cases.labels[rows].tolist()))
             if absent:
-                names = ", ".join(cases.class_names[c] for c in sorted(absent))
                 raise DatasetError(
-                    f"the {part} part of each fold must hold every class, got none of {names} "
-                    f"in fold {i} of {cases.name!r}"
+                    f"the {part} part of each fold must hold every class, got none of "
+                    f"{', '.join(names[c] for c in absent)} in fold {i} of {cases.name!r}"
                 )
     return folds
 
 
-def fold_result(
+def _result(
     probe: str,
     cases: CaseSet,
-    folds: list[Fold],
+    folds: Sequence[Fold],
     parts: list[Probability],
     *,
     protocol: Protocol,
     details: dict[str, Any],
 ) -> ProbeResult:
-    """The result of probabilities per fold: mean fold AUROC, interval over cases in the folds.
-
-    The interval resamples all validation rows together and scores each fold on its own rows, so
-    that probabilities of two models are never ranked against each other.
-    """
-    rows = np.concatenate([val for _, val in folds])
-    probability, truth = np.concatenate(parts), cases.labels[rows]
-    edges = np.cumsum([0, *(len(val) for _, val in folds)])
-    spans = [slice(a, b) for a, b in pairwise(edges)]
-
-    def mean_auroc(weights: npt.NDArray) -> npt.NDArray[np.float64]:
-        areas = [macro_auroc(probability[s], truth[s], weights[:, s]) for s in spans]
-        return np.mean(areas, axis=0)  # type: ignore[no-any-return]
-
+    """The result of probabilities per fold: mean fold AUROC, interval over cases in the folds."""
+    rows, probability = np.concatenate([val for _, val in folds]), np.concatenate(parts)
+    weighted = [
+        partial(macro_auroc, part, cases.labels[val])
+        for part, (_, val) in zip(parts, folds, strict=True)
+    ]
     return ProbeResult(
         probe=probe,
         dataset=cases.name,
         metric="auroc",
         score=float(np.mean(_fold_scores(cases, folds, parts))),
-        interval=bootstrap_rows(len(rows), mean_auroc, seed=protocol.seed),
+        interval=bootstrap_folds(folds, weighted, seed=protocol.seed),
         protocol=protocol,
         details=details,
         facts={
@@ -114,7 +104,7 @@ def fold_result(
         predictions=Predictions(
             class_names=cases.class_names,
             ids=tuple(cases.ids[i] for i in rows),
-            truth=truth,
+            truth=cases.labels[rows],
             prediction=probability.argmax(axis=1),
             probability=probability,
         ),
@@ -129,7 +119,7 @@ def _fit(cases: CaseSet, fold: Fold, c: float, max_iter: int) -> Probability:
     return model.predict_proba(cases.vectors[val].astype(np.float64))  # type: ignore[no-any-return]
 
 
-def _fold_scores(cases: CaseSet, folds: list[Fold], parts: list[Probability]) -> list[float]:
+def _fold_scores(cases: CaseSet, folds: Sequence[Fold], parts: list[Probability]) -> list[float]:
     return [
         float(macro_auroc(probability, cases.labels[val])[0])
         for (_, val), probability in zip(folds, parts, strict=True)
@@ -138,20 +128,18 @@ def _fold_scores(cases: CaseSet, folds: list[Fold], parts: list[Probability]) ->
 
 def abmil_probe(
     cases: CaseSet,
-    files_of_case: Sequence[Sequence[Path]],
-    read: ReadEmbeddings,
     *,
     protocol: Protocol = NANOPATH,
     device: str = "cpu",
+    read: ReadEmbeddings = read_embeddings,
 ) -> ProbeResult:
     """Mean AUROC over folds of one model per fold, trained for a fixed number of epochs.
 
     Args:
-        cases: labels and folds; `vectors` are not used.
-        files_of_case: files of tile embeddings per case, in the order of `cases.ids`.
-        read: reads one file.
+        cases: labels, folds and files of tile embeddings; `vectors` are not used.
         protocol: settings and seed; fold i is seeded with seed + i.
         device: where the model trains.
+        read: reads one file.
 
     Memory: the tiles of one case + the model; tiles are read again each epoch, never kept.
 
@@ -160,25 +148,24 @@ def abmil_probe(
         DatasetError: a fold lacks a class.
     """
     settings: AbmilSettings = protocol.require("abmil")
-    if len(files_of_case) != len(cases.ids):
+    if len(cases.files) != len(cases.ids):
         raise InvalidInputError(
-            f"files_of_case must be one a case, got {len(files_of_case)} for {len(cases.ids)}"
+            f"files must be one list a case, got {len(cases.files)} for {len(cases.ids)}"
         )
     folds, where = case_folds(cases, protocol), resolve_device(device, mps=False)
 
     def bag(case: int, rng: np.random.Generator | None) -> torch.Tensor:
-        tiles = _tiles(files_of_case[case], read, settings.bag_size, rng)
+        tiles = _tiles(cases.files[case], read, settings.bag_size, rng)
         return torch.from_numpy(tiles).to(where)
 
-    parts, losses = [], []
-    for i, fold in enumerate(folds):
-        probability, loss = _train_fold(
-            cases, bag, fold, settings=settings, seed=protocol.seed + i, device=where
-        )
-        parts.append(probability)
-        losses.append(loss)
-    details: dict[str, Any] = {"first_loss": losses[0][0], "last_loss": losses[0][-1]}
-    return fold_result("abmil", cases, folds, parts, protocol=protocol, details=details)
+    trained = [
+        _train_fold(cases, bag, fold, settings=settings, seed=protocol.seed + i, device=where)
+        for i, fold in enumerate(folds)
+    ]
+    losses = trained[0][1]
+    details = {"first_loss": losses[0], "last_loss": losses[-1]}
+    parts = [probability for probability, _ in trained]
+    return _result("abmil", cases, folds, parts, protocol=protocol, details=details)
 
 
 def _tiles(
@@ -240,13 +227,11 @@ def _train_fold(
     rng = np.random.default_rng(seed)
     train, val = fold
     dim = bag(int(train[0]), None).shape[1]
-    layers = gated_attention(
-        dim, settings.hidden, len(cases.class_names), torch.Generator().manual_seed(seed)
-    ).to(device)
-    optimizer = torch.optim.AdamW(
-        layers.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
-    )
-    counts = np.bincount(cases.labels[train], minlength=len(cases.class_names))
+    generator, num_classes = torch.Generator().manual_seed(seed), len(cases.class_names)
+    layers = gated_attention(dim, settings.hidden, num_classes, generator).to(device)
+    decay = settings.weight_decay
+    optimizer = torch.optim.AdamW(layers.parameters(), lr=settings.lr, weight_decay=decay)
+    counts = np.bincount(cases.labels[train], minlength=num_classes)
     balance = torch.tensor(len(train) / (len(counts) * counts), dtype=torch.float32, device=device)
     losses = []
     for _ in range(settings.epochs):

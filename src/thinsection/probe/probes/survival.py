@@ -1,17 +1,16 @@
 """Survival probe: Cox regression on one vector per case, Harrell's c-index, over folds."""
 
-from typing import Any
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError, MissingDependencyError
 from thinsection.probe.data.sets import SurvivalSet
+from thinsection.probe.metrics import FloatVector, ratio
 from thinsection.probe.protocol import NANOPATH, Protocol, SurvivalSettings
 from thinsection.probe.result import ProbeResult, Risks
-from thinsection.probe.statistics import Fold, Interval, bootstrap_rows, shuffled_folds
-
-FloatVector = npt.NDArray[np.float64]
+from thinsection.probe.statistics import Fold, bootstrap_folds, shuffled_folds
 
 
 def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:
@@ -25,26 +24,23 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
         ConfigError: the protocol defines no survival probe.
     """
     settings: SurvivalSettings = protocol.require("survival")
-    if cases.folds is not None:
-        folds = list(cases.folds)
-    else:
-        folds = shuffled_folds(len(cases.ids), folds=protocol.folds, seed=protocol.seed)
+    folds = cases.folds or shuffled_folds(len(cases.ids), folds=protocol.folds, seed=protocol.seed)
     risks = [_fit_risk(cases, fold, settings) for fold in folds]
+    rows = np.concatenate([val for _, val in folds])
     pairs = [
         comparable_pairs(cases.event[val], cases.time[val], risk)
         for (_, val), risk in zip(folds, risks, strict=True)
     ]
     scores = [concordance(*p) for p in pairs]
-    details: dict[str, Any] = {"fold_scores": scores, "model": settings.model}
-    rows = np.concatenate([val for _, val in folds])
+    weighted = [partial(_weighted_concordance, *p) for p in pairs]
     return ProbeResult(
         probe="survival",
         dataset=cases.name,
         metric="c_index",
         score=float(np.mean(scores)),
-        interval=_interval(pairs, protocol.seed),
+        interval=bootstrap_folds(folds, weighted, seed=protocol.seed),
         protocol=protocol,
-        details=details,
+        details={"fold_scores": scores, "model": settings.model},
         facts={
             "cases": len(cases.ids),
             "events": int(cases.event.sum()),
@@ -93,19 +89,13 @@ def concordance(concordant: FloatVector, comparable: FloatVector) -> float:
     return float(concordant.sum() / comparable.sum())
 
 
-def _interval(pairs: list[tuple[FloatVector, FloatVector]], seed: int) -> Interval:
-    """Resamples the cases: a pair weighs as often as both of its cases were drawn."""
-    edges = np.cumsum([0, *(len(c) for c, _ in pairs)])
-
-    def mean_c_index(weights: npt.NDArray) -> FloatVector:
-        values = []
-        for (concordant, comparable), start, stop in zip(pairs, edges[:-1], edges[1:], strict=True):
-            w = weights[:, start:stop].astype(np.float64)
-            top, bottom = ((w @ m * w).sum(axis=1) for m in (concordant, comparable))
-            values.append(np.divide(top, bottom, out=np.full(len(w), np.nan), where=bottom > 0))
-        return np.mean(values, axis=0)  # type: ignore[no-any-return]
-
-    return bootstrap_rows(int(edges[-1]), mean_c_index, seed=seed)
+def _weighted_concordance(
+    concordant: FloatVector, comparable: FloatVector, weights: npt.NDArray
+) -> FloatVector:
+    """Of resampled cases (B, n): a pair weighs as often as both of its cases were drawn."""
+    w = weights.astype(np.float64)
+    top, bottom = ((w @ m * w).sum(axis=1) for m in (concordant, comparable))
+    return ratio(top, bottom, empty=np.nan)
 
 
 def _fit_risk(cases: SurvivalSet, fold: Fold, settings: SurvivalSettings) -> FloatVector:
