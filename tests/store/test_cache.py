@@ -1,5 +1,6 @@
 """The feature cache keeps every bit, within the budget, in any order."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from tests.store.cache_data import SHAPE, bits, features, key, write
 
 from thinsection.errors import BudgetError, InvalidInputError
-from thinsection.store.cache import CacheWriter, FeatureCache, open_or_write
+from thinsection.store.cache import CacheWriter, FeatureCache, open_or_write, reader
 from thinsection.store.cache.dtypes import ITEM_BYTES, narrow, narrowest, widen_into
 
 ROW = 4 * SHAPE[1] * SHAPE[2]  # bytes of a row in float32
@@ -34,6 +35,26 @@ def test_every_bit_comes_back_in_any_order(kind: str, budget: int, tmp_path: Pat
         assert cache.in_ram == (budget == RAM)
         assert cache.prefetch > 0
         assert np.array_equal(bits(cache.read([5, 5, 0])), bits(x[[5, 5, 0]]))
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16"])
+def test_neighbouring_rows_are_read_in_one_read(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, reads, plain = features(kind), [], os.preadv
+    folder, manifest = write(tmp_path, x, budget_bytes=40 * ROW)  # ten rows a chunk
+
+    def counted(file: int, buffers: list[memoryview], offset: int) -> int:
+        reads.append(sum(b.nbytes for b in buffers) // (ROW if kind == "fp32" else ROW // 2))
+        return plain(file, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    monkeypatch.setattr(reader, "RUN_BYTES", 6 * ROW)
+    with FeatureCache(folder) as cache:
+        for rows in (np.arange(37), np.array([4, 5, 6, 3, 9, 10, 11, 12, 0, 0])):
+            assert np.array_equal(bits(cache.read(rows)), bits(x[rows]))
+    assert [chunk.rows for chunk in manifest.chunks] == [10, 10, 10, 7]
+    assert reads == [6, 4, 6, 4, 6, 4, 6, 1, *(3, 1, 1, 3, 1, 1)]
 
 
 def test_each_chunk_takes_its_own_narrowest_dtype(tmp_path: Path) -> None:

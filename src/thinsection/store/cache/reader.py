@@ -219,15 +219,16 @@ class StoredRows(Closing):
             got = f"{rows.min()}..{rows.max()}"
             raise InvalidInputError(f"rows must be in 0..{self._num_rows - 1}, got {got}")
         scratch = np.empty(0 if self.in_ram else self.scratch_bytes(len(rows)), dtype=np.uint8)
-        values = out.reshape(-1)
+        values, numbers = out.reshape(-1), rows.tolist()
         for start, stop in self._runs(rows):
-            chunk = self._chunk_of(first := int(rows[start]))
+            chunk = self._chunk_of(first := numbers[start])
             target = values[start * self._row_values : stop * self._row_values]
             # float32 needs no way round: it is read straight into its place
             exact = chunk.dtype == "fp32"
             into = target.view(np.uint8) if exact else scratch
             stored = self._stored(chunk, first, stop - start, into)
-            self._check(chunk, first, stored.reshape(stop - start, -1))
+            if 0 in self._checked[first : first + stop - start]:
+                self._check(chunk, first, stored.reshape(stop - start, -1))
             if not exact or self.in_ram:
                 widen_into(stored, chunk.dtype, target)
 
@@ -246,11 +247,16 @@ class StoredRows(Closing):
 
     def _runs(self, rows: RowNumbers) -> Iterator[tuple[int, int]]:
         """First and last + 1 position of rows that lie one after the other in one chunk."""
+        if not rows.size:
+            return
         chunk = np.searchsorted(self._starts, rows, side="right")
         breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(chunk) != 0)) + 1
         for begin, end in pairwise([0, *breaks.tolist(), len(rows)]):
-            for start in range(begin, end, self._run_rows):
-                yield start, min(end, start + self._run_rows)
+            start = begin
+            while end - start > self._run_rows:
+                yield start, start + self._run_rows
+                start += self._run_rows
+            yield start, end
 
     def _stored(self, chunk: Chunk, row: int, num_rows: int, scratch: Bytes) -> Bytes:
         """The bytes of rows from `row` on: read into `scratch`, or a view of what is held."""
@@ -263,8 +269,6 @@ class StoredRows(Closing):
 
     def _check(self, chunk: Chunk, first: int, stored: Bytes) -> None:
         """Checksums of the rows that are read for the first time."""
-        if 0 not in self._checked[first : first + len(stored)]:
-            return
         for row, place in enumerate(stored, first):
             if not self._checked[row] and not _is_whole(chunk, row, place):
                 where = f"row {row} in {self._folder.name!r}; {fmt.remedy(self._folder)}"
