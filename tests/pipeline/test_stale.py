@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from thinsection.config import replace_flat
 from thinsection.errors import StoreError
@@ -14,6 +16,7 @@ from thinsection.pipeline.pooling import aggregate_folder
 from thinsection.pipeline.run import RunSummary, check_folder, run
 from thinsection.stages.config import AggregateRunConfig, RunConfig
 from thinsection.testing.synthetic import write_he_slide
+from thinsection.weights.packages import optional_package
 
 GRID, LITE0 = "256px_0.5mpp", "efficientnet_lite0_seed0"
 LEDGER = "slides/s/slide.json"
@@ -96,15 +99,13 @@ def test_overwriting_leaves_what_a_run_of_the_new_file_alone_leaves(
 def test_weights_of_ones_own_that_were_replaced_have_results_of_their_own(
     slide: Path, tmp_path: Path
 ) -> None:
-    timm = pytest.importorskip("timm", reason="timm is not installed")
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    save = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    timm = optional_package("timm")
     weights, out = tmp_path / "w.safetensors", tmp_path / "out"
     own = {"encoders": ["timm:resnet18"], "weights": str(weights), "pretrained": True}
     before: dict[str, tuple[bytes, int]] = {}
     for seed in (1, 2):
         torch.manual_seed(seed)
-        save.save_file(timm.create_model("resnet18", num_classes=0).state_dict(), weights)
+        save_file(timm.create_model("resnet18", num_classes=0).state_dict(), weights)
         assert do(slide, out, stage="embed", **own).counts["done"] == 1
         after = results(out)
         assert {n: after[n] for n in before if n != LEDGER} == {

@@ -90,10 +90,11 @@ class RunTask(Task[SlideEntry, SlideResult]):
         )
 
     def models(self) -> Models:
-        """The encoders, loaded once per process and settings; a file of checks is read anew."""
+        """The encoders, loaded once per process, settings and files that these name."""
         plain = RunConfig()  # settings that change nothing about the encoders
         config = replace(self.config, qc=plain.qc, stream=plain.stream, executor=plain.executor)
-        return replace(_models(config, self.goal), pipeline=pipeline_of(self.config))
+        models = _models(config, self.goal, stamps_of(config))
+        return replace(models, pipeline=pipeline_of(self.config))
 
     def facts(self, models: Models) -> dict[str, Any]:
         """Settings that explain a resource record."""
@@ -260,6 +261,14 @@ def set_threads(threads: int, *, torch_too: bool) -> None:
         torch.set_num_threads(threads)
 
 
+def stamps_of(config: RunConfig) -> tuple[tuple[str, int, int], ...]:
+    """Name, time and size of each local file that the models are read from."""
+    named = [*config.encode.encoders, config.encode.weights, config.aggregate.slide_weights]
+    files = [Path(name) for name in (*named, config.stain.stain_reference) if name]
+    stats = [(str(path), path.stat()) for path in files if path.is_file()]
+    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+
+
 @functools.lru_cache(maxsize=1)
-def _models(config: RunConfig, goal: Goal) -> Models:
+def _models(config: RunConfig, goal: Goal, stamps: tuple[tuple[str, int, int], ...]) -> Models:
     return load_models(config, goal)
