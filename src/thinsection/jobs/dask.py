@@ -64,6 +64,7 @@ class DaskBackend(Backend):
             ClusterError: no worker came up in time.
         """
         import dask
+        import distributed  # noqa: F401 - brings its defaults, which must outlive our settings
 
         self._sent: dict[Any, _Sent] = {}
         self._seen = time.monotonic()  # when there was a worker
