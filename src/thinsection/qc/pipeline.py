@@ -32,23 +32,17 @@ CHECKS: Registry[type[QcCheck]] = Registry(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Checks in the order in which they narrow the mask.
+    """Checks in the order in which they narrow the mask."""
 
-    Attributes:
-        name: of the preset or the file's own.
-        work_mpp: resolution of the work image, µm/px; HistoQC's "1.25x" is 8 nominal µm/px.
-        work_from: 'objective_power' takes the nominal mpp of the objective power (10 / power), as
-            HistoQC does; 'mpp' takes the slide's mpp. Where a slide lacks the one, the other is
-            taken and a warning says so.
-        statistics: how a check's share is written.
-        checks: in order; names are unique.
-    """
-
-    name: str
+    name: str  # of the preset or the file's own
+    # resolution of the work image, µm/px; HistoQC's "1.25x" is 8 nominal µm/px
     work_mpp: float = 8.0
+    # 'objective_power' takes the nominal mpp of the objective power (10 / power), as HistoQC does;
+    # 'mpp' takes the slide's mpp. Where a slide lacks the one, the other is taken and a warning
+    # says so
     work_from: WorkFrom = "objective_power"
-    statistics: Statistics = "relative2mask"
-    checks: tuple[QcCheck, ...] = ()
+    statistics: Statistics = "relative2mask"  # how a check's share is written
+    checks: tuple[QcCheck, ...] = ()  # in order; names are unique
 
     def as_mapping(self) -> dict[str, Any]:
         """Plain values, as the TOML file would hold them."""

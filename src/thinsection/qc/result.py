@@ -28,35 +28,21 @@ _RULE = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(<=|>=|==|!=|<|>)\s*(-?\d+(?:\.\d+)?
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class QcResult:
-    """What quality control says of one slide.
+    """What quality control says of one slide."""
 
-    Attributes:
-        mask_use: bool (H, W), True = tissue that passed every check.
-        frame: where the masks lie on the slide.
-        masks: per check with a mask, what it removed (or filled), bool (H, W).
-        scores: columns of the slide's row, in the order of the checks.
-        warnings: sentences about the slide.
-        pipeline: the pipeline that ran.
-        rgb: the work image, uint8 (H, W, 3).
-        mpp_th: µm per px of it.
-        facts: what the file says of itself, for the row.
-        tables: small arrays for the report, by check.
-        seconds: wall-clock time per check, and of reading.
-        crossings: transfers between host and device, by reason.
-    """
-
-    mask_use: MaskArray
-    frame: MaskFrame
+    mask_use: MaskArray  # bool (H, W), True = tissue that passed every check
+    frame: MaskFrame  # where the masks lie on the slide
+    # per check with a mask, what it removed (or filled), bool (H, W)
     masks: Mapping[str, MaskArray]
-    scores: Mapping[str, Score]
-    warnings: tuple[str, ...]
-    pipeline: Pipeline
-    rgb: RgbArray
-    mpp_th: float
-    facts: Mapping[str, Score]
-    tables: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    crossings: Mapping[str, int] = field(default_factory=dict)
+    scores: Mapping[str, Score]  # columns of the slide's row, in the order of the checks
+    warnings: tuple[str, ...]  # sentences about the slide
+    pipeline: Pipeline  # the pipeline that ran
+    rgb: RgbArray  # the work image, uint8 (H, W, 3)
+    mpp_th: float  # µm per px of it
+    facts: Mapping[str, Score]  # what the file says of itself, for the row
+    tables: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)  # for the report, by check
+    seconds: Mapping[str, float] = field(default_factory=dict)  # per check, and of reading
+    crossings: Mapping[str, int] = field(default_factory=dict)  # of host and device, by reason
 
     @property
     def row(self) -> dict[str, Score]:
@@ -134,14 +120,10 @@ def tile_qc_columns(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QcRule:
-    """A slide fails where a column of its row compares so with a number, as `pixels_to_use<1000`.
-
-    Attributes:
-        symbol: one of <, <=, >, >=, ==, !=.
-    """
+    """A slide fails where a column of its row compares so with a number: `pixels_to_use<1000`."""
 
     column: str
-    symbol: str
+    symbol: str  # one of <, <=, >, >=, ==, !=
     limit: float
 
     def __str__(self) -> str:

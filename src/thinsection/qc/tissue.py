@@ -50,20 +50,13 @@ class TissueConfig:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TissueMask:
-    """A mask and where it lies.
+    """A mask and where it lies."""
 
-    Attributes:
-        mask: bool (H, W), True = tissue.
-        frame: how its px map to level 0.
-        mask_mpp: (x, y) µm per mask px, or None where the slide has no mpp.
-        thumbnail: uint8 (H, W, 3), the image that it was made from.
-        threshold: the saturation (0 to 255) that separates tissue; None where QC made the mask.
-    """
-
-    mask: MaskArray
-    frame: MaskFrame
-    mask_mpp: Mpp | None
-    thumbnail: RgbArray
+    mask: MaskArray  # bool (H, W), True = tissue
+    frame: MaskFrame  # how its px map to level 0
+    mask_mpp: Mpp | None  # (x, y) µm per mask px, or None where the slide has no mpp
+    thumbnail: RgbArray  # uint8 (H, W, 3), the image that it was made from
+    # the saturation (0 to 255) that separates tissue; None where QC made the mask
     threshold: float | None
 
     @property

@@ -30,18 +30,13 @@ _BROWN_SHARE = 0.25  # of the coloured px
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How large a px of the slide is.
+    """How large a px of the slide is."""
 
-    Attributes:
-        slide_mpp: µm per level-0 px, as near to the truth as the file allows.
-        work_mpp: µm per level-0 px by which the work size is computed; nominal for a pipeline
-            that works from the objective power.
-        warnings: what was assumed.
-    """
-
-    slide_mpp: float
+    slide_mpp: float  # µm per level-0 px, as near to the truth as the file allows
+    # µm per level-0 px by which the work size is computed; nominal for a pipeline that works from
+    # the objective power
     work_mpp: float
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # what was assumed
 
 
 def scale_of(slide: Slide, pipeline: Pipeline, slide_mpp: float | None = None) -> Scale:

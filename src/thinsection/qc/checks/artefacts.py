@@ -23,26 +23,20 @@ _NUM_STAIN_BINS = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Focus(QcCheck):
-    """Removes blurred tissue; `<name>_median_ratio` says how sharp the slide is as a whole.
-
-    Attributes:
-        image_mpp: resolution at which detail is measured, µm/px; a slide of less is taken as it is.
-        block_px: edge of the blocks in which it is averaged, px of that image.
-        floor: amplitude (gray, [0, 1]) added to the coarse band, so that smooth, sharp tissue and
-            noise do not decide.
-        relative: blurred where the ratio is below this share of the slide's own sharp tissue (the
-            75th percentile) ...
-        min_ratio: ... or below this, for a slide that is blurred as a whole.
-        min_area: smaller blurred areas, and sharp holes in them, do not count.
-    """
+    """Removes blurred tissue; `<name>_median_ratio` says how sharp the slide is as a whole."""
 
     kind: ClassVar[str] = "focus"
     name: str = "focus"
+    # resolution at which detail is measured, µm/px; a slide of less is taken as it is
     image_mpp: float = 0.5
-    block_px: int = 32
+    block_px: int = 32  # edge of the blocks in which it is averaged, px of that image
+    # amplitude (gray, [0, 1]) added to the coarse band, so that smooth, sharp tissue and noise do
+    # not decide
     floor: float = 0.006
+    # blurred where the ratio is below this share of the slide's 75th percentile (sharp tissue) ...
     relative: float = 0.55
-    min_ratio: float = 0.3
+    min_ratio: float = 0.3  # ... or below this, for a slide that is blurred as a whole
+    # smaller blurred areas, and sharp holes in them, do not count
     min_area: str = area("0.004 mm2")
 
     def __call__(self, view: QcView) -> Outcome:
@@ -96,24 +90,18 @@ class Focus(QcCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class Folds(QcCheck):
-    """Removes folds: thick, saturated, elongated regions of the mask.
-
-    Attributes:
-        width: of a usual fold; detail finer than a sixth of it is smoothed away.
-        min_thickness: a px may be part of a fold from this multiple of the optical density that
-            tissue with the same balance of stains usually has on this slide ...
-        min_saturation: ... and from this multiple of the tissue's median saturation.
-        min_elongation: squared length over area from which on a region is a fold.
-        min_area: smaller regions are no folds.
-    """
+    """Removes folds: thick, saturated, elongated regions of the mask."""
 
     kind: ClassVar[str] = "folds"
     name: str = "folds"
+    # of a usual fold; detail finer than a sixth of it is smoothed away
     width: str = length("80 um")
+    # a px may be part of a fold from this multiple of the optical density that tissue with the same
+    # balance of stains usually has on this slide ...
     min_thickness: float = 1.35
-    min_saturation: float = 1.0
-    min_elongation: float = 2.5
-    min_area: str = area("0.005 mm2")
+    min_saturation: float = 1.0  # ... and from this multiple of the tissue's median saturation
+    min_elongation: float = 2.5  # squared length over area from which on a region is a fold
+    min_area: str = area("0.005 mm2")  # smaller regions are no folds
 
     def __call__(self, view: QcView) -> Outcome:
         ns, tissue = view.ns, view.mask_use

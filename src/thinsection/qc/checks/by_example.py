@@ -27,34 +27,23 @@ _DEFAULT_FEATURES = ("rgb", "smooth", "laplace", "texture")
 
 @dataclass(frozen=True, kw_only=True)
 class ByExample(QcCheck):
-    """Removes px that look like the positive px of example pictures; they stay out of the mask.
-
-    Attributes:
-        model: 'pen' or 'coverslip', which come with the package, trained on generated examples; or
-            'own', trained on yours.
-        example_images: picture files at the work resolution, for model 'own'.
-        example_masks: one mask picture for each, bright where the picture shows it.
-        features: of `pixel_features`, for model 'own'.
-        threshold: on P.
-        min_area: smaller finds are dropped.
-        min_elongation: so are finds whose squared length over area is less; 0 keeps all.
-        dilate: edge of the square by which finds grow; '0 px' leaves them.
-        seed: of the training of model 'own'.
-        num_samples: px drawn from the examples for it.
-    """
+    """Removes px that look like the positive px of example pictures; they stay out of the mask."""
 
     kind: ClassVar[str] = "by_example"
     name: str = "pen_markings"
+    # 'pen' or 'coverslip', which come with the package, trained on generated examples; or 'own',
+    # trained on yours
     model: str = "pen"
-    example_images: tuple[str, ...] = ()
+    example_images: tuple[str, ...] = ()  # picture files at the work resolution, for model 'own'
+    # one mask picture for each, bright where the picture shows it
     example_masks: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()
-    threshold: float = 0.5
-    min_area: str = area("100 px")
-    min_elongation: float = 0.0
-    dilate: str = length("0 px")
-    seed: int = 0
-    num_samples: int = 120_000
+    features: tuple[str, ...] = ()  # of `pixel_features`, for model 'own'
+    threshold: float = 0.5  # on P
+    min_area: str = area("100 px")  # smaller finds are dropped
+    min_elongation: float = 0.0  # so are finds whose squared length over area is less; 0 keeps all
+    dilate: str = length("0 px")  # edge of the square by which finds grow; '0 px' leaves them
+    seed: int = 0  # of the training of model 'own'
+    num_samples: int = 120_000  # px drawn from the examples for it
 
     def __post_init__(self) -> None:
         super().__post_init__()

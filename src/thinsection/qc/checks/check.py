@@ -42,66 +42,46 @@ def area(default: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strips:
-    """The slide at another resolution, in strips from top to bottom.
+    """The slide at another resolution, in strips from top to bottom."""
 
-    Attributes:
-        mpp: µm per px.
-        size: (width, height) of all strips together.
-        strips: yields RGB uint8 (rows, width, 3) on the host; rows is a multiple of the multiple
-            that was asked for, but for the last.
-    """
-
-    mpp: float
-    size: Size
+    mpp: float  # µm per px
+    size: Size  # (width, height) of all strips together
+    # yields RGB uint8 (rows, width, 3) on the host; rows is a multiple of the multiple that was
+    # asked for, but for the last
     strips: Iterator[npt.NDArray[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one check answers.
+    """What one check answers."""
 
-    Attributes:
-        mask_use: bool (H, W), the mask after it; None leaves it as it was.
-        touched: bool (H, W), what the check found (or filled); None if it only measures.
-        scores: columns of the slide's row.
-        tables: for the report, on the host: a picture, uint8 (H, W), or densities of R, G and B,
-            float64 (bins, 3).
-        enforce: True takes `touched` out of the final mask again, whatever filled it since.
-        warnings: sentences for the slide's row.
-    """
-
-    mask_use: Array | None = None
+    mask_use: Array | None = None  # bool (H, W), the mask after it; None leaves it as it was
+    # bool (H, W), what the check found (or filled); None if it only measures
     touched: Array | None = None
-    scores: Mapping[str, Score] = field(default_factory=dict)
+    scores: Mapping[str, Score] = field(default_factory=dict)  # columns of the slide's row
+    # for the report, on the host: a picture, uint8 (H, W), or densities of R, G and B, float64
+    # (bins, 3)
     tables: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    # True takes `touched` out of the final mask again, whatever filled it since
     enforce: bool = False
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # sentences for the slide's row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QcView:
-    """One slide at the work resolution, as a check sees it. Arrays live on the namespace's device.
-
-    Attributes:
-        ns: where arrays live.
-        rgb: uint8 (H, W, 3).
-        gray: float64 (H, W), luma in [0, 1].
-        mask_use: bool (H, W), what the checks before this one have left.
-        mpp_th: µm per px of the work image.
-        statistics: how a share is written.
-        gray_at: gray, float32, of the whole slide at a nominal mpp, from the same pass over it.
-        strips_at: strips at about a real mpp, with rows a multiple of the second argument.
-        probability_of: P of each px, float32 (H, W), by the model of a by-example check.
-    """
+    """One slide at the work resolution, as a check sees it. Arrays live on the device of `ns`."""
 
     ns: ArrayNamespace
-    rgb: Array
-    gray: Array
-    mask_use: Array
-    mpp_th: float
-    statistics: Statistics = "relative2mask"
+    rgb: Array  # uint8 (H, W, 3)
+    gray: Array  # float64 (H, W), luma in [0, 1]
+    mask_use: Array  # bool (H, W), what the checks before this one have left
+    mpp_th: float  # µm per px of the work image
+    statistics: Statistics = "relative2mask"  # how a share is written
+    # gray, float32, of the whole slide at a nominal mpp, from the same pass over it
     gray_at: Callable[[float], Array]
+    # strips at about a real mpp, with rows a multiple of the second argument
     strips_at: Callable[[float, int], Strips]
+    # P of each px, float32 (H, W), by the model of a by-example check
     probability_of: Callable[[Any], Array]
 
     def length_px(self, text: str) -> float:
@@ -149,19 +129,15 @@ class QcCheck(ABC):
     """One check with its settings. A subclass's fields are those of its `[[check]]` table.
 
     The first line of a subclass's docstring is its help; every field has a default.
-
-    Attributes:
-        kind: of the table; the name of the entry point, where another package brings the check.
-        needs: packages beyond this one's that it imports, by import name.
-        fills: True if what it touches is given to the mask, not taken from it.
-        name: unique in a pipeline: of the mask, of its picture, and where a check says nothing
-            else of the column.
     """
 
+    # of the table; the name of the entry point, where another package brings the check
     kind: ClassVar[str]
+    # packages beyond this one's that it imports, by import name
     needs: ClassVar[tuple[str, ...]] = ()
-    fills: ClassVar[bool] = False
+    fills: ClassVar[bool] = False  # True if what it touches is given to the mask, not taken from it
 
+    # unique in a pipeline: of the mask, its picture, and if a check says nothing else of the column
     name: str = ""
 
     def __post_init__(self) -> None:

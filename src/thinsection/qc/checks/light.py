@@ -14,21 +14,17 @@ from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
 @dataclass(frozen=True, kw_only=True)
 class Intensity(QcCheck):
-    """Keeps px whose gray and colour spread lie between two limits each: no glass, or no dirt.
-
-    Attributes:
-        lower_gray, upper_gray: open limits of luma, [0, 1]; None sets none.
-        lower_std, upper_std: open limits of the standard deviation over R, G, B, 0 to 255.
-        invert: True keeps the others.
-    """
+    """Keeps px whose gray and colour spread lie between two limits each: no glass, or no dirt."""
 
     kind: ClassVar[str] = "intensity"
     name: str = "bright"
+    # lower_gray, upper_gray: open limits of luma, [0, 1]; None sets none
     lower_gray: float | None = None
     upper_gray: float | None = None
+    # lower_std, upper_std: open limits of the standard deviation over R, G, B, 0 to 255
     lower_std: float | None = None
     upper_std: float | None = None
-    invert: bool = False
+    invert: bool = False  # True keeps the others
 
     def __call__(self, view: QcView) -> Outcome:
         kept = _between(view.gray, self.lower_gray, self.upper_gray)
@@ -43,20 +39,14 @@ class Intensity(QcCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class Otsu(QcCheck):
-    """Keeps px darker than Otsu's threshold of the work image.
-
-    Attributes:
-        local: True takes the threshold in a disk around each px.
-        radius: of that disk.
-        invert: True keeps the others.
-    """
+    """Keeps px darker than Otsu's threshold of the work image."""
 
     kind: ClassVar[str] = "otsu"
     removes_glass = True
     name: str = "otsu"
-    local: bool = False
-    radius: str = length("15 px")
-    invert: bool = False
+    local: bool = False  # True takes the threshold in a disk around each px
+    radius: str = length("15 px")  # of that disk
+    invert: bool = False  # True keeps the others
 
     def __call__(self, view: QcView) -> Outcome:
         if self.local:
@@ -69,16 +59,12 @@ class Otsu(QcCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class BrightestCluster(QcCheck):
-    """Removes the brightest cluster of gray values, by k-means on the 256-bin histogram: no seed.
-
-    Attributes:
-        num_clusters: the mask keeps what is darker than half-way between the brightest two.
-    """
+    """Removes the brightest cluster of gray values, by k-means on a 256-bin histogram: no seed."""
 
     kind: ClassVar[str] = "brightest_cluster"
     removes_glass = True
     name: str = "brightest_cluster"
-    num_clusters: int = 3
+    num_clusters: int = 3  # the mask keeps what is darker than half-way between the brightest two
 
     def __call__(self, view: QcView) -> Outcome:
         counts = view.ns.download(view.ns.xp.bincount(_as_uint8(view).ravel(), minlength=256))
@@ -99,22 +85,15 @@ class BrightestCluster(QcCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalMinimum(QcCheck):
-    """Keeps px with something dark nearby.
-
-    Attributes:
-        column: of its share; HistoQC's name for it.
-        radius: of the disk in which the darkest px counts.
-        upper_gray: the darkest px must be at most this, 0 to 255.
-        invert: False keeps the others (HistoQC's own default is True, as here).
-    """
+    """Keeps px with something dark nearby."""
 
     kind: ClassVar[str] = "local_minimum"
     removes_glass = True
     name: str = "bright"
-    column: str = "brightestPixels"
-    radius: str = length("5 px")
-    upper_gray: int = 210
-    invert: bool = True
+    column: str = "brightestPixels"  # of its share; HistoQC's name for it
+    radius: str = length("5 px")  # of the disk in which the darkest px counts
+    upper_gray: int = 210  # the darkest px must be at most this, 0 to 255
+    invert: bool = True  # False keeps the others (HistoQC's own default is True, as here)
 
     def __call__(self, view: QcView) -> Outcome:
         disk = disk_footprint(view.length_px(self.radius))
@@ -124,19 +103,13 @@ class LocalMinimum(QcCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class Flat(QcCheck):
-    """Removes large areas without texture: smears, bubbles, glass.
-
-    Attributes:
-        kernel: edge of the square whose mean is taken.
-        max_difference: a px is flat if it is closer to that mean, gray in [0, 1].
-        min_area: smaller flat areas, and holes in them, do not count.
-    """
+    """Removes large areas without texture: smears, bubbles, glass."""
 
     kind: ClassVar[str] = "flat"
     name: str = "flat_areas"
-    kernel: str = length("10 px")
-    max_difference: float = 0.01
-    min_area: str = area("500 px")
+    kernel: str = length("10 px")  # edge of the square whose mean is taken
+    max_difference: float = 0.01  # a px is flat if it is closer to that mean, gray in [0, 1]
+    min_area: str = area("500 px")  # smaller flat areas, and holes in them, do not count
 
     def __call__(self, view: QcView) -> Outcome:
         ns, least = view.ns, view.area_px(self.min_area)
@@ -147,19 +120,13 @@ class Flat(QcCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class Blurry(QcCheck):
-    """Removes px far from any edge: HistoQC's blur check, for comparison; `focus` finds blur.
-
-    Attributes:
-        image_mpp: nominal mpp of the image it looks at, µm/px (2.5x).
-        sigma: of the Gaussian over |Laplacian|, in px of that image.
-        max_edge: blurry where the blurred |Laplacian| is at most this.
-    """
+    """Removes px far from any edge: HistoQC's blur check, for comparison; `focus` finds blur."""
 
     kind: ClassVar[str] = "blurry"
     name: str = "blurry"
-    image_mpp: float = 4.0
-    sigma: float = 100.0
-    max_edge: float = 0.15
+    image_mpp: float = 4.0  # nominal mpp of the image it looks at, µm/px (2.5x)
+    sigma: float = 100.0  # of the Gaussian over |Laplacian|, in px of that image
+    max_edge: float = 0.15  # blurry where the blurred |Laplacian| is at most this
 
     def __call__(self, view: QcView) -> Outcome:
         edges = filters.laplacian(view.ns, view.gray_at(self.image_mpp))

@@ -21,18 +21,13 @@ class Contrast(QcCheck):
     """Tenengrad, Michelson and RMS contrast of the gray image.
 
     tenenGrad = sqrt(sum of squared gradients) / N.
-
-    Attributes:
-        prefix: put before the column names, with an underscore.
-        limit_to_mask: False measures the whole image.
-        invert: True takes the gradient outside the mask (gray values stay those of the mask, as
-            HistoQC has it).
     """
 
     kind: ClassVar[str] = "contrast"
     name: str = "contrast"
-    prefix: str = ""
-    limit_to_mask: bool = True
+    prefix: str = ""  # put before the column names, with an underscore
+    limit_to_mask: bool = True  # False measures the whole image
+    # True takes the gradient outside the mask; gray values stay those of the mask, as in HistoQC
     invert: bool = False
 
     def __call__(self, view: QcView) -> Outcome:
@@ -52,21 +47,15 @@ class Contrast(QcCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class Brightness(QcCheck):
-    """Mean and population standard deviation of gray or of each channel; -100 and 0 of no px.
-
-    Attributes:
-        space: 'gray' [0, 1], 'RGB' 0 to 255, or 'YUV' of [0, 1].
-        prefix: put before the column names, with an underscore.
-        limit_to_mask: False measures the whole image.
-        invert: True measures outside the mask.
-    """
+    """Mean and population standard deviation of gray or of each channel; -100 and 0 of no px."""
 
     kind: ClassVar[str] = "brightness"
     name: str = "brightness"
+    # 'gray' [0, 1], 'RGB' 0 to 255, or 'YUV' of [0, 1]
     space: Literal["gray", "RGB", "YUV"] = "gray"
-    prefix: str = ""
-    limit_to_mask: bool = True
-    invert: bool = False
+    prefix: str = ""  # put before the column names, with an underscore
+    limit_to_mask: bool = True  # False measures the whole image
+    invert: bool = False  # True measures outside the mask
 
     def __call__(self, view: QcView) -> Outcome:
         if self.space == "gray":
@@ -87,17 +76,12 @@ class Brightness(QcCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class Stains(QcCheck):
-    """Mean and std of each stain in the mask, clipped to [0, the image's .99 quantile].
-
-    Attributes:
-        stain: stain set, one of `arrays.colour.STAINS`.
-        use_mask: False measures the whole image.
-    """
+    """Mean and std of each stain in the mask, clipped to [0, the image's .99 quantile]."""
 
     kind: ClassVar[str] = "stains"
     name: str = "stains"
-    stain: str = "hed_from_rgb"
-    use_mask: bool = True
+    stain: str = "hed_from_rgb"  # stain set, one of `arrays.colour.STAINS`
+    use_mask: bool = True  # False measures the whole image
 
     def __call__(self, view: QcView) -> Outcome:
         if self.use_mask and not bool(view.mask_use.any()):
@@ -116,19 +100,14 @@ class Stains(QcCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram(QcCheck):
-    """Density histogram of each channel, and its squared distance to template images' histograms.
-
-    Attributes:
-        bins: over 0 to 255.
-        limit_to_mask: False measures the whole image.
-        templates: image files; each adds a column `<stem>_MSE_hist`. HistoQC's four templates are
-            not ours to ship: name your own, or those of an installed HistoQC.
-    """
+    """Density histogram of each channel, and its squared distance to those of template images."""
 
     kind: ClassVar[str] = "histogram"
     name: str = "histogram"
-    bins: int = 20
-    limit_to_mask: bool = True
+    bins: int = 20  # over 0 to 255
+    limit_to_mask: bool = True  # False measures the whole image
+    # image files; each adds a column `<stem>_MSE_hist`. HistoQC's four templates are not ours to
+    # ship: name your own, or those of an installed HistoQC
     templates: tuple[str, ...] = ()
 
     def __call__(self, view: QcView) -> Outcome:
@@ -158,27 +137,17 @@ class Histogram(QcCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class Texture(QcCheck):
-    """Mean and std of six co-occurrence measures over random squares; warns if there is no place.
-
-    Attributes:
-        prefix: put before the column names, with an underscore.
-        square_px: edge of a square; its top-left corner lies in the mask.
-        num_squares: how many.
-        num_levels: gray levels.
-        distance_px: between the two px of a pair, along x.
-        invert: True puts the squares outside the mask.
-        seed: of their places.
-    """
+    """Mean and std of six co-occurrence measures over random squares; warns where none fits."""
 
     kind: ClassVar[str] = "texture"
     name: str = "texture"
-    prefix: str = ""
-    square_px: int = 32
-    num_squares: int = 100
-    num_levels: int = 8
-    distance_px: int = 5
-    invert: bool = False
-    seed: int = 0
+    prefix: str = ""  # put before the column names, with an underscore
+    square_px: int = 32  # edge of a square; its top-left corner lies in the mask
+    num_squares: int = 100  # how many
+    num_levels: int = 8  # gray levels
+    distance_px: int = 5  # between the two px of a pair, along x
+    invert: bool = False  # True puts the squares outside the mask
+    seed: int = 0  # of their places
 
     def __call__(self, view: QcView) -> Outcome:
         mask = view.ns.download(view.mask_use ^ self.invert)

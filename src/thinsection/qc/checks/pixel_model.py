@@ -88,14 +88,10 @@ def _frangi(ns: ArrayNamespace, gray: Array) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PixelModel:
-    """A trained classifier: P = sigmoid(w3 relu(w2 relu(w1 x + b1) + b2) + b3).
+    """A trained classifier: P = sigmoid(w3 relu(w2 relu(w1 x + b1) + b2) + b3)."""
 
-    Attributes:
-        features: whose planes are x, in this order.
-        w1, b1, w2, b2, w3, b3: float32 weights (in, out) and biases (out,) of the three layers.
-    """
-
-    features: tuple[str, ...]
+    features: tuple[str, ...]  # whose planes are x, in this order
+    # w1, b1, w2, b2, w3, b3: float32 weights (in, out) and biases (out,) of the three layers
     w1: Weights
     b1: Weights
     w2: Weights

@@ -9,21 +9,14 @@ from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
 @dataclass(frozen=True, kw_only=True)
 class Fat(QcCheck):
-    """Removes groups of many small holes, as fat is.
-
-    Attributes:
-        max_cell: a hole smaller than this may be a fat cell.
-        min_cell: a hole smaller than this is noise.
-        kernel: edge of the square that joins neighbouring holes.
-        min_area: joined holes must cover more than this.
-    """
+    """Removes groups of many small holes, as fat is."""
 
     kind: ClassVar[str] = "fat"
     name: str = "fatlike"
-    max_cell: str = area("64 px")
-    min_cell: str = area("9 px")
-    kernel: str = length("10 px")
-    min_area: str = area("1000 px")
+    max_cell: str = area("64 px")  # a hole smaller than this may be a fat cell
+    min_cell: str = area("9 px")  # a hole smaller than this is noise
+    kernel: str = length("10 px")  # edge of the square that joins neighbouring holes
+    min_area: str = area("1000 px")  # joined holes must cover more than this
 
     def __call__(self, view: QcView) -> Outcome:
         ns, mask = view.ns, view.mask_use
