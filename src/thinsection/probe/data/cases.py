@@ -67,10 +67,8 @@ def _group(rows: Sequence[TextRow], key: str, columns: tuple[str, ...], **known:
     for (case, group), column in product(cases.items(), agree):
         values = list(dict.fromkeys(r[column] for r in group))
         if len(values) > 1:
-            raise DatasetError(
-                f"{column} must be the same in all rows of a case, got {values[0]!r} and "
-                f"{values[1]!r} for {case!r} in {name!r}"
-            )
+            found = f"{values[0]!r} and {values[1]!r} for {case!r} in {name!r}"
+            raise DatasetError(f"{column} must be the same in all rows of a case, got {found}")
     groups = cases.values()
     slides = tuple(tuple(s for r in rows for s in _slide_ids(r["slide_id"])) for rows in groups)
     first = tuple(rows[0] for rows in groups)
@@ -127,10 +125,8 @@ def survival_cases(table: CaseTable, folder: Path) -> SurvivalSet:
         event = np.array([_flag(r[event_column]) for r in table.rows])
         time = np.array([float(r[time_column]) for r in table.rows])
     except ValueError as error:
-        raise DatasetError(
-            f"{event_column} must be 0 or 1 and {time_column} a number, got {error} in "
-            f"{table.name!r}"
-        ) from error
+        rule = f"{event_column} must be 0 or 1 and {time_column} a number"
+        raise DatasetError(f"{rule}, got {error} in {table.name!r}") from error
     return SurvivalSet(event=event, time=time, **_common(table, folder))
 
 
@@ -167,7 +163,7 @@ def mean_vectors(files_of_case: Sequence[Sequence[Path]], read: ReadEmbeddings) 
     Raises:
         InvalidInputError: a case without slides, or slides of different widths.
     """
-    vectors = []
+    vectors: list[npt.NDArray[np.float64]] = []
     for files in files_of_case:
         if not files:
             raise InvalidInputError("each case must have a slide, got a case without any")

@@ -26,10 +26,8 @@ def _h5_features(path: Path) -> npt.NDArray:
 
     with h5py.File(path, "r") as file:
         if "features" not in file:
-            raise DatasetError(
-                f"embeddings must lie in the dataset 'features', got {sorted(file)} in "
-                f"{str(path)!r}; run `thinsection embed` first"
-            )
+            found = f"{sorted(file)} in {str(path)!r}; run `thinsection embed` first"
+            raise DatasetError(f"embeddings must lie in the dataset 'features', got {found}")
         return np.asarray(file["features"])
 
 
@@ -111,10 +109,8 @@ def features_folder(path: Path, *kinds: str) -> Path:
         )
     if len(found) > 1:
         names = ", ".join(str(p.relative_to(path)) for p in found)
-        raise DatasetError(
-            f"results must hold one folder of embeddings, got {names} in {str(path)!r}; "
-            f"name one, as {str(found[0])!r}"
-        )
+        got = f"{names} in {str(path)!r}; name one, as {str(found[0])!r}"
+        raise DatasetError(f"results must hold one folder of embeddings, got {got}")
     return found[0]
 
 

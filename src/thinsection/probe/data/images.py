@@ -61,10 +61,8 @@ def load_folder(root: Path, *, seed: int = 1337) -> ImageSet:
     if TRAIN in splits and VAL in splits:
         (names, train), (val_names, val) = (_class_folders(splits[s]) for s in (TRAIN, VAL))
         if names != val_names or len(names) < 2:
-            raise DatasetError(
-                f"train and val must hold the same >= 2 class folders, got {list(names)} and "
-                f"{list(val_names)} in {str(root)!r}"
-            )
+            found = f"{list(names)} and {list(val_names)} in {str(root)!r}"
+            raise DatasetError(f"train and val must hold the same >= 2 class folders, got {found}")
         return _image_set(root.name, names, (train, val), rule="folders")
     names, whole = _class_folders(root)
     if splits or len(names) < 2:
@@ -124,10 +122,8 @@ def breakhis_patient(file_name: str) -> str:
     """
     pieces = file_name.rsplit(".", 1)[0].split("-")
     if len(pieces) != 5 or not pieces[0].startswith("SOB_"):
-        raise DatasetError(
-            f"BreaKHis file must be named SOB_<B|M>_<type>-<year>-<slide>-<zoom>-<number>, "
-            f"got {file_name!r}"
-        )
+        form = "SOB_<B|M>_<type>-<year>-<slide>-<zoom>-<number>"
+        raise DatasetError(f"BreaKHis file must be named {form}, got {file_name!r}")
     return f"{pieces[1]}-{pieces[2].rstrip('ABCDEFGHIJKLMNOPQRSTUVWXYZ')}"
 
 

@@ -116,11 +116,9 @@ def load_manifest(
         part = sets.ImagePart(images=tuple(map(sets.ImageRef, paths)), labels=labels)
         return sets.ImageSet.folded(part, fold, name=table.stem, class_names=names, facts=facts)
     if not suffixes <= set(files.EMBEDDING_SUFFIXES):
-        raise DatasetError(
-            f"files must be all images ({', '.join(sets.IMAGE_SUFFIXES)}) or all embeddings "
-            f"({', '.join(files.EMBEDDING_SUFFIXES)}), got {', '.join(sorted(suffixes))} in "
-            f"{where!r}"
-        )
+        of_images, of_tiles = ", ".join(sets.IMAGE_SUFFIXES), ", ".join(files.EMBEDDING_SUFFIXES)
+        rule = f"files must be all images ({of_images}) or all embeddings ({of_tiles})"
+        raise DatasetError(f"{rule}, got {', '.join(sorted(suffixes))} in {where!r}")
     given = [r.get("row", "") for r in rows]
     ids = [f"{p.name}:{row}" if row else p.name for p, row in zip(paths, given, strict=True)]
     tiles = sets.make_split(gather_rows(paths, given, table), labels, ids)
@@ -160,13 +158,10 @@ def _row_index(text: str, count: int, path: Path, table: Path) -> int:
 
 
 def _present(rows: Sequence[tables.TextRow], names: Sequence[str], table: Path) -> str:
-    for name in names:
-        if name in rows[0]:
-            return name
-    raise DatasetError(
-        f"manifest must have a column {' or '.join(map(repr, names))}, got "
-        f"{', '.join(rows[0])} in {str(table)!r}"
-    )
+    if present := [name for name in names if name in rows[0]]:
+        return present[0]
+    wanted, found = " or ".join(map(repr, names)), f"{', '.join(rows[0])} in {str(table)!r}"
+    raise DatasetError(f"manifest must have a column {wanted}, got {found}")
 
 
 def load_cases(path: Path, config: ProbeConfig) -> sets.CaseSet:

@@ -125,9 +125,8 @@ def load_regions(tile_files: Sequence[Path], labels: Path, *, seed: int = 1337) 
         encoders.add((None if encoder is None else _text(encoder), features.shape[1]))
     if unknown := named - set(seen):
         known, got = ", ".join(seen[:5]), ", ".join(sorted(map(repr, unknown)))
-        raise DatasetError(
-            f"slide_id must name a slide of the data ({known}), got {got} in {str(labels)!r}"
-        )
+        got = f"{got} in {str(labels)!r}"
+        raise DatasetError(f"slide_id must name a slide of the data ({known}), got {got}")
     if len(encoders) > 1:
         mixed = ", ".join(sorted(f"{name or 'unnamed'} ({dim}-d)" for name, dim in encoders))
         raise DatasetError(f"slides must come from one encoder, got {mixed}; probe them apart")
@@ -140,9 +139,8 @@ def load_regions(tile_files: Sequence[Path], labels: Path, *, seed: int = 1337) 
     names, codes = tables.encode_labels(texts, str(labels))
     fold, rule = _fold(codes, names, [split for _, split in picked], slides, seed=seed)
     facts: dict[str, Any] = {"split_rule": rule, "labels": labels.name, "slides": len(set(slides))}
-    encoder, _ = encoders.pop()
-    if encoder is not None:
-        facts["encoder"] = encoder
+    if encoder is not None:  # the last slide's: all have the same
+        facts["encoder"] = _text(encoder)
     whole = make_split(np.concatenate(vectors), codes, ids)
     return TileSet.folded(whole, fold, name=labels.stem, class_names=names, facts=facts)
 
@@ -156,10 +154,8 @@ def _read_tiles(path: Path) -> tuple[TilesFile, npt.NDArray[np.floating], int]:
     """
     tiles = read_tiles(path)
     if tiles.features is None:
-        raise DatasetError(
-            f"tiles must have 'features', got only coordinates in {str(path)!r}; "
-            "run `thinsection embed` first"
-        )
+        found = f"only coordinates in {str(path)!r}; run `thinsection embed` first"
+        raise DatasetError(f"tiles must have 'features', got {found}")
     if tiles.tile_px_l0 is None:
         found = f"{sorted(tiles.attributes)} in {str(path)!r}"
         raise DatasetError(f"coords must have the attribute 'patch_size_level0', got {found}")
@@ -195,10 +191,8 @@ def _picker(labels: Path, *, alone: bool) -> tuple[Pick, set[str]]:
         return lambda coords, _, name: _by_place(table.get(name, {}), coords, name), set(table)
     regions = read_regions(labels)
     if not alone and any(region.slide_id is None for region in regions):
-        raise DatasetError(
-            f"each region must have the property 'slide_id' where there are several "
-            f"slides, got one without in {str(labels)!r}"
-        )
+        rule = "each region must have the property 'slide_id' where there are several slides"
+        raise DatasetError(f"{rule}, got one without in {str(labels)!r}")
     named = {region.slide_id for region in regions if region.slide_id}
     return partial(_by_region, regions), named
 
@@ -214,10 +208,8 @@ def _by_region(
         for i in np.flatnonzero(region.holds(centres)).tolist():
             other = picked.setdefault(i, (region.label, region.split))
             if other != (region.label, region.split):
-                raise DatasetError(
-                    f"a tile must lie in one class and split, got {other[0]!r} and "
-                    f"{region.label!r} at {coords_l0[i].tolist()} in {name!r}"
-                )
+                both = f"{other[0]!r} and {region.label!r} at {coords_l0[i].tolist()} in {name!r}"
+                raise DatasetError(f"a tile must lie in one class and split, got {both}")
     return picked
 
 
@@ -239,11 +231,8 @@ def _read_table(path: Path) -> dict[str, dict[tuple[int, int], Labelled]]:
 
 def _by_place(wanted: dict[tuple[int, int], Labelled], coords_l0: CoordsL0, name: str) -> Picked:
     places = [(x, y) for x, y in coords_l0.tolist()]
-    absent = sorted(set(wanted) - set(places))
-    if absent:
+    if absent := sorted(set(wanted) - set(places)):
         x, y = absent[0]
-        raise DatasetError(
-            f"each labelled tile must be in the tile file, got none at {x}, {y} "
-            f"({len(absent)} missing) in {name!r}"
-        )
+        found = f"none at {x}, {y} ({len(absent)} missing) in {name!r}"
+        raise DatasetError(f"each labelled tile must be in the tile file, got {found}")
     return {i: wanted[place] for i, place in enumerate(places) if place in wanted}

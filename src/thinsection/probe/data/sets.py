@@ -129,17 +129,20 @@ class _Cases:
     folds: tuple[Fold, ...] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def _check(self) -> None:
-        """Raises InvalidInputError unless vectors are finite (n, D), one per distinct id."""
+    def _check(self, *columns: str) -> None:
+        """Raises InvalidInputError unless vectors are finite (n, D), columns (n,), ids distinct."""
         shape, n = self.vectors.shape, len(self.ids)
         if len(shape) != 2 or shape[0] != n or 0 in shape:
-            raise InvalidInputError(
-                f"vectors must be (n, D), one a case, got {shape} for {n} cases"
-            )
+            found = f"{shape} for {n} cases"
+            raise InvalidInputError(f"vectors must be (n, D), one a case, got {found}")
         if len(set(self.ids)) != n:
             twice = next(i for i in self.ids if self.ids.count(i) > 1)
             raise InvalidInputError(f"case ids must be distinct, got {twice!r} twice")
         check_finite(self.vectors, self.ids)
+        shapes = [getattr(self, name).shape for name in columns]
+        if set(shapes) != {(n,)}:
+            found = f"{' and '.join(map(str, shapes))} for {n} cases"
+            raise InvalidInputError(f"{' and '.join(columns)} must be one a case, got {found}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,11 +153,7 @@ class CaseSet(_Cases):
     labels: Labels
 
     def __post_init__(self) -> None:
-        self._check()
-        if self.labels.shape != (len(self.ids),):
-            raise InvalidInputError(
-                f"labels must be one a case, got {self.labels.shape} for {len(self.ids)} cases"
-            )
+        self._check("labels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,18 +169,11 @@ class SurvivalSet(_Cases):
     time: npt.NDArray[np.float64]
 
     def __post_init__(self) -> None:
-        self._check()
-        n = len(self.ids)
-        shapes = self.event.shape, self.time.shape
-        if shapes != ((n,), (n,)):
-            raise InvalidInputError(
-                f"event and time must be one a case, got {shapes[0]} and {shapes[1]} for {n} cases"
-            )
+        self._check("event", "time")
         for case, time in zip(self.ids, self.time, strict=True):
             if not 0 < time < np.inf:
-                raise InvalidInputError(
-                    f"time must be finite and > 0, got {time} for case {case!r}"
-                )
+                found = f"{time} for case {case!r}"
+                raise InvalidInputError(f"time must be finite and > 0, got {found}")
         if not self.event.any():
             raise InvalidInputError("event must be seen in some case, got only censored cases")
 
@@ -219,9 +211,8 @@ def make_split(
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise InvalidInputError(f"labels must be integers (N,), got {y.dtype} {y.shape}")
     if len(x) != len(y):
-        raise InvalidInputError(
-            f"embeddings and labels must have the same N, got {len(x)} and {len(y)}"
-        )
+        found = f"{len(x)} and {len(y)}"
+        raise InvalidInputError(f"embeddings and labels must have the same N, got {found}")
     names = tuple(ids) if ids is not None else tuple(map(str, range(len(y))))
     if len(names) != len(y):
         raise InvalidInputError(f"ids must be one a row, got {len(names)} for {len(y)} rows")
