@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from thinsection.cli.options import with_config
 from thinsection.errors import ThinsectionError
-from thinsection.probe.grid import ProbeGridConfig
+from thinsection.probe.data.sets import TileSet
+from thinsection.probe.grid import TABLE_NAME, ProbeGridConfig, run_probes
+from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import PROBES, Probe, load_probe
-
-if TYPE_CHECKING:
-    from thinsection.probe import ProbeResult, TileSet
+from thinsection.probe.result import ProbeResult
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for JSON, CSV, Markdown, HTML, PNG.")]
 
@@ -37,7 +37,7 @@ def _command(probe: Probe) -> Callable[..., None]:
 
     def command(path: Path, out: Path, config: Any) -> None:
         data = probe.kind.load(path, config)
-        tiles = _tiles(data)
+        tiles = data if isinstance(data, TileSet) else None
         if tiles is not None:
             typer.echo(f"split: {tiles.facts['split_rule']}")
         for result in probe.run(data, config):
@@ -56,18 +56,9 @@ def _add_broken(app: typer.Typer, name: str, error: ThinsectionError) -> None:
         raise error
 
 
-def _tiles(data: object) -> "TileSet | None":
-    from thinsection.probe import TileSet
-
-    return data if isinstance(data, TileSet) else None
-
-
-def _finish(result: "ProbeResult", out: Path, tiles: "TileSet | None") -> None:
+def _finish(result: ProbeResult, out: Path, tiles: TileSet | None) -> None:
     """Writes the report and prints the score and where to look."""
-    from thinsection.probe.page import write_probe_report
-
-    page = write_probe_report(result, out, tiles=tiles)
-    interval = result.interval
+    page, interval = write_probe_report(result, out, tiles=tiles), result.interval
     span = "" if interval is None else f" [{interval.low:.4f}, {interval.high:.4f}]"
     score = f"{result.metric_words} {result.score:.4f}{span}"
     typer.echo(f"{result.probe} on {result.dataset}: {score}")
@@ -95,8 +86,6 @@ def grid(
       thinsection probe grid BRACS_RoI/ --layout bracs --encoders uni --encoders conch_v15
       --seeds 0 --seeds 1 --executor dask --workers 4 --out probes/
     """
-    from thinsection.probe.grid import TABLE_NAME, run_probes
-
     rows = run_probes(data, out=out, config=config, on_message=typer.echo)
     for row in rows:
         score = f"{row.metric} {row.score:.4f}" if row.score is not None else row.error

@@ -69,16 +69,14 @@ def probe_pictures(result: ProbeResult, tiles: TileSet | None = None) -> list[Pi
 
 
 def _picture(name: str, draw: Draw, result: ProbeResult) -> Picture:
-    """A figure outside of pyplot's global state, drawn by Agg."""
+    """Drawn on a figure outside of pyplot's global state."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError(
             f"pictures need matplotlib, got {error}; install thinsection[probe]"
         ) from error
     figure = Figure(figsize=SIZE_IN, dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     title, caption = draw(axes, result)
@@ -274,7 +272,7 @@ def _losses(axes: "Axes", result: ProbeResult) -> Words:
 
 
 def _circle(axes: "Axes", x: float, y: float) -> None:
-    axes.plot(x, y, marker="o", color="black", fillstyle="none", markersize=9, linestyle="none")
+    axes.plot(x, y, marker="o", color="black", fillstyle="none", markersize=11, linestyle="none")
 
 
 def _color(index: int) -> str:

@@ -91,20 +91,13 @@ def shuffled_folds(n: int, *, folds: int = 3, seed: int = 1337) -> list[Fold]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A percentile interval.
-
-    Attributes:
-        low, high: its ends.
-        level: its coverage, 0.95 for 95 %.
-        draws: resamples that gave a number (a draw without a class gives no AUROC).
-        seed: of the resamples.
-    """
+    """A percentile interval."""
 
     low: float
     high: float
-    level: float
-    draws: int
-    seed: int
+    level: float  # its coverage, 0.95 for 95 %
+    draws: int  # resamples that gave a number (a draw without a class gives no AUROC)
+    seed: int  # of the resamples
 
 
 def bootstrap_counts(counts: npt.NDArray[np.int64], score: Scorer, *, seed: int) -> Interval:
