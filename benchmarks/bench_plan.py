@@ -46,23 +46,23 @@ def measured_run(slides: list[str], out: str, overrides: dict[str, Any]) -> list
 
 def compare(slides: list[str], out: Path, overrides: dict[str, Any]) -> dict[str, Any]:
     """One case: the plan, then the run."""
-    from thinsection.plan.run_plan import plan_run
+    from thinsection.planning.plan import plan
     from thinsection.testing import run_and_measure
 
-    plan = plan_run(slides, config=settings({**overrides, "job_cpus": 1}))
+    planned = plan(slides, config=settings({**overrides, "job_cpus": 1}))
     found = run_and_measure(
         "benchmarks.bench_plan", "measured_run", slides=slides, out=str(out), overrides=overrides
     )
     if found.result != [len(slides), 0]:
         raise RuntimeError(f"the run must finish every slide, got {found.result}")
     return {
-        "tiles": sum(s.num_tiles for s in plan.slides),
-        "planned_bytes": plan.memory.host_bytes,
+        "tiles": sum(s.num_tiles for s in planned.slides),
+        "planned_bytes": planned.memory.host_bytes,
         "measured_bytes": found.peak_bytes,
-        "memory_ratio": plan.memory.host_bytes / found.peak_bytes,
-        "planned_cpu_s": plan.time.cpu_s,
+        "memory_ratio": planned.memory.host_bytes / found.peak_bytes,
+        "planned_cpu_s": planned.time.cpu_s,
         "measured_cpu_s": found.cpu_seconds,
-        "time_ratio": plan.time.cpu_s / found.cpu_seconds,
+        "time_ratio": planned.time.cpu_s / found.cpu_seconds,
         "measured_wall_s": found.seconds,
     }
 

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "thinsection"
 ROOMS = (
     *("files", "weights", "arrays", "slide", "qc", "tiles", "stream", "attention", "encode"),
     *("pool", "neighbors", "structures", "rescue", "store", "usage", "report", "jobs", "stages"),
-    *("plan", "pipeline", "probe", "cli"),
+    *("planning", "pipeline", "probe", "cli"),
 )
 GROUND = ("errors", "types", "units", "config", "registry")
 MAX_LINES = 400

@@ -23,7 +23,7 @@ from thinsection.encode import TileEncoder
 from thinsection.neighbors import tile_graph
 from thinsection.pipeline.folder import Results
 from thinsection.pipeline.run import RunSummary
-from thinsection.plan.run_plan import RunPlan
+from thinsection.planning.plan import RunPlan
 from thinsection.pool import SlideEncoder
 from thinsection.qc import QcResult, TissueMask
 from thinsection.slide import Slide
@@ -45,7 +45,7 @@ results = assert_type(ts.open_results("results"), Results)
 assert_type(results.slides, tuple[str, ...])
 assert_type(ts.load_slide_encoder("mean"), SlideEncoder)
 assert_type(ts.run_qc(ts.open_slide("a.svs"), "light"), QcResult)
-assert_type(ts.plan_run(["slides/"]), RunPlan)
+assert_type(ts.plan(["slides/"]), RunPlan)
 assert_type(ts.run(["slides/"], out="results", config=ts.RunConfig()), RunSummary)
 '''
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.encode import load_encoder as load_encoder
     from thinsection.pipeline.folder import open_results as open_results
     from thinsection.pipeline.run import run as run
-    from thinsection.plan.run_plan import plan_run as plan_run
+    from thinsection.planning.plan import plan as plan
     from thinsection.pool import aggregate as aggregate
     from thinsection.pool import load_slide_encoder as load_slide_encoder
     from thinsection.qc import run_qc as run_qc
@@ -40,7 +40,7 @@ _PUBLIC = {
     "aggregate": "thinsection.pool",
     "run": "thinsection.pipeline.run",
     "RunConfig": "thinsection.stages.config",
-    "plan_run": "thinsection.plan.run_plan",
+    "plan": "thinsection.planning.plan",
     "open_results": "thinsection.pipeline.folder",
 }
 

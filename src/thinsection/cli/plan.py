@@ -27,32 +27,35 @@ def _plan(
     from rich.console import Console
     from rich.table import Table
 
-    from thinsection.plan.cost import MARGIN
-    from thinsection.plan.run_plan import plan_run
+    from thinsection.planning.cost import MARGIN
+    from thinsection.planning.plan import plan
     from thinsection.units import format_bytes
 
-    plan = plan_run(slides, config=config)
+    found = plan(slides, config=config)
     console = Console()
     table = Table("part", "host memory", "GPU memory")
-    for name in [*plan.memory.host, *(n for n in plan.memory.gpu if n not in plan.memory.host)]:
-        parts = (plan.memory.host.get(name), plan.memory.gpu.get(name))
+    for name in [*found.memory.host, *(n for n in found.memory.gpu if n not in found.memory.host)]:
+        parts = (found.memory.host.get(name), found.memory.gpu.get(name))
         table.add_row(name, *(format_bytes(p) if p is not None else "" for p in parts))
-    on_gpu = format_bytes(plan.memory.gpu_bytes) if plan.memory.gpu else ""
+    on_gpu = format_bytes(found.memory.gpu_bytes) if found.memory.gpu else ""
     table.add_row(
-        f"peak, margin {MARGIN - 1:.0%}", format_bytes(plan.memory.host_bytes), on_gpu, style="bold"
+        f"peak, margin {MARGIN - 1:.0%}",
+        format_bytes(found.memory.host_bytes),
+        on_gpu,
+        style="bold",
     )
     console.print(table)
-    tiles = sum(s.num_tiles for s in plan.slides)
-    time = plan.time
+    tiles = sum(s.num_tiles for s in found.slides)
+    time = found.time
     console.print(
-        f"{len(plan.slides)} slides, {tiles} tiles: {time.wall_s:.0f} s "
+        f"{len(found.slides)} slides, {tiles} tiles: {time.wall_s:.0f} s "
         f"(start {time.start_s:.0f}, tissue {time.prepare_s:.0f}, decode {time.decode_s:.0f}, "
-        f"encode {time.encode_s:.0f} {'GPU' if plan.gpu else 'CPU'}-s)",
+        f"encode {time.encode_s:.0f} {'GPU' if found.gpu else 'CPU'}-s)",
         highlight=False,
     )
-    for name, reason in plan.unreadable.items():
+    for name, reason in found.unreadable.items():
         console.print(f"{name} does not open: {reason}", style="yellow", markup=False)
-    for warning in plan.warnings:
+    for warning in found.warnings:
         console.print(f"warning: {warning}", style="bold red", markup=False)
     if slurm:
         _show_request(slides, config)
@@ -62,7 +65,7 @@ def _show_request(slides: list[str], config: Any) -> None:
     """Prints what `thinsection slurm script` would write for the same slides and settings."""
     from thinsection.jobs.executor import Rung, array_chunks
     from thinsection.jobs.slurm_script import resource_directives
-    from thinsection.plan.request import run_request
+    from thinsection.planning.request import run_request
     from thinsection.slide.cohort import load_cohort, parse_mpp
 
     given = config.slides.slide_mpp

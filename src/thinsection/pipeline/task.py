@@ -174,7 +174,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         self, chunks: Sequence[Sequence[SlideEntry]], config: ExecutorConfig
     ) -> "JobRequest":
         """See `Task.request`: what the plan predicts."""
-        from thinsection.plan.request import qc_request, run_request
+        from thinsection.planning.request import qc_request, run_request
 
         planned = replace(self.config, executor=config)
         if self.goal == "qc":

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.plan.request import TRAINING_S, qc_peak_bytes, qc_request
+from thinsection.planning.request import TRAINING_S, qc_peak_bytes, qc_request
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig

@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from thinsection.encode import NetworkTileEncoder, TileEncoder
 from thinsection.encode.memory import batch_bytes, keep_freed_memory, weights_bytes
 from thinsection.errors import InvalidInputError
-from thinsection.plan.calibration import run_probe
-from thinsection.plan.cost import EncoderSize
+from thinsection.planning.calibration import run_probe
+from thinsection.planning.cost import EncoderSize
 
 _PROBE_TILES = 8
 _PROBE_S = 2.0

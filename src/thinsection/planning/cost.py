@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from thinsection.config import nearest
 from thinsection.errors import ConfigError
-from thinsection.plan.calibration import Calibration
+from thinsection.planning.calibration import Calibration
 from thinsection.slide.tiff_reader import CACHE_BYTES
 from thinsection.stream.budget import CHANNELS, REGION_BYTES, StreamBudget
 from thinsection.types import GIB, MIB

@@ -1,6 +1,6 @@
 """What the cost models need to know of this machine: measured once in some seconds, then kept.
 
-Kept at ~/.cache/thinsection/plan.json (XDG_CACHE_HOME is respected), keyed by CPU, core count and
+Kept at ~/.cache/thinsection/plan.json (XDG_CACHE_HOME is respected), by CPU, core count and
 library versions.
 """
 

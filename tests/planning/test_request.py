@@ -9,11 +9,11 @@ import pytest
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import array_chunks
-from thinsection.plan import request as module
-from thinsection.plan.calibration import Calibration, keep
-from thinsection.plan.cost import EncoderSize, SlideSize
-from thinsection.plan.request import MAX_OPENED, run_request
-from thinsection.plan.run_plan import Planner, planned_gpu
+from thinsection.planning import request as module
+from thinsection.planning.calibration import Calibration, keep
+from thinsection.planning.cost import EncoderSize, SlideSize
+from thinsection.planning.plan import Planner, planned_gpu
+from thinsection.planning.request import MAX_OPENED, run_request
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide

@@ -8,14 +8,14 @@ import pytest
 
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.plan.calibration import (
+from thinsection.planning.calibration import (
     Calibration,
     calibrate,
     encoder_peak,
     encoder_rate,
     measure_decoding,
 )
-from thinsection.plan.cost import (
+from thinsection.planning.cost import (
     ASSUMED_EFFICIENCY,
     GPUS,
     MARGIN,
@@ -25,8 +25,8 @@ from thinsection.plan.cost import (
     memory_plan,
     time_plan,
 )
-from thinsection.plan.encoder import is_quick, measure_cpu_peak
-from thinsection.plan.run_plan import plan_run, planned_gpu
+from thinsection.planning.encoder import is_quick, measure_cpu_peak
+from thinsection.planning.plan import plan, planned_gpu
 from thinsection.stages.config import EncodeConfig, RunConfig
 from thinsection.stream import stream_budget
 from thinsection.stream.budget import MAX_SLOTS
@@ -176,13 +176,13 @@ def test_a_plan_counts_tiles_names_bad_slides_and_warns_of_what_does_not_fit(
     config = RunConfig(
         executor=ExecutorConfig(job_memory="200MiB"), encode=EncodeConfig(batch_size=16)
     )
-    plan = plan_run([tmp_path / "good.tiff", tmp_path / "bad.tiff"], config=config)
-    assert [s.slide_id for s in plan.slides] == ["good"]
-    assert 0 < plan.slides[0].num_tiles <= 20
-    assert "no reader opens 'bad.tiff'" in plan.unreadable["bad"]
-    assert any(w.startswith("--job-memory 200MiB cannot hold") for w in plan.warnings)
+    planned = plan([tmp_path / "good.tiff", tmp_path / "bad.tiff"], config=config)
+    assert [s.slide_id for s in planned.slides] == ["good"]
+    assert 0 < planned.slides[0].num_tiles <= 20
+    assert "no reader opens 'bad.tiff'" in planned.unreadable["bad"]
+    assert any(w.startswith("--job-memory 200MiB cannot hold") for w in planned.warnings)
     large = RunConfig(encode=EncodeConfig(batch_size=2048), executor=ExecutorConfig(gpu="t4"))
-    gpu = plan_run([tmp_path / "good.tiff"], config=large)
+    gpu = plan([tmp_path / "good.tiff"], config=large)
     assert any("a t4 has 16.0 GiB" in w and "use --batch-size" in w for w in gpu.warnings)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from thinsection.encode import load_encoder
 from thinsection.errors import BudgetError, ThinsectionError
 from thinsection.jobs.executor import Rung
-from thinsection.plan.calibration import Calibration, calibrate, encoder_peak, encoder_rate
-from thinsection.plan.cost import (
+from thinsection.planning.calibration import Calibration, calibrate, encoder_peak, encoder_rate
+from thinsection.planning.cost import (
     GPUS,
     EncoderSize,
     Gpu,
@@ -22,7 +22,7 @@ from thinsection.plan.cost import (
     memory_plan,
     time_plan,
 )
-from thinsection.plan.encoder import encoder_size, is_quick, measure_cpu_peak, measure_rate
+from thinsection.planning.encoder import encoder_size, is_quick, measure_cpu_peak, measure_rate
 from thinsection.qc.tissue import thumbnail_size, tissue_mask
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
@@ -162,7 +162,7 @@ def planned_gpu(config: RunConfig) -> Gpu | None:
     return GPUS.get(named) or min(GPUS.values(), key=lambda gpu: gpu.half_flops)
 
 
-def plan_run(slides: Sequence[str | Path], *, config: RunConfig | None = None) -> RunPlan:
+def plan(slides: Sequence[str | Path], *, config: RunConfig | None = None) -> RunPlan:
     """Predicts peak memory and time from headers, thumbnails and this machine's calibration.
 
     Args:

@@ -17,8 +17,8 @@ from thinsection.jobs.request import (
     job_request,
     with_margins,
 )
-from thinsection.plan.cost import SlideSize
-from thinsection.plan.run_plan import (
+from thinsection.planning.cost import SlideSize
+from thinsection.planning.plan import (
     ENCODING_STAGES,
     Planner,
     planned_gpu,
