@@ -167,7 +167,9 @@ def test_a_task_comes_back_from_its_document(features: Path) -> None:
 def test_wrong_settings_are_refused_before_any_worker_starts(
     features: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnknownEncoderError, match=r"unknown slide encoder 'maxx'; did .*'max'"):
+    with pytest.raises(
+        UnknownEncoderError, match=r"slide encoder must be a known name, got 'maxx'; did .*'max'"
+    ):
         aggregate_folder(features, config=settings(slide_encoder="maxx", **SLURM))
     with pytest.raises(ConfigError, match=r"pooling\.memory must be a size"):
         settings(memory="much")
