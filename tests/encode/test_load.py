@@ -236,12 +236,36 @@ def test_a_label_says_what_was_loaded_and_an_identity_what_decides(
     options = {"device": "cpu", "precision": "fp32"}
     random = load_encoder("timm:resnet18", pretrained=False, seed=3, **options)
     assert random.label == "timm-resnet18_seed3"
-    assert load_encoder(str(timm_folder), **options).label == timm_folder.name
+    local = load_encoder(str(timm_folder), **options)
+    assert local.label == f"{timm_folder.name}_w{local.weights_hash[:6]}"
     same_name = timm_folder / "model.safetensors"
-    assert load_encoder(str(same_name), **options).label == timm_folder.name
+    assert load_encoder(str(same_name), **options).label == local.label
     (tmp_path / "config.json").write_bytes((timm_folder / "config.json").read_bytes())
     (tmp_path / "epoch 7.safetensors").write_bytes(same_name.read_bytes())
-    assert load_encoder(str(tmp_path / "epoch 7.safetensors"), **options).label == "epoch-7"
+    renamed = load_encoder(str(tmp_path / "epoch 7.safetensors"), **options)
+    assert renamed.label == f"epoch-7_w{local.weights_hash[:6]}"
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_two_local_checkpoints_of_one_name_have_two_labels(
+    timm_folder: Path, tmp_path: Path, pretrained: bool
+) -> None:
+    """Two folders `model/`, of other weights or, with random ones, of another architecture."""
+    config = json.loads((timm_folder / "config.json").read_text())
+    state = read_state_dict(timm_folder / "model.safetensors")
+    labels = []
+    for parent, px in (("a", 64), ("b", 48)):
+        folder = tmp_path / parent / "model"
+        shutil.copytree(timm_folder, folder)
+        if pretrained:
+            save_file(state | {"norm.bias": state["norm.bias"] + px}, folder / "model.safetensors")
+        else:
+            changed = config | {"model_args": {"img_size": px}}
+            (folder / "config.json").write_text(json.dumps(changed))
+        encoder = load_encoder(str(folder), device="cpu", precision="fp32", pretrained=pretrained)
+        assert encoder.label.startswith(f"model_w{encoder.weights_hash[:6]}")
+        labels.append(encoder.label)
+    assert len(set(labels)) == 2
 
 
 def test_a_slug_is_a_file_name() -> None:

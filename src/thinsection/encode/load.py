@@ -56,7 +56,9 @@ def load_encoder(
         MissingDependencyError: a package is needed; the message says which.
         WeightsError: the weights cannot be had, may not be used, or do not fit.
     """
-    asked = Origin(own_weights=weights is not None, seed=None if pretrained else seed)
+    local = name not in declared_encoders() and Path(name).exists()
+    own = weights is not None or local
+    asked = Origin(own_weights=own, seed=None if pretrained else seed)
     if name not in declared_encoders() and name in ENCODERS:
         where = place(device, precision)
         encoder = ENCODERS.load(name)(

@@ -35,7 +35,9 @@ class PoolingStage(Stage):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return {"slide_encoder": self.slide_encoder.identity}
+        # the hash sees every weight: which revision brought them is for the record
+        identity = self.slide_encoder.identity
+        return {"slide_encoder": {k: v for k, v in identity.items() if k != "revision"}}
 
     @property
     def needs(self) -> tuple[Stage, ...]:

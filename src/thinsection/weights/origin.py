@@ -11,7 +11,7 @@ class Origin:
     Attributes:
         name: what the model is called in a label; None: the name in its registry.
         revision: commit on the hub; None where the weights did not come from there.
-        own_weights: whether the caller's weights took the place of the declared ones.
+        own_weights: whether they are the caller's: a local checkpoint, or in the declared ones' place.
         seed: of random weights; None: published or own ones.
     """
 
