@@ -15,7 +15,7 @@ from benchmarks.harness import arguments, finish
 from benchmarks.titan_inputs import give_back_freed_memory, tissue_cells
 from thinsection.pool import GigaPathSlideEncoder, LoadOptions
 from thinsection.pool.encoder import DEFAULT_BUDGET_BYTES
-from thinsection.pool.gigapath_net import LongNetConfig
+from thinsection.pool.gigapath import LongNetConfig
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB
 

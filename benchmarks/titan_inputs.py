@@ -11,7 +11,7 @@ from tests.support.plain_titan import plain_bias, plain_titan
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
 from thinsection.pool import LoadOptions, TitanSlideEncoder
-from thinsection.pool.titan_net import NUM_BLOCKS
+from thinsection.pool.titan import NUM_BLOCKS
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB
 

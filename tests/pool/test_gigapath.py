@@ -15,7 +15,7 @@ from thinsection.pool import (
     SlideEncoder,
     load_slide_encoder,
 )
-from thinsection.pool.gigapath_net import LongNetConfig, plan_heads, position_embedding
+from thinsection.pool.gigapath import LongNetConfig, heads_at_a_time, position_embedding
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB
 
@@ -78,13 +78,13 @@ def test_groups_of_heads_within_a_small_budget_give_the_same(
         tiles, coords, tile_px_l0=256
     )
     budget = 71 * MIB
-    while plan_heads(78, SMALL, budget_bytes=budget) > 1:
+    while heads_at_a_time(78, SMALL, budget_bytes=budget) > 1:
         budget -= 4096
     options = LoadOptions(device="cpu", budget_bytes=budget)
     tight = GigaPathSlideEncoder.from_state_dict(weights, config=SMALL, options=options)
     np.testing.assert_allclose(tight.encode(tiles, coords, tile_px_l0=256), wanted, atol=2e-6)
     with pytest.raises(BudgetError, match=r"gigapath needs .* the budget is 1\.0 MiB"):
-        plan_heads(78, SMALL, budget_bytes=MIB)
+        heads_at_a_time(78, SMALL, budget_bytes=MIB)
 
 
 def test_the_order_of_tiles_matters(weights: dict[str, torch.Tensor]) -> None:
@@ -159,4 +159,4 @@ def test_peak_memory_grows_by_kibibytes_a_tile() -> None:
 
 
 def test_sixty_two_thousand_tiles_fit_a_gibibyte() -> None:
-    assert plan_heads(62_001, LongNetConfig(), budget_bytes=GIB) >= 1
+    assert heads_at_a_time(62_001, LongNetConfig(), budget_bytes=GIB) >= 1

@@ -17,7 +17,7 @@ from thinsection.pool import (
     load_slide_encoder,
 )
 from thinsection.pool.encoder import Precision
-from thinsection.pool.titan_net import TitanNet, plan_tokens
+from thinsection.pool.titan import TitanNet, plan_tokens
 from thinsection.pool.token_grid import token_grid
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from thinsection.pool import SlideEncoder, load_slide_encoder
 from thinsection.qc import load_pipeline
 from thinsection.qc.pipeline import Pipeline, preset_names
 from thinsection.qc.tissue import TissueConfig
@@ -15,12 +16,14 @@ from thinsection.slide.readers import reader_choices
 from thinsection.stages.features import FeaturesStage
 from thinsection.stages.labels import features_label, grid_label, join_label, slug, variant
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage
+from thinsection.stages.pooling import PoolingStage
 from thinsection.stages.quality import QcStage
 from thinsection.stages.stage import Stage
 from thinsection.stages.tiles import TilesStage
 from thinsection.stages.tissue import TissueStage
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig, StainLook, stain_target
+from thinsection.weights.origin import Origin
 
 # few values, hostile ones among them: two random settings are often almost the same
 WORDS = st.sampled_from(
@@ -181,6 +184,15 @@ def test_the_weights_of_an_encoder_are_part_of_the_key_and_its_revision_is_not()
     other = features(identity={"name": "u", "weights_hash": "cd", "revision": "1"})
     assert one.key("p") == moved.key("p") != other.key("p")
     assert one.address == other.address  # so that a replaced file of weights is refused
+
+
+def test_the_weights_of_a_slide_encoder_are_part_of_the_key_and_its_revision_is_not() -> None:
+    def pooled(weights_hash: str, revision: str | None) -> str:
+        encoder: SlideEncoder = load_slide_encoder("mean", device="cpu")
+        encoder.weights_hash, encoder.origin = weights_hash, Origin(revision=revision)
+        return PoolingStage(features=features(), slide_encoder=encoder).key("p")
+
+    assert pooled("ab", "1") == pooled("ab", "2") == pooled("ab", None) != pooled("cd", "1")
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -17,7 +17,7 @@ from thinsection.encode import load_encoder
 from thinsection.encode.efficientnet_lite0 import packaged_weights_path
 from thinsection.errors import WeightsError
 from thinsection.pool import GigaPathSlideEncoder
-from thinsection.pool.gigapath_net import LongNetConfig
+from thinsection.pool.gigapath import LongNetConfig
 from thinsection.weights import hub as hub_module
 from thinsection.weights.files import hash_state_dict, load_strictly, read_state_dict
 from thinsection.weights.hub import commit_of, find_weights

@@ -1,13 +1,14 @@
 """One call: tile embeddings of a slide in, its embedding out; and slides of a patient to one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
 
 from thinsection.errors import InvalidInputError
 from thinsection.pool.encoder import SlideEmbedding, SlideEncoder, TileEmbeddings
-from thinsection.pool.inputs import checked_coords, checked_embeddings, checked_tile_px
+from thinsection.pool.inputs import checked_slide
 from thinsection.pool.registry import load_slide_encoder
 from thinsection.tiles import TileTable
 from thinsection.types import CoordsL0
@@ -84,11 +85,8 @@ def patient_embedding(
     if fusion == "late":
         embeddings = []
         for index, ((tiles, coords), edge) in enumerate(zip(slides, edges, strict=True)):
-            try:
+            with _naming(index):
                 embeddings.append(encoder.encode(tiles, coords, tile_px_l0=edge))
-            except InvalidInputError as error:
-                error.add_note(f"slide {index} of the patient")
-                raise
         mean: SlideEmbedding = np.stack(embeddings).mean(0, dtype=np.float64).astype(np.float32)
         return mean
     if fusion == "early":
@@ -103,29 +101,30 @@ def _side_by_side(
     """All tiles with coordinates in tiles (so that slides of other magnification line up)."""
     all_tiles, all_cells, right = [], [], 0
     for index, ((tiles, coords), edge) in enumerate(zip(slides, edges, strict=True)):
-        try:
-            checked = checked_embeddings(tiles)
-            cells = checked_coords(coords, checked.shape[0])
-            cells = (cells - cells.min(0)) // checked_tile_px(edge)
-        except InvalidInputError as error:
-            error.add_note(f"slide {index} of the patient")
-            raise
+        with _naming(index):
+            checked, places, edge_l0 = checked_slide(tiles, coords, edge)
+        cells = (places - places.min(0)) // edge_l0
         all_tiles.append(checked.detach().float().cpu().numpy())
         all_cells.append(cells + np.array([right, 0]))
         right += int(cells[:, 0].max()) + 1 + GAP_TILES
-    widths = {t.shape[1] for t in all_tiles}
-    if len(widths) > 1:
-        got = sorted(widths)
-        raise InvalidInputError(f"tile_embeddings must have one D over all slides, got {got}")
+    if len(widths := sorted({t.shape[1] for t in all_tiles})) > 1:
+        raise InvalidInputError(f"tile_embeddings must have one D over all slides, got {widths}")
     return np.concatenate(all_tiles), np.concatenate(all_cells)
+
+
+@contextmanager
+def _naming(index: int) -> Iterator[None]:
+    try:
+        yield
+    except InvalidInputError as error:
+        error.add_note(f"slide {index} of the patient")
+        raise
 
 
 def _loaded(slide_encoder: str | SlideEncoder, options: dict[str, Any]) -> SlideEncoder:
     if isinstance(slide_encoder, str):
         return load_slide_encoder(slide_encoder, **options)
     if options:
-        names = ", ".join(options)
-        raise InvalidInputError(
-            f"options must be left out with a loaded slide encoder, got {names}"
-        )
+        rule = "be left out with a loaded slide encoder"
+        raise InvalidInputError(f"options must {rule}, got {', '.join(options)}")
     return slide_encoder

@@ -42,19 +42,12 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expects:
-    """The tiles and the tile encoder that a slide encoder was trained on; None = any.
+    """The tiles and the tile encoder that a slide encoder was trained on; None = any."""
 
-    Attributes:
-        tile_encoders: names of tile encoders whose embeddings it takes.
-        tile_dim: channels D of a tile embedding.
-        tile_px: edge of a tile, px at `tile_mpp`.
-        tile_mpp: resolution of a tile, µm/px.
-    """
-
-    tile_encoders: tuple[str, ...] | None = None
-    tile_dim: int | None = None
-    tile_px: int | None = None
-    tile_mpp: float | None = None
+    tile_encoders: tuple[str, ...] | None = None  # names of those whose embeddings it takes
+    tile_dim: int | None = None  # channels D of a tile embedding
+    tile_px: int | None = None  # edge of a tile, px at `tile_mpp`
+    tile_mpp: float | None = None  # µm/px
 
 
 class SlideEncoder(ABC):
@@ -107,9 +100,8 @@ class SlideEncoder(ABC):
     def identity(self) -> dict[str, str]:
         """What decides a slide embedding beside its tiles: name, weights_hash, precision; and the
         hub's `revision`."""
-        return self.origin.identity(
-            self.name, precision=self.precision, weights_hash=self.weights_hash
-        )
+        weights = self.weights_hash
+        return self.origin.identity(self.name, precision=self.precision, weights_hash=weights)
 
     def label(self, features_label: str) -> str:
         """A readable name for a folder of slide embeddings made of those tile embeddings.
@@ -117,9 +109,8 @@ class SlideEncoder(ABC):
         'mean-uni2_h'; and bare 'titan' where the tile encoder is the one that it was trained on.
         """
         own = self.origin.label(self.name, precision=self.precision, weights_hash=self.weights_hash)
-        if features_label in (self.expects.tile_encoders or ()):
-            return own
-        return f"{own}-{features_label}"
+        made_for = features_label in (self.expects.tile_encoders or ())
+        return own if made_for else f"{own}-{features_label}"
 
 
 def check_fit(
@@ -139,32 +130,26 @@ def check_fit(
     """
     wants, name = slide_encoder.expects, slide_encoder.name
     warnings: list[str] = []
-    if wants.tile_encoders is not None:
-        takes = " or ".join(wants.tile_encoders)
-        if tile_encoder_name is None:
-            warnings.append(
-                f"slide encoder {name!r} takes embeddings of {takes}; theirs is unknown"
-            )
-        elif _plain(tile_encoder_name) not in {_plain(n) for n in wants.tile_encoders}:
-            remedy = f"embed the tiles with {takes}, or choose another slide encoder"
-            message = f"tile encoder must be {takes} for slide encoder {name!r}"
-            raise InvalidInputError(f"{message}, got {tile_encoder_name!r}; {remedy}")
+    known = wants.tile_encoders
+    takes = " or ".join(known or ())
+    if known is not None and tile_encoder_name is None:
+        warnings.append(f"slide encoder {name!r} takes embeddings of {takes}; theirs is unknown")
+    elif known is not None and _plain(str(tile_encoder_name)) not in map(_plain, known):
+        remedy = f"embed the tiles with {takes}, or choose another slide encoder"
+        message = f"tile encoder must be {takes} for slide encoder {name!r}"
+        raise InvalidInputError(f"{message}, got {tile_encoder_name!r}; {remedy}")
+    trained = f"slide encoder {name!r} was trained on"
     if wants.tile_px is not None and tile_px != wants.tile_px:
         got = "an unknown size" if tile_px is None else f"{tile_px} px"
-        warnings.append(
-            f"slide encoder {name!r} was trained on {wants.tile_px} px tiles, got {got}"
-        )
-    if wants.tile_mpp is not None and not _close(tile_mpp, wants.tile_mpp):
+        warnings.append(f"{trained} {wants.tile_px} px tiles, got {got}")
+    mpp = wants.tile_mpp
+    near = mpp and tile_mpp and math.isclose(tile_mpp, mpp, rel_tol=MPP_TOLERANCE)
+    if mpp is not None and not near:
         got = "an unknown resolution" if tile_mpp is None else f"{tile_mpp:g} µm/px"
-        at = f"at {wants.tile_mpp:g} µm/px"
-        warnings.append(f"slide encoder {name!r} was trained on tiles {at}, got {got}")
+        warnings.append(f"{trained} tiles at {mpp:g} µm/px, got {got}")
     return tuple(warnings)
 
 
 def _plain(name: str) -> str:
     """The name as compared: lower case, letters and digits only (CONCH_v1.5 is conch_v15)."""
     return "".join(c for c in name.lower() if c.isalnum())
-
-
-def _close(tile_mpp: float | None, wanted: float) -> bool:
-    return tile_mpp is not None and math.isclose(tile_mpp, wanted, rel_tol=MPP_TOLERANCE)

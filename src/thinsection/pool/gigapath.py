@@ -1,19 +1,192 @@
 """Prov-GigaPath as a slide encoder, without flash-attn and fairscale, in bounded memory.
 
+Shapes: L tokens (cls first), N = L - 1 tiles, H heads of D channels, C = H D channels of a state.
+
 Source: Xu et al., "A whole-slide foundation model for digital pathology from real-world data",
-2024; the architecture is written from its description.
+2024; the architecture (LongNet) is written from its description.
 """
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
+from torch.nn import functional as F
 
+from thinsection.attention.dilated import Branch, HeadPart, dilated_attention
+from thinsection.errors import InvalidInputError
 from thinsection.pool.encoder import Expects, LoadOptions, SlideEmbedding, TileEmbeddings
-from thinsection.pool.gigapath_net import GigaPathNet, LongNetConfig
-from thinsection.pool.inputs import checked_coords, checked_embeddings, checked_tile_px
-from thinsection.pool.published import PublishedSlideEncoder
+from thinsection.pool.inputs import checked_slide, row_blocks
+from thinsection.pool.published import (
+    ATTENTION_BYTES,
+    TOKEN_BLOCK,
+    PublishedSlideEncoder,
+    plan_heads,
+)
 from thinsection.types import CoordsL0
-from thinsection.weights.placement import resolve_device
+
+TILE_PX_L0, GRID = 256, 1000  # of the published position table: px a cell, cells an axis
+# tokens a segment, and which of them attend: every r-th
+_BRANCHES = ((1024, 1), (5792, 2), (32768, 4), (185363, 8), (1048576, 16))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongNetConfig:
+    """Sizes; the defaults are `gigapath_slide_enc12l768d`."""
+
+    tile_dim: int = 1536
+    dim: int = 768
+    num_layers: int = 12
+    num_heads: int = 16
+    mlp_dim: int = 3072
+    branches: tuple[Branch, ...] = tuple(Branch(length=s, dilation=r) for s, r in _BRANCHES)
+
+
+class _SelfAttention(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.v_proj, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.inner_attn_ln = nn.LayerNorm(dim)
+
+
+class _Ffn(nn.Module):
+    def __init__(self, dim: int, mlp_dim: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(dim, mlp_dim), nn.Linear(mlp_dim, dim)
+        self.ffn_layernorm = nn.LayerNorm(mlp_dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = F.gelu(self.fc1(x.to(self.fc1.weight.dtype)).to(x.dtype))
+        result: torch.Tensor = self.fc2(self.ffn_layernorm(hidden).to(self.fc2.weight.dtype))
+        return result
+
+
+class LongNetLayer(nn.Module):
+    """Pre-norm layer with sub-LayerNorms, in place and in groups of heads."""
+
+    def __init__(self, config: LongNetConfig) -> None:
+        super().__init__()
+        self._config = config
+        self.self_attn = _SelfAttention(config.dim)
+        self.self_attn_layer_norm = nn.LayerNorm(config.dim)
+        self.ffn = _Ffn(config.dim, config.mlp_dim)
+        self.final_layer_norm = nn.LayerNorm(config.dim)
+
+    def forward_(self, x: torch.Tensor, *, heads_at_a_time: int) -> None:
+        """Writes the states (L, C) after this layer over `x`; for inference."""
+        attended = self._attend(x, heads_at_a_time)
+        attn = self.self_attn
+        for rows in row_blocks(x.shape[0], TOKEN_BLOCK):
+            normed = attn.inner_attn_ln(attended[rows])
+            x[rows] += attn.out_proj(normed.to(attn.out_proj.weight.dtype))
+            x[rows] += self.ffn(self.final_layer_norm(x[rows]))
+
+    def _attend(self, x: torch.Tensor, step: int) -> torch.Tensor:
+        """Attention output (L, C) before the sub-LayerNorm."""
+        total, tokens, branches = self._config.num_heads, x.shape[0], self._config.branches
+        width = self._config.dim // total
+        projections = (self.self_attn.q_proj, self.self_attn.k_proj, self.self_attn.v_proj)
+        attended = torch.empty_like(x)
+        dtype = projections[0].weight.dtype
+        qkv = x.new_empty(3, tokens, step * width, dtype=dtype)
+        for first in range(0, total, step):
+            channels = slice(first * width, (first + step) * width)
+            for rows in row_blocks(tokens, TOKEN_BLOCK):
+                normed = self.self_attn_layer_norm(x[rows]).to(dtype)
+                for i, proj in enumerate(projections):
+                    qkv[i, rows] = F.linear(normed, proj.weight[channels], proj.bias[channels])
+            q, k, v = qkv.view(3, tokens, step, width).transpose(1, 2)
+            part = HeadPart(first=first, total=total)
+            out = dilated_attention((q, k, v), branches, part, budget_bytes=ATTENTION_BYTES)
+            attended[:, channels] = out.transpose(0, 1).flatten(1)
+        return attended
+
+
+class GigaPathNet(nn.Module):
+    """The slide transformer; parameter names are those of `slide_encoder.pth`."""
+
+    def __init__(self, config: LongNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.patch_embed = nn.ModuleDict({"proj": nn.Linear(config.tile_dim, config.dim)})
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, config.dim))
+        self.encoder = nn.Module()
+        self.encoder.layers = nn.ModuleList(LongNetLayer(config) for _ in range(config.num_layers))
+        self.encoder.layer_norm = nn.LayerNorm(config.dim)
+        self.norm = nn.LayerNorm(config.dim, eps=1e-6)
+
+    def states_(
+        self, tiles: torch.Tensor, coords_l0: CoordsL0, *, budget_bytes: int
+    ) -> Iterator[torch.Tensor]:
+        """The hidden states (L, C): embedding, then after each layer; one tensor, overwritten.
+
+        Memory: states, attention output, and 6 heads_at_a_time / H of them for q, k, v and the
+        attention's own output: 2.4 to 8 times L C floats, as the budget allows.
+
+        Raises:
+            BudgetError: not even one head at a time fits.
+        """
+        device, dtype = self.cls_token.device, self.cls_token.dtype
+        step = heads_at_a_time(tiles.shape[0] + 1, self.config, budget_bytes=budget_bytes)
+        positions = position_cells(coords_l0)
+        x = self.cls_token.new_empty(tiles.shape[0] + 1, self.config.dim)
+        x[0] = self.cls_token[0, 0]
+        for rows in row_blocks(tiles.shape[0], TOKEN_BLOCK):
+            embedded = self.patch_embed["proj"](tiles[rows].to(device, dtype))
+            table = position_embedding(positions[rows], self.config.dim)
+            x[1 + rows.start : 1 + rows.stop] = embedded + table.to(device, dtype)
+        yield x
+        for layer in self.encoder.layers:  # type: ignore[union-attr]
+            layer.forward_(x, heads_at_a_time=step)
+            yield x
+
+
+def heads_at_a_time(num_tokens: int, config: LongNetConfig, *, budget_bytes: int) -> int:
+    """As many heads at a time as the budget allows.
+
+    Raises:
+        BudgetError: not even one head at a time fits.
+    """
+    state = 4 * num_tokens * config.dim
+    fixed = ATTENTION_BYTES + 16 * TOKEN_BLOCK * config.mlp_dim
+
+    def peak(heads: int) -> int:
+        # q, k, v, their attention's output and its copy, two sums of log-sum-exps, one head more
+        return int(state * (2 + (6 * heads + 2) / config.num_heads)) + fixed
+
+    return plan_heads("gigapath", num_tokens, config.num_heads, peak, budget_bytes).heads_at_a_time
+
+
+def position_cells(coords_l0: CoordsL0) -> CoordsL0:
+    """Cells (N, 2) of the position table: floor(x / 256), floor(y / 256).
+
+    Raises:
+        InvalidInputError: a tile lies outside of the table of 1000 x 1000 cells.
+    """
+    cells = coords_l0 // TILE_PX_L0
+    if cells.size and (cells.min() < 0 or cells.max() >= GRID):
+        limit = TILE_PX_L0 * GRID
+        got = f"{int(coords_l0.min())}..{int(coords_l0.max())}"
+        remedy = "its position table ends there; scale coords_l0 to 0.5 µm/px"
+        message = f"coords_l0 must be in 0..{limit - 1} for slide encoder 'gigapath'"
+        raise InvalidInputError(f"{message}, got {got}; {remedy}")
+    return cells
+
+
+def position_embedding(cells: CoordsL0, dim: int) -> torch.Tensor:
+    """Rows (n, dim) float32 of the fixed 2-D sin-cos table, computed for these cells only.
+
+    The second coordinate fills the first half of the channels ("w goes first"); each half is
+    [sin, cos] of cell * 10000^(-i / (dim / 4)), in float64.
+    """
+    omega = 10000.0 ** (-np.arange(dim // 4) / (dim / 4))
+    halves = [cells[:, axis, None] * omega for axis in (1, 0)]
+    table = np.concatenate([f(half) for half in halves for f in (np.sin, np.cos)], axis=1)
+    return torch.from_numpy(table.astype(np.float32))
 
 
 class GigaPathSlideEncoder(PublishedSlideEncoder):
@@ -29,19 +202,18 @@ class GigaPathSlideEncoder(PublishedSlideEncoder):
     repository = "prov-gigapath/prov-gigapath"
     revision = "64f9e26c15019f2d4f6d9113c6822f88bb16b01b"
     files = ("slide_encoder.safetensors", "slide_encoder.pth")
+    large = r"encoder\.layers\..*(_proj|fc1|fc2)"
+
+    net: GigaPathNet
 
     def __init__(
         self, net: GigaPathNet, *, options: LoadOptions, global_pool: bool = False
     ) -> None:
-        self.net = net.to(resolve_device(options.device, mps=False)).eval().requires_grad_(False)
-        self.dim = net.config.dim
-        self._budget_bytes, self._global_pool = options.budget_bytes, global_pool
-        if options.precision == "bf16":
-            self.precision = "bf16"
-            self.net.to_low_precision()
+        super().__init__(net, options=options)
+        self.dim, self._global_pool = net.config.dim, global_pool
 
     @classmethod
-    def build(cls, config: LongNetConfig | None = None) -> GigaPathNet:
+    def build(cls, config: Any = None) -> GigaPathNet:
         """The network, of the published sizes by default."""
         return GigaPathNet(config or LongNetConfig())
 
@@ -56,9 +228,8 @@ class GigaPathSlideEncoder(PublishedSlideEncoder):
             InvalidInputError: shapes, dtypes, values or places do not fit.
             BudgetError: too many tiles for the budget.
         """
-        last: SlideEmbedding = self.encode_layers(
-            tile_embeddings, coords_l0, tile_px_l0=tile_px_l0
-        )[-1]
+        layers = self.encode_layers(tile_embeddings, coords_l0, tile_px_l0=tile_px_l0)
+        last: SlideEmbedding = layers[-1]
         return last
 
     @torch.inference_mode()
@@ -66,9 +237,8 @@ class GigaPathSlideEncoder(PublishedSlideEncoder):
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> npt.NDArray[np.float32]:
         """Slide embeddings (13, 768): of the embedding layer and of each layer after it."""
-        tiles = checked_embeddings(tile_embeddings, tile_dim=self.net.config.tile_dim)
-        coords = checked_coords(coords_l0, tiles.shape[0])
-        checked_tile_px(tile_px_l0)
+        dim = self.net.config.tile_dim
+        tiles, coords, _ = checked_slide(tile_embeddings, coords_l0, tile_px_l0, tile_dim=dim)
         rows = []
         for states in self.net.states_(tiles, coords, budget_bytes=self._budget_bytes):
             pooled = states[1:].mean(0) if self._global_pool else states[0]

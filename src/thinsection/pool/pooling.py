@@ -3,8 +3,7 @@
 Shapes: N tiles, D channels of a tile embedding, K hidden channels of the attention score.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 
@@ -16,7 +15,7 @@ from thinsection.pool.encoder import (
     SlideEncoder,
     TileEmbeddings,
 )
-from thinsection.pool.inputs import checked_coords, checked_embeddings, checked_tile_px
+from thinsection.pool.inputs import checked_slide, row_blocks
 from thinsection.types import CoordsL0
 from thinsection.weights.files import hash_state_dict, read_state_dict
 from thinsection.weights.hub import find_weights
@@ -36,11 +35,11 @@ class MeanSlideEncoder(SlideEncoder):
 
         Memory: one float64 block of BLOCK_ROWS x D.
         """
-        tiles = _checked(tile_embeddings, coords_l0, tile_px_l0)
+        tiles, *_ = checked_slide(tile_embeddings, coords_l0, tile_px_l0)
         total = torch.zeros(tiles.shape[1], dtype=torch.float64, device=tiles.device)
-        for block in _blocks(tiles):
-            total += block.double().sum(0)
-        return _as_numpy(total / tiles.shape[0])
+        for rows in row_blocks(len(tiles), BLOCK_ROWS):
+            total += tiles[rows].double().sum(0)
+        return _as_numpy(total / len(tiles))
 
 
 class MaxSlideEncoder(SlideEncoder):
@@ -52,7 +51,7 @@ class MaxSlideEncoder(SlideEncoder):
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
         """Maximum (D,) float32."""
-        tiles = _checked(tile_embeddings, coords_l0, tile_px_l0)
+        tiles, *_ = checked_slide(tile_embeddings, coords_l0, tile_px_l0)
         return _as_numpy(tiles.amax(0))
 
 
@@ -91,13 +90,14 @@ class AbmilSlideEncoder(SlideEncoder):
 
         Memory: N scores and one float32 block of BLOCK_ROWS x D.
         """
-        tiles = _checked(tile_embeddings, coords_l0, tile_px_l0, tile_dim=self.dim)
+        tiles, *_ = checked_slide(tile_embeddings, coords_l0, tile_px_l0, tile_dim=self.dim)
+        blocks = row_blocks(len(tiles), BLOCK_ROWS)
         with torch.inference_mode():
-            scores = torch.cat([self._score(b.to(self._device).float()) for b in _blocks(tiles)])
-            attention = scores.double().softmax(0)
+            scores = [self._score(tiles[rows].to(self._device).float()) for rows in blocks]
+            attention = torch.cat(scores).double().softmax(0)
             pooled = torch.zeros(tiles.shape[1], dtype=torch.float64, device=self._device)
-            for block, weight in zip(_blocks(tiles), _blocks(attention), strict=True):
-                pooled += weight @ block.to(self._device).double()
+            for rows in blocks:
+                pooled += attention[rows] @ tiles[rows].to(self._device).double()
         return _as_numpy(pooled)
 
     def _score(self, tiles: torch.Tensor) -> torch.Tensor:
@@ -114,31 +114,15 @@ def _checked_abmil(state_dict: Mapping[str, torch.Tensor], device: str) -> dict[
     if set(state_dict) not in allowed:
         rule = "hold V.*, w.* and, where gated, U.* (weight and bias each)"
         raise WeightsError(f"abmil state dict must {rule}, got {sorted(state_dict)}")
-    if state_dict["V.weight"].ndim != 2:
-        got = tuple(state_dict["V.weight"].shape)
+    if len(got := tuple(state_dict["V.weight"].shape)) != 2:
         raise WeightsError(f"V.weight must be of shape (K, D), got {got}")
-    hidden, dim = state_dict["V.weight"].shape
+    hidden, dim = got
     shapes = {"V.weight": (hidden, dim), "V.bias": (hidden,), "w.weight": (1, hidden)}
     shapes |= {"U.weight": (hidden, dim), "U.bias": (hidden,), "w.bias": (1,)}
     for name, value in state_dict.items():
-        if tuple(value.shape) != shapes[name]:
-            got = tuple(value.shape)
+        if (got := tuple(value.shape)) != shapes[name]:
             raise WeightsError(f"{name} must be of shape {shapes[name]}, got {got}")
     return {name: value.detach().to(device).float() for name, value in state_dict.items()}
-
-
-def _checked(
-    tile_embeddings: Any, coords_l0: Any, tile_px_l0: Any, *, tile_dim: int | None = None
-) -> torch.Tensor:
-    tiles = checked_embeddings(tile_embeddings, tile_dim=tile_dim)
-    checked_coords(coords_l0, tiles.shape[0])
-    checked_tile_px(tile_px_l0)
-    return tiles
-
-
-def _blocks(tiles: torch.Tensor) -> Iterator[torch.Tensor]:
-    for start in range(0, tiles.shape[0], BLOCK_ROWS):
-        yield tiles[start : start + BLOCK_ROWS]
 
 
 def _as_numpy(vector: torch.Tensor) -> SlideEmbedding:

@@ -1,17 +1,24 @@
-"""Slide encoders with published weights: found, loaded strictly, or random where asked for."""
+"""Slide transformers with published weights: found, loaded strictly, placed, within a budget."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import nn
 
-from thinsection.errors import WeightsError
+from thinsection.errors import BudgetError, WeightsError
 from thinsection.pool.encoder import LoadOptions, SlideEncoder
+from thinsection.types import MIB
+from thinsection.units import format_bytes
 from thinsection.weights.files import load_strictly, read_state_dict
 from thinsection.weights.hub import commit_of, find_weights
+from thinsection.weights.placement import resolve_device
+
+TOKEN_BLOCK = 1024  # tokens a block of the MLP: hidden states of 1024 x 3072 float32 are 12 MiB
+ATTENTION_BYTES = 64 * MIB  # block buffers of the attention; its preferred CPU blocks take 20 MiB
 
 
 class PublishedSlideEncoder(SlideEncoder):
@@ -21,12 +28,24 @@ class PublishedSlideEncoder(SlideEncoder):
         repository, revision: on the hub, the revision a commit.
         files: names of the weights file, the preferred one first.
         prefix: of the weights' names; what lies outside of it is another model and left aside.
+        large: pattern of the names of the layers whose products bfloat16 is for.
     """
 
     repository: ClassVar[str]
     revision: ClassVar[str]
     files: ClassVar[tuple[str, ...]]
     prefix: ClassVar[str] = ""
+    large: ClassVar[str]
+
+    def __init__(self, net: nn.Module, *, options: LoadOptions) -> None:
+        self._device = resolve_device(options.device, mps=False)
+        self._budget_bytes = options.budget_bytes
+        self.net = net.to(self._device).eval().requires_grad_(False)
+        if options.precision == "bf16":  # all but the large products stays as it is
+            self.precision = "bf16"
+            for name, layer in net.named_modules():
+                if re.fullmatch(self.large, name):
+                    layer.to(torch.bfloat16)
 
     @classmethod
     def build(cls, config: Any = None) -> nn.Module:
@@ -55,20 +74,17 @@ class PublishedSlideEncoder(SlideEncoder):
             if name.startswith(cls.prefix)
         }
         digest = load_strictly(net, weights, source=cls.name)
-        encoder = cls(net, options=options or LoadOptions(), **own)  # type: ignore[call-arg]
+        encoder = cls(net, options=options or LoadOptions(), **own)
         encoder.weights_hash = digest
         return encoder
 
     @classmethod
-    def from_pretrained(
-        cls,
-        path_or_repo: str | Path | None = None,
-        *,
-        config: Any = None,
-        options: LoadOptions | None = None,
-        **own: Any,
-    ) -> Self:
+    def from_pretrained(cls, path_or_repo: str | Path | None = None, **own: Any) -> Self:
         """The encoder from a file, a folder, or the hub: as published, or `owner/name@COMMIT`.
+
+        Args:
+            path_or_repo: None: as published.
+            own: arguments of `from_state_dict`.
 
         Raises:
             WeightsError: nothing is there, it is not plain tensors, or it does not fit.
@@ -77,8 +93,7 @@ class PublishedSlideEncoder(SlideEncoder):
         source = path_or_repo or cls.repository
         known = cls.revision if str(source) == cls.repository else None
         path = find_weights(source, files=cls.files, revision=known)
-        state = read_state_dict(path)
-        encoder = cls.from_state_dict(state, config=config, options=options, **own)
+        encoder = cls.from_state_dict(read_state_dict(path), **own)
         encoder.origin = replace(encoder.origin, revision=commit_of(path))
         return encoder
 
@@ -113,3 +128,25 @@ class PublishedSlideEncoder(SlideEncoder):
                 noise = noise * value.shape[-1] ** -0.5
             weights[cls.prefix + name] = noise
         return weights
+
+
+class HeadPlan(NamedTuple):
+    """How a forward pass keeps within a budget: heads whose q, k and v are held at a time."""
+
+    heads_at_a_time: int
+    peak_bytes: int
+
+
+def plan_heads(
+    name: str, num_tokens: int, num_heads: int, peak: Callable[[int], int], budget_bytes: int
+) -> HeadPlan:
+    """As many heads at a time as the budget allows, by the `peak` bytes of so many.
+
+    Raises:
+        BudgetError: not even one head at a time fits.
+    """
+    for heads in (n for n in range(num_heads, 0, -1) if num_heads % n == 0):
+        if peak(heads) <= budget_bytes:
+            return HeadPlan(heads, peak(heads))
+    needs = f"{name} needs {format_bytes(peak(1))} for {num_tokens} tokens"
+    raise BudgetError(f"{needs}, the budget is {format_bytes(budget_bytes)}; raise budget_bytes")

@@ -1,45 +1,37 @@
 """Slide encoders by name: ours, then those of other packages; built only when asked for."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 from thinsection.errors import ConfigError, InvalidInputError, UnknownEncoderError
-from thinsection.pool.encoder import (
-    DEFAULT_BUDGET_BYTES,
-    LoadOptions,
-    Precision,
-    SlideEncoder,
-)
+from thinsection.pool.encoder import DEFAULT_BUDGET_BYTES, LoadOptions, Precision, SlideEncoder
 from thinsection.registry import Entry, Registry
 
-_OURS = (
-    Entry(name="mean", help="Mean over tiles.", target="thinsection.pool.pooling:MeanSlideEncoder"),
-    Entry(
-        name="max",
-        help="Largest value of each channel.",
-        target="thinsection.pool.pooling:MaxSlideEncoder",
+_OURS = {
+    "mean": ("pooling:MeanSlideEncoder", "Mean over tiles."),
+    "max": ("pooling:MaxSlideEncoder", "Largest value of each channel."),
+    "abmil": (
+        "pooling:AbmilSlideEncoder",
+        "Attention pooling with weights of your own (weights=FILE).",
     ),
-    Entry(
-        name="abmil",
-        help="Attention pooling with weights of your own (weights=FILE).",
-        target="thinsection.pool.pooling:AbmilSlideEncoder",
+    "titan": ("titan:TitanSlideEncoder", "TITAN, 768-d, on tiles of conch_v15; CC-BY-NC-ND-4.0."),
+    "gigapath": (
+        "gigapath:GigaPathSlideEncoder",
+        "Prov-GigaPath's LongNet, 768-d, on tiles of gigapath; Apache-2.0.",
     ),
-    Entry(
-        name="titan",
-        help="TITAN, 768-d, on tiles of conch_v15; CC-BY-NC-ND-4.0.",
-        target="thinsection.pool.titan:TitanSlideEncoder",
-        extra="hub",
-    ),
-    Entry(
-        name="gigapath",
-        help="Prov-GigaPath's LongNet, 768-d, on tiles of gigapath; Apache-2.0.",
-        target="thinsection.pool.gigapath:GigaPathSlideEncoder",
-        extra="hub",
-    ),
-)
+}
+
+
+def _entries() -> Iterator[Entry]:
+    for name, (target, line) in _OURS.items():
+        extra = "hub" if name in ("titan", "gigapath") else None
+        yield Entry(name=name, help=line, target=f"thinsection.pool.{target}", extra=extra)
+
+
 SLIDE_ENCODERS: Registry[type[SlideEncoder]] = Registry(
-    "slide encoder", "thinsection.slide_encoders", _OURS, error=UnknownEncoderError
+    "slide encoder", "thinsection.slide_encoders", _entries, error=UnknownEncoderError
 )
 
 
@@ -100,8 +92,6 @@ def load_slide_encoder(
         pretrained=pretrained,
     )
     encoder = encoder_class.load(options)
-    random = not pretrained and encoder.weights_hash is not None
-    encoder.origin = replace(
-        encoder.origin, own_weights=weights is not None, seed=0 if random else None
-    )
+    seed = 0 if not pretrained and encoder.weights_hash is not None else None
+    encoder.origin = replace(encoder.origin, own_weights=weights is not None, seed=seed)
     return encoder

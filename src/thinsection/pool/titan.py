@@ -1,20 +1,206 @@
 """TITAN as a slide encoder: published weights in, slide embeddings out, in bounded memory.
 
+Two ways through the same weights: `forward` is differentiable and recomputes each block in the
+backward pass; `pooled_` is for inference and works in place, in blocks of tokens and groups of
+heads, so that its memory is a few times the token states.
+
+Shapes: T tokens (cls first), H heads of D = 64 channels, C = H D channels of a state.
+
 Source: Ding et al., "A multimodal whole-slide foundation model for pathology", 2025; the
 architecture is written from its description, without the hub's remote code.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from thinsection.pool.encoder import Expects, LoadOptions, SlideEmbedding, TileEmbeddings
-from thinsection.pool.inputs import checked_coords, checked_embeddings, checked_tile_px
-from thinsection.pool.published import PublishedSlideEncoder
-from thinsection.pool.titan_net import DIM, TitanNet, plan_tokens
+from thinsection.attention import alibi2d_attention, alibi_slopes
+from thinsection.pool.encoder import Expects, SlideEmbedding, TileEmbeddings
+from thinsection.pool.inputs import checked_slide, row_blocks
+from thinsection.pool.published import (
+    ATTENTION_BYTES,
+    TOKEN_BLOCK,
+    HeadPlan,
+    PublishedSlideEncoder,
+    plan_heads,
+)
 from thinsection.pool.token_grid import token_grid
 from thinsection.types import CoordsL0
-from thinsection.weights.placement import resolve_device
+
+DIM, NUM_BLOCKS, NUM_HEADS, POOL_HEADS, POOL_QUERIES = 768, 6, 12, 8, 128
+
+Tokens = Callable[[slice], torch.Tensor]  # slice of tile tokens -> summed embeddings [m, C]
+
+
+def plan_tokens(num_tokens: int, *, budget_bytes: int, element_bytes: int = 4) -> HeadPlan:
+    """As many heads at a time as the budget allows.
+
+    States take 4 C bytes a token (always float32), q, k and v of all heads 3 C elements; with all
+    heads at once the attention writes over q, else its output takes another C elements.
+
+    Raises:
+        BudgetError: not even one head at a time fits.
+    """
+    hidden = TOKEN_BLOCK * DIM * (4 + 1 + 1) * (4 + element_bytes)
+    fixed = ATTENTION_BYTES + hidden + 8 * num_tokens * (POOL_HEADS + NUM_HEADS + 2)
+
+    def peak(heads: int) -> int:
+        share = 3 * heads / NUM_HEADS + (0 if heads == NUM_HEADS else 1)
+        return int(num_tokens * DIM * (4 + element_bytes * share)) + fixed
+
+    return plan_heads("titan", num_tokens, NUM_HEADS, peak, budget_bytes)
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+
+    def weights_of(self, heads: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weight [C, 3 h D] and bias [3 h D] that give q, k and v of some heads."""
+        weight = self.qkv.weight.view(3, NUM_HEADS, -1, DIM)[:, heads].reshape(-1, DIM)
+        return weight.T, self.qkv.bias.view(3, NUM_HEADS, -1)[:, heads].reshape(-1)
+
+
+class _Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, DIM)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = F.gelu(self.fc1(x.to(self.fc1.weight.dtype)))
+        return F.linear(hidden, self.fc2.weight, self.fc2.bias)
+
+
+class TitanBlock(nn.Module):
+    """x += attention(norm1(x)); x += mlp(norm2(x))."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(DIM, eps=1e-6), nn.LayerNorm(DIM, eps=1e-6)
+        self.attn, self.mlp = _Attention(), _Mlp()
+
+    def forward(self, x: torch.Tensor, cells: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
+        """States [T, C] after this block; differentiable."""
+        qkv = self.attn.qkv(self.norm1(x)).view(-1, 3, NUM_HEADS, DIM // NUM_HEADS)
+        q, k, v = qkv.permute(1, 2, 0, 3)[:, None]
+        out = alibi2d_attention(q, k, v, cells, slopes, budget_bytes=ATTENTION_BYTES)[0]
+        x = x + self.attn.proj(out.transpose(0, 1).flatten(1)).to(x.dtype)
+        states: torch.Tensor = x + self.mlp(self.norm2(x)).to(x.dtype)
+        return states
+
+    def forward_(self, x: torch.Tensor, cells: torch.Tensor, slopes: torch.Tensor, at: int) -> None:
+        """Writes the states [T, C] after this block over `x`, `at` heads at a time; inference."""
+        attended = self._attend(x, cells, slopes, at)
+        for rows in row_blocks(x.shape[0], TOKEN_BLOCK):
+            x[rows] += self.attn.proj(attended[rows].flatten(1))
+            x[rows] += self.mlp(self.norm2(x[rows]))
+
+    def _attend(
+        self, x: torch.Tensor, cells: torch.Tensor, slopes: torch.Tensor, step: int
+    ) -> torch.Tensor:
+        """Attention output [T, H, D] before the projection."""
+        tokens, dtype, width = x.shape[0], self.attn.qkv.weight.dtype, DIM // NUM_HEADS
+        qkv = x.new_empty(tokens, 3, step, width, dtype=dtype)
+        all_at_once = step == NUM_HEADS
+        out = qkv[:, 0] if all_at_once else x.new_empty(tokens, NUM_HEADS, width, dtype=dtype)
+        for first in range(0, NUM_HEADS, step):
+            heads = slice(first, first + step)
+            weight, bias = self.attn.weights_of(heads)
+            for rows in row_blocks(tokens, TOKEN_BLOCK):
+                normed = self.norm1(x[rows]).to(dtype)
+                torch.addmm(bias, normed, weight, out=qkv[rows].flatten(1))
+            q, k, v = qkv.permute(1, 2, 0, 3)[:, None]
+            alibi2d_attention(q, k, v, cells, slopes[heads], budget_bytes=ATTENTION_BYTES, out=q)
+            if not all_at_once:
+                out[:, heads] = qkv[:, 0]
+        return out
+
+
+class _Pooler(nn.Module):
+    """Attention of learned queries over all tokens; only one query is ever computed here."""
+
+    def __init__(self, num_queries: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(num_queries, DIM))
+        self.ln_q, self.ln_k = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
+        self.attn = nn.MultiheadAttention(DIM, POOL_HEADS)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Pooled [C] of the first query, from normed tokens [T, C].
+
+        With one query, keys and values need not be computed: q . (W_k x + b) differs from
+        (W_kᵀ q) . x by a constant per head, and the weighted sum of W_v x + b is W_v of the
+        weighted sum. That is T C products per head instead of T C².
+        """
+        w_q, w_k, w_v = self.attn.in_proj_weight.view(3, POOL_HEADS, -1, DIM)
+        b_q, _, b_v = self.attn.in_proj_bias.view(3, POOL_HEADS, -1)
+        q = torch.einsum("hdc,c->hd", w_q, self.ln_q(self.query[0])) + b_q
+        directions = torch.einsum("hdc,hd->hc", w_k, q) * (DIM // POOL_HEADS) ** -0.5
+        blocks = row_blocks(tokens.shape[0], TOKEN_BLOCK)
+        scores = torch.cat([self.ln_k(tokens[rows]) @ directions.T for rows in blocks])
+        weights = scores.softmax(0)
+        mean = directions.new_zeros(POOL_HEADS, DIM)
+        for rows in blocks:
+            mean = mean + weights[rows].T @ self.ln_k(tokens[rows])
+        heads = torch.einsum("hdc,hc->hd", w_v, mean) + b_v
+        pooled: torch.Tensor = self.attn.out_proj(heads.flatten())
+        return pooled
+
+
+class TitanNet(nn.Module):
+    """The slide transformer; parameter names are the published ones without `vision_encoder.`.
+
+    `attn_pool` (128 queries for token outputs) and `proj` (into the space shared with text) are
+    loaded, so that a state dict fits exactly, and not used for the slide embedding.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, DIM))
+        self.patch_embed = nn.Sequential(nn.Linear(DIM, DIM), nn.GELU())
+        self.blocks = nn.Module()
+        self.blocks.modules_list = nn.ModuleList(TitanBlock() for _ in range(NUM_BLOCKS))
+        self.norm = nn.LayerNorm(DIM, eps=1e-6)
+        self.attn_pool, self.attn_pool_contrastive = _Pooler(POOL_QUERIES), _Pooler(1)
+        self.proj = nn.Parameter(torch.zeros(DIM, DIM))
+
+    def forward(self, features: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+        """Slide embedding [C], differentiable, from cell features [T - 1, C] and cells [T - 1, 2].
+
+        Memory: the states of every block, T C NUM_BLOCKS; what is inside a block is recomputed.
+        """
+        x = torch.cat([self.cls_token[0], self.patch_embed(features)])
+        for block in self._blocks():
+            x = checkpoint(block, x, cells, alibi_slopes(NUM_HEADS), use_reentrant=False)
+        pooled: torch.Tensor = self.attn_pool_contrastive(self.norm(x))
+        return pooled
+
+    def pooled_(
+        self, tokens: Tokens, num_tokens: int, cells: torch.Tensor, plan: HeadPlan
+    ) -> torch.Tensor:
+        """Slide embedding [C] for inference; `tokens` gives the features of num_tokens - 1 cells.
+
+        Memory: `plan.peak_bytes`.
+        """
+        x = self.cls_token.new_empty(num_tokens, DIM)
+        x[0] = self.cls_token[0, 0]
+        for rows in row_blocks(num_tokens - 1, TOKEN_BLOCK):
+            embedded = self.patch_embed(tokens(rows).to(next(self.patch_embed.parameters()).dtype))
+            x[1 + rows.start : 1 + rows.stop] = embedded
+        for block in self._blocks():
+            block.forward_(x, cells, alibi_slopes(NUM_HEADS), plan.heads_at_a_time)
+        for rows in row_blocks(num_tokens, TOKEN_BLOCK):
+            x[rows] = self.norm(x[rows])
+        pooled: torch.Tensor = self.attn_pool_contrastive(x)
+        return pooled
+
+    def _blocks(self) -> list[TitanBlock]:
+        return [b for b in self.blocks.modules_list if isinstance(b, TitanBlock)]  # type: ignore[union-attr]
 
 
 class TitanSlideEncoder(PublishedSlideEncoder):
@@ -27,16 +213,9 @@ class TitanSlideEncoder(PublishedSlideEncoder):
     revision = "dac6773d9961cfc75503440676ff157a2c6e8d2e"
     files = ("model.safetensors", "pytorch_model.bin")
     prefix = "vision_encoder."  # beside it lies the text tower
+    large = r"blocks\..*\.(qkv|proj|fc1|fc2)|patch_embed\.0"
 
-    def __init__(self, net: TitanNet, *, options: LoadOptions) -> None:
-        self._device = resolve_device(options.device, mps=False)
-        self._budget_bytes = options.budget_bytes
-        self.net = net.to(self._device).eval().requires_grad_(False)
-        self._element_bytes = 4
-        if options.precision == "bf16":
-            self.precision = "bf16"
-            self.net.to_low_precision()
-            self._element_bytes = 2
+    net: TitanNet
 
     @classmethod
     def build(cls, config: Any = None) -> TitanNet:
@@ -54,19 +233,15 @@ class TitanSlideEncoder(PublishedSlideEncoder):
         Raises:
             InvalidInputError: shapes, dtypes or values do not fit; BudgetError: too many tiles.
         """
-        tiles = checked_embeddings(tile_embeddings, tile_dim=DIM)
-        coords = checked_coords(coords_l0, tiles.shape[0])
-        grid = token_grid(tiles, coords, tile_px_l0=checked_tile_px(tile_px_l0))
-        plan = plan_tokens(
-            len(grid) + 1, budget_bytes=self._budget_bytes, element_bytes=self._element_bytes
-        )
+        tiles, coords, edge = checked_slide(tile_embeddings, coords_l0, tile_px_l0, tile_dim=DIM)
+        grid = token_grid(tiles, coords, tile_px_l0=edge)
+        num_tokens, size = len(grid) + 1, 2 if self.precision == "bf16" else 4
+        plan = plan_tokens(num_tokens, budget_bytes=self._budget_bytes, element_bytes=size)
         dtype = self.net.cls_token.dtype
 
         def tokens(rows: slice) -> torch.Tensor:
             return grid.features(tiles, rows, device=self._device, dtype=dtype)
 
         cells = torch.from_numpy(grid.cells).to(self._device)
-        embedding: SlideEmbedding = (
-            self.net.pooled_(tokens, len(grid) + 1, cells, plan).cpu().numpy()
-        )
-        return embedding
+        pooled: SlideEmbedding = self.net.pooled_(tokens, num_tokens, cells, plan).cpu().numpy()
+        return pooled

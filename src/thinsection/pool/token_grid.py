@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from thinsection.errors import InvalidInputError
+from thinsection.pool.inputs import row_blocks
 from thinsection.types import CoordsL0
 
 BLOCK_ROWS = 1024  # tokens a block of the pass that looks for all-zero cells
@@ -62,31 +63,16 @@ def token_grid(tiles: torch.Tensor, coords_l0: CoordsL0, *, tile_px_l0: int) -> 
     order = np.argsort(key, kind="stable")
     first = np.flatnonzero(np.diff(key[order], prepend=-1))
     grid = TokenGrid(cells=cells[order[first]], order=order, starts=np.append(first, len(order)))
-    occupied = np.concatenate(
-        [
-            _nonzero(grid.features(tiles, rows, device="cpu", dtype=torch.float32))
-            for rows in row_blocks(len(grid), BLOCK_ROWS)
-        ]
-    )
-    if not occupied.any():
+    blocks = row_blocks(len(grid), BLOCK_ROWS)
+    sums = (grid.features(tiles, rows, device="cpu", dtype=torch.float32) for rows in blocks)
+    kept = np.concatenate([(block != 0).any(1).numpy() for block in sums])
+    if not kept.any():
         raise InvalidInputError("tile_embeddings must hold a row that is not all zero, got none")
-    return grid if occupied.all() else _only(grid, occupied)
-
-
-def row_blocks(num_rows: int, size: int) -> list[slice]:
-    """Slices of at most `size` that cover 0..num_rows."""
-    return [slice(i, min(i + size, num_rows)) for i in range(0, num_rows, size)]
-
-
-def _only(grid: TokenGrid, kept: npt.NDArray[np.bool_]) -> TokenGrid:
+    if kept.all():
+        return grid
     counts = np.diff(grid.starts)
     return TokenGrid(
         cells=grid.cells[kept],
         order=grid.order[np.repeat(kept, counts)],
         starts=np.append(0, np.cumsum(counts[kept])),
     )
-
-
-def _nonzero(features: torch.Tensor) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = (features != 0).any(1).numpy()
-    return found

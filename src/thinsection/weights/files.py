@@ -41,7 +41,8 @@ def read_state_dict(path: str | Path) -> StateDict:
     if not path.is_file():
         raise WeightsError(f"weights must be an existing file, got {str(path)!r}")
     if path.name.endswith(INDEX):
-        return _read_shards(path)
+        shards = (read_state_dict(path.parent / name) for name in shard_names(path))
+        return {name: tensor for shard in shards for name, tensor in shard.items()}
     return _read_safetensors(path) if path.suffix == SAFETENSORS else _read_torch(path)
 
 
@@ -57,17 +58,9 @@ def shard_names(index: Path) -> tuple[str, ...]:
         raise WeightsError(f"index must have a weight_map, got {str(index)!r}") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or name.endswith(INDEX):
-            raise WeightsError(
-                f"shards must lie beside their index, got {name!r} in {str(index)!r}"
-            )
+            got = f"got {name!r} in {str(index)!r}"
+            raise WeightsError(f"shards must lie beside their index, {got}")
     return tuple(names)
-
-
-def _read_shards(index: Path) -> StateDict:
-    state: StateDict = {}
-    for name in shard_names(index):
-        state |= read_state_dict(index.parent / name)
-    return state
 
 
 def _read_safetensors(path: Path) -> StateDict:
@@ -85,10 +78,8 @@ def _read_torch(path: Path) -> StateDict:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise WeightsError(
-            f"weights must be plain tensors, got {str(path)!r}: {first}; "
-            "convert them to safetensors"
-        ) from error
+        got = f"got {str(path)!r}: {first}; convert them to safetensors"
+        raise WeightsError(f"weights must be plain tensors, {got}") from error
     found = loaded
     while isinstance(found, Mapping):
         if found and all(isinstance(v, Tensor) for v in found.values()):
@@ -99,18 +90,13 @@ def _read_torch(path: Path) -> StateDict:
 
 
 def load_strictly(
-    network: nn.Module,
-    state: Mapping[str, Tensor],
-    *,
-    source: str,
-    unused: tuple[str, ...] = (),
+    network: nn.Module, state: Mapping[str, Tensor], *, source: str, unused: tuple[str, ...] = ()
 ) -> str:
     """Gives the network exactly these weights, as float32; every name and shape must fit.
 
     The network may have been built on the meta device: no second copy of the weights is made.
 
     Args:
-        network: what gets the weights.
         state: of `read_state_dict`; a prefix that all names share is taken off.
         source: where the weights are from, for messages.
         unused: beginnings of names that may be left over (a classifier's).
@@ -124,15 +110,14 @@ def load_strictly(
     expected = network.state_dict()
     state = _without_prefix(state, expected)
     state = {k: v for k, v in state.items() if k in expected or not k.startswith(unused)}
-    shapes = [
-        f"{k} {tuple(state[k].shape)} for {tuple(expected[k].shape)}"
-        for k in sorted(expected.keys() & state.keys())
-        if state[k].shape != expected[k].shape
-    ]
     problems = {
         "missing": sorted(expected.keys() - state.keys()),
         "unexpected": sorted(state.keys() - expected.keys()),
-        "misshapen": shapes,
+        "misshapen": [
+            f"{k} {tuple(state[k].shape)} for {tuple(expected[k].shape)}"
+            for k in sorted(expected.keys() & state.keys())
+            if state[k].shape != expected[k].shape
+        ],
     }
     found = [
         f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
@@ -140,10 +125,8 @@ def load_strictly(
         if names
     ]
     if found:
-        raise WeightsError(
-            f"weights must fit the architecture name by name, got {'; '.join(found)} "
-            f"in {source!r}; check that the file belongs to this encoder"
-        )
+        got = f"got {'; '.join(found)} in {source!r}; check that the file belongs to this encoder"
+        raise WeightsError(f"weights must fit the architecture name by name, {got}")
     floats = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
     network.load_state_dict(floats, strict=True, assign=True)
     unfilled = [n for n, t in network.named_buffers() if t.is_meta]

@@ -47,10 +47,9 @@ def has_token() -> bool:
 
 def is_reachable(endpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
     """Whether the address answers at all, proxies of the environment respected."""
+    head = urllib.request.Request(endpoint, method="HEAD")
     try:
-        urllib.request.urlopen(
-            urllib.request.Request(endpoint, method="HEAD"), timeout=timeout_s
-        ).close()
+        urllib.request.urlopen(head, timeout=timeout_s).close()
     except urllib.error.HTTPError:
         return True
     except OSError:
@@ -80,10 +79,11 @@ def find_weights(source: str | Path, *, files: Sequence[str], revision: str | No
     if path.is_file():
         return path
     if path.is_dir():
-        for name in files:
-            if (path / name).is_file():
-                return path / name
-        raise WeightsError(f"weights folder must hold {' or '.join(files)}, got {str(source)!r}")
+        found = next((path / name for name in files if (path / name).is_file()), None)
+        if found is None:
+            holds = " or ".join(files)
+            raise WeightsError(f"weights folder must hold {holds}, got {str(source)!r}")
+        return found
     if path.is_absolute() or str(source).count("/") != 1 or str(source).startswith("."):
         rule = "be an existing file or folder, or a hub repository 'owner/name'"
         raise WeightsError(f"weights must {rule}, got {str(source)!r}")
@@ -104,7 +104,8 @@ def hub_file(repo: str, filenames: Sequence[str], *, revision: str | None = None
         MissingDependencyError: huggingface_hub is not installed.
         WeightsError: offline, gated, no such repository or file; the message says what to do.
     """
-    path = _any_cached(repo, filenames, revision) or _any_downloaded(repo, filenames, revision)
+    cached = filter(None, (cached_file(repo, filename, revision) for filename in filenames))
+    path = next(cached, None) or _any_downloaded(repo, filenames, revision)
     commit = commit_of(path)
     if not _COMMIT.fullmatch(revision or ""):
         warnings.warn(
@@ -118,57 +119,47 @@ def hub_file(repo: str, filenames: Sequence[str], *, revision: str | None = None
     return path
 
 
-def _any_cached(repo: str, filenames: Sequence[str], revision: str | None) -> Path | None:
-    found = (cached_file(repo, filename, revision) for filename in filenames)
-    return next((path for path in found if path is not None), None)
-
-
 def _any_downloaded(repo: str, filenames: Sequence[str], revision: str | None) -> Path:
     hub = hub_library()
-    at = f" --revision {revision}" if revision else ""
-    remedy = f"fetch it where there is network: hf download {repo} {filenames[0]}{at}"
+    endpoint = hub.constants.ENDPOINT
+    needed = f"weights of {repo!r} must be in the hub's cache"
+    remedy = f"fetch it where there is network: {fetch_command(repo, filenames[0], revision)}"
     if hub.constants.HF_HUB_OFFLINE:
-        raise WeightsError(
-            f"weights of {repo!r} must be in the hub's cache while HF_HUB_OFFLINE is set, "
-            f"got none; {remedy}"
-        )
-    if not is_reachable(hub.constants.ENDPOINT):
-        raise WeightsError(
-            f"weights of {repo!r} must be in the hub's cache or downloadable, "
-            f"got no answer from {hub.constants.ENDPOINT}; {remedy}"
-        )
-    for filename in filenames:
-        path = _download(hub, repo, filename, revision)
-        if path is not None:
-            return path
-    raise WeightsError(
-        f"repository {repo!r} must have one of {', '.join(filenames)}, got none of them"
-    )
+        raise WeightsError(f"{needed} while HF_HUB_OFFLINE is set, got none; {remedy}")
+    if not is_reachable(endpoint):
+        raise WeightsError(f"{needed} or downloadable, got no answer from {endpoint}; {remedy}")
+    found = filter(None, (_download(hub, repo, filename, revision) for filename in filenames))
+    if path := next(found, None):
+        return path
+    names = ", ".join(filenames)
+    raise WeightsError(f"repository {repo!r} must have one of {names}, got none of them")
+
+
+def fetch_command(repo: str, filename: str, revision: str | None) -> str:
+    """What fetches the file into the hub's cache, on this or another machine."""
+    return f"hf download {repo} {filename}" + (f" --revision {revision}" if revision else "")
 
 
 def _download(hub: Any, repo: str, filename: str, revision: str | None) -> Path | None:
     """The downloaded file; None where the repository has no file of that name."""
-    errors = hub.errors
-    page = f"{hub.constants.ENDPOINT}/{repo}"
+    errors, page = hub.errors, f"{hub.constants.ENDPOINT}/{repo}"
+    weights = f"weights of {repo!r} must be"
     try:
         return Path(hub.hf_hub_download(repo, filename, revision=revision))
     except errors.GatedRepoError as error:
-        raise WeightsError(
-            f"weights of {repo!r} must be granted to your account, got a refusal; "
-            f"accept the terms at {page} and set HF_TOKEN (or: hf auth login)"
-        ) from error
+        remedy = f"accept the terms at {page} and set HF_TOKEN (or: hf auth login)"
+        message = f"{weights} granted to your account, got a refusal; {remedy}"
+        raise WeightsError(message) from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-        raise WeightsError(
-            f"repository must exist and be visible to your account, got {repo!r} at revision "
-            f"{revision or 'main'!r}; check the name, and HF_TOKEN if it is a private one"
-        ) from error
+        got = f"got {repo!r} at revision {revision or 'main'!r}"
+        remedy = "check the name, and HF_TOKEN if it is a private one"
+        message = f"repository must exist and be visible to your account, {got}; {remedy}"
+        raise WeightsError(message) from error
     except errors.LocalEntryNotFoundError as error:
-        raise WeightsError(
-            f"weights of {repo!r} must be downloadable, got a broken connection; try again"
-        ) from error
+        message = f"{weights} downloadable, got a broken connection; try again"
+        raise WeightsError(message) from error
     except errors.EntryNotFoundError:
         return None
     except (errors.HfHubHTTPError, OSError) as error:
-        raise WeightsError(
-            f"weights of {repo!r} must be downloadable, got {error}; try again, or check {page}"
-        ) from error
+        message = f"{weights} downloadable, got {error}; try again, or check {page}"
+        raise WeightsError(message) from error

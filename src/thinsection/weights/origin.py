@@ -11,7 +11,7 @@ class Origin:
     Attributes:
         name: what the model is called in a label; None: the name in its registry.
         revision: commit on the hub; None where the weights did not come from there.
-        own_weights: whether they are the caller's: a local checkpoint, or in the declared ones' place.
+        own_weights: whether the caller brought them: a local checkpoint, or `weights`.
         seed: of random weights; None: published or own ones.
     """
 
@@ -21,19 +21,17 @@ class Origin:
     seed: int | None = None
 
     def label(self, name: str, *, precision: str, weights_hash: str | None) -> str:
-        """A readable folder name, by what was loaded and nothing else.
+        """A readable folder name, by what was loaded: 'uni2_h_bf16', 'uni_w1a2b3c', 'uni_seed0'.
 
         The name, then `_bf16` or `_fp16`, `_w` and six digits of the hash of own weights, `_seed`
-        and the seed of random ones: 'uni2_h', 'timm-resnet18_bf16', 'uni_w1a2b3c'.
+        and the seed of random ones.
         """
-        parts = [slug(self.name or name)]
-        if precision != "fp32":
-            parts.append(precision)
+        parts = [slug(self.name or name), "" if precision == "fp32" else precision]
         if self.own_weights and weights_hash is not None:
             parts.append(f"w{weights_hash[:6]}")
         if self.seed is not None:
             parts.append(f"seed{self.seed}")
-        return "_".join(parts)
+        return "_".join(filter(None, parts))
 
     def identity(self, name: str, *, precision: str, weights_hash: str | None) -> dict[str, str]:
         """Name, weights_hash and precision; and for the record the revision on the hub, if any.

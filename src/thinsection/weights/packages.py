@@ -1,11 +1,10 @@
 """Optional packages, imported on first use with an error that says what to install.
 
-timm and transformers import torchvision, and PyPI's torchvision wheel is built for CUDA: beside
-torch's CPU build its compiled operators do not load, and `import torchvision` stops because
-`torchvision::nms` was never registered. Nobody here calls that operator; declaring it is enough.
-So, in a process that asks `optional_package` for one of the two, and there only, two operators are
-declared without an implementation where the native library does not load. The native library is
-tried first, so that a matching pair of builds keeps its own (docs/encoders.md).
+timm and transformers import torchvision, and PyPI's wheel of it is built for CUDA: beside torch's
+CPU build `import torchvision` stops because `torchvision::nms` was never registered. Nobody here
+calls that; so, in a process that asks `optional_package` for one of the two, and there only, two
+operators are declared without an implementation where the native library, which is tried first,
+does not load (docs/encoders.md).
 """
 
 from functools import cache
@@ -35,10 +34,8 @@ def optional_package(package: str) -> ModuleType:
         MissingDependencyError: it is not installed; the message says how to get it.
     """
     if not is_installed(package):
-        raise MissingDependencyError(
-            f"package {package!r} must be installed for this encoder; "
-            "pip install 'thinsection[hub]'"
-        )
+        needed = f"package {package!r} must be installed for this encoder"
+        raise MissingDependencyError(f"{needed}; pip install 'thinsection[hub]'")
     # transformers falls back to Pillow without torchvision; timm cannot be imported then
     if package in _NEED_TORCHVISION and (package == "timm" or is_installed("torchvision")):
         importable_torchvision()
@@ -50,8 +47,7 @@ def importable_torchvision() -> torch.library.Library | None:
     """Imports torchvision, declaring two of its operators if its own library does not load.
 
     Returns:
-        The handle that keeps the declarations alive (the cache holds it), or None where the native
-        library loaded.
+        The handle that keeps declarations alive (the cache holds it); None: the library loaded.
 
     Raises:
         ImportError: torchvision is not installed.
