@@ -73,5 +73,7 @@ def main() -> None:
         build_app(sys.argv[1:])()
     except ThinsectionError as error:
         message = "\n".join([str(error), *getattr(error, "__notes__", [])])
-        Console(stderr=True).print(f"error: {message}", style="bold red", markup=False)
+        Console(stderr=True).print(
+            f"error: {message}", style="bold red", markup=False, soft_wrap=True
+        )
         sys.exit(EXIT_USAGE)

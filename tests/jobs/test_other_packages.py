@@ -1,0 +1,60 @@
+"""An executor that another package brings in one file works from the shell."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from thinsection.pipeline.folder import open_results
+from thinsection.testing.synthetic import write_he_slide
+
+TOY_EXECUTOR = '''
+from concurrent.futures import ThreadPoolExecutor
+
+from thinsection.jobs.backend import Backend, Ended
+
+
+class ThreadBackend(Backend):
+    """One thread beside the driver's."""
+
+    def open(self):
+        self._pool = self.stack.enter_context(ThreadPoolExecutor(1))
+        self._running = {}
+
+    def room(self):
+        return 1 - len(self._running)
+
+    def send(self, jobs):
+        for job in jobs:
+            work = self._pool.submit(job.task, job.entries, on_event=self.site.on_event)
+            self._running[work] = job
+
+    def poll(self, *, waiting):
+        done = [work for work in self._running if work.done()]
+        ended = [(self._running.pop(work), work.result()) for work in done]
+        self.site.on_message(f"toy: {len(ended)} ended") if ended else None
+        return [Ended(job=job, how="reported", report=report) for job, report in ended]
+'''
+
+
+def test_an_executor_of_another_package_is_chosen_from_the_shell(tmp_path: Path) -> None:
+    info = tmp_path / "site" / "toy_executor-0.1.dist-info"
+    info.mkdir(parents=True)
+    (tmp_path / "site" / "toy_executor.py").write_text(TOY_EXECUTOR)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-executor\nVersion: 0.1\n")
+    point = "[thinsection.executors]\nthread = toy_executor:ThreadBackend\n"
+    (info / "entry_points.txt").write_text(point)
+    paths = [str(tmp_path / "site"), *[p for p in sys.path if p]]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    (tmp_path / "slides").mkdir()
+    for name in ("a", "b"):
+        write_he_slide(tmp_path / "slides" / f"{name}.svs", (900, 700), seed=ord(name))
+    command = [sys.executable, "-m", "thinsection", "tile", str(tmp_path / "slides")]
+    command += ["--out", str(tmp_path / "out"), "--executor"]
+    done = subprocess.run([*command, "thread"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "toy: 1 ended" in done.stdout
+    assert open_results(tmp_path / "out").slides == ("a", "b")
+    wrong = subprocess.run([*command, "thred"], env=env, capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert "did you mean 'thread'" in wrong.stderr
