@@ -39,6 +39,7 @@ from thinsection.testing.synthetic import write_he_slide
 REASON = why_not()
 needs_slurm = pytest.mark.skipif(REASON is not None, reason=f"no Slurm here: {REASON}")
 DASK = {"executor": "dask", "workers": 2, "threads": 1, "chunk_slides": 2}
+POOL = {**DASK, "executor": "pool"}
 SLURM = {"executor": "slurm", "job_cpus": 1, "job_memory": "1GiB", "walltime": "00:10:00"}
 REPEATS = int(os.environ.get("THINSECTION_FAULT_REPEATS", "1"))
 HEADERS = {
@@ -217,32 +218,36 @@ def test_a_failed_slide_is_tried_again(tmp_path: Path) -> None:
     assert not (out / "slides" / "a" / FAILURE_NAME).exists()
 
 
-def test_dask_workers_write_the_same_files_as_inline_and_a_bad_slide_stays_alone(
-    folder: Path, tmp_path: Path
+@pytest.mark.parametrize("wide", [POOL, DASK], ids=lambda wide: str(wide["executor"]))
+def test_workers_write_the_same_files_as_one_process_and_a_bad_slide_stays_alone(
+    folder: Path, tmp_path: Path, wide: dict[str, object]
 ) -> None:
-    pytest.importorskip("distributed", reason="dask is not installed")
+    if wide is DASK:
+        pytest.importorskip("distributed", reason="dask is not installed")
     inline = check(folder, out=tmp_path / "inline")
     told: list[SlideResult] = []
-    dask = check_slides(
+    workers = check_slides(
         [str(folder)],
-        out=tmp_path / "dask",
-        config=settings(**DASK),
+        out=tmp_path / "workers",
+        config=settings(**wide),
         on_event=lambda event: told.append(event.result) if event.result else None,
     )
-    assert states(dask) == {"bad": "failed", **dict.fromkeys(("s0", "s1", "s2"), "done")}
-    assert dask.results == inline.results  # facts and errors, in the same order
+    assert states(workers) == {"bad": "failed", **dict.fromkeys(("s0", "s1", "s2"), "done")}
+    assert workers.results == inline.results  # facts and errors, in the same order
     assert sorted(result.slide_id for result in told) == ["bad", "s0", "s1", "s2"]
-    assert files(tmp_path / "dask") == files(tmp_path / "inline")
+    assert files(tmp_path / "workers") == files(tmp_path / "inline")
     wanted = {"qc_light.csv", "qc_light.html", "results.tsv", "slides/s0/qc_light/mask_use.png"}
-    assert wanted <= set(files(tmp_path / "dask"))
-    assert "no reader opens" in str(failure(tmp_path / "dask", "bad")["error"])
+    assert wanted <= set(files(tmp_path / "workers"))
+    assert "no reader opens" in str(failure(tmp_path / "workers", "bad")["error"])
 
 
 @pytest.mark.parametrize("repeat", range(REPEATS))
+@pytest.mark.parametrize("wide", [POOL, DASK], ids=lambda wide: str(wide["executor"]))
 def test_a_worker_killed_in_the_middle_loses_no_slide(
-    folder: Path, tmp_path: Path, repeat: int
+    folder: Path, tmp_path: Path, repeat: int, wide: dict[str, object]
 ) -> None:
-    pytest.importorskip("distributed", reason="dask is not installed")
+    if wide is DASK:
+        pytest.importorskip("distributed", reason="dask is not installed")
     plain = task_of(tmp_path).with_threads(1)
     task = KilledEntryTask(
         **vars(plain), killed_once=frozenset({"s1"}), killed_always=frozenset({"s2"})
@@ -253,7 +258,7 @@ def test_a_worker_killed_in_the_middle_loses_no_slide(
     execute(
         entries,
         task,
-        replace_flat(settings(), {**DASK, "workers": 1, "chunk_slides": 3}).executor,
+        replace_flat(settings(), {**wide, "workers": 1, "chunk_slides": 3}).executor,
         folder=task.record,
         on_report=lambda report: results.extend(report.results),
         on_message=messages.append,
