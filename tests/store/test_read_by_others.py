@@ -60,7 +60,7 @@ def test_trident_encodes_slides_of_the_folder(features_folder: Path) -> None:
         assert batch.mean(dim=1).isfinite().all()
 
 
-@pytest.mark.parametrize(("mpp", "size_l0"), [(0.5, 256), (0.25, 512), (0.23, 557)])
+@pytest.mark.parametrize(("mpp", "size_l0"), [(0.5, 256), (0.499, 256), (0.25, 512), (0.23, 557)])
 def test_trident_reads_the_px_that_we_read(tmp_path: Path, mpp: float, size_l0: int) -> None:
     """mahmoodlab/TRIDENT, trident/wsi_objects/WSIPatcher.py: __init__, a91fa84.
 
