@@ -254,14 +254,15 @@ def test_two_local_checkpoints_of_one_name_have_two_labels(
     config = json.loads((timm_folder / "config.json").read_text())
     state = read_state_dict(timm_folder / "model.safetensors")
     labels = []
-    for parent, px in (("a", 64), ("b", 48)):
+    for parent, depth in (("a", 2), ("b", 3)):
         folder = tmp_path / parent / "model"
         shutil.copytree(timm_folder, folder)
         if pretrained:
-            save_file(state | {"norm.bias": state["norm.bias"] + px}, folder / "model.safetensors")
+            changed = state | {"norm.bias": state["norm.bias"] + depth}
+            save_file(changed, folder / "model.safetensors")
         else:
-            changed = config | {"model_args": {"img_size": px}}
-            (folder / "config.json").write_text(json.dumps(changed))
+            options = {"model_args": {"img_size": 64, "depth": depth}}
+            (folder / "config.json").write_text(json.dumps(config | options))
         encoder = load_encoder(str(folder), device="cpu", precision="fp32", pretrained=pretrained)
         assert encoder.label.startswith(f"model_w{encoder.weights_hash[:6]}")
         labels.append(encoder.label)

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from thinsection.encode.memory import largest_batch_size as largest_batch_size
     from thinsection.encode.memory import weights_bytes as weights_bytes
     from thinsection.encode.registry import DEFAULT_ENCODER as DEFAULT_ENCODER
+    from thinsection.encode.registry import Architecture as Architecture
+    from thinsection.encode.registry import EncoderSpec as EncoderSpec
     from thinsection.encode.registry import declared_encoders as declared_encoders
     from thinsection.encode.registry import encoder_spec as encoder_spec
-    from thinsection.encode.spec import Architecture as Architecture
-    from thinsection.encode.spec import EncoderSpec as EncoderSpec
 
 _MODULE_OF = {
     **{"embed_tiles": "embed", "load_encoder": "load"},
     **{"NetworkTileEncoder": "encoder", "TileEncoder": "encoder"},
-    **{"batch_bytes": "memory", "largest_batch_size": "memory", "weights_bytes": "memory"},
-    **{"declared_encoders": "registry", "DEFAULT_ENCODER": "registry", "encoder_spec": "registry"},
-    **{"Architecture": "spec", "EncoderSpec": "spec"},
+    **dict.fromkeys(("batch_bytes", "largest_batch_size", "weights_bytes"), "memory"),
+    **dict.fromkeys(("Architecture", "EncoderSpec", "DEFAULT_ENCODER"), "registry"),
+    **dict.fromkeys(("declared_encoders", "encoder_spec"), "registry"),
 }
 __all__ = sorted(_MODULE_OF)  # noqa: PLE0605
 

@@ -1,10 +1,11 @@
-"""Networks of tile encoders: pixels in, one vector or a token map out; one builder per kind.
+"""Networks of tile encoders: pixels in, one vector and a token map out; one builder per kind.
 
 Shapes: [B, 3, H, W] normalised pixels; features are [B, P + T, C] tokens with P prefix tokens
 (class, registers) or a map [B, C, H', W'].
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,137 +13,112 @@ from torch import Tensor, nn
 
 from thinsection.encode.conch_v15 import ConchConfig, ConchV15
 from thinsection.encode.efficientnet_lite0 import EfficientNetLite0
-from thinsection.encode.spec import EncoderSpec, Pooling
+from thinsection.encode.registry import EncoderSpec, Pooling
 from thinsection.errors import WeightsError
 from thinsection.weights.packages import optional_package
 
+Step = Callable[[Tensor], Tensor]
+
 
 class Backbone(nn.Module):
-    """A network, how many prefix tokens it has, and how its features are pooled.
+    """A network, how it gives features, and how they are pooled.
 
     The weights are those of `network` alone, under the names that their publisher gave them.
+
+    Args:
+        network: the module.
+        pooling: of the features.
+        features: pixels to tokens with their prefix, or to a feature map; None: the network.
+        head: features to the architecture's own pooling, for `pooling='head'`.
+        num_prefix_tokens: P.
+        channels_last: whether a feature map is [B, H', W', C].
     """
 
-    def __init__(self, network: nn.Module, *, pooling: Pooling, num_prefix_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        pooling: Pooling,
+        *,
+        features: Step | None = None,
+        head: Step | None = None,
+        num_prefix_tokens: int = 0,
+        channels_last: bool = False,
+    ) -> None:
         super().__init__()
-        self.network = network
-        self.pooling = pooling
-        self.num_prefix_tokens = num_prefix_tokens
+        self.network, self.pooling, self.num_prefix_tokens = network, pooling, num_prefix_tokens
+        self.features: Step = features or network.forward
+        self.head, self._channels_last = head or _no_head, channels_last
 
-    def features(self, pixels: Tensor) -> Tensor:
-        """Tokens with their prefix, or a feature map."""
-        out: Tensor = self.network(pixels)
-        return out
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings [B, D] in float32, and the tokens [B, T, C] that they were made of.
 
-    def head(self, features: Tensor) -> Tensor:
-        """The architecture's own pooling, for `pooling='head'`."""
-        raise NotImplementedError(f"{type(self).__name__} has no head of its own")
-
-    def tokens(self, pixels: Tensor) -> Tensor:
-        """[B, T, C]: patch tokens in row-major order, or the positions of the feature map."""
-        return self._patch_tokens(self.features(pixels))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """[B, D] embeddings in float32."""
-        return self._pooled(self.features(pixels))
-
-    def pooled_and_tokens(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """What `forward` and `tokens` give, from one pass."""
+        Tokens are patch tokens in row-major order, or the positions of the feature map.
+        """
         features = self.features(pixels)
-        return self._pooled(features), self._patch_tokens(features)
+        if features.ndim == 4:
+            dims = (1, 2) if self._channels_last else (2, 3)
+            tokens = features.flatten(*dims)
+            tokens = tokens if self._channels_last else tokens.transpose(1, 2)
+        else:
+            tokens = features[:, self.num_prefix_tokens :]
+        return self._pooled(features, tokens), tokens
 
-    def _pooled(self, features: Tensor) -> Tensor:
+    def _pooled(self, features: Tensor, tokens: Tensor) -> Tensor:
         if self.pooling == "head":
             return self.head(features).float()
         if self.pooling == "mean":
-            return self._patch_tokens(features).float().mean(dim=1)
+            return tokens.float().mean(dim=1)
+        first = features[:, 0].float()
         if self.pooling == "cls":
-            return features[:, 0].float()
-        mean = self._patch_tokens(features).float().mean(dim=1)
-        return torch.cat([features[:, 0].float(), mean], dim=1)
-
-    def _patch_tokens(self, features: Tensor) -> Tensor:
-        if features.ndim == 4:
-            return features.flatten(2).transpose(1, 2)
-        return features[:, self.num_prefix_tokens :]
+            return first
+        return torch.cat([first, tokens.float().mean(dim=1)], dim=1)
 
 
-class TimmBackbone(Backbone):
-    """A timm network: `forward_features`, and its own head where the pooling is 'head'."""
-
-    def __init__(self, network: Any, *, pooling: Pooling) -> None:
-        prefix = int(getattr(network, "num_prefix_tokens", 0))
-        super().__init__(network, pooling=pooling, num_prefix_tokens=prefix)
-        self._channels_last = str(getattr(network, "output_fmt", "NCHW")) == "NHWC"
-
-    def features(self, pixels: Tensor) -> Tensor:
-        out: Tensor = self.network.forward_features(pixels)  # type: ignore[operator]
-        return out
-
-    def head(self, features: Tensor) -> Tensor:
-        out: Tensor = self.network.forward_head(features, pre_logits=True)  # type: ignore[operator]
-        return out
-
-    def _patch_tokens(self, features: Tensor) -> Tensor:
-        if features.ndim == 4 and self._channels_last:
-            return features.flatten(1, 2)
-        return super()._patch_tokens(features)
+def _no_head(features: Tensor) -> Tensor:
+    raise NotImplementedError("network has no head of its own")
 
 
-class TransformersBackbone(Backbone):
+def transformers_backbone(network: Any, pooling: Pooling) -> Backbone:
     """A vision transformer of `transformers`: tokens are its last hidden state."""
-
-    def __init__(self, network: Any, *, pooling: Pooling) -> None:
-        registers = int(getattr(network.config, "num_register_tokens", 0) or 0)
-        super().__init__(network, pooling=pooling, num_prefix_tokens=1 + registers)
-
-    def features(self, pixels: Tensor) -> Tensor:
-        out: Tensor = self.network(pixel_values=pixels).last_hidden_state
-        return out
-
-    def head(self, features: Tensor) -> Tensor:
-        return features[:, 0]
-
-
-class ConchBackbone(Backbone):
-    """CONCH v1.5: tokens from the trunk, the embedding from its pooler."""
-
-    network: ConchV15
-
-    def features(self, pixels: Tensor) -> Tensor:
-        out: Tensor = self.network.trunk(pixels)
-        return out
-
-    def head(self, features: Tensor) -> Tensor:
-        return self.network.pool(features)
+    return Backbone(
+        network,
+        pooling,
+        features=lambda pixels: network(pixel_values=pixels).last_hidden_state,
+        head=lambda features: features[:, 0],
+        num_prefix_tokens=1 + int(getattr(network.config, "num_register_tokens", 0) or 0),
+    )
 
 
 def _lite0(spec: EncoderSpec) -> Backbone:
-    return Backbone(EfficientNetLite0(), pooling=spec.pooling)
+    return Backbone(EfficientNetLite0(), spec.pooling)
 
 
 def _conch(spec: EncoderSpec) -> Backbone:
-    config = ConchConfig(**spec.architecture.options)
-    return ConchBackbone(ConchV15(config), pooling=spec.pooling, num_prefix_tokens=1)
+    network = ConchV15(ConchConfig(**spec.architecture.options))
+    trunk, pool = network.trunk.forward, network.pool
+    return Backbone(network, spec.pooling, features=trunk, head=pool, num_prefix_tokens=1)
 
 
 def _timm(spec: EncoderSpec) -> Backbone:
     timm = optional_package("timm")
     layers = {"SwiGLUPacked": timm.layers.SwiGLUPacked, "SiLU": torch.nn.SiLU}
-    options = {
-        k: layers[v] if k.endswith("_layer") else v for k, v in spec.architecture.options.items()
-    }
-    network = timm.create_model(
-        spec.architecture.model, pretrained=False, **{"num_classes": 0, **options}
+    given = spec.architecture.options.items()
+    options = {k: layers[v] if k.endswith("_layer") else v for k, v in given}
+    network = timm.create_model(spec.architecture.model, **{"num_classes": 0, **options})
+    return Backbone(
+        network,
+        spec.pooling,
+        features=network.forward_features,
+        head=partial(network.forward_head, pre_logits=True),
+        num_prefix_tokens=int(getattr(network, "num_prefix_tokens", 0)),
+        channels_last=str(getattr(network, "output_fmt", "NCHW")) == "NHWC",
     )
-    return TimmBackbone(network, pooling=spec.pooling)
 
 
 def _transformers(spec: EncoderSpec) -> Backbone:
-    network_class = transformers_class(spec.architecture.model)
+    network_class, arguments = transformers_class(spec)
     config = network_class.config_class(**spec.architecture.options)
-    network = network_class(config, **transformers_arguments(spec.architecture.model))
-    return TransformersBackbone(network, pooling=spec.pooling)
+    return transformers_backbone(network_class(config, **arguments), spec.pooling)
 
 
 def _auto(spec: EncoderSpec) -> Backbone:
@@ -154,25 +130,19 @@ def _auto(spec: EncoderSpec) -> Backbone:
         )
     folder = spec.architecture.model
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    return TransformersBackbone(transformers.AutoModel.from_config(config), pooling=spec.pooling)
+    return transformers_backbone(transformers.AutoModel.from_config(config), spec.pooling)
 
 
-def transformers_class(name: str) -> Any:
-    """A model class of `transformers` by name."""
-    return getattr(optional_package("transformers"), name)
+def transformers_class(spec: EncoderSpec) -> tuple[Any, dict[str, Any]]:
+    """A class of `transformers`, and what its constructor takes besides a configuration."""
+    name = spec.architecture.model
+    arguments = {"add_pooling_layer": False} if name == "ViTModel" else {}  # it is not trained
+    return getattr(optional_package("transformers"), name), arguments
 
 
-def transformers_arguments(name: str) -> dict[str, Any]:
-    """What the constructor takes besides a configuration: ViT would add an untrained pooler."""
-    return {"add_pooling_layer": False} if name == "ViTModel" else {}
-
-
-BUILDERS: dict[str, Callable[[EncoderSpec], Backbone]] = {
-    "lite0": _lite0,
-    "timm": _timm,
-    "transformers": _transformers,
-    "auto": _auto,
-    "conch_v15": _conch,
+_BUILDERS: dict[str, Callable[[EncoderSpec], Backbone]] = {
+    **{"lite0": _lite0, "timm": _timm, "conch_v15": _conch},
+    **{"transformers": _transformers, "auto": _auto},
 }
 
 
@@ -182,12 +152,6 @@ def build_backbone(spec: EncoderSpec, *, seed: int = 0, device: str = "cpu") -> 
     Raises:
         MissingDependencyError: the package that has the architecture is not installed.
     """
-    builder = BUILDERS[spec.architecture.kind]
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(seed)
-        return builder(spec)
-
-
-def count_parameters(backbone: Backbone) -> int:
-    """Number of parameters of the network, buffers not counted."""
-    return sum(p.numel() for p in backbone.network.parameters())
+        return _BUILDERS[spec.architecture.kind](spec)

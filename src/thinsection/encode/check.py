@@ -6,31 +6,31 @@ import psutil
 import torch
 
 from thinsection.encode.load import find_spec
-from thinsection.encode.registry import ENCODERS, declared_encoders
-from thinsection.encode.spec import EncoderSpec
+from thinsection.encode.registry import ENCODERS, EncoderSpec, declared_encoders
 from thinsection.errors import (
     DeviceError,
     InvalidInputError,
     MissingDependencyError,
-    UnknownEncoderError,
     WeightsError,
 )
 from thinsection.units import format_bytes
-from thinsection.weights.hub import cached_file, has_token, hub_library, is_reachable
+from thinsection.weights.hub import (
+    cached_file,
+    fetch_command,
+    has_token,
+    hub_library,
+    is_reachable,
+)
 from thinsection.weights.packages import is_installed
 from thinsection.weights.placement import resolve_device
 
-INSTALL = "pip install 'thinsection[hub]'"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
-    """One condition for loading.
+    """One condition for loading: what was found, and what to do where it does not hold.
 
     Attributes:
         name: declared, packages, weights, device or memory.
-        ok: whether it holds.
-        detail: what was found, and what to do where it does not hold.
     """
 
     name: str
@@ -48,79 +48,59 @@ def check_encoder(name: str, *, device: str = "auto") -> tuple[Check, ...]:
         return (_brought(name),)
     try:
         spec = find_spec(name)
-    except UnknownEncoderError:
-        raise
     except (MissingDependencyError, WeightsError) as error:
-        return (Check(name="declared", ok=False, detail=str(error)),)
-    found = Check(name="declared", ok=True, detail=f"{spec.source}; licence {spec.licence}")
-    packages = _packages(spec)
-    if not packages.ok:
-        return (found, packages)
-    where = _device(device)
-    checks = (found, packages, _weights(spec), where)
-    return (*checks, _memory(spec, device)) if where.ok else checks
+        return (Check("declared", False, str(error)),)
+    found = Check("declared", True, f"{spec.source}; licence {spec.licence}")
+    if missing := [package for package in spec.needs if not is_installed(package)]:
+        detail = f"not installed: {', '.join(missing)}; pip install 'thinsection[hub]'"
+        return (found, Check("packages", False, detail))
+    packages = Check("packages", True, ", ".join(spec.needs) or "none beyond thinsection's")
+    checks = (found, packages, Check("weights", *_weights(spec)))
+    try:
+        where = resolve_device(device)
+    except DeviceError as error:
+        return (*checks, Check("device", False, str(error)))
+    return (*checks, Check("device", True, str(where)), Check("memory", *_memory(spec, where)))
 
 
 def _brought(name: str) -> Check:
     try:
         entry = ENCODERS.entry(name)
     except InvalidInputError as error:
-        return Check(name="declared", ok=False, detail=str(error))
+        return Check("declared", False, str(error))
     detail = f"brought by another package: {entry.help}"
     if entry.missing:
         detail = f"not installed: {', '.join(entry.missing)}; {entry.remedy}"
-    return Check(name="declared", ok=not entry.missing, detail=detail)
+    return Check("declared", not entry.missing, detail)
 
 
-def _packages(spec: EncoderSpec) -> Check:
-    missing = [package for package in spec.needs if not is_installed(package)]
-    if missing:
-        detail = f"not installed: {', '.join(missing)}; {INSTALL}"
-        return Check(name="packages", ok=False, detail=detail)
-    detail = ", ".join(spec.needs) or "none beyond thinsection's"
-    return Check(name="packages", ok=True, detail=detail)
-
-
-def _weights(spec: EncoderSpec) -> Check:
+def _weights(spec: EncoderSpec) -> tuple[bool, str]:
     if spec.architecture.kind == "lite0":
-        return Check(name="weights", ok=True, detail="in the package efficientnet_lite0")
+        return True, "in the package efficientnet_lite0"
     if spec.repo is None:
-        return Check(name="weights", ok=True, detail="in the checkpoint's own folder")
+        return True, "in the checkpoint's own folder"
     for filename in spec.weights_files:
-        path = cached_file(spec.repo, filename, spec.revision)
-        if path is not None:
-            return Check(name="weights", ok=True, detail=f"cached at {path}")
+        if path := cached_file(spec.repo, filename, spec.revision):
+            return True, f"cached at {path}"
     constants = hub_library().constants
     page = f"{constants.ENDPOINT}/{spec.repo}"
-    at = f" --revision {spec.revision}" if spec.revision else ""
-    fetch = f"hf download {spec.repo} {spec.weights_files[0]}{at}"
+    fetch = fetch_command(spec.repo, spec.weights_files[0], spec.revision)
     if constants.HF_HUB_OFFLINE:
-        detail = f"not cached, and HF_HUB_OFFLINE is set; fetch them elsewhere: {fetch}"
-    elif spec.gated and not has_token():
-        detail = f"gated: accept the terms at {page}, then set HF_TOKEN or run: hf auth login"
-    elif not is_reachable(constants.ENDPOINT):
-        detail = f"not cached, and {constants.ENDPOINT} does not answer; fetch elsewhere: {fetch}"
-    else:
-        access = "; the token's account must have been granted access" if spec.gated else ""
-        return Check(name="weights", ok=True, detail=f"would be downloaded from {page}{access}")
-    return Check(name="weights", ok=False, detail=detail)
+        return False, f"not cached, and HF_HUB_OFFLINE is set; fetch them elsewhere: {fetch}"
+    if spec.gated and not has_token():
+        return False, f"gated: accept the terms at {page}, then set HF_TOKEN or run: hf auth login"
+    if not is_reachable(constants.ENDPOINT):
+        why = f"not cached, and {constants.ENDPOINT} does not answer"
+        return False, f"{why}; fetch elsewhere: {fetch}"
+    access = "; the token's account must have been granted access" if spec.gated else ""
+    return True, f"would be downloaded from {page}{access}"
 
 
-def _device(device: str) -> Check:
-    try:
-        return Check(name="device", ok=True, detail=str(resolve_device(device)))
-    except DeviceError as error:
-        return Check(name="device", ok=False, detail=str(error))
-
-
-def _memory(spec: EncoderSpec, device: str) -> Check:
-    where = resolve_device(device)
-    if where.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(where)
-    else:
-        free = int(psutil.virtual_memory().available)
+def _memory(spec: EncoderSpec, where: torch.device) -> tuple[bool, str]:
+    on_cuda = where.type == "cuda"
+    free = torch.cuda.mem_get_info(where)[0] if on_cuda else psutil.virtual_memory().available
     if spec.num_params is None:
-        return Check(name="memory", ok=True, detail=f"{format_bytes(free)} free on {where}")
+        return True, f"{format_bytes(free)} free on {where}"
     needed = 4 * spec.num_params  # float32
     detail = f"weights take {format_bytes(needed)}, {format_bytes(free)} are free on {where}"
-    return Check(name="memory", ok=needed <= free, detail=detail)
+    return needed <= free, detail

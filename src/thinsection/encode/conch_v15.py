@@ -8,6 +8,7 @@ those of `ConchConfig` in MahmoodLab/TITAN. The position table is for 224 px and
 the 448 px grid in every forward pass, by a scale factor (not a size) and without antialias.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
@@ -41,27 +42,13 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         b, n, c = x.shape
         q, k, v = self.qkv(x).view(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, c)
         out: Tensor = self.proj(mixed)
-        return out
-
-
-class Mlp(nn.Module):
-    """Two linear layers with an exact GELU between them."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.fc2 = nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
         return out
 
 
@@ -86,24 +73,18 @@ class Block(nn.Module):
         self.attn = Attention(width, config.heads)
         self.ls1 = LayerScale(width, config.init_values)
         self.norm2 = nn.LayerNorm(width, eps=TRUNK_EPS)
-        self.mlp = Mlp(width, config.mlp_ratio * width)
+        hidden = config.mlp_ratio * width
+        layers = {
+            "fc1": nn.Linear(width, hidden),
+            "act": nn.GELU(),
+            "fc2": nn.Linear(hidden, width),
+        }
+        self.mlp = nn.Sequential(OrderedDict(layers))
         self.ls2 = LayerScale(width, config.init_values)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.ls1(self.attn(self.norm1(x)))
         out: Tensor = x + self.ls2(self.mlp(self.norm2(x)))
-        return out
-
-
-class PatchEmbed(nn.Module):
-    """Pixels to tokens in row-major order."""
-
-    def __init__(self, width: int, patch_px: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(3, width, patch_px, patch_px)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.proj(x).flatten(2).transpose(1, 2)
         return out
 
 
@@ -113,7 +94,8 @@ class Trunk(nn.Module):
     def __init__(self, config: ConchConfig) -> None:
         super().__init__()
         self.patch_px, self.table_edge = config.patch_px, config.table_px // config.patch_px
-        self.patch_embed = PatchEmbed(config.width, config.patch_px)
+        cut = nn.Conv2d(3, config.width, config.patch_px, config.patch_px)
+        self.patch_embed = nn.ModuleDict({"proj": cut})
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
         self.pos_embed = nn.Parameter(torch.randn(1, 1 + self.table_edge**2, config.width) * 0.02)
         self.blocks = nn.Sequential(*(Block(config) for _ in range(config.depth)))
@@ -131,7 +113,7 @@ class Trunk(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         rows, columns = (n // self.patch_px for n in pixels.shape[-2:])
-        patches = self.patch_embed(pixels)
+        patches = self.patch_embed["proj"](pixels).flatten(2).transpose(1, 2)  # row-major
         x = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
         out: Tensor = self.norm(self.blocks(x + self.positions(rows, columns)))
         return out

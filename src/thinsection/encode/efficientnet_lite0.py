@@ -11,13 +11,8 @@ from torch import Tensor, nn
 
 # (expansion, kernel, stride, output channels, blocks) of each stage
 STAGES = (
-    (1, 3, 1, 16, 1),
-    (6, 3, 2, 24, 2),
-    (6, 5, 2, 40, 2),
-    (6, 3, 2, 80, 3),
-    (6, 5, 1, 112, 3),
-    (6, 5, 2, 192, 4),
-    (6, 3, 1, 320, 1),
+    *((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3)),
+    *((6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1)),
 )
 STEM_CHANNELS, HEAD_CHANNELS = 32, 1280
 BN_EPS = 1e-3  # TensorFlow's, in which the weights were trained
@@ -44,7 +39,7 @@ def _conv(c_in: int, c_out: int, kernel: int, *, stride: int = 1, groups: int = 
 class InvertedBottleneck(nn.Module):
     """Expand (where the factor is above 1), depthwise, project; residual where the shape stays."""
 
-    def __init__(self, c_in: int, c_out: int, *, expansion: int, kernel: int, stride: int) -> None:
+    def __init__(self, c_in: int, c_out: int, expansion: int, kernel: int, stride: int) -> None:
         super().__init__()
         mid = c_in * expansion
         self.expands, self.residual = expansion > 1, stride == 1 and c_in == c_out
@@ -72,18 +67,12 @@ class EfficientNetLite0(nn.Module):
         super().__init__()
         self._conv_stem = _conv(3, STEM_CHANNELS, 3, stride=2)
         self._bn0 = nn.BatchNorm2d(STEM_CHANNELS, eps=BN_EPS)
-        blocks: list[nn.Module] = []
+        self._blocks = nn.ModuleList()
         channels = STEM_CHANNELS
         for expansion, kernel, stride, c_out, count in STAGES:
-            for i in range(count):
-                step = stride if i == 0 else 1
-                blocks.append(
-                    InvertedBottleneck(
-                        channels, c_out, expansion=expansion, kernel=kernel, stride=step
-                    )
-                )
+            for step in (stride, *[1] * (count - 1)):
+                self._blocks.append(InvertedBottleneck(channels, c_out, expansion, kernel, step))
                 channels = c_out
-        self._blocks = nn.ModuleList(blocks)
         self._conv_head = _conv(channels, HEAD_CHANNELS, 1)
         self._bn1 = nn.BatchNorm2d(HEAD_CHANNELS, eps=BN_EPS)
 

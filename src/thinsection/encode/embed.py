@@ -16,8 +16,7 @@ from thinsection.stream import StageClock, StreamConfig, TileBatch, iter_tiles
 from thinsection.tiles import TileFilter, TileTable
 from thinsection.types import CoordsL0, RgbArray
 
-# batches that a GPU has been given and whose embeddings were not fetched yet
-_IN_FLIGHT = 2
+_IN_FLIGHT = 2  # batches that a GPU has been given and whose embeddings were not fetched yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +63,13 @@ class BatchEncoder:
     another.
     """
 
-    def __init__(
-        self,
-        encoders: Sequence[TileEncoder],
-        *,
-        clock: StageClock | None = None,
-    ) -> None:
+    def __init__(self, encoders: Sequence[TileEncoder], *, clock: StageClock | None = None) -> None:
         if not encoders:
             raise InvalidInputError("encoders must hold at least one encoder, got none")
         self._encoders = tuple(encoders)
         self._clock = clock or StageClock()
         self._devices = {e.device for e in self._encoders if e.device.type == "cuda"}
+        self._leave = _IN_FLIGHT - 1 if self._devices else 0  # batches that may stay under way
         self._queue: deque[_Pending | Any] = deque()
 
     def submit(
@@ -86,8 +81,7 @@ class BatchEncoder:
             batch: of the stream.
             wanted: of each encoder; None: the embeddings of all.
         """
-        everything: list[Wanted] = ["embeddings"] * len(self._encoders)
-        asked = wanted or everything
+        asked: Sequence[Wanted] = wanted or ["embeddings"] * len(self._encoders)
         with self._clock.timed("transfer_busy"):
             host = torch.from_numpy(batch.tiles)
             copies, copied = {}, []
@@ -103,11 +97,6 @@ class BatchEncoder:
             ]
         self._queue.append(_Pending(batch=batch, copied=copied, found=found))
         yield from self._drain(self._leave)
-
-    @property
-    def _leave(self) -> int:
-        """Batches that may stay under way."""
-        return _IN_FLIGHT - 1 if self._devices else 0
 
     def mark(self, marker: Any) -> Iterator[EmbeddedBatch | Any]:
         """Passes a marker through the queue: it comes out after every batch submitted before it."""
@@ -148,9 +137,7 @@ def _encoded(encoder: TileEncoder, tiles: torch.Tensor, wanted: Wanted) -> tuple
     return (encoder.encode(tiles),) if wanted else ()
 
 
-def pinned_allocator(
-    encoders: Sequence[TileEncoder],
-) -> Callable[[tuple[int, ...]], RgbArray]:
+def pinned_allocator(encoders: Sequence[TileEncoder]) -> Callable[[tuple[int, ...]], RgbArray]:
     """Allocates batch buffers: page-locked where a device of the encoders copies asynchronously."""
     pin = any(encoder.device.type == "cuda" for encoder in encoders)
 
@@ -188,13 +175,11 @@ def embed_tiles(
         SlideReadError: a region cannot be decoded.
     """
     worker = BatchEncoder([encoder])
-    found: list[EmbeddedBatch] = []
+    indices, embeddings = [np.arange(0)], [np.empty((0, encoder.dim), dtype=np.float32)]
     batches = iter_tiles(slide, tiles, batch_size=batch_size, filters=filters, config=config)
     for batch in batches:
         # the stream releases each batch itself: fetch before the next one is asked for
-        found += [*worker.submit(batch), *worker.flush()]
-    if not found:
-        return np.empty((0, encoder.dim), dtype=np.float32), tiles.select(np.arange(0))
-    indices = np.concatenate([batch.indices for batch in found])
-    embeddings = [batch.tile_embeddings[0] for batch in found]
-    return np.concatenate([part for part in embeddings if part is not None]), tiles.select(indices)
+        for made in (*worker.submit(batch), *worker.flush()):
+            indices.append(made.indices)
+            embeddings += [part for part in made.tile_embeddings if part is not None]
+    return np.concatenate(embeddings), tiles.select(np.concatenate(indices))

@@ -1,8 +1,8 @@
 """Tile encoders: the contract that the pipeline knows, and the one that runs a torch network."""
 
-import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from thinsection.encode.backbone import Backbone
 from thinsection.encode.preprocess import as_uint8_batch, preprocess
-from thinsection.encode.registry import declared_encoders
-from thinsection.encode.spec import EncoderSpec
+from thinsection.encode.registry import EncoderSpec, declared_encoders
 from thinsection.errors import InvalidInputError
 from thinsection.weights.files import hash_state_dict
 from thinsection.weights.origin import Origin
@@ -92,9 +91,8 @@ class TileEncoder(ABC):
     @property
     def identity(self) -> dict[str, str]:
         """What decides an embedding (name, weights_hash, precision), and the hub's `revision`."""
-        return self.origin.identity(
-            self.spec.name, precision=self.precision, weights_hash=self.weights_hash
-        )
+        name, weights = self.spec.name, self.weights_hash
+        return self.origin.identity(name, precision=self.precision, weights_hash=weights)
 
     @property
     def label(self) -> str:
@@ -107,19 +105,13 @@ class NetworkTileEncoder(TileEncoder):
     """A `Backbone` with its preprocessing, on one device, in one precision."""
 
     def __init__(
-        self,
-        spec: EncoderSpec,
-        backbone: Backbone,
-        placement: Placement,
-        *,
-        origin: Origin | None = None,
+        self, spec: EncoderSpec, backbone: Backbone, placement: Placement, origin: Origin
     ) -> None:
-        self._spec = spec
-        self._placement = placement
-        self.origin = origin or Origin()
+        self._spec, self.origin = spec, origin
+        self._device, self._precision = placement
         self.backbone = backbone.eval().requires_grad_(False)
         # convolutions are up to twice as fast with channels last; linear layers do not care
-        self.backbone.to(placement.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.backbone.to(self._device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def __repr__(self) -> str:
         return f"<{self.spec.name}: {self.dim}-d, {self.precision} on {self.device}>"
@@ -130,16 +122,11 @@ class NetworkTileEncoder(TileEncoder):
 
     @property
     def device(self) -> torch.device:
-        return self._placement.device
+        return self._device
 
     @property
     def precision(self) -> Precision:
-        return self._placement.precision
-
-    @property
-    def placement(self) -> Placement:
-        """Device and precision with the reason for them."""
-        return self._placement
+        return self._precision
 
     @cached_property
     def weights_hash(self) -> str:
@@ -155,7 +142,7 @@ class NetworkTileEncoder(TileEncoder):
         Raises:
             InvalidInputError: tiles are not uint8 [B, H, W, 3], or too small.
         """
-        return self._through(lambda pixels: (self.backbone(pixels),), tiles_u8)[0]
+        return self._through(tiles_u8, slice(0, 1))[0]
 
     def encode_with_tokens(self, tiles_u8: TileBatch) -> tuple[Tensor, Tensor]:
         """Embeddings [B, D] and patch tokens [B, T, C], float32, from one pass.
@@ -168,57 +155,43 @@ class NetworkTileEncoder(TileEncoder):
         """
         if not self._spec.supports_tokens:
             return super().encode_with_tokens(tiles_u8)
-        pooled, tokens = self._through(self.backbone.pooled_and_tokens, tiles_u8)
+        pooled, tokens = self._through(tiles_u8, slice(0, 2))
         return pooled, tokens
-
-    def encode_tokens(self, tiles_u8: TileBatch) -> Tensor:
-        """float32 [B, T, C] patch tokens on `device`, nothing pooled.
-
-        Raises:
-            InvalidInputError: the encoder has no dense map, or the tiles are of the wrong form.
-        """
-        if not self._spec.supports_tokens:
-            return super().encode_tokens(tiles_u8)
-        return self._through(lambda pixels: (self.backbone.tokens(pixels),), tiles_u8)[0]
 
     def tiles_at_once(self, batch_size: int) -> int:
         """How many tiles of a batch the network sees at once on this device."""
         return min(batch_size, CPU_TILES) if self.device.type == "cpu" else batch_size
 
-    def _through(
-        self, network: Callable[[Tensor], tuple[Tensor, ...]], tiles_u8: TileBatch
-    ) -> tuple[Tensor, ...]:
-        """What the network makes of a batch, float32, part by part."""
+    def _through(self, tiles_u8: TileBatch, wanted: slice) -> list[Tensor]:
+        """What is wanted of the backbone's answer to a batch, float32, part by part."""
         batch = as_uint8_batch(tiles_u8)
         step = max(1, self.tiles_at_once(len(batch)))
         with torch.no_grad(), self._arithmetic():
-            first = [out.float() for out in network(self._pixels(batch[:step]))]
+            first = [out.float() for out in self._answer(batch[:step])[wanted]]
             if len(batch) <= step:
-                return tuple(first)
+                return first
             found = [out.new_empty((len(batch), *out.shape[1:])) for out in first]
             for whole, part in zip(found, first, strict=True):
                 whole[:step] = part
             del first
             for start in range(step, len(batch), step):
-                parts = network(self._pixels(batch[start : start + step]))
+                parts = self._answer(batch[start : start + step])[wanted]
                 for whole, part in zip(found, parts, strict=True):
                     whole[start : start + step] = part
-        return tuple(found)
+        return found
 
-    def _pixels(self, tiles_u8: Tensor) -> Tensor:
-        return preprocess(tiles_u8.to(self.device, non_blocking=True), self._spec)
+    def _answer(self, tiles_u8: Tensor) -> tuple[Tensor, ...]:
+        pixels = preprocess(tiles_u8.to(self.device, non_blocking=True), self._spec)
+        found: tuple[Tensor, ...] = self.backbone(pixels)
+        return found
 
-    @contextlib.contextmanager
-    def _arithmetic(self) -> Any:
+    @contextmanager
+    def _arithmetic(self) -> Iterator[None]:
         """Autocast to the precision; on CUDA also one cuDNN algorithm, and no TF32 in fp32."""
-        with contextlib.ExitStack() as stack:
-            if self.precision != "fp32":
-                stack.enter_context(torch.autocast(self.device.type, DTYPES[self.precision]))
-            if self.device.type == "cuda":
-                exact = self.precision == "fp32"
-                stack.enter_context(
-                    torch.backends.cudnn.flags(
-                        enabled=True, deterministic=True, allow_tf32=not exact
-                    )
-                )
+        half, where = self.precision != "fp32", self.device.type
+        flags = {"enabled": True, "deterministic": True, "allow_tf32": half}
+        with (
+            torch.autocast(where, DTYPES[self.precision]) if half else nullcontext(),
+            torch.backends.cudnn.flags(**flags) if where == "cuda" else nullcontext(),
+        ):
             yield

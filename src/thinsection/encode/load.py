@@ -1,28 +1,43 @@
-"""`load_encoder`: from a name to an encoder that is ready to run."""
+"""`load_encoder`: from a name to an encoder that is ready to run.
 
-import dataclasses
+Of models that nobody declared here (any timm name, any repository or folder with a config), their
+own configuration says geometry and normalisation; what it does not say (licence, µm/px) stays
+open. Dimensions come from a forward pass on the meta device.
+"""
+
+import difflib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from thinsection.encode.backbone import build_backbone
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
 from thinsection.encode.pretrained import CONFIG_NAME, pretrained_backbone
-from thinsection.encode.registry import ENCODERS, declared_encoders, unknown_encoder
-from thinsection.encode.spec import EncoderSpec
-from thinsection.encode.undeclared import (
-    PREPROCESSOR_NAME,
-    folder_spec,
-    is_transformers_config,
-    timm_spec,
+from thinsection.encode.registry import (
+    ENCODERS,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Architecture,
+    EncoderSpec,
+    Rgb,
+    declared_encoders,
+    encoder_spec,
 )
-from thinsection.errors import InvalidInputError, WeightsError
+from thinsection.errors import InvalidInputError, UnknownEncoderError, WeightsError
 from thinsection.weights.files import WEIGHTS_FILES
 from thinsection.weights.hub import commit_of, find_weights, hub_file
 from thinsection.weights.origin import Origin
+from thinsection.weights.packages import optional_package
 from thinsection.weights.placement import place
 
 TIMM_PREFIX, HUB_PREFIX = "timm:", "hf:"
+PREPROCESSOR_NAME = "preprocessor_config.json"
+_PIL_BICUBIC = 3  # transformers writes Pillow's enum
 
 
 def load_encoder(
@@ -56,34 +71,29 @@ def load_encoder(
         MissingDependencyError: a package is needed; the message says which.
         WeightsError: the weights cannot be had, may not be used, or do not fit.
     """
-    local = name not in declared_encoders() and Path(name).exists()
-    own = weights is not None or local
-    asked = Origin(own_weights=own, seed=None if pretrained else seed)
+    local = Path(name) if name not in ENCODERS and Path(name).exists() else None
+    own, seeded = weights is not None or local is not None, None if pretrained else seed
+    origin = Origin(own_weights=own, seed=seeded)
     if name not in declared_encoders() and name in ENCODERS:
-        where = place(device, precision)
-        encoder = ENCODERS.load(name)(
-            device=where.device,
-            precision=where.precision,
-            weights=weights,
-            pretrained=pretrained,
-            seed=seed,
-        )
+        where, fp = place(device, precision)
+        options = {"weights": weights, "pretrained": pretrained, "seed": seed}
+        encoder = ENCODERS.load(name)(device=where, precision=fp, **options)
         if not isinstance(encoder, TileEncoder):
             rule = f"must give a TileEncoder, got {type(encoder).__name__}"
             raise InvalidInputError(f"entry point {name!r} {rule}; subclass TileEncoder")
-        encoder.origin = dataclasses.replace(asked, name=name)
+        encoder.origin = replace(origin, name=name)
         return encoder
     spec = find_spec(name)
     placement = place(device, precision, half_precision=spec.half_precision)
-    asked = dataclasses.replace(asked, name=_label_name(name, spec))
+    # of a file its stem, unless that says nothing; else the folder's name
+    by_stem = local is not None and local.is_file() and local.name not in WEIGHTS_FILES
+    origin = replace(origin, name=Path(name).stem if by_stem else spec.name)
     if not pretrained:
-        return NetworkTileEncoder(spec, build_backbone(spec, seed=seed), placement, origin=asked)
-    path = _own_weights(name, spec)
-    if weights is not None:
-        path = find_weights(weights, files=spec.weights_files)
+        return NetworkTileEncoder(spec, build_backbone(spec, seed=seed), placement, origin)
+    source = local if weights is None else weights
+    path = None if source is None else find_weights(source, files=spec.weights_files)
     backbone, commit = pretrained_backbone(spec, path, allow_remote_code=allow_remote_code)
-    origin = dataclasses.replace(asked, revision=commit)
-    return NetworkTileEncoder(spec, backbone, placement, origin=origin)
+    return NetworkTileEncoder(spec, backbone, placement, replace(origin, revision=commit))
 
 
 def find_spec(name: str) -> EncoderSpec:
@@ -93,39 +103,133 @@ def find_spec(name: str) -> EncoderSpec:
         UnknownEncoderError: no such name; the message names the nearest.
         WeightsError: a repository or checkpoint without a config that can be read.
     """
+    path = Path(name)
     if name in declared_encoders():
-        return declared_encoders()[name]
+        return encoder_spec(name)
     if name.startswith(TIMM_PREFIX):
-        return timm_spec(name.removeprefix(TIMM_PREFIX))
+        return _timm_spec(name)
     if name.startswith(HUB_PREFIX):
         repo, _, revision = name.removeprefix(HUB_PREFIX).partition("@")
         config = hub_file(repo, (CONFIG_NAME,), revision=revision or None)
         commit = commit_of(config) or revision or None
-        if is_transformers_config(config):  # which says nothing of pixels: that is another file
+        if _is_transformers(_read_json(config)):  # it says nothing of pixels: another file does
             hub_file(repo, (PREPROCESSOR_NAME,), revision=commit)
-        return dataclasses.replace(folder_spec(name, config), repo=repo, revision=commit)
-    path = Path(name)
+        return replace(_folder_spec(name, config), repo=repo, revision=commit)
     if not path.exists():
-        raise unknown_encoder(name)
+        return encoder_spec(name)  # raises
     config = (path if path.is_dir() else path.parent) / CONFIG_NAME
     if not config.is_file():
         raise WeightsError(
             f"checkpoint must have a {CONFIG_NAME} beside it, got {name!r}; or name its "
             "architecture: load_encoder('uni', weights=...) (--encoder uni --weights ...)"
         )
-    return dataclasses.replace(folder_spec(config.parent.resolve().name, config), repo=None)
+    return replace(_folder_spec(config.parent.resolve().name, config), repo=None)
 
 
-def _own_weights(name: str, spec: EncoderSpec) -> Path | None:
-    """The weights file of a local checkpoint; None where the spec says where to look."""
-    if name in declared_encoders() or not Path(name).exists():
-        return None
-    return find_weights(Path(name), files=spec.weights_files)
+def _timm_spec(name: str) -> EncoderSpec:
+    timm, model = optional_package("timm"), name.removeprefix(TIMM_PREFIX)
+    if not timm.is_model(model):
+        near = difflib.get_close_matches(model, timm.list_models(), n=1, cutoff=0.4)
+        hint = f"; did you mean 'timm:{near[0]}'?" if near else ""
+        raise UnknownEncoderError(f"encoder must be a timm model, got {name!r}{hint}")
+    published = timm.get_pretrained_cfg(model)
+    return _from_timm(name, model, {}, published.to_dict() if published else {})
 
 
-def _label_name(name: str, spec: EncoderSpec) -> str:
-    """The name that a label begins with: of a checkpoint its stem, or its folder's name."""
-    path = Path(name)
-    if name in declared_encoders() or not path.is_file() or path.name in WEIGHTS_FILES:
-        return spec.name
-    return path.stem
+def _folder_spec(name: str, config_path: Path) -> EncoderSpec:
+    """Spec of a model from its `config.json`, of timm's or of transformers' form.
+
+    transformers' preprocessor_config.json is read beside it.
+    """
+    config = _read_json(config_path)
+    if _is_transformers(config):
+        return _from_transformers(name, config, config_path.parent)
+    if "architecture" not in config:
+        raise WeightsError(
+            f"config must be of timm's or transformers' form, got {str(config_path)!r} "
+            "without 'architecture' or 'model_type'"
+        )
+    options, published = dict(config.get("model_args", {})), config.get("pretrained_cfg", {})
+    return _from_timm(name, config["architecture"], options, published)
+
+
+def _is_transformers(config: Mapping[str, Any]) -> bool:
+    return "model_type" in config and "architecture" not in config
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise WeightsError(f"config must be JSON, got {str(path)!r}: {error}") from error
+    if not isinstance(loaded, dict):
+        raise WeightsError(f"config must be a JSON object, got {str(path)!r}")
+    return loaded
+
+
+def _from_timm(
+    name: str, model: str, options: Mapping[str, Any], published: Mapping[str, Any]
+) -> EncoderSpec:
+    input_px = int((published.get("input_size") or (3, 224, 224))[1])
+    resize_px = math.floor(input_px / float(published.get("crop_pct") or 1.0))
+    hub_id, tag = published.get("hf_hub_id"), published.get("tag")
+    if hub_id and hub_id.endswith("/"):
+        hub_id += f"{published['architecture']}.{tag}" if tag else published["architecture"]
+    spec = EncoderSpec(
+        name=name,
+        dim=0,
+        architecture=Architecture(kind="timm", model=model, options=options),
+        tile_px=resize_px,
+        tile_mpp=None,
+        input_px=input_px,
+        resize_px=resize_px,
+        interpolation="bilinear" if published.get("interpolation") == "bilinear" else "bicubic",
+        mean=_rgb(published.get("mean") or IMAGENET_MEAN),
+        std=_rgb(published.get("std") or IMAGENET_STD),
+        pooling="head",
+        licence=str(published.get("license") or "unknown"),
+        source=f"timm {model}",
+        repo=hub_id or None,
+        weights_files=WEIGHTS_FILES,
+    )
+    # the dimension and the kind of features that the network really has
+    backbone = build_backbone(spec, device="meta").eval()
+    with torch.no_grad():
+        features = backbone.features(torch.empty(1, 3, input_px, input_px, device="meta"))
+        dim = backbone.head(features).shape[1]
+    tokens = features.ndim in (3, 4)
+    # half precision: transformers keep a cosine >= 0.9999, batch norm does not
+    return replace(spec, dim=dim, supports_tokens=tokens, half_precision=features.ndim == 3)
+
+
+def _from_transformers(name: str, config: Mapping[str, Any], folder: Path) -> EncoderSpec:
+    path = folder / PREPROCESSOR_NAME
+    shown = _read_json(path) if path.is_file() else {}
+    if not shown.get("image_mean") or not shown.get("image_std") or "hidden_size" not in config:
+        raise WeightsError(
+            "checkpoint must say its hidden_size, image_mean and image_std in config.json and "
+            f"{PREPROCESSOR_NAME}, got {name!r} without; add them as its publisher used them"
+        )
+    size = shown.get("size", config.get("image_size", 224))
+    resize_px = size if isinstance(size, int) else size.get("shortest_edge", size.get("height"))
+    crop = shown.get("crop_size", resize_px) if shown.get("do_center_crop") else resize_px
+    options = {"runs_own_code": "auto_map" in config}
+    return EncoderSpec(
+        name=name,
+        dim=int(config["hidden_size"]),
+        architecture=Architecture(kind="auto", model=str(folder), options=options),
+        tile_px=int(resize_px),
+        tile_mpp=None,
+        input_px=int(crop if isinstance(crop, int) else crop["height"]),
+        resize_px=int(resize_px),
+        interpolation="bicubic" if shown.get("resample") == _PIL_BICUBIC else "bilinear",
+        mean=_rgb(shown["image_mean"]),
+        std=_rgb(shown["image_std"]),
+        source=f"transformers {config['model_type']}",
+        weights_files=WEIGHTS_FILES,
+    )
+
+
+def _rgb(values: Any) -> Rgb:
+    red, green, blue = (float(v) for v in values)
+    return red, green, blue

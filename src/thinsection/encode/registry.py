@@ -1,46 +1,125 @@
-"""Names of tile encoders: those declared here, then those that other packages bring.
+"""What tile encoders are, as data, and their names: those declared here, then other packages'.
 
-The declarations are data: `encoders_own.toml` and `encoders_timm.toml` beside this file.
+The declarations are `encoders_own.toml` and `encoders_timm.toml` beside this file.
 """
 
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
-from thinsection.encode.spec import Architecture, EncoderSpec
 from thinsection.errors import UnknownEncoderError
 from thinsection.registry import Entry, Registry
 
+Interpolation = Literal["bilinear", "bicubic"]
+# cls: the class token; cls_mean: it and the mean of the patch tokens, concatenated;
+# mean: the mean of the patch tokens or of the feature map; head: the architecture's own pooling
+Pooling = Literal["cls", "cls_mean", "mean", "head"]
+ArchitectureKind = Literal["lite0", "timm", "transformers", "conch_v15", "auto", "custom"]
+Rgb = tuple[float, float, float]
+
+IMAGENET_MEAN: Rgb = (0.485, 0.456, 0.406)
+IMAGENET_STD: Rgb = (0.229, 0.224, 0.225)
 DEFAULT_ENCODER = "efficientnet_lite0"
+_PACKAGE_OF = {"timm": ("timm",), "transformers": ("transformers",), "auto": ("transformers",)}
 _TABLES = ("encoders_own.toml", "encoders_timm.toml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """How the network is built, without its weights.
+
+    Attributes:
+        kind: which builder of `thinsection.encode.backbone` understands the rest.
+        model: name of the network for that builder: a timm name, a class of transformers, or the
+            folder with a config.json (auto).
+        options: keyword arguments of the builder; layers are given by name.
+    """
+
+    kind: ArchitectureKind
+    model: str
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSpec:
+    """Everything that is declared of a tile encoder before it is loaded.
+
+    Attributes:
+        name: registry name.
+        dim: length D of an embedding.
+        tile_px: edge of the tiles that it was made for, px at `tile_mpp`.
+        tile_mpp: µm/px of those tiles; None where the model states none.
+        input_px: edge of the square that the network sees, after resizing and centre crop.
+        resize_px: length of the tile's shorter side after resizing; None: not resized.
+        interpolation: how it is resized, always antialiased.
+        mean, std: per channel, applied to values in [0, 1].
+        pooling: how tokens become one vector.
+        supports_tokens: whether `encode_tokens` gives a dense map.
+        half_precision: whether `precision='auto'` may take bf16 or fp16: true where embeddings
+            keep a cosine >= 0.9999 to float32's, as those of vision transformers do.
+        num_params: parameters of the network as built here; None for what is not declared.
+        licence: SPDX identifier, or what the publisher calls it.
+        source: paper or project.
+        repo: repository on the Hugging Face hub, or None.
+        revision: pinned commit of `repo`; None: none is known to us, the hub's main is taken, with
+            a warning that names its commit.
+        weights_files: file names in `repo` to try in this order.
+        gated: whether the hub asks for a token of an account that accepted the terms.
+    """
+
+    name: str
+    dim: int
+    architecture: Architecture
+    tile_px: int = 224
+    tile_mpp: float | None = 0.5
+    input_px: int = 224
+    resize_px: int | None = 224
+    interpolation: Interpolation = "bilinear"
+    mean: Rgb = IMAGENET_MEAN
+    std: Rgb = IMAGENET_STD
+    pooling: Pooling = "cls"
+    supports_tokens: bool = True
+    half_precision: bool = True
+    num_params: int | None = None
+    licence: str = "unknown"
+    source: str = ""
+    repo: str | None = None
+    revision: str | None = None
+    weights_files: tuple[str, ...] = ("model.safetensors", "pytorch_model.bin")
+    gated: bool = False
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Python packages beyond the package's own dependencies."""
+        hub = () if self.architecture.kind == "lite0" else ("huggingface_hub",)
+        return (*_PACKAGE_OF.get(self.architecture.kind, ()), *hub)
 
 
 @cache
 def declared_encoders() -> Mapping[str, EncoderSpec]:
     """Every declared encoder by name."""
-    specs = [spec for table in _TABLES for spec in _read_table(table)]
+    specs = [_spec(row) for table in _TABLES for row in _rows(table)]
     by_name = {spec.name: spec for spec in specs}
     if len(by_name) != len(specs):
         raise AssertionError("two declarations of an encoder have the same name")
     return MappingProxyType(by_name)
 
 
-def _read_table(name: str) -> Iterator[EncoderSpec]:
-    text = files("thinsection.encode").joinpath(name).read_text(encoding="utf-8")
-    for row in tomllib.loads(text)["encoder"]:
-        row["architecture"] = Architecture(
-            kind=row.pop("kind"), model=row.pop("model"), options=row.pop("options", {})
-        )
-        if row.get("tile_mpp") == "any":
-            row["tile_mpp"] = None
-        declared: dict[str, Any] = {
-            field: tuple(value) if isinstance(value, list) else value
-            for field, value in row.items()
-        }
-        yield EncoderSpec(**declared)
+def _rows(table: str) -> Any:
+    text = files("thinsection.encode").joinpath(table).read_text(encoding="utf-8")
+    return tomllib.loads(text)["encoder"]
+
+
+def _spec(row: dict[str, Any]) -> EncoderSpec:
+    declared: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+    network = {k: declared.pop(k) for k in ("kind", "model", "options") if k in declared}
+    if declared.get("tile_mpp") == "any":
+        declared["tile_mpp"] = None
+    return EncoderSpec(**declared, architecture=Architecture(**network))
 
 
 def _entries() -> Iterator[Entry]:
@@ -63,16 +142,10 @@ def encoder_spec(name: str) -> EncoderSpec:
     Raises:
         UnknownEncoderError: not declared; the message names the nearest one.
     """
-    specs = declared_encoders()
-    if name not in specs:
-        raise unknown_encoder(name)
-    return specs[name]
-
-
-def unknown_encoder(name: str) -> UnknownEncoderError:
-    """The error for a name that nobody declares."""
+    if name in declared_encoders():
+        return declared_encoders()[name]
     hint = ENCODERS.nearest(name)
-    return UnknownEncoderError(
+    raise UnknownEncoderError(
         "encoder must be a declared one, 'timm:<name>', 'hf:<repo>' or a checkpoint's path, "
         f"got {name!r}{hint if 'did you mean' in hint else ''}; 'thinsection models' lists all"
     )
