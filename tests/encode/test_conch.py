@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from thinsection.encode.conch_v15 import AttentionalPooler, ConchConfig, ConchV15, Trunk
+from thinsection.encode.networks import AttentionalPooler, ConchConfig, ConchV15, Trunk
 from thinsection.weights.packages import importable_torchvision
 
 SMALL = ConchConfig(width=64, depth=3, heads=4, table_px=64, init_values=0.5, embed_dim=48)
@@ -68,7 +68,7 @@ def test_a_larger_input_interpolates_the_table_by_a_scale_factor(seeded) -> None
 
 def test_the_state_dict_has_the_published_names() -> None:
     with torch.device("meta"):
-        names = set(ConchV15().state_dict())
+        names = set(ConchV15(ConchConfig()).state_dict())
     assert {
         "trunk.cls_token",
         "trunk.pos_embed",

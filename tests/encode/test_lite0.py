@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from thinsection.encode import load_encoder
-from thinsection.encode.efficientnet_lite0 import packaged_weights_path
+from thinsection.encode.networks import packaged_weights_path
 from thinsection.weights.files import read_state_dict
 from thinsection.weights.packages import importable_torchvision
 

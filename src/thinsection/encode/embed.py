@@ -21,21 +21,13 @@ _IN_FLIGHT = 2  # batches that a GPU has been given and whose embeddings were no
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedBatch:
-    """Embeddings of one batch of tiles, one array per encoder, in the order of the encoders.
+    """Embeddings of one batch of tiles on the host, in the order of the encoders."""
 
-    Attributes:
-        key: of the slide.
-        indices: int64 (b,), places in the tile table.
-        coords_l0: int64 (b, 2).
-        tile_embeddings: float32 (b, D) of each encoder, on the host; None where not wanted.
-        tokens: float32 (b, T, C) of each encoder, on the host; None where not wanted.
-    """
-
-    key: Any
-    indices: npt.NDArray[np.int64]
+    key: Any  # of the slide
+    indices: npt.NDArray[np.int64]  # (b,), places in the tile table
     coords_l0: CoordsL0
-    tile_embeddings: tuple[npt.NDArray[np.float32] | None, ...]
-    tokens: tuple[npt.NDArray[np.float32] | None, ...]
+    tile_embeddings: tuple[npt.NDArray[np.float32] | None, ...]  # (b, D); None where not wanted
+    tokens: tuple[npt.NDArray[np.float32] | None, ...]  # (b, T, C); None where not wanted
 
 
 Wanted = Literal["", "embeddings", "tokens"]  # of an encoder: nothing, or tokens beside embeddings
@@ -55,9 +47,7 @@ class BatchEncoder:
     before are fetched meanwhile, so that the device always has work; elsewhere it runs at once.
     Each encoder gets the batch that it would get alone: its embeddings are the same to the byte.
 
-    Args:
-        encoders: the tile encoders, at least one; a device gets one copy of the batch for all.
-        clock: where transfer and encoding time is added up.
+    A device gets one copy of the batch for all; the clock adds up transfer and encoding time.
 
     Memory: `_IN_FLIGHT` batches on the device, beside the encoders' own; encoders run one after
     another.
@@ -70,11 +60,9 @@ class BatchEncoder:
         self._clock = clock or StageClock()
         self._devices = {e.device for e in self._encoders if e.device.type == "cuda"}
         self._leave = _IN_FLIGHT - 1 if self._devices else 0  # batches that may stay under way
-        self._queue: deque[_Pending | Any] = deque()
+        self._queue: deque[Any] = deque()
 
-    def submit(
-        self, batch: TileBatch, wanted: Sequence[Wanted] | None = None
-    ) -> Iterator[EmbeddedBatch | Any]:
+    def submit(self, batch: TileBatch, wanted: Sequence[Wanted] | None = None) -> Iterator[Any]:
         """Encodes a batch and releases its buffer when all have taken it; yields what is ready.
 
         Args:
@@ -98,16 +86,16 @@ class BatchEncoder:
         self._queue.append(_Pending(batch=batch, copied=copied, found=found))
         yield from self._drain(self._leave)
 
-    def mark(self, marker: Any) -> Iterator[EmbeddedBatch | Any]:
+    def mark(self, marker: Any) -> Iterator[Any]:
         """Passes a marker through the queue: it comes out after every batch submitted before it."""
         self._queue.append(marker)
         yield from self._drain(self._leave)
 
-    def flush(self) -> Iterator[EmbeddedBatch | Any]:
+    def flush(self) -> Iterator[Any]:
         """Yields all that is still under way."""
         yield from self._drain(0)
 
-    def _drain(self, leave: int) -> Iterator[EmbeddedBatch | Any]:
+    def _drain(self, leave: int) -> Iterator[Any]:
         while sum(isinstance(item, _Pending) for item in self._queue) > leave or (
             self._queue and not isinstance(self._queue[0], _Pending)
         ):

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 
-from thinsection.encode.backbone import build_backbone
+from thinsection.encode.backbone import CONFIG_NAME, build_backbone, pretrained_backbone
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
-from thinsection.encode.pretrained import CONFIG_NAME, pretrained_backbone
 from thinsection.encode.registry import (
     ENCODERS,
     IMAGENET_MEAN,

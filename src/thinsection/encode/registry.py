@@ -15,8 +15,8 @@ from thinsection.errors import UnknownEncoderError
 from thinsection.registry import Entry, Registry
 
 Interpolation = Literal["bilinear", "bicubic"]
-# cls: the class token; cls_mean: it and the mean of the patch tokens, concatenated;
-# mean: the mean of the patch tokens or of the feature map; head: the architecture's own pooling
+# how tokens become one vector. cls: the class token; cls_mean: it and the mean of the patch tokens,
+# concatenated; mean: of the patch tokens or the feature map; head: the architecture's own pooling
 Pooling = Literal["cls", "cls_mean", "mean", "head"]
 ArchitectureKind = Literal["lite0", "timm", "transformers", "conch_v15", "auto", "custom"]
 Rgb = tuple[float, float, float]
@@ -30,67 +30,40 @@ _TABLES = ("encoders_own.toml", "encoders_timm.toml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """How the network is built, without its weights.
+    """How the network is built, without its weights."""
 
-    Attributes:
-        kind: which builder of `thinsection.encode.backbone` understands the rest.
-        model: name of the network for that builder: a timm name, a class of transformers, or the
-            folder with a config.json (auto).
-        options: keyword arguments of the builder; layers are given by name.
-    """
-
-    kind: ArchitectureKind
-    model: str
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    kind: ArchitectureKind  # which builder of `thinsection.encode.backbone` understands the rest
+    model: str  # a timm name, a class of transformers, or the folder with a config.json (auto)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)  # layers by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
-    """Everything that is declared of a tile encoder before it is loaded.
+    """Everything that is declared of a tile encoder before it is loaded."""
 
-    Attributes:
-        name: registry name.
-        dim: length D of an embedding.
-        tile_px: edge of the tiles that it was made for, px at `tile_mpp`.
-        tile_mpp: µm/px of those tiles; None where the model states none.
-        input_px: edge of the square that the network sees, after resizing and centre crop.
-        resize_px: length of the tile's shorter side after resizing; None: not resized.
-        interpolation: how it is resized, always antialiased.
-        mean, std: per channel, applied to values in [0, 1].
-        pooling: how tokens become one vector.
-        supports_tokens: whether `encode_tokens` gives a dense map.
-        half_precision: whether `precision='auto'` may take bf16 or fp16: true where embeddings
-            keep a cosine >= 0.9999 to float32's, as those of vision transformers do.
-        num_params: parameters of the network as built here; None for what is not declared.
-        licence: SPDX identifier, or what the publisher calls it.
-        source: paper or project.
-        repo: repository on the Hugging Face hub, or None.
-        revision: pinned commit of `repo`; None: none is known to us, the hub's main is taken, with
-            a warning that names its commit.
-        weights_files: file names in `repo` to try in this order.
-        gated: whether the hub asks for a token of an account that accepted the terms.
-    """
-
-    name: str
-    dim: int
+    name: str  # in the registry
+    dim: int  # length D of an embedding
     architecture: Architecture
-    tile_px: int = 224
-    tile_mpp: float | None = 0.5
-    input_px: int = 224
-    resize_px: int | None = 224
-    interpolation: Interpolation = "bilinear"
-    mean: Rgb = IMAGENET_MEAN
+    tile_px: int = 224  # edge of the tiles that it was made for, px at `tile_mpp`
+    tile_mpp: float | None = 0.5  # µm/px of those tiles; None where the model states none
+    input_px: int = 224  # edge of what the network sees, after resizing and centre crop
+    resize_px: int | None = 224  # of the tile's shorter side after resizing; None: not resized
+    interpolation: Interpolation = "bilinear"  # always antialiased
+    mean: Rgb = IMAGENET_MEAN  # per channel, applied to values in [0, 1], like std
     std: Rgb = IMAGENET_STD
     pooling: Pooling = "cls"
-    supports_tokens: bool = True
+    supports_tokens: bool = True  # whether `encode_tokens` gives a dense map
+    # whether `precision='auto'` may take bf16 or fp16: true where embeddings keep a cosine
+    # >= 0.9999 to float32's, as those of vision transformers do
     half_precision: bool = True
-    num_params: int | None = None
-    licence: str = "unknown"
-    source: str = ""
-    repo: str | None = None
+    num_params: int | None = None  # of the network as built here; None for what is not declared
+    licence: str = "unknown"  # SPDX identifier, or what the publisher calls it
+    source: str = ""  # paper or project
+    repo: str | None = None  # on the Hugging Face hub
+    # pinned commit of `repo`; None: none is known, main is taken, with a warning that names it
     revision: str | None = None
-    weights_files: tuple[str, ...] = ("model.safetensors", "pytorch_model.bin")
-    gated: bool = False
+    weights_files: tuple[str, ...] = ("model.safetensors", "pytorch_model.bin")  # the first found
+    gated: bool = False  # whether the hub wants a token of an account that accepted the terms
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ Source: Xu et al., "A whole-slide foundation model for digital pathology from re
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -61,8 +61,8 @@ class _Ffn(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = F.gelu(self.fc1(x.to(self.fc1.weight.dtype)).to(x.dtype))
-        result: torch.Tensor = self.fc2(self.ffn_layernorm(hidden).to(self.fc2.weight.dtype))
-        return result
+        hidden = self.ffn_layernorm(hidden).to(self.fc2.weight.dtype)
+        return cast(torch.Tensor, self.fc2(hidden))
 
 
 class LongNetLayer(nn.Module):
@@ -229,8 +229,7 @@ class GigaPathSlideEncoder(PublishedSlideEncoder):
             BudgetError: too many tiles for the budget.
         """
         layers = self.encode_layers(tile_embeddings, coords_l0, tile_px_l0=tile_px_l0)
-        last: SlideEmbedding = layers[-1]
-        return last
+        return cast(SlideEmbedding, layers[-1])
 
     @torch.inference_mode()
     def encode_layers(

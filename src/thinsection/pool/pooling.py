@@ -4,6 +4,7 @@ Shapes: N tiles, D channels of a tile embedding, K hidden channels of the attent
 """
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 
@@ -126,5 +127,4 @@ def _checked_abmil(state_dict: Mapping[str, torch.Tensor], device: str) -> dict[
 
 
 def _as_numpy(vector: torch.Tensor) -> SlideEmbedding:
-    array: SlideEmbedding = vector.float().cpu().numpy()
-    return array
+    return cast(SlideEmbedding, vector.float().cpu().numpy())

@@ -11,16 +11,16 @@ architecture is written from its description, without the hub's remote code.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
+from thinsection.encode.networks import mlp
 from thinsection.pool.encoder import Expects, SlideEmbedding, TileEmbeddings
-from thinsection.pool.inputs import checked_slide, row_blocks
+from thinsection.pool.inputs import checked_slide, row_blocks, token_grid
 from thinsection.pool.published import (
     ATTENTION_BYTES,
     TOKEN_BLOCK,
@@ -28,7 +28,6 @@ from thinsection.pool.published import (
     PublishedSlideEncoder,
     plan_heads,
 )
-from thinsection.pool.token_grid import token_grid
 from thinsection.types import CoordsL0
 
 DIM, NUM_BLOCKS, NUM_HEADS, POOL_HEADS, POOL_QUERIES = 768, 6, 12, 8, 128
@@ -66,23 +65,16 @@ class _Attention(nn.Module):
         return weight.T, self.qkv.bias.view(3, NUM_HEADS, -1)[:, heads].reshape(-1)
 
 
-class _Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, DIM)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = F.gelu(self.fc1(x.to(self.fc1.weight.dtype)))
-        return F.linear(hidden, self.fc2.weight, self.fc2.bias)
-
-
 class TitanBlock(nn.Module):
     """x += attention(norm1(x)); x += mlp(norm2(x))."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(DIM, eps=1e-6), nn.LayerNorm(DIM, eps=1e-6)
-        self.attn, self.mlp = _Attention(), _Mlp()
+        self.attn, self.mlp = _Attention(), mlp(DIM, 4 * DIM)
+
+    def _through_mlp(self, x: torch.Tensor) -> Any:
+        return self.mlp(self.norm2(x).to(self.attn.qkv.weight.dtype))
 
     def forward(self, x: torch.Tensor, cells: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
         """States [T, C] after this block; differentiable."""
@@ -90,15 +82,14 @@ class TitanBlock(nn.Module):
         q, k, v = qkv.permute(1, 2, 0, 3)[:, None]
         out = alibi2d_attention(q, k, v, cells, slopes, budget_bytes=ATTENTION_BYTES)[0]
         x = x + self.attn.proj(out.transpose(0, 1).flatten(1)).to(x.dtype)
-        states: torch.Tensor = x + self.mlp(self.norm2(x)).to(x.dtype)
-        return states
+        return x + cast(torch.Tensor, self._through_mlp(x).to(x.dtype))
 
     def forward_(self, x: torch.Tensor, cells: torch.Tensor, slopes: torch.Tensor, at: int) -> None:
         """Writes the states [T, C] after this block over `x`, `at` heads at a time; inference."""
         attended = self._attend(x, cells, slopes, at)
         for rows in row_blocks(x.shape[0], TOKEN_BLOCK):
             x[rows] += self.attn.proj(attended[rows].flatten(1))
-            x[rows] += self.mlp(self.norm2(x[rows]))
+            x[rows] += self._through_mlp(x[rows])
 
     def _attend(
         self, x: torch.Tensor, cells: torch.Tensor, slopes: torch.Tensor, step: int
@@ -148,8 +139,7 @@ class _Pooler(nn.Module):
         for rows in blocks:
             mean = mean + weights[rows].T @ self.ln_k(tokens[rows])
         heads = torch.einsum("hdc,hc->hd", w_v, mean) + b_v
-        pooled: torch.Tensor = self.attn.out_proj(heads.flatten())
-        return pooled
+        return cast(torch.Tensor, self.attn.out_proj(heads.flatten()))
 
 
 class TitanNet(nn.Module):
@@ -177,8 +167,7 @@ class TitanNet(nn.Module):
         x = torch.cat([self.cls_token[0], self.patch_embed(features)])
         for block in self._blocks():
             x = checkpoint(block, x, cells, alibi_slopes(NUM_HEADS), use_reentrant=False)
-        pooled: torch.Tensor = self.attn_pool_contrastive(self.norm(x))
-        return pooled
+        return cast(torch.Tensor, self.attn_pool_contrastive(self.norm(x)))
 
     def pooled_(
         self, tokens: Tokens, num_tokens: int, cells: torch.Tensor, plan: HeadPlan
@@ -196,8 +185,7 @@ class TitanNet(nn.Module):
             block.forward_(x, cells, alibi_slopes(NUM_HEADS), plan.heads_at_a_time)
         for rows in row_blocks(num_tokens, TOKEN_BLOCK):
             x[rows] = self.norm(x[rows])
-        pooled: torch.Tensor = self.attn_pool_contrastive(x)
-        return pooled
+        return cast(torch.Tensor, self.attn_pool_contrastive(x))
 
     def _blocks(self) -> list[TitanBlock]:
         return [b for b in self.blocks.modules_list if isinstance(b, TitanBlock)]  # type: ignore[union-attr]
@@ -243,5 +231,5 @@ class TitanSlideEncoder(PublishedSlideEncoder):
             return grid.features(tiles, rows, device=self._device, dtype=dtype)
 
         cells = torch.from_numpy(grid.cells).to(self._device)
-        pooled: SlideEmbedding = self.net.pooled_(tokens, num_tokens, cells, plan).cpu().numpy()
-        return pooled
+        pooled = self.net.pooled_(tokens, num_tokens, cells, plan)
+        return cast(SlideEmbedding, pooled.cpu().numpy())

