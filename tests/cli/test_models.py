@@ -65,7 +65,7 @@ def test_the_default_would_load(empty_cache) -> None:
 def test_a_gated_model_without_a_token_says_where_to_accept_its_terms(
     empty_cache, monkeypatch
 ) -> None:
-    monkeypatch.setattr(check_module, "has_token", lambda: False)
+    monkeypatch.setattr(check_module.hub, "has_token", lambda: False)
     result = invoke("check", "uni", "--json", "--device", "cpu")
     answer = json.loads(result.stdout)
     assert result.exit_code == 1 and not answer["loads"]
@@ -77,7 +77,7 @@ def test_a_gated_model_without_a_token_says_where_to_accept_its_terms(
 def test_with_a_token_but_no_network_it_names_the_command_for_another_machine(
     empty_cache, monkeypatch
 ) -> None:
-    monkeypatch.setattr(check_module, "has_token", lambda: True)
+    monkeypatch.setattr(check_module.hub, "has_token", lambda: True)
     result = invoke("check", "virchow2", "--device", "cpu")
     assert result.exit_code == 1
     command = "hf download paige-ai/Virchow2 model.safetensors --revision 3158645804b69e3f3bc4439d"

@@ -12,7 +12,7 @@ import pytest
 
 from thinsection.errors import InvalidInputError
 from thinsection.pool import load_slide_encoder
-from thinsection.pool.registry import SLIDE_ENCODERS
+from thinsection.pool.encoder import SLIDE_ENCODERS
 
 TOY = '''
 import numpy as np

@@ -21,8 +21,8 @@ from thinsection.pool import (
     aggregate,
     load_slide_encoder,
     patient_embedding,
-    slide_encoder_names,
 )
+from thinsection.pool.encoder import SLIDE_ENCODERS
 from thinsection.slide.geometry import ReadPlan
 from thinsection.tiles import TileTable
 from thinsection.weights.origin import Origin
@@ -121,7 +121,7 @@ def test_abmil_refuses_names_and_shapes_that_do_not_fit() -> None:
 
 
 def test_every_name_is_a_slide_encoder_without_weights_or_says_what_it_needs() -> None:
-    assert {"mean", "max", "abmil"} <= set(slide_encoder_names())
+    assert {"mean", "max", "abmil"} <= set(SLIDE_ENCODERS.names())
     for name in ("mean", "max"):
         encoder = load_slide_encoder(name, device="cpu")
         assert isinstance(encoder, SlideEncoder)

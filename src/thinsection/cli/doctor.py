@@ -19,7 +19,7 @@ REGISTRIES = (
     "thinsection.tiles.filters:FILTERS",
     "thinsection.qc.pipeline:CHECKS",
     "thinsection.encode.registry:ENCODERS",
-    "thinsection.pool.registry:SLIDE_ENCODERS",
+    "thinsection.pool.encoder:SLIDE_ENCODERS",
     "thinsection.stages.formats:FORMATS",
     "thinsection.jobs.executor:EXECUTORS",
     "thinsection.probe.registry:PROBES",

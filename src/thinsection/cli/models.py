@@ -48,7 +48,7 @@ def list_models(
     if context.invoked_subcommand is not None:
         return
     from thinsection.encode.registry import ENCODERS, declared_encoders
-    from thinsection.pool.registry import SLIDE_ENCODERS
+    from thinsection.pool.encoder import SLIDE_ENCODERS
 
     specs = declared_encoders()
     others = {e.name: e.help for e in map(ENCODERS.entry, ENCODERS.names()[len(specs) :])}

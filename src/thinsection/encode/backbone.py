@@ -35,14 +35,6 @@ class Backbone(nn.Module):
     """A network, how it gives features, and how they are pooled.
 
     The weights are those of `network` alone, under the names that their publisher gave them.
-
-    Args:
-        network: the module.
-        pooling: of the features.
-        features: pixels to tokens with their prefix, or to a feature map; None: the network.
-        head: features to the architecture's own pooling, for `pooling='head'`.
-        num_prefix_tokens: P.
-        channels_last: whether a feature map is [B, H', W', C].
     """
 
     def __init__(
@@ -50,10 +42,10 @@ class Backbone(nn.Module):
         network: nn.Module,
         pooling: Pooling,
         *,
-        features: Step | None = None,
-        head: Step | None = None,
+        features: Step | None = None,  # pixels to tokens or a map; None: the network
+        head: Step | None = None,  # the architecture's own pooling of features
         num_prefix_tokens: int = 0,
-        channels_last: bool = False,
+        channels_last: bool = False,  # a feature map is [B, H', W', C]
     ) -> None:
         super().__init__()
         self.network, self.pooling, self.num_prefix_tokens = network, pooling, num_prefix_tokens
@@ -66,12 +58,12 @@ class Backbone(nn.Module):
         Tokens are patch tokens in row-major order, or the positions of the feature map.
         """
         features = self.features(pixels)
-        if features.ndim == 4:
-            dims = (1, 2) if self._channels_last else (2, 3)
-            tokens = features.flatten(*dims)
-            tokens = tokens if self._channels_last else tokens.transpose(1, 2)
-        else:
+        if features.ndim != 4:
             tokens = features[:, self.num_prefix_tokens :]
+        elif self._channels_last:
+            tokens = features.flatten(1, 2)
+        else:
+            tokens = features.flatten(2).transpose(1, 2)
         return self._pooled(features, tokens), tokens
 
     def _pooled(self, features: Tensor, tokens: Tensor) -> Tensor:

@@ -7,33 +7,18 @@ import torch
 
 from thinsection.encode.load import find_spec
 from thinsection.encode.registry import ENCODERS, EncoderSpec, declared_encoders
-from thinsection.errors import (
-    DeviceError,
-    InvalidInputError,
-    MissingDependencyError,
-    WeightsError,
-)
+from thinsection.errors import DeviceError, InvalidInputError, MissingDependencyError, WeightsError
 from thinsection.units import format_bytes
-from thinsection.weights.hub import (
-    cached_file,
-    fetch_command,
-    has_token,
-    hub_library,
-    is_reachable,
-)
+from thinsection.weights import hub
 from thinsection.weights.packages import is_installed
 from thinsection.weights.placement import resolve_device
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One condition for loading: what was found, and what to do where it does not hold.
+    """One condition for loading: what was found, and what to do where it does not hold."""
 
-    Attributes:
-        name: declared, packages, weights, device or memory.
-    """
-
-    name: str
+    name: str  # declared, packages, weights, device or memory
     ok: bool
     detail: str
 
@@ -80,16 +65,16 @@ def _weights(spec: EncoderSpec) -> tuple[bool, str]:
     if spec.repo is None:
         return True, "in the checkpoint's own folder"
     for filename in spec.weights_files:
-        if path := cached_file(spec.repo, filename, spec.revision):
+        if path := hub.cached_file(spec.repo, filename, spec.revision):
             return True, f"cached at {path}"
-    constants = hub_library().constants
+    constants = hub.hub_library().constants
     page = f"{constants.ENDPOINT}/{spec.repo}"
-    fetch = fetch_command(spec.repo, spec.weights_files[0], spec.revision)
+    fetch = hub.fetch_command(spec.repo, spec.weights_files[0], spec.revision)
     if constants.HF_HUB_OFFLINE:
         return False, f"not cached, and HF_HUB_OFFLINE is set; fetch them elsewhere: {fetch}"
-    if spec.gated and not has_token():
+    if spec.gated and not hub.has_token():
         return False, f"gated: accept the terms at {page}, then set HF_TOKEN or run: hf auth login"
-    if not is_reachable(constants.ENDPOINT):
+    if not hub.is_reachable(constants.ENDPOINT):
         why = f"not cached, and {constants.ENDPOINT} does not answer"
         return False, f"{why}; fetch elsewhere: {fetch}"
     access = "; the token's account must have been granted access" if spec.gated else ""

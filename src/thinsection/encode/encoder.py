@@ -30,12 +30,9 @@ class TileEncoder(ABC):
 
     A package that brings one implements the abstract members, and `encode_with_tokens` where its
     network has a dense map.
-
-    Attributes:
-        origin: of the weights; `load_encoder` sets it.
     """
 
-    origin: Origin = Origin()
+    origin: Origin = Origin()  # of the weights; `load_encoder` sets it
 
     @property
     @abstractmethod

@@ -18,7 +18,7 @@ from thinsection.pipeline.records import begin_record, end_record
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, write_tables
 from thinsection.pipeline.task import set_threads
 from thinsection.pool import SlideEncoder, check_fit, load_slide_encoder
-from thinsection.pool.registry import check_slide_encoder
+from thinsection.pool.encoder import check_slide_encoder
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig

@@ -295,7 +295,7 @@ def check_encoder_names(config: RunConfig, goal: Goal) -> None:
         return
     from thinsection.encode.load import find_spec
     from thinsection.encode.registry import ENCODERS
-    from thinsection.pool.registry import check_slide_encoder
+    from thinsection.pool.encoder import check_slide_encoder
 
     for name in config.encode.encoders:
         if name not in ENCODERS:

@@ -11,20 +11,21 @@ if TYPE_CHECKING:
     from thinsection.pool.encoder import SlideEmbedding as SlideEmbedding
     from thinsection.pool.encoder import SlideEncoder as SlideEncoder
     from thinsection.pool.encoder import check_fit as check_fit
+    from thinsection.pool.encoder import load_slide_encoder as load_slide_encoder
     from thinsection.pool.gigapath import GigaPathSlideEncoder as GigaPathSlideEncoder
     from thinsection.pool.pooling import AbmilSlideEncoder as AbmilSlideEncoder
     from thinsection.pool.pooling import MaxSlideEncoder as MaxSlideEncoder
     from thinsection.pool.pooling import MeanSlideEncoder as MeanSlideEncoder
-    from thinsection.pool.registry import load_slide_encoder as load_slide_encoder
-    from thinsection.pool.registry import slide_encoder_names as slide_encoder_names
     from thinsection.pool.titan import TitanSlideEncoder as TitanSlideEncoder
 
 _NAMES_OF = {
     "api": ("aggregate", "patient_embedding"),
-    "encoder": ("Expects", "LoadOptions", "SlideEmbedding", "SlideEncoder", "check_fit"),
+    "encoder": (
+        *("Expects", "LoadOptions", "SlideEmbedding", "SlideEncoder", "check_fit"),
+        "load_slide_encoder",
+    ),
     "gigapath": ("GigaPathSlideEncoder",),
     "pooling": ("AbmilSlideEncoder", "MaxSlideEncoder", "MeanSlideEncoder"),
-    "registry": ("load_slide_encoder", "slide_encoder_names"),
     "titan": ("TitanSlideEncoder",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}

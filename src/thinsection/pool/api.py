@@ -7,9 +7,13 @@ from typing import Any, Literal
 import numpy as np
 
 from thinsection.errors import InvalidInputError
-from thinsection.pool.encoder import SlideEmbedding, SlideEncoder, TileEmbeddings
+from thinsection.pool.encoder import (
+    SlideEmbedding,
+    SlideEncoder,
+    TileEmbeddings,
+    load_slide_encoder,
+)
 from thinsection.pool.inputs import checked_slide
-from thinsection.pool.registry import load_slide_encoder
 from thinsection.tiles import TileTable
 from thinsection.types import CoordsL0
 
@@ -32,7 +36,7 @@ def aggregate(
         tile_embeddings: (N, D) float, N >= 1.
         coords_l0: int64 (N, 2), top-left corners, level-0 px; left out with `tiles`.
         tiles: the table of these N tiles, as `embed_tiles` gives it back: coordinates and size.
-        slide_encoder: a name (see `slide_encoder_names`) or a loaded slide encoder.
+        slide_encoder: a name or a loaded slide encoder.
         tile_px_l0: edge of a tile, level-0 px; left out with `tiles`.
         options: of `load_slide_encoder`, where `slide_encoder` is a name.
 

@@ -1,18 +1,20 @@
-"""What every slide encoder offers, how it is loaded, and which tile embeddings it was made for.
+"""What every slide encoder offers, which tile embeddings it was made for, and those by name.
 
 Shapes: N tiles of one slide, D channels of a tile embedding, D' of the slide embedding.
 """
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import InvalidInputError, WeightsError
+from thinsection.errors import ConfigError, InvalidInputError, UnknownEncoderError, WeightsError
+from thinsection.registry import Entry, Registry
 from thinsection.types import GIB, CoordsL0
 from thinsection.weights.origin import Origin
 
@@ -51,23 +53,14 @@ class Expects:
 
 
 class SlideEncoder(ABC):
-    """Tile embeddings and coordinates in, one embedding per slide out.
+    """Tile embeddings and coordinates in, one embedding per slide out."""
 
-    Attributes:
-        name: in the registry.
-        dim: channels D' of the slide embedding; None where it is the tile embedding's D.
-        expects: what it was trained on.
-        weights_hash: of its weights, in hex; None where it has none.
-        precision: fp32 or bf16: what matrix products are computed in.
-        origin: of the weights; `load_slide_encoder` sets it.
-    """
-
-    name: str
-    dim: int | None = None
+    name: str  # in the registry
+    dim: int | None = None  # channels D' of the slide embedding; None: the tile embedding's D
     expects: Expects = Expects()
-    weights_hash: str | None = None
-    precision: str = "fp32"
-    origin: Origin = Origin()
+    weights_hash: str | None = None  # in hex; None where it has no weights
+    precision: str = "fp32"  # or bf16: what matrix products are computed in
+    origin: Origin = Origin()  # of the weights; `load_slide_encoder` sets it
 
     @abstractmethod
     def encode(
@@ -153,3 +146,86 @@ def check_fit(
 def _plain(name: str) -> str:
     """The name as compared: lower case, letters and digits only (CONCH_v1.5 is conch_v15)."""
     return "".join(c for c in name.lower() if c.isalnum())
+
+
+_OURS = {
+    "mean": ("pooling:MeanSlideEncoder", "Mean over tiles."),
+    "max": ("pooling:MaxSlideEncoder", "Largest value of each channel."),
+    "abmil": (
+        "pooling:AbmilSlideEncoder",
+        "Attention pooling with weights of your own (weights=FILE).",
+    ),
+    "titan": ("titan:TitanSlideEncoder", "TITAN, 768-d, on tiles of conch_v15; CC-BY-NC-ND-4.0."),
+    "gigapath": (
+        "gigapath:GigaPathSlideEncoder",
+        "Prov-GigaPath's LongNet, 768-d, on tiles of gigapath; Apache-2.0.",
+    ),
+}
+
+
+def _entries() -> Iterator[Entry]:
+    for name, (target, line) in _OURS.items():
+        extra = "hub" if name in ("titan", "gigapath") else None
+        yield Entry(name=name, help=line, target=f"thinsection.pool.{target}", extra=extra)
+
+
+SLIDE_ENCODERS: Registry[type[SlideEncoder]] = Registry(
+    "slide encoder", "thinsection.slide_encoders", _entries, error=UnknownEncoderError
+)
+
+
+def check_slide_encoder(name: str) -> None:
+    """Refuses a name that nobody declares, before anything is loaded.
+
+    Raises:
+        UnknownEncoderError: with the nearest known name.
+    """
+    SLIDE_ENCODERS.entry(name)
+
+
+def load_slide_encoder(
+    name: str,
+    *,
+    weights: str | Path | None = None,
+    device: str = "auto",
+    precision: Precision = "auto",
+    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    pretrained: bool = True,
+) -> SlideEncoder:
+    """The slide encoder of that name, ready to encode.
+
+    Args:
+        name: of ours or of another package's; `thinsection models` lists them.
+        weights: file, folder, or hub repository `owner/name@COMMIT`; None takes the published
+            repository at the pinned commit, where there is one (titan, gigapath).
+        device: 'auto' (CUDA where there is one, else the CPU) or a torch device.
+        precision: of matrix products; 'auto' is fp32. Softmax and sums stay in fp32.
+        budget_bytes: working memory of one `encode` beyond weights and inputs.
+        pretrained: False gives seeded random weights, for tests and dry runs only.
+
+    Raises:
+        UnknownEncoderError, ConfigError, DeviceError, WeightsError, MissingDependencyError.
+    """
+    from thinsection.weights.placement import resolve_device  # torch, which names do not need
+
+    if precision not in get_args(Precision):
+        allowed = ", ".join(get_args(Precision))
+        raise ConfigError(f"precision must be one of {allowed}, got {precision!r}")
+    if budget_bytes <= 0:
+        raise ConfigError(f"budget_bytes must be > 0, got {budget_bytes}")
+    encoder_class = SLIDE_ENCODERS.load(name)
+    if not (isinstance(encoder_class, type) and issubclass(encoder_class, SlideEncoder)):
+        raise InvalidInputError(
+            f"slide encoder {name!r} must be a subclass of SlideEncoder, got {encoder_class!r}"
+        )
+    options = LoadOptions(
+        weights=weights,
+        device=str(resolve_device(device, mps=False)),
+        precision=precision,
+        budget_bytes=budget_bytes,
+        pretrained=pretrained,
+    )
+    encoder = encoder_class.load(options)
+    seed = 0 if not pretrained and encoder.weights_hash is not None else None
+    encoder.origin = replace(encoder.origin, own_weights=weights is not None, seed=seed)
+    return encoder

@@ -22,20 +22,13 @@ ATTENTION_BYTES = 64 * MIB  # block buffers of the attention; its preferred CPU 
 
 
 class PublishedSlideEncoder(SlideEncoder):
-    """A network with published weights; a subclass says where they are and builds the network.
+    """A network with published weights; a subclass says where they are and builds the network."""
 
-    Attributes:
-        repository, revision: on the hub, the revision a commit.
-        files: names of the weights file, the preferred one first.
-        prefix: of the weights' names; what lies outside of it is another model and left aside.
-        large: pattern of the names of the layers whose products bfloat16 is for.
-    """
-
-    repository: ClassVar[str]
-    revision: ClassVar[str]
-    files: ClassVar[tuple[str, ...]]
-    prefix: ClassVar[str] = ""
-    large: ClassVar[str]
+    repository: ClassVar[str]  # on the hub
+    revision: ClassVar[str]  # a commit
+    files: ClassVar[tuple[str, ...]]  # names of the weights file, the preferred one first
+    prefix: ClassVar[str] = ""  # of the weights' names; outside of it lies another model
+    large: ClassVar[str]  # pattern of the names of the layers whose products bfloat16 is for
 
     def __init__(self, net: nn.Module, *, options: LoadOptions) -> None:
         self._device = resolve_device(options.device, mps=False)

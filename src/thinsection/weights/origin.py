@@ -6,19 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a model's weights came from, as its loader was asked.
+    """Where a model's weights came from, as its loader was asked."""
 
-    Attributes:
-        name: what the model is called in a label; None: the name in its registry.
-        revision: commit on the hub; None where the weights did not come from there.
-        own_weights: whether the caller brought them: a local checkpoint, or `weights`.
-        seed: of random weights; None: published or own ones.
-    """
-
-    name: str | None = None
-    revision: str | None = None
-    own_weights: bool = False
-    seed: int | None = None
+    name: str | None = None  # what the model is called in a label; None: the name in its registry
+    revision: str | None = None  # commit on the hub; None where they did not come from there
+    own_weights: bool = False  # whether the caller brought them: a local checkpoint, or `weights`
+    seed: int | None = None  # of random weights; None: published or own ones
 
     def label(self, name: str, *, precision: str, weights_hash: str | None) -> str:
         """A readable folder name, by what was loaded: 'uni2_h_bf16', 'uni_w1a2b3c', 'uni_seed0'.

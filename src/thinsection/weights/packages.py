@@ -16,10 +16,7 @@ import torch
 from thinsection.errors import MissingDependencyError
 
 _NEED_TORCHVISION = ("timm", "transformers")
-_SCHEMAS = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-)
+_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def is_installed(package: str) -> bool:
@@ -60,8 +57,8 @@ def importable_torchvision() -> torch.library.Library | None:
     else:
         return None
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for schema in _SCHEMAS:
-        library.define(schema)  # type: ignore[no-untyped-call]
+    for operator in ("nms", "qnms"):
+        library.define(operator + _SCHEMA)  # type: ignore[no-untyped-call]
     import torchvision  # noqa: F401
 
     return library

@@ -22,11 +22,7 @@ class Placement(NamedTuple):
 
 
 def resolve_device(device: str | torch.device, *, mps: bool = True) -> torch.device:
-    """The device that was asked for; `auto` takes CUDA, then MPS, then the CPU.
-
-    Args:
-        device: a torch device or its name, or 'auto'.
-        mps: False where the caller's code does not run there.
+    """The device that was asked for; `auto` takes CUDA, then MPS (if `mps` may be), then the CPU.
 
     Raises:
         DeviceError: it is not there; another one is never taken instead.
