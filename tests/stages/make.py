@@ -4,10 +4,10 @@ from pathlib import Path
 
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.naming import slide_facts, tile_attributes
 from thinsection.stages.stage import SlideWork, Stage, source_key
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.ledger import SlideLedger, fingerprint, load_ledger
+from thinsection.store.tiles_h5 import tile_attributes
 from thinsection.tiles import TileTable
 
 
@@ -17,8 +17,7 @@ def work_of(path: Path, out: Path, *stages: Stage) -> SlideWork:
     source = source_key(fingerprint(path), entry)
     ledger = SlideLedger(out=out, slide_id=path.stem)
     work = SlideWork(entry=entry, out=out, source=source, ledger=ledger, stages=stages)
-    slide = open_slide(path)
-    work.opened(slide, slide_facts(entry, slide))
+    work.opened(open_slide(path))
     return work
 
 
@@ -26,16 +25,17 @@ def lay_grid(work: SlideWork, stage: TilesStage) -> TileTable:
     """Performs a grid whose tiles need no look at their px."""
     assert work.slide is not None
     table = stage.candidates(work)
-    work.attributes = tile_attributes(work.entry, work.slide, table, overlap=stage.config.overlap)
+    slide_id, overlap = work.entry.slide_id, stage.config.overlap
+    work.attributes = tile_attributes(slide_id, work.slide, table, overlap=overlap)
     work.begin(stage)
     work.finish(stage, stage.write(work, table))
     return table
 
 
-def later(work: SlideWork) -> SlideWork:
-    """The same slide in another process: only what is on disk is known."""
+def later(work: SlideWork, *, entry: SlideEntry | None = None) -> SlideWork:
+    """The same slide in another process: only what is on disk, and the cohort's entry, is known."""
     return SlideWork(
-        entry=work.entry,
+        entry=entry or work.entry,
         out=work.out,
         source=work.source,
         ledger=load_ledger(work.out, work.entry.slide_id),

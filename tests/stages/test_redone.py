@@ -13,9 +13,9 @@ from thinsection.errors import StaleResultError
 from thinsection.qc.tissue import TissueConfig
 from thinsection.stages.features import FeaturesStage
 from thinsection.stages.leaves import FormatStage, GraphStage
+from thinsection.stages.masks import TissueStage
 from thinsection.stages.stage import Output, SlideWork
 from thinsection.stages.tiles import TilesStage
-from thinsection.stages.tissue import TissueStage
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles.transforms import StainConfig, stain_target
 
@@ -91,6 +91,24 @@ def test_what_is_redone_with_the_same_key_keeps_what_was_made_from_it(work: Slid
     again.perform(MASK)
     assert files(work) == before
     assert all(again.done(stage) for stage in work.stages)
+
+
+@pytest.mark.parametrize("change", [{"label": "LUSC"}, {"patient_id": "p8"}])
+def test_what_the_cohort_corrects_is_written_again_and_nothing_else_is(
+    work: SlideWork, change: dict[str, str]
+) -> None:
+    (old,) = work.ledger.stages[TSV.address].files
+    corrected = later(work, entry=replace(work.entry, **change))
+    corrected.missing = [stage for stage in corrected.stages if not corrected.done(stage)]
+    assert corrected.missing == [TSV]
+    corrected.check_stale()  # no --overwrite is asked for: it costs no tile
+    corrected.perform(TSV)
+    words = {"patient_id": "p7", "label": "LUAD"} | change
+    row = work.path(old).read_text().splitlines()[1].split("\t")
+    assert row[-3:-1] == list(words.values())
+    assert later(corrected).ledger.slide.items() >= words.items()
+    unnamed = later(corrected, entry=replace(work.entry, patient_id=None, label=None))
+    assert all(unnamed.done(stage) for stage in unnamed.stages)  # what was said is kept
 
 
 def test_a_file_that_a_stage_does_not_write_again_goes(work: SlideWork) -> None:

@@ -17,10 +17,9 @@ from thinsection.qc import QcResult, load_pipeline
 from thinsection.qc.tissue import TissueConfig, TissueMask
 from thinsection.stages.features import FeaturesStage, OpenResult, TokensStage
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage
-from thinsection.stages.quality import CheckedTissue, QcStage
+from thinsection.stages.masks import CheckedTissue, QcStage, TissueStage
 from thinsection.stages.stage import SlideWork
 from thinsection.stages.tiles import TilesStage
-from thinsection.stages.tissue import TissueStage
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TileTable
@@ -127,7 +126,7 @@ def test_quality_control_comes_back_equal_in_every_field(work: SlideWork) -> Non
         assert_same(getattr(fresh.qc, f.name), getattr(stored.qc, f.name))
     for name in ("mask", "frame", "mask_mpp", "thumbnail", "threshold"):
         assert_same(getattr(fresh, name), getattr(stored, name))
-    assert stage.row(later(work)) == stage.row(work)
+    assert stored.qc.row == fresh.qc.row
 
 
 @pytest.mark.parametrize("quality", [False, True])

@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.naming import tile_attributes
-from thinsection.store.tiles_h5 import TilesWriter
+from thinsection.store.tiles_h5 import TilesWriter, tile_attributes
 from thinsection.testing.array_slide import ArraySlide
 from thinsection.tiles import TilesConfig, tile_grid
 from thinsection.types import Mpp
@@ -31,8 +29,7 @@ def write_features(path: Path, *, slide_mpp: Mpp = (0.5, 0.5)) -> None:
     slide = ArraySlide([np.zeros((height, width, 3), np.uint8)], slide_mpp=slide_mpp)
     config = TilesConfig(tile_px=256, tile_mpp="0.5")
     table = tile_grid(slide, config)
-    entry = SlideEntry(slide_id=path.stem, slide_path=slide.slide_path)
-    attributes = tile_attributes(entry, slide, table, overlap=config.overlap)
+    attributes = tile_attributes(path.stem, slide, table, overlap=config.overlap)
     features = np.random.default_rng(width).normal(size=(len(table), DIM)).astype(np.float32)
     with TilesWriter(path, dim=DIM, attributes=attributes | {"encoder": "toy"}) as writer:
         writer.append(table.coords_l0, features)

@@ -23,7 +23,7 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
 from thinsection.stages.labels import features_label
-from thinsection.stages.pooling import PoolingStage
+from thinsection.stages.leaves import PoolingStage
 from thinsection.stages.stage import RecordedStage, SlideWork
 from thinsection.store.ledger import SLIDES, load_ledger, load_ledgers
 from thinsection.store.tiles_h5 import (

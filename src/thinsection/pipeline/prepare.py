@@ -6,10 +6,10 @@ from thinsection.slide import open_slide
 from thinsection.slide.geometry import plan_read
 from thinsection.stages.config import RunConfig
 from thinsection.stages.features import FeaturesStage
-from thinsection.stages.naming import slide_facts, tile_attributes
-from thinsection.stages.quality import QcStage
+from thinsection.stages.masks import QcStage
 from thinsection.stages.stage import SlideWork
 from thinsection.stages.tiles import TilesStage
+from thinsection.store.tiles_h5 import tile_attributes
 from thinsection.stream import SlideFailed, SlideTiles
 from thinsection.tiles import TileTable
 from thinsection.tiles.transforms import StainLook, fit_stain
@@ -37,7 +37,7 @@ def prepare(
             return SlideTiles(key=work, slide=None, table=None)
         entry = work.entry
         slide = open_slide(entry.slide_path, reader=config.slides.reader, slide_mpp=entry.slide_mpp)
-        work.opened(slide, slide_facts(entry, slide))
+        work.opened(slide)
         grid = next((s for s in work.stages if isinstance(s, TilesStage)), None)
         if grid is not None:  # a missing mpp is said before any pixel is read
             plan_read(
@@ -88,7 +88,8 @@ def _tiles(
         table = grid.candidates(work)
     else:
         table = work.value(grid)
-    work.attributes = tile_attributes(work.entry, slide, table, overlap=grid.config.overlap)
+    overlap = grid.config.overlap
+    work.attributes = tile_attributes(work.entry.slide_id, slide, table, overlap=overlap)
     if grid in work.missing and not streamed:
         work.begin(grid)
         work.finish(grid, grid.write(work, table))

@@ -12,7 +12,7 @@ from thinsection.report.qc_files import QC_FORMAT, QC_JSON, write_qc_csv
 from thinsection.report.qc_sheet import write_qc_sheet
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
-from thinsection.stages.quality import QcStage
+from thinsection.stages.masks import QcStage
 from thinsection.stages.request import mask_stage
 
 

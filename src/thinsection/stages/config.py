@@ -9,13 +9,8 @@ from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
 from thinsection.slide.readers import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS
-from thinsection.stream.budget import (
-    REGION_BYTES,
-    StreamBudget,
-    StreamConfig,
-    cpu_count,
-    stream_budget,
-)
+from thinsection.stream import StreamBudget, StreamConfig, cpu_count, stream_budget
+from thinsection.stream.budget import REGION_BYTES
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.units import parse_bytes
@@ -33,9 +28,7 @@ class SlidesConfig:
         "Reader; 'auto' takes the fastest that agrees with OpenSlide's pixels.",
         choices=reader_choices,
     )
-    slide_mpp: str | None = option(
-        None, "µm/px of level 0 where a file has none: 0.25 or 0.25x0.26."
-    )
+    slide_mpp: str | None = option(None, "µm/px of level 0 where files lack it: 0.25, 0.25x0.26.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +42,11 @@ class EncodeConfig:
         flag="--encoder",
     )
     tokens: bool = option(False, "Also store the dense token grid of encoders that have one.")
-    weights: str | None = option(
-        None, "Local weights for the encoder (safetensors, or .pth safely)."
-    )
+    weights: str | None = option(None, "Local weights of the encoder: safetensors, or safe .pth.")
     pretrained: bool = option(True, "Load weights; --no-pretrained takes seeded random ones.")
     allow_remote_code: bool = option(False, "Let a hub repository run its own code.")
     device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.")
-    precision: Literal["auto", "fp32", "fp16", "bf16"] = option(
-        "auto", "Arithmetic of the encoder."
-    )
+    precision: Literal["auto", "fp32", "fp16", "bf16"] = option("auto", "Encoder's arithmetic.")
     batch_size: int = option(0, "Tiles per batch; 0: 32 on a CPU, 256 on a GPU.")
     seed: int = option(0, "Seed of random weights.")
 
@@ -67,10 +56,8 @@ class EncodeConfig:
         if not self.encoders or len(set(self.encoders)) < len(self.encoders):
             raise ConfigError(f"encode.encoders must be different names, got {self.encoders}")
         if self.weights is not None and len(self.encoders) > 1:
-            raise ConfigError(
-                f"encode.weights must go with one encoder, got {len(self.encoders)}; "
-                "run them one after the other into the same --out"
-            )
+            got = f"got {len(self.encoders)}; run them one after the other into the same --out"
+            raise ConfigError(f"encode.weights must go with one encoder, {got}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +69,7 @@ class AggregateConfig:
         "Slide encoder; repeat for several: mean, max, abmil, titan, gigapath, another's.",
         flag="--slide-encoder",
     )
-    slide_weights: str | None = option(
-        None, "Local weights, or hub repository, of the slide encoder."
-    )
+    slide_weights: str | None = option(None, "The slide encoder's weights: local, or on the hub.")
     aggregate_memory: str = option("1GiB", "Memory of the slide encoder's attention.")
 
 
@@ -93,12 +78,9 @@ class QcConfig:
     """Quality control inside a run."""
 
     qc: str = option(
-        "off",
-        "QC whose mask the tiles use: off, default, extended, light, ihc, clinical, v2.1, a .toml.",
+        "off", "QC of the tiles: off, default, extended, light, ihc, clinical, v2.1, or a .toml."
     )
-    qc_fail: tuple[str, ...] = option(
-        (), "Leave out slides for which this holds: 'pixels_to_use<1000'; repeat."
-    )
+    qc_fail: tuple[str, ...] = option((), "Leave out slides by rule: 'pixels_to_use<1000'; repeat.")
     qc_device: str = option("cpu", "Where the checks are computed: cpu or cuda.")
 
 
@@ -111,9 +93,7 @@ class OutputConfig:
     graph: str | None = option(None, "Spatial graph of the tiles: knn:8 or radius:100 (µm).")
     overview: bool = option(True, "One PNG per slide: thumbnail, tissue outline, tiles.")
     resume: bool = option(True, "Skip what is done with the same settings and input.")
-    overwrite: bool = option(
-        False, "Replace results made from another slide file, and all that was made from them."
-    )
+    overwrite: bool = option(False, "Replace results of another slide file, and all made of them.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,20 +116,12 @@ class RunConfig:
 class PoolingConfig:
     """Which slide encoder pools tiles files that are there, and what these may leave open."""
 
-    slide_encoder: str = option(
-        "mean", "Slide encoder: mean, max, abmil, titan, gigapath, or an entry point's."
-    )
-    features: str | None = option(
-        None, "Only these embeddings of a results folder: GRID/features_NAME, or a part of it."
-    )
-    slide_weights: str | None = option(
-        None, "Local weights, or hub repository, of the slide encoder."
-    )
+    slide_encoder: str = option("mean", "mean, max, abmil, titan, gigapath, or an entry point's.")
+    features: str | None = option(None, "Only these embeddings: GRID/features_NAME, or a part.")
+    slide_weights: str | None = option(None, "The slide encoder's weights: local, or on the hub.")
     tile_px_l0: int | None = option(None, "Tile edge in level-0 px where files do not say.")
     device: str = option("auto", "auto, cpu, cuda or cuda:1.")
-    memory: str = option(
-        AggregateConfig().aggregate_memory, "Memory of the slide encoder's attention."
-    )
+    memory: str = option(AggregateConfig().aggregate_memory, "Memory of the encoder's attention.")
 
     def __post_init__(self) -> None:
         parse_bytes(self.memory, name="pooling.memory")

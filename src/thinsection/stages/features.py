@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from thinsection.files.atomic import atomic_path
 from thinsection.stages.labels import join_label, variant
-from thinsection.stages.stage import Output, Reads, SlideWork, Stage
+from thinsection.stages.stage import Output, SlideWork, Stage
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
 from thinsection.tiles import TileTable
@@ -27,27 +27,17 @@ class FeaturesStage(Stage):
     """`GRID/features_ENCODER/ID.h5`: `features` (N, D) and `coords` (N, 2).
 
     Embeddings depend on pixels, tile grid and encoder, and on nothing else.
-
-    Attributes:
-        tiles: stage of the grid.
-        encoder: label of the encoder, as part of the folder's name.
-        identity: what of the encoder decides a result: name, weights' hash, precision.
-        dtype: of the stored embeddings.
-        stain, target: normalisation before the encoder, and the look that it aims at.
     """
 
     title: ClassVar[str] = "embed"
+    reads = "tiles"
 
     tiles: TilesStage
-    encoder: str
-    identity: Mapping[str, Any]
-    dtype: str = "float32"
-    stain: StainConfig = field(default_factory=StainConfig)
-    target: StainLook | None = None
-
-    @property
-    def reads(self) -> Reads:
-        return "tiles"
+    encoder: str  # its label, as part of the folder's name
+    identity: Mapping[str, Any]  # what of it decides a result: name, weights' hash, precision
+    dtype: str = "float32"  # of the stored embeddings
+    stain: StainConfig = field(default_factory=StainConfig)  # normalisation before the encoder
+    target: StainLook | None = None  # the look that it aims at
 
     @property
     def label(self) -> str:
@@ -64,12 +54,8 @@ class FeaturesStage(Stage):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return {
-            # the hash sees every weight: which revision brought them is for the record
-            "encoder": {k: v for k, v in self.identity.items() if k != "revision"},
-            "dtype": self.dtype,
-            "stain": None if self.target is None else [asdict(self.stain), repr(self.target)],
-        }
+        stain = None if self.target is None else [asdict(self.stain), repr(self.target)]
+        return {"encoder": deciding(self.identity), "dtype": self.dtype, "stain": stain}
 
     @property
     def needs(self) -> tuple[Stage, ...]:
@@ -78,8 +64,7 @@ class FeaturesStage(Stage):
     @property
     def attributes(self) -> dict[str, str]:
         """What the file says of its encoder."""
-        identity = dict(self.identity)
-        return {"encoder": identity.pop("name"), **identity}
+        return {"encoder" if k == "name" else k: v for k, v in self.identity.items()}
 
     def content(self, work: SlideWork, table: TileTable) -> str:
         """Hash of what the embeddings depend on: pixels, tiles, encoder; not of how the tiles came
@@ -116,21 +101,20 @@ class FeaturesStage(Stage):
         return read_tiles(work.path(self.file(work.entry.slide_id)))
 
 
+def deciding(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an encoder's identity decides a result: the hash sees every weight, and the revision
+    that brought them is for the record."""
+    return {name: value for name, value in identity.items() if name != "revision"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokensStage(Stage):
-    """`GRID/tokens_ENCODER/ID.h5`: `tokens` (N, T, C) in float16 and `coords` (N, 2).
-
-    Attributes:
-        features: stage of the same encoder's embeddings; both come from one forward pass.
-    """
+    """`GRID/tokens_ENCODER/ID.h5`: `tokens` (N, T, C) in float16 and `coords` (N, 2)."""
 
     title: ClassVar[str] = "tokens"
+    reads = "tiles"
 
-    features: FeaturesStage
-
-    @property
-    def reads(self) -> Reads:
-        return "tiles"
+    features: FeaturesStage  # of the same encoder: both come from one forward pass
 
     @property
     def address(self) -> str:
@@ -153,6 +137,7 @@ class OpenResult:
 
     def __init__(self, work: SlideWork, stage: FeaturesStage | TokensStage) -> None:
         self.stage, self._work = stage, work
+        self._features = stage if isinstance(stage, FeaturesStage) else stage.features
         self._name = stage.file(work.entry.slide_id)
         self._stack = ExitStack()
         self._tmp = self._stack.enter_context(atomic_path(work.path(self._name)))
@@ -163,20 +148,15 @@ class OpenResult:
         self._open(values.shape[1:]).append(coords_l0, values)
 
     def close(self, empty_shape: tuple[int, ...]) -> Output:
-        """Puts the file in its place.
-
-        Args:
-            empty_shape: of a row, for a slide without tiles.
-        """
+        """Puts the file in its place; `empty_shape` is of a row, for a slide without tiles."""
+        work, features = self._work, self._features
         writer = self._open(empty_shape)
         writer.close()
-        stage, work = self.stage, self._work
-        features = stage if isinstance(stage, FeaturesStage) else stage.features
-        work.begin(stage)
+        work.begin(self.stage)
         self._stack.close()  # fsync and rename
         facts: dict[str, Any] = {"dim": writer.shape[-1], **features.attributes}
         facts["warnings"] = "; ".join(work.warnings)
-        if stage is features:
+        if self.stage is features:
             facts["content"] = features.content(work, work.value(features.tiles))
         return Output(files=(self._name,), facts=facts)
 
@@ -189,13 +169,12 @@ class OpenResult:
 
     def _open(self, shape: tuple[int, ...]) -> TilesWriter:
         if self._writer is None:
-            stage = self.stage
-            features = stage if isinstance(stage, FeaturesStage) else stage.features
+            features, embeds = self._features, self.stage is self._features
             self._writer = TilesWriter(
                 self._tmp,
                 dim=shape,
-                dataset="features" if stage is features else "tokens",
-                dtype=features.dtype if stage is features else "float16",
+                dataset="features" if embeds else "tokens",
+                dtype=features.dtype if embeds else "float16",
                 attributes=self._work.attributes | features.attributes,
             )
         return self._writer

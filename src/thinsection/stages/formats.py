@@ -6,6 +6,7 @@ Another package adds one by an entry point of the group `thinsection.formats` th
 
 import csv
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,21 +19,14 @@ from thinsection.types import CoordsL0
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingTable:
-    """What a format writes.
-
-    Attributes:
-        slide_id, patient_id, label: of the slide.
-        coords_l0: int64 (N, 2).
-        tile_embeddings: float32 or float16 (N, D).
-        columns: name -> (N,), what is known per tile.
-    """
+    """What a format writes."""
 
     slide_id: str
-    patient_id: str | None
+    patient_id: str | None  # as the cohort says, like the label
     label: str | None
-    coords_l0: CoordsL0
-    tile_embeddings: npt.NDArray[np.floating]
-    columns: Mapping[str, npt.NDArray]
+    coords_l0: CoordsL0  # int64 (N, 2)
+    tile_embeddings: npt.NDArray[np.floating]  # float32 or float16 (N, D)
+    columns: Mapping[str, npt.NDArray]  # name -> (N,), what is known per tile
 
 
 Format = Callable[[EmbeddingTable, Path], None]
@@ -59,57 +53,41 @@ def write_parquet(table: EmbeddingTable, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    features = np.ascontiguousarray(table.tile_embeddings, dtype=np.float32)
+    values = np.ascontiguousarray(table.tile_embeddings, dtype=np.float32)
     columns = {
-        "slide_id": pa.array([table.slide_id] * len(table.coords_l0)),
-        "x_l0": pa.array(table.coords_l0[:, 0]),
-        "y_l0": pa.array(table.coords_l0[:, 1]),
-        **{name: pa.array(values) for name, values in table.columns.items()},
-        "embedding": pa.FixedSizeListArray.from_arrays(
-            pa.array(features.ravel()), features.shape[1]
-        ),
+        "slide_id": [table.slide_id] * len(table.coords_l0),
+        "x_l0": table.coords_l0[:, 0],
+        "y_l0": table.coords_l0[:, 1],
+        **table.columns,
     }
-    pq.write_table(pa.table(columns), path)
+    embedding = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+    arrays = {name: pa.array(column) for name, column in columns.items()}
+    pq.write_table(pa.table(arrays | {"embedding": embedding}), path)
 
 
 def write_zarr(table: EmbeddingTable, path: Path) -> None:
     """A zipped zarr v3 group with arrays `coords` and `features`."""
     import zarr
 
-    store = zarr.storage.ZipStore(path, mode="w")
-    try:
+    with closing(zarr.storage.ZipStore(path, mode="w")) as store:
         group = zarr.create_group(store, attributes={"slide_id": table.slide_id})
         group.create_array("coords", data=table.coords_l0)
         group.create_array("features", data=table.tile_embeddings)
-    finally:
-        store.close()
+
+
+def _exported(name: str, help: str, target: Format, suffix: str, needs: str) -> Entry:
+    """A format whose package is of the extra 'export'."""
+    return Entry(
+        name=name, help=help, target=target, suffixes=(suffix,), needs=(needs,), extra="export"
+    )
 
 
 FORMATS: Registry[Format] = Registry(
     "output format",
     "thinsection.formats",
     (
-        Entry(
-            name="tsv",
-            help="A row per tile, as text.",
-            target=write_tsv,
-            suffixes=(".tsv",),
-        ),
-        Entry(
-            name="parquet",
-            help="Columns of Apache Arrow.",
-            target=write_parquet,
-            suffixes=(".parquet",),
-            needs=("pyarrow",),
-            extra="export",
-        ),
-        Entry(
-            name="zarr",
-            help="A zipped zarr v3 group.",
-            target=write_zarr,
-            suffixes=(".zarr.zip",),
-            needs=("zarr",),
-            extra="export",
-        ),
+        Entry(name="tsv", help="A row per tile, as text.", target=write_tsv, suffixes=(".tsv",)),
+        _exported("parquet", "Columns of Apache Arrow.", write_parquet, ".parquet", "pyarrow"),
+        _exported("zarr", "A zipped zarr v3 group.", write_zarr, ".zarr.zip", "zarr"),
     ),
 )

@@ -21,9 +21,7 @@ _NAMED = ("tile_px", "tile_mpp", "overlap")  # have places of their own in a gri
 def grid_label(tiles: TilesConfig, mask_label: str) -> str:
     """Folder of a tile grid: '256px_0.5mpp', '512px_native_64px_overlap_qc-default', ...
 
-    Args:
-        tiles: settings of the grid.
-        mask_label: of the tissue mask or quality control; '' at their defaults.
+    `mask_label` is of the tissue mask or quality control; '' at their defaults.
     """
     mpp = "native" if tiles.mpp is None else f"{slug(tiles.mpp)}mpp"
     overlap = f"{tiles.overlap}px_overlap" if tiles.overlap else ""
@@ -39,12 +37,10 @@ def join_label(*parts: str) -> str:
 def variant(section: Any, *, leave_out: tuple[str, ...] = ()) -> str:
     """The settings of a section that differ from their defaults, as part of a name; '' for none."""
     default = type(section)()
-    changed = {
-        f.name: getattr(section, f.name)
-        for f in dataclasses.fields(section)
-        if f.name not in leave_out and getattr(section, f.name) != getattr(default, f.name)
-    }
-    name = "_".join(f"{key}-{slug(value)}" for key, value in changed.items())
+    names = [f.name for f in dataclasses.fields(section) if f.name not in leave_out]
+    values = {name: getattr(section, name) for name in names}
+    changed = {name: v for name, v in values.items() if v != getattr(default, name)}
+    name = join_label(*(f"{key}-{slug(value)}" for key, value in changed.items()))
     if len(name) > _MAX_PART:
         return short_hash(changed)
     return name if all(map(_is_exact, changed.values())) else f"{name}-{short_hash(changed)}"

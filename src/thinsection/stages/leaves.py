@@ -1,29 +1,75 @@
-"""Stages that read what is stored and that nothing else needs: overview, graph, other formats."""
+"""Stages made from what is stored, that nothing else needs: pooling, overview, graph, formats."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import h5py
 
 from thinsection.files.atomic import atomic_path
 from thinsection.neighbors import parse_graph_spec, tile_graph
 from thinsection.report.overview import draw_overview
-from thinsection.stages.features import FeaturesStage
+from thinsection.stages.features import FeaturesStage, deciding
 from thinsection.stages.formats import FORMATS, EmbeddingTable
-from thinsection.stages.labels import slug
+from thinsection.stages.labels import features_label, slug
 from thinsection.stages.stage import Output, SlideWork, Stage
 from thinsection.stages.tiles import TilesStage
+from thinsection.store.tiles_h5 import read_tiles, write_slide_embedding
 from thinsection.tiles import TileTable
+
+if TYPE_CHECKING:
+    from thinsection.pool import SlideEncoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingStage(Stage):
+    """`GRID/slide_features_NAME/ID.h5`: `features` (D,), of the stored embeddings of its tiles."""
+
+    title: ClassVar[str] = "aggregate"
+
+    features: Stage  # of the tile embeddings
+    slide_encoder: "SlideEncoder"  # loaded
+    warnings: tuple[str, ...] = ()  # what does not fit between the two
+
+    @property
+    def address(self) -> str:
+        grid, _, folder = self.features.address.rpartition("/")
+        return f"{grid}/slide_features_{self.slide_encoder.label(features_label(folder))}"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {"slide_encoder": deciding(self.slide_encoder.identity)}
+
+    @property
+    def needs(self) -> tuple[Stage, ...]:
+        return (self.features,)
+
+    def run(self, work: SlideWork) -> Output:
+        """Pools; a slide without tiles has no embedding and no file.
+
+        Memory: 4 N D bytes and the slide encoder's own bound.
+        """
+        encoder, slide_id = self.slide_encoder, work.entry.slide_id
+        tiles = read_tiles(work.path(self.features.file(slide_id)))
+        if tiles.features is None or len(tiles.features) == 0:
+            return Output(files=(), facts={"slide_dim": 0})
+        edge = tiles.tile_px_l0 or 1
+        embedding = encoder.encode(tiles.features, tiles.coords_l0, tile_px_l0=edge)
+        attributes = {
+            "name": slide_id,
+            "slide_encoder": encoder.name,
+            "weights_hash": encoder.weights_hash or "",
+            "num_tiles": len(tiles.coords_l0),
+        }
+        write_slide_embedding(work.path(self.file(slide_id)), embedding, attributes)
+        facts = {"slide_encoder": encoder.name, "slide_dim": len(embedding)}
+        facts |= {"warnings": "; ".join(self.warnings)}
+        return Output(files=(self.file(slide_id),), facts=facts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OverviewStage(Stage):
-    """`GRID/overviews/ID.png`: thumbnail, tissue outline, tiles.
-
-    Attributes:
-        tiles: stage of the grid.
-    """
+    """`GRID/overviews/ID.png`: thumbnail, tissue outline, tiles."""
 
     title: ClassVar[str] = "overview"
 
@@ -32,10 +78,6 @@ class OverviewStage(Stage):
     @property
     def address(self) -> str:
         return f"{self.tiles.grid}/overviews"
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        return {}
 
     @property
     def needs(self) -> tuple[Stage, ...]:
@@ -59,17 +101,12 @@ class OverviewStage(Stage):
 
 @dataclass(frozen=True, kw_only=True)
 class GraphStage(Stage):
-    """`GRID/graph_SPEC/ID.h5`: `edge_index` (2, E) int64 over the rows of the grid, `distances`.
-
-    Attributes:
-        tiles: stage of the grid.
-        spec: 'knn:8' or 'radius:100'.
-    """
+    """`GRID/graph_SPEC/ID.h5`: `edge_index` (2, E) int64 over the rows of the grid, `distances`."""
 
     title: ClassVar[str] = "graph"
 
     tiles: TilesStage
-    spec: str
+    spec: str  # 'knn:8' or 'radius:100'
 
     @property
     def address(self) -> str:
@@ -105,17 +142,13 @@ class GraphStage(Stage):
 
 @dataclass(frozen=True, kw_only=True)
 class FormatStage(Stage):
-    """`GRID/FORMAT_ENCODER/ID.SUFFIX`: the embeddings of a slide in another format.
-
-    Attributes:
-        features: stage of the embeddings.
-        format: name of `FORMATS`.
-    """
+    """`GRID/FORMAT_ENCODER/ID.SUFFIX`: the embeddings of a slide in another format."""
 
     title: ClassVar[str] = "export"
+    told: ClassVar[tuple[str, ...]] = ("patient_id", "label")
 
     features: FeaturesStage
-    format: str
+    format: str  # name of `FORMATS`
 
     @property
     def address(self) -> str:
@@ -134,22 +167,17 @@ class FormatStage(Stage):
 
         Memory: the slide's embeddings, 4 N D bytes.
         """
-        entry = FORMATS.entry(self.format)
-        name = self.file(work.entry.slide_id, entry.suffixes[0])
+        name = self.file(work.entry.slide_id, FORMATS.entry(self.format).suffixes[0])
         stored = self.features.load(work)
         assert stored.features is not None
-        table: TileTable = work.value(self.features.tiles)
+        table = EmbeddingTable(
+            slide_id=work.entry.slide_id,
+            **{name: work.ledger.slide.get(name) for name in self.told},
+            coords_l0=stored.coords_l0,
+            tile_embeddings=stored.features,
+            columns=work.value(self.features.tiles).columns,
+        )
+        write = FORMATS.load(self.format)
         with atomic_path(work.path(name)) as tmp:
-            write = FORMATS.load(self.format)
-            write(
-                EmbeddingTable(
-                    slide_id=work.entry.slide_id,
-                    patient_id=work.entry.patient_id,
-                    label=work.entry.label,
-                    coords_l0=stored.coords_l0,
-                    tile_embeddings=stored.features,
-                    columns=table.columns,
-                ),
-                tmp,
-            )
+            write(table, tmp)
         return Output(files=(name,))

@@ -1,18 +1,17 @@
 """From settings to the graph of stages that a run asks for."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc import Pipeline
 from thinsection.stages.config import RunConfig
 from thinsection.stages.features import FeaturesStage, TokensStage
-from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage
-from thinsection.stages.pooling import PoolingStage
-from thinsection.stages.quality import QcStage
+from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage, PoolingStage
+from thinsection.stages.masks import QcStage, TissueStage
 from thinsection.stages.stage import Stage
 from thinsection.stages.tiles import TilesStage
-from thinsection.stages.tissue import TissueStage
 from thinsection.tiles.transforms import StainLook
 
 if TYPE_CHECKING:
@@ -48,45 +47,31 @@ def stages_of(
     mask = mask_stage(config, pipeline)
     if goal in ("tissue", "qc"):
         return (mask,)
-    tiles = TilesStage(config=config.tiles, mask=mask)
-    features = [_features(config, tiles, encoder, target) for encoder in encoders]
+    tiles, output = TilesStage(config=config.tiles, mask=mask), config.output
+    of_grid = partial(FeaturesStage, tiles=tiles, stain=config.stain, target=target)
+    features = [
+        of_grid(encoder=e.label, identity=e.identity, dtype=output.embedding_dtype)
+        for e in encoders
+    ]
     stages: list[Stage] = [mask, tiles, *features]
     if config.encode.tokens:
         pairs = zip(features, encoders)
         stages += [TokensStage(features=f) for f, e in pairs if e.spec.supports_tokens]
-    if config.output.overview:
+    if output.overview:
         stages.append(OverviewStage(tiles=tiles))
-    if config.output.graph:
-        stages.append(GraphStage(tiles=tiles, spec=config.output.graph))
-    for name in config.output.write:
-        stages += [FormatStage(features=f, format=name) for f in features]
+    if output.graph:
+        stages.append(GraphStage(tiles=tiles, spec=output.graph))
+    stages += [FormatStage(features=f, format=name) for name in output.write for f in features]
     return (*stages, *_pooling(config, features, encoders, slide_encoders))
 
 
 def mask_stage(config: RunConfig, pipeline: Pipeline | None) -> TissueStage | QcStage:
     """What says where the tissue is."""
-    reader = config.slides.reader
+    reader, qc = config.slides.reader, config.qc
     if pipeline is None:
         return TissueStage(config=config.tissue, reader=reader)
     return QcStage(
-        pipeline=pipeline,
-        source=config.qc.qc,
-        rules=config.qc.qc_fail,
-        reader=reader,
-        device=config.qc.qc_device,
-    )
-
-
-def _features(
-    config: RunConfig, tiles: TilesStage, encoder: "TileEncoder", target: StainLook | None
-) -> FeaturesStage:
-    return FeaturesStage(
-        tiles=tiles,
-        encoder=encoder.label,
-        identity=encoder.identity,
-        dtype=config.output.embedding_dtype,
-        stain=config.stain,
-        target=target,
+        pipeline=pipeline, source=qc.qc, rules=qc.qc_fail, reader=reader, device=qc.qc_device
     )
 
 
@@ -99,13 +84,12 @@ def _pooling(
     """Each slide encoder over the embeddings that it takes."""
     from thinsection.pool import check_fit
 
+    px, mpp = config.tiles.tile_px, config.tiles.mpp
     for slide_encoder in slide_encoders:
         refused: list[InvalidInputError] = []
         for stage, encoder in zip(features, encoders):
             try:
-                fit = check_fit(
-                    slide_encoder, encoder.spec.name, config.tiles.tile_px, config.tiles.mpp
-                )
+                fit = check_fit(slide_encoder, encoder.spec.name, px, mpp)
             except InvalidInputError as error:
                 refused.append(error)
                 continue
@@ -120,7 +104,7 @@ def check_goal(goal: str) -> Goal:
     Raises:
         ConfigError: no such goal.
     """
-    for known in GOALS:
-        if goal == known:
-            return known
-    raise ConfigError(f"stage must be one of {', '.join(GOALS)}, got {goal!r}")
+    found = next((known for known in GOALS if known == goal), None)
+    if found is None:
+        raise ConfigError(f"stage must be one of {', '.join(GOALS)}, got {goal!r}")
+    return found

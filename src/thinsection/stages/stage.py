@@ -8,7 +8,7 @@ A run is the graph of the stages that were asked for. Three kinds differ in what
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -19,38 +19,32 @@ from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.store.ledger import SlideLedger, StageRecord, fingerprint_reads, stage_key
 
-_OF_COHORTS = ("patient_id", "label", "split")  # a later run may name the slide alone
+_OF_COHORTS = ("patient_id", "label", "split")
 
 Reads = Literal["slide", "tiles", "store"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a stage left.
+    """What a stage left."""
 
-    Attributes:
-        files: relative to the results folder.
-        facts: for the ledger and the summary: plain values.
-        value: what later stages of this run take, in place of reading the files.
-    """
-
-    files: tuple[str, ...]
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    value: Any = None
+    files: tuple[str, ...]  # relative to the results folder
+    facts: Mapping[str, Any] = field(default_factory=dict)  # for ledger and summary: plain values
+    value: Any = None  # what later stages of this run take, in place of reading the files
 
 
 class Stage(ABC):
     """One step on a slide's way. Subclasses are frozen dataclasses of the settings that they need.
 
-    Class attribute `title`: what a person calls the stage in failures (tissue, qc, tile, embed,
-    aggregate, ...).
+    Class attributes say what all of a kind have in common; the rest follows from the settings.
     """
 
-    title: ClassVar[str]
+    title: ClassVar[str]  # what a person calls it in failures: tissue, qc, tile, embed, ...
+    told: ClassVar[tuple[str, ...]] = ()  # words of the cohort that its result repeats: 'label'
 
     @property
     def reads(self) -> Reads:
-        """What the stage is made from, see the module."""
+        """What it is made from, see the module; of most kinds a class attribute."""
         return "store"
 
     @property
@@ -62,9 +56,9 @@ class Stage(ABC):
         """
 
     @property
-    @abstractmethod
     def settings(self) -> Mapping[str, Any]:
         """Plain values that decide the result, beside those of `needs`."""
+        return {}
 
     @property
     def needs(self) -> tuple["Stage", ...]:
@@ -80,11 +74,7 @@ class Stage(ABC):
         raise TypeError(f"nothing reads {self.address} back")
 
     def key(self, source: str) -> str:
-        """Hash of all that the result depends on.
-
-        Args:
-            source: identity of the slide's pixels (`source_key`).
-        """
+        """Hash of all that the result depends on but the cohort's words; `source_key`'s source."""
         of = [need.key(source) for need in self.needs] or [source]
         return stage_key(of=of, settings=dict(self.settings))
 
@@ -95,37 +85,27 @@ class Stage(ABC):
 
 @dataclass(kw_only=True)
 class SlideWork:
-    """One slide while a process works on it, under the slide's lock.
-
-    Attributes:
-        entry: of the cohort.
-        out: the results folder.
-        source: identity of the slide's pixels.
-        ledger: as it stands.
-        stages: of the run, each after what it needs.
-        missing: those that are not done.
-        overwrite: whether results made from another file or setting may be replaced.
-        slide: while it is open.
-        warnings: of this run.
-        at: title of the stage at work, for failures.
-        values: what stages gave, by address.
-        attributes: of the files of its tiles.
-        remote: byte source of a slide by URL, which counts what is fetched.
-    """
+    """One slide while a process works on it, under the slide's lock."""
 
     entry: SlideEntry
-    out: Path
-    source: str
-    ledger: SlideLedger
-    stages: tuple[Stage, ...]
-    missing: list[Stage] = field(default_factory=list)
-    overwrite: bool = False
-    slide: Slide | None = None
-    warnings: list[str] = field(default_factory=list)
-    at: str = "open"
-    values: dict[str, Any] = field(default_factory=dict)
-    attributes: dict[str, Any] = field(default_factory=dict)
-    remote: FsspecSource | None = None
+    out: Path  # the results folder
+    source: str  # identity of the slide's pixels
+    ledger: SlideLedger  # as it stands, with what this run's cohort says of the slide
+    stages: tuple[Stage, ...]  # of the run, each after what it needs
+    missing: list[Stage] = field(default_factory=list)  # those that are not done
+    overwrite: bool = False  # whether results made from another file or setting may be replaced
+    slide: Slide | None = None  # while it is open
+    warnings: list[str] = field(default_factory=list)  # of this run
+    at: str = "open"  # title of the stage at work, for failures
+    values: dict[str, Any] = field(default_factory=dict)  # what stages gave, by address
+    attributes: dict[str, Any] = field(default_factory=dict)  # of the files of its tiles
+    remote: FsspecSource | None = None  # of a slide by URL, which counts what is fetched
+
+    def __post_init__(self) -> None:
+        # a later run may name the slide alone: what an earlier one's cohort said is kept
+        said = {name: getattr(self.entry, name) for name in _OF_COHORTS}
+        known = {name: value for name, value in said.items() if value is not None}
+        self.ledger = replace(self.ledger, slide=self.ledger.slide | known)
 
     def fetched(self) -> dict[str, int]:
         """Bytes and requests of a slide by URL so far, its fingerprint's too; none of a file."""
@@ -138,9 +118,14 @@ class SlideWork:
             "requests": self.remote.requests + requests,
         }
 
+    def key(self, stage: Stage) -> str:
+        """Hash of all that the stage's result of this slide depends on."""
+        key, said = stage.key(self.source), {n: self.ledger.slide.get(n) for n in stage.told}
+        return stage_key(of=key, said=said) if said else key
+
     def done(self, stage: Stage) -> bool:
         """Whether the ledger has the stage's result."""
-        return self.ledger.done(stage.address, stage.key(self.source))
+        return self.ledger.done(stage.address, self.key(stage))
 
     def path(self, name: str) -> Path:
         """A file of the results folder."""
@@ -155,8 +140,7 @@ class SlideWork:
 
     def bring(self, stage: Stage) -> None:
         """Fetches the files of a stage that is done where they lie at the URL of the run only."""
-        record = self.ledger.stages.get(stage.address)
-        if record is not None:
+        if (record := self.ledger.stages.get(stage.address)) is not None:
             self.ledger = self.ledger.bring(record)
 
     def perform(self, stage: Stage) -> None:
@@ -170,12 +154,13 @@ class SlideWork:
     def check_stale(self) -> None:
         """Refuses to replace what was made from another file or with other settings.
 
+        What repeats the cohort's words is made again where these changed: that costs no tile.
+
         Raises:
             StaleResultError: names the stage and the ways out.
         """
         for stage in self.missing:
-            record = self.ledger.stages.get(stage.address)
-            if record is not None and record.key != stage.key(self.source) and not self.overwrite:
+            if self._is_other(stage) and not (self.overwrite or stage.told):
                 raise StaleResultError(
                     f"{stage.address} of {self.entry.slide_id!r} must be of the same file and "
                     "settings, got one of another slide file, mpp, weights or version; pass "
@@ -187,13 +172,11 @@ class SlideWork:
 
         Before any file is replaced: a kill leaves no file that is taken for another's result.
         """
-        record = self.ledger.stages.get(stage.address)
-        if record is None or record.key == stage.key(self.source):
+        if not self._is_other(stage):
             return
         gone = (stage.address, *self.ledger.derived(stage.address))
-        for address in gone:
-            for name in self.ledger.stages[address].files:
-                self.path(name).unlink(missing_ok=True)
+        for name in (name for address in gone for name in self.ledger.stages[address].files):
+            self.path(name).unlink(missing_ok=True)
         self.ledger = self.ledger.without(gone)
         self.ledger.save()
 
@@ -203,7 +186,7 @@ class SlideWork:
         for name in set(old.files if old else ()) - set(output.files):
             self.path(name).unlink(missing_ok=True)
         record = StageRecord(
-            key=stage.key(self.source),
+            key=self.key(stage),
             files={name: self.path(name).stat().st_size for name in output.files},
             needs=tuple(need.address for need in stage.needs),
             facts=dict(output.facts),
@@ -214,26 +197,48 @@ class SlideWork:
         if output.value is not None:
             self.values[stage.address] = output.value
 
-    def opened(self, slide: Slide, facts: Mapping[str, Any]) -> None:
-        """Takes the opened slide and what it says of itself; a cohort's word on it is kept."""
+    def opened(self, slide: Slide) -> None:
+        """Takes the opened slide and what it says of itself."""
         self.slide, self.remote = slide, getattr(slide, "source", None)
-        known = {name: self.ledger.slide.get(name) for name in _OF_COHORTS if facts[name] is None}
-        self.ledger = replace(self.ledger, slide={**facts, **known})
+        said = {name: self.ledger.slide.get(name) for name in _OF_COHORTS}
+        self.ledger = replace(self.ledger, slide=_slide_facts(self.entry, slide) | said)
 
     def facts(self) -> dict[str, Any]:
         """What the ledger tells of the slide and of the run's stages; warnings joined."""
         return ledger_facts(self.ledger, [stage.address for stage in self.stages])
 
+    def _is_other(self, stage: Stage) -> bool:
+        """Whether the ledger has a result of the stage that another file or setting made."""
+        record = self.ledger.stages.get(stage.address)
+        return record is not None and record.key != self.key(stage)
 
-def ledger_facts(ledger: SlideLedger, addresses: list[str]) -> dict[str, Any]:
+
+def _slide_facts(entry: SlideEntry, slide: Slide) -> dict[str, Any]:
+    """What slide.json and the summary say of a slide's file."""
+    mpp_x, mpp_y = slide.slide_mpp or (None, None)
+    levels = [{"size": list(lv.size), "downsample": lv.downsample} for lv in slide.levels]
+    return {
+        "slide_id": entry.slide_id,
+        "slide_path": entry.slide_path,
+        "reader": slide.reader,
+        "width": slide.size[0],
+        "height": slide.size[1],
+        "levels": levels,
+        "mpp_x": mpp_x,
+        "mpp_y": mpp_y,
+        "objective_power": slide.objective_power,
+        "vendor": slide.vendor,
+    }
+
+
+def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> dict[str, Any]:
     """The slide's facts and those of the stages, later ones winning; warnings joined."""
-    facts, warnings = dict(ledger.slide), []
-    for address in addresses:
-        if address in ledger.stages:
-            found = ledger.stages[address].facts
-            facts |= found
-            warnings += [text for text in [found.get("warnings")] if text and text not in warnings]
-    return facts | {"warnings": "; ".join(warnings)}
+    found = [ledger.stages[address].facts for address in addresses if address in ledger.stages]
+    warnings = dict.fromkeys(text for facts in found if (text := facts.get("warnings")))
+    merged = dict(ledger.slide)
+    for facts in found:
+        merged |= facts
+    return merged | {"warnings": "; ".join(warnings)}
 
 
 def source_key(fingerprint: str, entry: SlideEntry) -> str:
@@ -243,11 +248,7 @@ def source_key(fingerprint: str, entry: SlideEntry) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedStage(Stage):
-    """A stage that is done, known by what the ledger says of it alone.
-
-    Attributes:
-        recorded_address, recorded_key: of the ledger.
-    """
+    """A stage that is done, known by what the ledger says of it alone."""
 
     title: ClassVar[str] = "recorded"
 
@@ -257,10 +258,6 @@ class RecordedStage(Stage):
     @property
     def address(self) -> str:
         return self.recorded_address
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        return {}
 
     def key(self, source: str) -> str:
         """The recorded one."""

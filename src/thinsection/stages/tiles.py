@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from thinsection.errors import BudgetError
 from thinsection.files.atomic import atomic_path
@@ -10,15 +10,13 @@ from thinsection.qc.tissue import box_fractions
 from thinsection.slide.geometry import ReadPlan
 from thinsection.stages.config import SCRATCH_LIMIT
 from thinsection.stages.labels import grid_label
-from thinsection.stages.quality import QcStage
+from thinsection.stages.masks import QcStage, TissueStage
 from thinsection.stages.stage import Output, Reads, SlideWork, Stage
-from thinsection.stages.tissue import TissueStage
 from thinsection.store.tiles_h5 import TilesWriter, read_tiles
 from thinsection.stream import scratch_bytes
 from thinsection.tiles import TileTable, tile_grid
 from thinsection.tiles.filters import MASK_FILTER
 from thinsection.tiles.grid import TilesConfig
-from thinsection.types import Size
 from thinsection.units import format_bytes
 
 
@@ -28,16 +26,12 @@ class TilesStage(Stage):
 
     With pixel filters the grid is what they keep: the stage is fed by the stream then, which reads
     the `candidates` and hands the kept ones to `write`.
-
-    Attributes:
-        config: of the grid.
-        mask: stage whose value says where the tissue is.
     """
 
     title: ClassVar[str] = "tile"
 
     config: TilesConfig
-    mask: TissueStage | QcStage
+    mask: TissueStage | QcStage  # its value says where the tissue is
 
     @property
     def reads(self) -> Reads:
@@ -104,11 +98,8 @@ class TilesStage(Stage):
     def load(self, work: SlideWork) -> TileTable:
         """The stored grid."""
         stored = read_tiles(work.path(self.file(work.entry.slide_id)))
-        plan = read_plan(work.ledger.stages[self.address].facts["plan"])
-        return TileTable(coords_l0=stored.coords_l0, plan=plan, columns=stored.columns)
-
-
-def read_plan(facts: Mapping[str, Any]) -> ReadPlan:
-    """The read plan that a ledger keeps as plain values."""
-    sizes = {name: cast(Size, tuple(facts[name])) for name in ("size_lv", "size_l0", "stride_l0")}
-    return ReadPlan(**{**facts, **sizes})
+        facts = work.ledger.stages[self.address].facts["plan"]  # JSON has lists for its tuples
+        plan: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in facts.items()
+        }
+        return TileTable(coords_l0=stored.coords_l0, plan=ReadPlan(**plan), columns=stored.columns)

@@ -19,9 +19,12 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+import thinsection
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import atomic_path
-from thinsection.tiles import check_coords
+from thinsection.slide import Slide
+from thinsection.slide.geometry import nominal_power
+from thinsection.tiles import TileTable, check_coords
 from thinsection.types import Closing, CoordsL0
 
 # embeddings are read whole or in runs: chunks of about 256 KiB
@@ -29,21 +32,46 @@ _CHUNK_BYTES = 256 * 1024
 _DTYPES = ("float32", "float16")
 
 
+def tile_attributes(
+    slide_id: str, slide: Slide, table: TileTable, *, overlap: int
+) -> dict[str, Any]:
+    """Attributes of /coords: TRIDENT's and CLAM's names first, then our own.
+
+    `target_magnification` is the nominal power of the tile's mpp (0.5 µm/px: 20), because that is
+    what their readers expect, and `level0_magnification` is such that TRIDENT reads exactly the px
+    that a tile covers. Without an mpp both are the objective's power, or 0 where nobody knows it.
+    """
+    plan = table.plan
+    power = nominal_power(plan.tile_mpp) if plan.tile_mpp else slide.objective_power or 0.0
+    attributes = {
+        "name": slide_id,
+        "patch_size": plan.tile_px,
+        "patch_size_level0": plan.size_l0[0],
+        "level0_magnification": power * plan.size_l0[0] / plan.tile_px,
+        "target_magnification": power,
+        "overlap": overlap,
+        "level0_width": slide.size[0],
+        "level0_height": slide.size[1],
+        "patch_level": plan.level,
+        "downsample": plan.downsample,
+        "thinsection_version": thinsection.__version__,
+        "tile_size_l0": list(plan.size_l0),
+        "stride_l0": list(plan.stride_l0),
+        "tile_mpp": plan.tile_mpp,
+        "slide_mpp": slide.slide_mpp and list(slide.slide_mpp),
+    }
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TilesFile:
-    """The content of a tiles file.
+    """The content of a tiles file."""
 
-    Attributes:
-        coords_l0: int64 (N, 2).
-        features: (N, D), or None.
-        attributes: of the file, its coords and its features, merged in that order.
-        columns: per-tile values by name.
-    """
-
-    coords_l0: CoordsL0
-    features: npt.NDArray[np.floating] | None
+    coords_l0: CoordsL0  # int64 (N, 2)
+    features: npt.NDArray[np.floating] | None  # (N, D)
+    # of the file, its coords and its features, merged in that order
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    columns: Mapping[str, npt.NDArray] = field(default_factory=dict)
+    columns: Mapping[str, npt.NDArray] = field(default_factory=dict)  # per-tile values by name
 
     @property
     def tile_px_l0(self) -> int | None:
@@ -59,11 +87,10 @@ class TilesWriter(Closing):
     """Writes a tiles file piece by piece into a path that `atomic_path` gave.
 
     Args:
-        path: the (temporary) file.
         dim: width of the embeddings, or the shape of a tile's tokens; 0 writes coordinates only.
         dataset: name of the embeddings or tokens.
         dtype: 'float32' or 'float16'; a value that overflows float16 is refused.
-        attributes: set on `coords` (and on the file): plain numbers and strings.
+        attributes: set on `coords` and on the file: plain numbers and strings.
 
     Memory: O(one batch).
     """
@@ -90,16 +117,14 @@ class TilesWriter(Closing):
         if dim:
             rows = max(1, _CHUNK_BYTES // (math.prod(self.shape) * np.dtype(dtype).itemsize))
             self._features = growing(dataset, self.shape, dtype, rows)
-        for name, value in attributes.items():
-            self._coords.attrs[name] = value
-            self._file.attrs[name] = value
+        self._coords.attrs.update(attributes)
+        self._file.attrs.update(attributes)
 
     def append(self, coords_l0: CoordsL0, features: npt.NDArray[np.floating] | None) -> None:
         """Adds tiles.
 
         Raises:
-            InvalidInputError: coords not int64 (b, 2), another number of rows, or non-finite
-                embeddings.
+            InvalidInputError: coords not int64 (b, 2), other rows, or non-finite embeddings.
         """
         check_coords(coords_l0)
         start, count = self._coords.shape[0], len(coords_l0)
@@ -142,7 +167,7 @@ def read_tiles(path: Path) -> TilesFile:
         coords = _dataset(file, "coords", path).astype(np.int64)
         coords = coords.reshape(-1, 2) if coords.ndim == 3 else coords
         check_coords(coords)
-        attributes = dict(file.attrs) | dict(file["coords"].attrs)
+        attrs = dict(file.attrs) | dict(file["coords"].attrs)
         features = None
         if "features" in file:
             features = _dataset(file, "features", path)
@@ -151,11 +176,9 @@ def read_tiles(path: Path) -> TilesFile:
             if features.ndim != 2 or len(features) != len(coords):
                 wanted = f"features must have shape ({len(coords)}, D)"
                 raise InvalidInputError(f"{wanted}, got {features.shape} in {str(path)!r}")
-            attributes = dict(file["features"].attrs) | attributes
+            attrs = dict(file["features"].attrs) | attrs
         columns = {name: column[...] for name, column in file.get("tiles", {}).items()}
-        return TilesFile(
-            coords_l0=coords, features=features, attributes=attributes, columns=columns
-        )
+        return TilesFile(coords_l0=coords, features=features, attributes=attrs, columns=columns)
 
 
 def open_h5(path: Path) -> h5py.File:

@@ -1,0 +1,198 @@
+"""Where the tissue of a slide is: by the default detector, or as what passed quality control."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from thinsection.errors import QcExclusion
+from thinsection.files.atomic import TMP_MARK, atomic_path
+from thinsection.qc import (
+    Pipeline,
+    QcResult,
+    parse_rule,
+    pipeline_identity,
+    qc_fail,
+    run_qc,
+    tile_qc_columns,
+)
+from thinsection.qc.pipeline import preset_names
+from thinsection.qc.tissue import TISSUE_COLOR, TissueConfig, TissueMask, tissue_mask
+from thinsection.report.qc_files import load_qc, write_qc
+from thinsection.slide.geometry import mean_mpp
+from thinsection.slide.readers import AUTO
+from thinsection.stages.labels import join_label, short_hash, slug, variant
+from thinsection.stages.stage import Output, SlideWork, Stage
+from thinsection.store.geojson import write_masks_geojson
+from thinsection.store.ledger import SLIDES
+from thinsection.tiles import TileTable
+from thinsection.types import MaskFrame
+
+
+@dataclass(frozen=True, kw_only=True)
+class TissueStage(Stage):
+    """`slides/ID/tissue.png`, `.geojson` and `thumbnail.jpg`; value: a `TissueMask`."""
+
+    title: ClassVar[str] = "tissue"
+    reads = "slide"
+
+    config: TissueConfig
+    reader: str = AUTO  # that was asked for
+
+    @property
+    def label(self) -> str:
+        """What of a grid's name says how its tissue was found; '' at the defaults."""
+        return join_label(variant(self.config), _chosen(self.reader))
+
+    @property
+    def address(self) -> str:
+        return join_label(f"{SLIDES}/tissue", self.label)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {"tissue": asdict(self.config), "reader": self.reader}
+
+    def run(self, work: SlideWork) -> Output:
+        """Finds the tissue on one thumbnail.
+
+        Memory: that of `tissue_mask`.
+        """
+        assert work.slide is not None
+        tissue = tissue_mask(work.slide, self.config)
+        mask, outline, thumbnail = names = self._names(work.entry.slide_id)
+        with atomic_path(work.path(mask)) as tmp:
+            Image.fromarray(tissue.mask.astype(np.uint8) * 255).save(tmp)
+        with atomic_path(work.path(thumbnail)) as tmp:
+            Image.fromarray(tissue.thumbnail).save(tmp, quality=85)
+        outlines = [("Tissue", tissue.mask, TISSUE_COLOR)]
+        write_masks_geojson(work.path(outline), outlines, tissue.frame)
+        facts = {
+            "tissue_fraction": round(tissue.tissue_fraction, 6),
+            "threshold": tissue.threshold,
+            "mask_mpp": tissue.mask_mpp,
+            "size_l0": tissue.frame.size_l0,
+        }
+        return Output(files=names, facts=facts, value=tissue)
+
+    def load(self, work: SlideWork) -> TissueMask:
+        """The mask to the bit; the thumbnail as its JPEG has it."""
+        mask_name, _, thumbnail_name = self._names(work.entry.slide_id)
+        with Image.open(work.path(mask_name)) as picture:
+            mask = np.asarray(picture) > 0
+        with Image.open(work.path(thumbnail_name)) as picture:
+            thumbnail = np.array(picture)
+        facts = work.ledger.stages[self.address].facts
+        return TissueMask(
+            mask=mask,
+            frame=MaskFrame(size_th=mask.shape[::-1], size_l0=tuple(facts["size_l0"])),
+            mask_mpp=facts["mask_mpp"] and tuple(facts["mask_mpp"]),
+            thumbnail=thumbnail,
+            threshold=facts["threshold"],
+        )
+
+    def tile_columns(self, work: SlideWork, table: TileTable) -> Mapping[str, npt.NDArray]:
+        """Further columns of the tile table: none."""
+        return {}
+
+    def _names(self, slide_id: str) -> tuple[str, str, str]:
+        tissue, thumbnail = (join_label(name, self.label) for name in ("tissue", "thumbnail"))
+        folder = f"{SLIDES}/{slide_id}"
+        return f"{folder}/{tissue}.png", f"{folder}/{tissue}.geojson", f"{folder}/{thumbnail}.jpg"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedTissue(TissueMask):
+    """What passed quality control, in the place of the default tissue mask."""
+
+    qc: QcResult  # masks of the checks, scores and warnings
+
+
+@dataclass(frozen=True, kw_only=True)
+class QcStage(Stage):
+    """`slides/ID/qc_NAME/`: masks, pictures, `qc.json`; value: a `CheckedTissue`."""
+
+    title: ClassVar[str] = "qc"
+    reads = "slide"
+
+    pipeline: Pipeline
+    source: str  # the preset's name, or the TOML file that it came from
+    rules: tuple[str, ...] = ()  # where one holds the slide is left out; no part of the result
+    reader: str = AUTO  # that was asked for
+    device: str = "cpu"  # where the checks are computed
+
+    @property
+    def name(self) -> str:
+        """The preset's name, or that of the file with a hash of what it says."""
+        if self.source in preset_names():
+            return self.source
+        return f"{slug(Path(self.source).stem)}-{short_hash(self.pipeline.as_mapping())}"
+
+    @property
+    def label(self) -> str:
+        """What of a grid's name says which checks made its mask: 'qc-default'."""
+        return join_label(f"qc-{self.name}", _chosen(self.reader))
+
+    @property
+    def address(self) -> str:
+        return join_label(f"{SLIDES}/qc_{self.name}", _chosen(self.reader))
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {"qc": pipeline_identity(self.pipeline), "reader": self.reader}
+
+    def folder(self, slide_id: str) -> str:
+        """Where the files of a slide lie, relative to the results folder."""
+        return f"{SLIDES}/{slide_id}/{self.address.removeprefix(f'{SLIDES}/')}"
+
+    def run(self, work: SlideWork) -> Output:
+        """Runs the checks.
+
+        Memory: that of `run_qc`.
+        """
+        assert work.slide is not None
+        mpp = mean_mpp(work.entry.slide_mpp)
+        result = run_qc(work.slide, self.pipeline, device=self.device, slide_mpp=mpp)
+        folder = self.folder(work.entry.slide_id)
+        write_qc(result, work.path(folder), key=work.key(self))
+        names = sorted(p.name for p in work.path(folder).iterdir() if TMP_MARK not in p.name)
+        facts = {
+            "tissue_fraction": round(float(result.mask_use.mean()), 6),
+            "pixels_to_use": result.scores["pixels_to_use"],
+            "warnings": "; ".join(result.warnings),
+        }
+        files = tuple(f"{folder}/{name}" for name in names)
+        return Output(files=files, facts=facts, value=_checked(result))
+
+    def load(self, work: SlideWork) -> CheckedTissue:
+        """What the files say; equal to what the checks found."""
+        return _checked(load_qc(work.path(self.folder(work.entry.slide_id))))
+
+    def check_rules(self, work: SlideWork) -> None:
+        """Leaves the slide out where a rule holds.
+
+        Raises:
+            QcExclusion: names the rule and the value.
+        """
+        row = work.value(self).qc.row
+        for rule in self.rules:
+            if qc_fail(row, rule):
+                column = parse_rule(rule).column
+                raise QcExclusion(f"left out by {rule!r}: {column} is {row[column]}")
+
+    def tile_columns(self, work: SlideWork, table: TileTable) -> Mapping[str, npt.NDArray]:
+        """Per check, the share of each tile that it took."""
+        found: CheckedTissue = work.value(self)
+        columns = tile_qc_columns(found.qc, table.coords_l0, table.plan.size_l0[0])
+        return {f"qc_{name}": share for name, share in columns.items()}
+
+
+def _checked(result: QcResult) -> CheckedTissue:
+    return CheckedTissue(**vars(result.tissue), qc=result)
+
+
+def _chosen(reader: str) -> str:
+    return "" if reader == AUTO else reader
