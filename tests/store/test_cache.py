@@ -13,7 +13,7 @@ from tests.store.cache_data import SHAPE, bits, features, key, write
 
 from thinsection.errors import BudgetError, InvalidInputError
 from thinsection.store.cache import CacheWriter, FeatureCache, open_or_write, reader
-from thinsection.store.cache.dtypes import ITEM_BYTES, narrow, narrowest, widen_into
+from thinsection.store.cache.format import ITEM_BYTES, narrow, narrowest, widen_into
 
 ROW = 4 * SHAPE[1] * SHAPE[2]  # bytes of a row in float32
 RAM, DISK = 1 << 20, 16 * ROW  # budgets under which the whole fits, and does not

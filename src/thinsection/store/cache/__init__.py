@@ -8,8 +8,7 @@ from thinsection.store.cache.api import (
     remove_cache,
     verify_cache,
 )
-from thinsection.store.cache.dtypes import Storage
-from thinsection.store.cache.format import CacheKey
+from thinsection.store.cache.format import CacheKey, Storage
 from thinsection.store.cache.reader import FeatureCache
 from thinsection.store.cache.writer import CacheWriter
 

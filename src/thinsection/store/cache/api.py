@@ -20,20 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheEntry:
-    """One folder of a cache root.
-
-    Attributes:
-        state: 'whole' says that manifest and size fit; `verify_cache` looks at every byte.
-        rows_kept: rows of an unfinished cache that a next run need not compute.
-        problem: what is wrong with a damaged one.
-    """
+    """One folder of a cache root."""
 
     name: str
-    state: Literal["whole", "unfinished", "damaged"]
+    state: Literal["whole", "unfinished", "damaged"]  # of manifest and size: bytes are not read
     data_bytes: int
     manifest: Manifest | None = None
-    rows_kept: int = 0
-    problem: str = ""
+    rows_kept: int = 0  # of an unfinished cache: what a next run need not compute
+    problem: str = ""  # of a damaged one
 
 
 def open_or_write(

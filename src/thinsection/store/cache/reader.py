@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -15,8 +16,7 @@ import numpy.typing as npt
 
 from thinsection.errors import BudgetError, InvalidInputError, StoreError
 from thinsection.store.cache import format as fmt
-from thinsection.store.cache.dtypes import F32, Bytes, widen_into
-from thinsection.store.cache.format import CacheKey, Chunk, Shape
+from thinsection.store.cache.format import F32, Bytes, CacheKey, Chunk, Shape
 from thinsection.types import GIB, MIB, Closing
 from thinsection.units import format_bytes
 
@@ -44,10 +44,10 @@ class FeatureCache(Closing):
 
     def __init__(self, folder: Path, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
         self.folder = Path(folder)
-        self.manifest = fmt.read_manifest(self.folder)
-        self._budget = budget_bytes
-        data_bytes = self.manifest.data_bytes
-        self._rows = StoredRows(self.folder, self.manifest.chunks, self.shape, size=data_bytes)
+        self.manifest = manifest = fmt.read_manifest(self.folder)
+        self.shape, self._budget = manifest.shape, budget_bytes  # (N, ...)
+        size = manifest.data_bytes
+        self._rows = StoredRows(self.folder, manifest.chunks, self.shape, size=size)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-reader")
         self._buffers: list[torch.Tensor] = []
         self._busy = False
@@ -66,14 +66,9 @@ class FeatureCache(Closing):
         return cls(folder, budget_bytes=budget_bytes) if found else None
 
     @property
-    def shape(self) -> Shape:
-        """(N, ...)."""
-        return self.manifest.shape
-
-    @property
     def in_ram(self) -> bool:
         """Whether the whole file is held; decided when batches are first asked for."""
-        return self._rows.in_ram
+        return self._rows.held is not None
 
     @property
     def prefetch(self) -> int:
@@ -111,13 +106,12 @@ class FeatureCache(Closing):
         """
         import torch
 
-        rows = _as_rows(order)
+        rows, target = _as_rows(order), torch.device(device)
         if batch_size < 1:
             raise InvalidInputError(f"batch_size must be >= 1, got {batch_size}")
         if self._busy:
             rule = "batches must be read one iteration at a time"
             raise InvalidInputError(f"{rule}, got a second one; close the first")
-        target = torch.device(device)
         size = min(batch_size, len(self))
         self._prepare((size, *self.shape[1:]), pinned=target.type == "cuda")
         parts = [rows[i : i + size] for i in range(0, len(rows), size)]
@@ -153,9 +147,8 @@ class FeatureCache(Closing):
             rule = f"cache_memory must hold a batch of {shape[0]} rows ({format_bytes(needed)})"
             remedy = "raise --cache-memory (twice that reads ahead)"
             raise BudgetError(f"{rule}, got {format_bytes(self._budget)}; {remedy}")
-        self._buffers = [
-            torch.empty(shape, dtype=torch.float32, pin_memory=pinned) for _ in range(count)
-        ]
+        empty = partial(torch.empty, shape, dtype=torch.float32, pin_memory=pinned)
+        self._buffers = [empty() for _ in range(count)]
 
 
 class StoredRows(Closing):
@@ -177,7 +170,7 @@ class StoredRows(Closing):
         self._narrow = any(chunk.dtype != "fp32" for chunk in chunks)
         self._num_rows = sum(chunk.rows for chunk in chunks)
         self._checked = bytearray(self._num_rows)
-        self._held: Bytes | None = None
+        self.held: Bytes | None = None  # the whole file, while it is in RAM
         try:
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -188,25 +181,20 @@ class StoredRows(Closing):
             got = f"{found} in {str(self._path)!r}; {fmt.remedy(folder)}"
             raise StoreError(f"cache data must have {size} bytes, got {got}")
 
-    @property
-    def in_ram(self) -> bool:
-        """Whether all of the file is held."""
-        return self._held is not None
-
     def scratch_bytes(self, num_rows: int) -> int:
         """What `fill` takes for so many rows: a run in two bytes a value, if not all is float32."""
         return 2 * self._row_values * min(num_rows, self._run_rows) if self._narrow else 0
 
     def hold(self, wanted: bool) -> None:
         """Takes the file into RAM, or lets go of it; its rows are checked again then."""
-        if wanted == self.in_ram:
+        if wanted == (self.held is not None):
             return
-        self._held, self._checked = None, bytearray(self._num_rows)
+        self.held, self._checked = None, bytearray(self._num_rows)
         if wanted:
             data = np.empty(self._size, dtype=np.uint8)
             for start in range(0, self._size, LOAD_BYTES):
                 self._read(start, data[start : start + LOAD_BYTES])
-            self._held = data
+            self.held = data
 
     def fill(self, rows: RowNumbers, out: F32) -> None:
         """Writes the rows to `out`, (B, ...) in their order.
@@ -218,7 +206,8 @@ class StoredRows(Closing):
         if rows.size and not 0 <= rows.min() <= rows.max() < self._num_rows:
             got = f"{rows.min()}..{rows.max()}"
             raise InvalidInputError(f"rows must be in 0..{self._num_rows - 1}, got {got}")
-        scratch = np.empty(0 if self.in_ram else self.scratch_bytes(len(rows)), dtype=np.uint8)
+        held = self.held is not None
+        scratch = np.empty(0 if held else self.scratch_bytes(len(rows)), dtype=np.uint8)
         values, numbers = out.reshape(-1), rows.tolist()
         for start, stop in self._runs(rows):
             chunk = self._chunk_of(first := numbers[start])
@@ -229,17 +218,17 @@ class StoredRows(Closing):
             stored = self._stored(chunk, first, stop - start, into)
             if 0 in self._checked[first : first + stop - start]:
                 self._check(chunk, first, stored.reshape(stop - start, -1))
-            if not exact or self.in_ram:
-                widen_into(stored, chunk.dtype, target)
+            if not exact or held:
+                fmt.widen_into(stored, chunk.dtype, target)
 
     def damaged(self) -> list[int]:
         """Every row whose checksum does not hold, in order. Memory: one row."""
         scratch = np.empty(4 * self._row_values, dtype=np.uint8)
         chunks = ((row, self._chunk_of(row)) for row in range(self._num_rows))
-        return [row for row, c in chunks if not _is_whole(c, row, self._stored(c, row, 1, scratch))]
+        return [row for row, c in chunks if not c.has(row, self._stored(c, row, 1, scratch))]
 
     def close(self) -> None:
-        self._held = None
+        self.held = None
         os.close(self._file)
 
     def _chunk_of(self, row: int) -> Chunk:
@@ -247,30 +236,25 @@ class StoredRows(Closing):
 
     def _runs(self, rows: RowNumbers) -> Iterator[tuple[int, int]]:
         """First and last + 1 position of rows that lie one after the other in one chunk."""
-        if not rows.size:
-            return
         chunk = np.searchsorted(self._starts, rows, side="right")
         breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(chunk) != 0)) + 1
         for begin, end in pairwise([0, *breaks.tolist(), len(rows)]):
-            start = begin
-            while end - start > self._run_rows:
-                yield start, start + self._run_rows
-                start += self._run_rows
-            yield start, end
+            for start in range(begin, end, self._run_rows):
+                yield start, min(end, start + self._run_rows)
 
     def _stored(self, chunk: Chunk, row: int, num_rows: int, scratch: Bytes) -> Bytes:
         """The bytes of rows from `row` on: read into `scratch`, or a view of what is held."""
         offset, row_bytes = chunk.place(row, self._row_values)
         count = num_rows * row_bytes
-        if self._held is not None:
-            return self._held[offset : offset + count]
+        if self.held is not None:
+            return self.held[offset : offset + count]
         self._read(offset, scratch[:count])
         return scratch[:count]
 
     def _check(self, chunk: Chunk, first: int, stored: Bytes) -> None:
         """Checksums of the rows that are read for the first time."""
         for row, place in enumerate(stored, first):
-            if not self._checked[row] and not _is_whole(chunk, row, place):
+            if not self._checked[row] and not chunk.has(row, place):
                 where = f"row {row} in {self._folder.name!r}; {fmt.remedy(self._folder)}"
                 raise StoreError(f"cache row must have its checksum, got other bytes in {where}")
             self._checked[row] = True
@@ -339,11 +323,6 @@ def prefetched(
         wait([future for _, future in ahead if not future.cancel()])
         for event in filter(None, copied):
             event.synchronize()
-
-
-def _is_whole(chunk: Chunk, row: int, stored: Bytes) -> bool:
-    at = 8 * (row - chunk.first_row)
-    return fmt.row_checksum(stored) == chunk.crc32[at : at + 8]
 
 
 def _as_rows(rows: npt.ArrayLike) -> RowNumbers:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from thinsection import errors
 from thinsection.files.atomic import write_json
-from thinsection.store.cache import dtypes
 from thinsection.store.cache import format as fmt
-from thinsection.store.cache.format import CacheKey, Chunk, Manifest, Shape
+from thinsection.store.cache.format import F32, CacheKey, Chunk, Manifest, Shape
 from thinsection.store.cache.reader import StoredRows
 from thinsection.types import GIB, MIB, Closing
 from thinsection.units import format_bytes
@@ -23,7 +22,7 @@ from thinsection.units import format_bytes
 if TYPE_CHECKING:
     import torch
 
-    Rows: TypeAlias = "torch.Tensor | dtypes.F32"
+    Rows: TypeAlias = "torch.Tensor | F32"
 
 CHUNK_BYTES = 64 * MIB  # of float32 in one chunk, unless a row is larger or the budget smaller
 SPARE_DISK_BYTES = 16 * MIB  # for the journal, the manifest and the file system
@@ -56,7 +55,7 @@ class CacheWriter(Closing):
             raise errors.BudgetError(f"{rule}, got {format_bytes(budget_bytes)}")
         self._chunk_rows = max(1, min(CHUNK_BYTES, budget_bytes // 4) // row_bytes)
         self._forced = key.storage in ("bf16", "fp16")
-        self._loss = dtypes.Loss()
+        self._loss = fmt.Loss()
         self._pending: Future[None] | None = None
         self._buffer: torch.Tensor | None = None
         self._open()
@@ -83,7 +82,9 @@ class CacheWriter(Closing):
             tensor = tensor[len(free) :]
             self._given += len(free)
             if self._given - self._queued == len(self._buffer):
-                self._flush()
+                self._wait()  # the thread has one chunk at a time
+                self._pending = self._thread.submit(self._write, self._buffer.numpy(), self._queued)
+                self._buffer, self._queued = None, self._given
 
     def finish(self) -> Manifest:
         """Writes what is left, then the manifest: from here on the cache exists.
@@ -153,15 +154,14 @@ class CacheWriter(Closing):
             self._held = stack.pop_all()
 
     def _check_disk(self) -> None:
-        per_row = self._row_values * dtypes.ITEM_BYTES[self._key.storage]
+        per_row = self._row_values * fmt.ITEM_BYTES[self._key.storage]
         need = (self._shape[0] - self._rows_on_disk) * per_row + SPARE_DISK_BYTES
         free = shutil.disk_usage(self.folder).free
         if need > free:
-            raise errors.DiskSpaceError(
-                f"disk must have {format_bytes(need)} free for the feature cache, got "
-                f"{format_bytes(free)} in {str(self.folder)!r}; choose another --cache-dir or "
-                "remove old caches ('thinsection cache ls')"
-            )
+            rule = f"disk must have {format_bytes(need)} free for the feature cache"
+            remedy = "choose another --cache-dir or remove old caches ('thinsection cache ls')"
+            got = f"got {format_bytes(free)} in {str(self.folder)!r}"
+            raise errors.DiskSpaceError(f"{rule}, {got}; {remedy}")
 
     def _check(self, rows: "torch.Tensor") -> None:
         import torch
@@ -178,29 +178,19 @@ class CacheWriter(Closing):
     def _miscounted(self, given: int) -> errors.InvalidInputError:
         return errors.InvalidInputError(f"rows must be {self._shape[0]} as announced, got {given}")
 
-    def _flush(self) -> None:
-        """Hands the full buffer to the thread once it has written the chunk before."""
-        self._wait()
-        assert self._buffer is not None
-        rows, self._buffer = self._buffer.numpy(), None
-        self._pending = self._thread.submit(self._write, rows, self._queued)
-        self._queued = self._given
-
     def _wait(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
-    def _write(self, rows: dtypes.F32, first_row: int) -> None:
+    def _write(self, rows: F32, first_row: int) -> None:
         """One chunk: data first, then its line in the journal. Runs in the thread."""
-        dtypes.check_rows_finite(rows, first_row=first_row)
+        fmt.check_rows_finite(rows, first_row=first_row)
         storage = self._key.storage
-        dtype = dtypes.narrowest(rows) if storage == "lossless" else storage
-        stored = dtypes.narrow(rows, dtype)
+        dtype = fmt.narrowest(rows) if storage == "lossless" else storage
+        stored = fmt.narrow(rows, dtype)
         if self._forced:
-            self._loss = dtypes.measure_loss(
-                rows, stored, dtype, first_row=first_row, before=self._loss
-            )
+            self._loss = fmt.measure_loss(rows, stored, dtype, first_row, self._loss)
         chunk = Chunk(
             first_row=first_row,
             rows=len(rows),
@@ -209,7 +199,10 @@ class CacheWriter(Closing):
             crc32="".join(map(fmt.row_checksum, stored.reshape(len(rows), -1))),
         )
         try:
-            _write_all(self._file, stored, chunk.offset)
+            view, offset = stored.data, chunk.offset
+            while view:
+                written = os.pwrite(self._file, view, offset)
+                view, offset = view[written:], offset + written
             self._journal.write(fmt.journal_line(chunk))
             self._journal.flush()
         except OSError as error:
@@ -238,13 +231,6 @@ def lock_folder(folder: Path) -> int:
         got = f"another process in {str(folder)!r}; wait for it"
         raise errors.LockedError(f"cache must have one writer, got {got}") from None
     return descriptor
-
-
-def _write_all(file: int, data: dtypes.Bytes, offset: int) -> None:
-    view = data.data
-    while view:
-        written = os.pwrite(file, view, offset)
-        view, offset = view[written:], offset + written
 
 
 def _whole_chunks(folder: Path, shape: Shape) -> list[Chunk]:
