@@ -14,9 +14,12 @@ import torch
 from benchmarks.harness import arguments, finish
 from thinsection.probe.compute import cosine_neighbours
 from thinsection.probe.data.sets import TileSet, make_split
-from thinsection.probe.probes.fewshot import draw_support_sets, simpleshot_votes
-from thinsection.probe.probes.knn import count_votes
-from thinsection.probe.probes.linear import linear_probe
+from thinsection.probe.probes.tiles import (
+    count_votes,
+    draw_support_sets,
+    linear_probe,
+    simpleshot_votes,
+)
 from thinsection.testing import Measured, run_and_measure
 from thinsection.types import MIB
 

@@ -14,6 +14,7 @@ from tests.probe.make import FEATURES, rectangle, two_regions, write_tiles_h5
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
+from thinsection.config import as_mapping
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.probe import NANOPATH
 
@@ -43,7 +44,7 @@ def test_regions_of_one_slide_are_probed_from_the_shell(probe: str, tmp_path: Pa
     result = strict_json(out / f"{probe}.json")
     assert result["score"] > 0.85
     assert f"macro F1 {result['score']:.4f}" in printed
-    assert result["protocol"] == json.loads(json.dumps(NANOPATH.as_mapping()))
+    assert result["protocol"] == json.loads(json.dumps(as_mapping(NANOPATH)))
     assert result["interval"]["low"] <= result["score"] <= result["interval"]["high"]
     assert np.sum(result["confusion_matrix"]) == result["data"]["val_rows"]
     rows = list(csv.DictReader((out / f"{probe}.csv").read_text().splitlines()))

@@ -7,7 +7,7 @@ from tests.probe.make import blobs
 
 from thinsection.errors import BudgetError, DatasetError
 from thinsection.probe.data.sets import TileSet, make_split
-from thinsection.probe.probes.fewshot import draw_support_sets, fewshot_probe, simpleshot_votes
+from thinsection.probe.probes.tiles import draw_support_sets, fewshot_probe, simpleshot_votes
 from thinsection.types import MIB
 
 

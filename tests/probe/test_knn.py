@@ -10,7 +10,7 @@ from tests.probe.make import blobs
 from thinsection.errors import BudgetError, DatasetError, InvalidInputError
 from thinsection.probe.compute import cosine_neighbours
 from thinsection.probe.data.sets import TileSet, make_split
-from thinsection.probe.probes.knn import count_votes, knn_probe
+from thinsection.probe.probes.tiles import count_votes, knn_probe
 from thinsection.testing import run_and_measure
 from thinsection.types import MIB
 

@@ -10,7 +10,7 @@ from tests.probe.make import blobs
 
 from thinsection.errors import ConfigError, DeviceError, InvalidInputError
 from thinsection.probe.data.sets import TileSet, make_split
-from thinsection.probe.probes.linear import initial_head, linear_probe, train_head
+from thinsection.probe.probes.tiles import initial_head, linear_probe, train_head
 from thinsection.probe.protocol import EVA, NANOPATH, PATHOBENCH, LinearSettings
 
 SETTINGS = dataclasses.replace(NANOPATH.linear, epochs=25)

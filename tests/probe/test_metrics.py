@@ -5,19 +5,17 @@ import pytest
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from thinsection.errors import InvalidInputError
-from thinsection.probe.metrics import (
-    balanced_accuracy,
-    confusion_matrix,
-    macro_auroc,
-    macro_f1,
-    weighted_auroc,
-)
 from thinsection.probe.statistics import (
+    balanced_accuracy,
     bootstrap_counts,
     bootstrap_rows,
+    confusion_matrix,
     grouped_folds,
+    macro_auroc,
+    macro_f1,
     shuffled_folds,
     stratified_folds,
+    weighted_auroc,
 )
 
 RNG = np.random.default_rng(11)

@@ -13,15 +13,9 @@ from tests.support.segmentation import MAKERS, RamFeatures, StubEncoder, setting
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
+from thinsection.config import as_mapping
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.probe import EVA, NANOPATH, Protocol
-from thinsection.probe.metrics import (
-    background_score,
-    image_counts,
-    image_jaccard,
-    image_weights,
-    weighted_jaccard,
-)
 from thinsection.probe.protocol import SegmentSettings
 from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
 from thinsection.probe.segment.probe import (
@@ -36,6 +30,13 @@ from thinsection.probe.segment.train import (
     initial_head,
     label_window,
     upsampled,
+)
+from thinsection.probe.statistics import (
+    background_score,
+    image_counts,
+    image_jaccard,
+    image_weights,
+    weighted_jaccard,
 )
 
 SMALL_BUDGET = 9 * 4 * 196 * 24 // 2  # two batches of two and a little: the cache stays on disk
@@ -117,7 +118,7 @@ def test_the_protocol_is_the_published_one() -> None:
     s = SegmentSettings()
     assert (s.lr, s.weight_decay, s.epochs, s.batch_size, s.folds) == (1e-3, 1e-4, 30, 64, 3)
     assert (s.image_px, s.crop_px, s.width, s.blocks, s.heads, s.mlp) == (256, 224, 768, 2, 8, 3072)
-    assert NANOPATH.as_mapping()["segment"]["background_weight"] == 16.0
+    assert as_mapping(NANOPATH)["segment"]["background_weight"] == 16.0
     with pytest.raises(ConfigError, match="must define the segment probe, got 'eva'"):
         EVA.require("segment")
 

@@ -21,17 +21,17 @@ from thinsection.probe.registry import PROBES
 from thinsection.probe.result import Predictions, ProbeResult, Risks, classified, tileset_result
 
 if TYPE_CHECKING:
-    from thinsection.probe.probes.fewshot import fewshot_probe as fewshot_probe
-    from thinsection.probe.probes.knn import knn_probe as knn_probe
-    from thinsection.probe.probes.linear import linear_probe as linear_probe
-    from thinsection.probe.probes.robustness import robustness_probe as robustness_probe
-    from thinsection.probe.probes.slide import abmil_probe as abmil_probe
-    from thinsection.probe.probes.slide import slide_probe as slide_probe
-    from thinsection.probe.probes.survival import survival_probe as survival_probe
+    from thinsection.probe.probes.cases import abmil_probe as abmil_probe
+    from thinsection.probe.probes.cases import slide_probe as slide_probe
+    from thinsection.probe.probes.cases import survival_probe as survival_probe
+    from thinsection.probe.probes.tiles import fewshot_probe as fewshot_probe
+    from thinsection.probe.probes.tiles import knn_probe as knn_probe
+    from thinsection.probe.probes.tiles import linear_probe as linear_probe
+    from thinsection.probe.probes.tiles import robustness_probe as robustness_probe
 
 _LAZY = {
-    **{f"{name}_probe": name for name in ("fewshot", "knn", "linear", "robustness", "survival")},
-    **{"abmil_probe": "slide", "slide_probe": "slide"},
+    **dict.fromkeys(("abmil_probe", "slide_probe", "survival_probe"), "cases"),
+    **dict.fromkeys(("fewshot_probe", "knn_probe", "linear_probe", "robustness_probe"), "tiles"),
 }
 
 __all__ = [  # noqa: PLE0604

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from thinsection.config import as_mapping
 from thinsection.files.atomic import write_bytes, write_json, write_text
 from thinsection.files.pages import render_page
 from thinsection.files.tables import write_table
 from thinsection.probe.data.sets import TileSet
-from thinsection.probe.plots import Picture, probe_pictures
+from thinsection.probe.plots import LOSSES, Picture, probe_pictures
 from thinsection.probe.result import ProbeResult, per_class_rows
 
 PROBE_WORDS = {
@@ -26,19 +27,13 @@ PROBE_WORDS = {
     "segment": "Segmentation probe (MaskTransformer)",
 }
 # shown as pictures or row by row, too long for a table of details
-LONG_DETAILS = ("curve", "train_losses", "val_losses")
+LONG_DETAILS = ("curve", *LOSSES[:2])
 
 
 def write_probe_report(result: ProbeResult, out_dir: Path, *, tiles: TileSet | None = None) -> Path:
     """Writes <probe>.json, .csv, .md, .html and <probe>_<picture>.png, each atomically.
 
-    Args:
-        result: of any probe.
-        out_dir: made where it is missing.
-        tiles: the probed embeddings, for the map.
-
-    Returns:
-        The page, <probe>.html.
+    Returns the page, <probe>.html. `tiles` are the probed embeddings, for the map.
 
     Memory: the pictures and the rows as text.
 
@@ -51,8 +46,8 @@ def write_probe_report(result: ProbeResult, out_dir: Path, *, tiles: TileSet | N
     columns = _columns(result)
     page = out_dir / f"{result.probe}.html"
     write_table(page.with_suffix(".csv"), zip(*columns.values(), strict=True), list(columns))
-    write_text(page.with_suffix(".md"), markdown(result, pictures))
-    write_text(page, html(result, pictures))
+    write_text(page.with_suffix(".md"), _markdown(result, pictures))
+    write_text(page, _html(result, pictures))
     write_json(page.with_suffix(".json"), result.as_mapping())  # last: where it is, the rest is
     return page
 
@@ -70,17 +65,13 @@ def _columns(result: ProbeResult) -> dict[str, Iterable[Any]]:
             **{f"p_{n}": [f"{v:.9g}" for v in s] for n, s in zip(names, scores, strict=False)},
         }
     if (r := result.risks) is not None:
-        return {
-            "id": r.ids,
-            "risk": r.risk.tolist(),
-            "above_fold_median": r.high.astype(int),
-            "event": r.event.astype(int),
-            "time": r.time.tolist(),
-        }
+        high, event = r.high.astype(int), r.event.astype(int)
+        values = (r.ids, r.risk.tolist(), high, event, r.time.tolist())
+        return dict(zip(("id", "risk", "above_fold_median", "event", "time"), values, strict=True))
     return {"name": result.details.keys(), "value": result.details.values()}
 
 
-def markdown(result: ProbeResult, pictures: Sequence[Picture]) -> str:
+def _markdown(result: ProbeResult, pictures: Sequence[Picture]) -> str:
     """The result as a page of Markdown beside its pictures."""
     score = f"{result.metric_words} {result.score:.4f} ({_interval_words(result)})"
     lines = [f"# {_title(result)}", "", f"**{score}**", ""]
@@ -97,7 +88,7 @@ def markdown(result: ProbeResult, pictures: Sequence[Picture]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def html(result: ProbeResult, pictures: Sequence[Picture]) -> str:
+def _html(result: ProbeResult, pictures: Sequence[Picture]) -> str:
     """The result as one self-contained page: pictures inside, nothing is fetched."""
     return render_page(
         "thinsection.probe",
@@ -109,7 +100,7 @@ def html(result: ProbeResult, pictures: Sequence[Picture]) -> str:
         classes=[] if result.predictions is None else per_class_rows(result.predictions),
         facts=_facts(result),
         pictures=[(p.title, p.caption, base64.b64encode(p.png).decode("ascii")) for p in pictures],
-        protocol=json.dumps(result.protocol.as_mapping(), indent=2),
+        protocol=json.dumps(as_mapping(result.protocol), indent=2),
     )
 
 
@@ -138,7 +129,7 @@ def _words(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k}: {_words(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(_words(v) for v in value) or "none"
+        return ", ".join(map(_words, value)) or "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

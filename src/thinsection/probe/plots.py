@@ -2,30 +2,27 @@
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import MissingDependencyError
 from thinsection.probe.data.sets import TileSet
-from thinsection.probe.result import ProbeResult
+from thinsection.probe.result import Examples, Predictions, ProbeResult, Risks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Words = tuple[str, str]  # title of a picture, and what to see in it
-Draw = Callable[["Axes", ProbeResult], Words]
+Draw = Callable[["Axes", Any, ProbeResult], Words]  # the second is what it is drawn from
 
 # Okabe and Ito's colours, which the colour-blind tell apart; classes take them in order
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#555555")
-DPI = 120
-SIZE_IN = (5.4, 4.2)  # width, height
-MAX_POINTS = 4000  # of a scatter
-MIN_ROWS_FOR_MAP = 4
+DPI, SIZE_IN = 120, (5.4, 4.2)  # width, height
+MIN_ROWS_FOR_MAP, MAX_POINTS = 4, 4000  # of a scatter
 OVERLAY = 0.55  # opacity of a class over the image
+LOSSES = ("train_losses", "val_losses", "best_epochs")  # of each fold
 SWEEPS = {"score_by_k": "k neighbours", "score_by_c": "C (inverse regularisation)"}
 KINDS = {
     "ss": ("same class,\nsame centre", "#BBBBBB"),
@@ -35,8 +32,7 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(NamedTuple):
     """A PNG with its name, title and what to see in it."""
 
     name: str
@@ -53,33 +49,34 @@ def probe_pictures(result: ProbeResult, tiles: TileSet | None = None) -> list[Pi
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    rows, details = result.predictions, result.details.keys()
-    draws: dict[str, tuple[bool, Draw]] = {
-        "confusion": (rows is not None, _confusion),
-        "roc": (rows is not None and rows.probability is not None, _roc),
-        "curve": ("curve" in details, _curve),
-        "sweep": (not SWEEPS.keys().isdisjoint(details), _sweep),
-        "survival": (result.risks is not None, _survival),
-        "neighbours": (KINDS.keys() <= details, _neighbours),
-        "map": (tiles is not None and len(tiles.val) >= MIN_ROWS_FOR_MAP, partial(_map, tiles)),
-        "examples": (result.examples is not None, _examples),
-        "losses": ({"train_losses", "val_losses", "best_epochs"} <= details, _losses),
+    rows, details = result.predictions, result.details
+    mapped = tiles is not None and len(tiles.val) >= MIN_ROWS_FOR_MAP
+    draws: dict[str, tuple[Any, Draw]] = {  # None: there is nothing to draw it from
+        "confusion": (rows, _confusion),
+        "roc": (rows if rows and rows.probability is not None else None, _roc),
+        "curve": (details.get("curve"), _curve),
+        "sweep": (next(filter(details.__contains__, SWEEPS), None), _sweep),
+        "survival": (result.risks, _survival),
+        "neighbours": (details if KINDS.keys() <= details.keys() else None, _neighbours),
+        "map": (tiles if mapped else None, _map),
+        "examples": (result.examples, _examples),
+        "losses": (details if set(LOSSES) <= details.keys() else None, _losses),
     }
-    return [_picture(name, draw, result) for name, (wanted, draw) in draws.items() if wanted]
+    drawn = {name: drawing for name, drawing in draws.items() if drawing[0] is not None}
+    return [_picture(name, source, draw, result) for name, (source, draw) in drawn.items()]
 
 
-def _picture(name: str, draw: Draw, result: ProbeResult) -> Picture:
+def _picture(name: str, source: Any, draw: Draw, result: ProbeResult) -> Picture:
     """Drawn on a figure outside of pyplot's global state."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingDependencyError(
-            f"pictures need matplotlib, got {error}; install thinsection[probe]"
-        ) from error
+        message = f"pictures need matplotlib, got {error}; install thinsection[probe]"
+        raise MissingDependencyError(message) from error
     figure = Figure(figsize=SIZE_IN, dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
-    title, caption = draw(axes, result)
+    title, caption = draw(axes, source, result)
     if axes.get_legend_handles_labels()[0] and axes.get_legend() is None:
         axes.legend(fontsize=8)
     buffer = io.BytesIO()
@@ -88,10 +85,8 @@ def _picture(name: str, draw: Draw, result: ProbeResult) -> Picture:
     return Picture(name, title, caption, buffer.getvalue())
 
 
-def _confusion(axes: "Axes", result: ProbeResult) -> Words:
+def _confusion(axes: "Axes", rows: Predictions, result: ProbeResult) -> Words:
     """Rows are the truth; the shade is the share of the row, the number the count."""
-    rows = result.predictions
-    assert rows is not None
     names, counts = [_short(name) for name in rows.class_names], rows.counts
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = 2.6 + 0.55 * len(names)
@@ -108,18 +103,16 @@ def _confusion(axes: "Axes", result: ProbeResult) -> Words:
     return "Confusion matrix", caption
 
 
-def _roc(axes: "Axes", result: ProbeResult) -> Words:
+def _roc(axes: "Axes", rows: Predictions, result: ProbeResult) -> Words:
     """One curve per class against the rest (one curve for two classes), with its area."""
     from sklearn.metrics import auc, roc_curve
 
-    rows = result.predictions
-    assert rows is not None
-    assert rows.probability is not None
+    scores = np.asarray(rows.probability)
     for c in [1] if len(rows.class_names) == 2 else range(len(rows.class_names)):
         positive = rows.truth == c
         if positive.all() or not positive.any():
             continue  # no curve without both kinds of rows
-        x, y, _ = roc_curve(positive, rows.probability[:, c])
+        x, y, _ = roc_curve(positive, scores[:, c])
         label = f"{_short(rows.class_names[c])}: {auc(x, y):.3f}"
         axes.plot(x, y, color=_color(c), label=label, linewidth=1.8)
     axes.plot([0, 1], [0, 1], color="#999999", linestyle=":", linewidth=1)
@@ -132,21 +125,19 @@ def _roc(axes: "Axes", result: ProbeResult) -> Words:
     return "ROC", caption
 
 
-def _curve(axes: "Axes", result: ProbeResult) -> Words:
+def _curve(axes: "Axes", curves: dict[str, list[float]], result: ProbeResult) -> Words:
     """Validation score after each epoch, one line per learning rate, the best marked."""
-    details = result.details
-    for i, (lr, scores) in enumerate(details["curve"].items()):
+    lr, epoch = result.details["best_lr"], result.details["best_epoch"]
+    for i, (name, scores) in enumerate(curves.items()):
         epochs = range(1, len(scores) + 1)
-        axes.plot(epochs, scores, color=_color(i), label=f"lr {lr}", linewidth=1.5)
-    _circle(axes, details["best_epoch"], result.score)
+        axes.plot(epochs, scores, color=_color(i), label=f"lr {name}", linewidth=1.5)
+    _circle(axes, epoch, result.score)
     axes.set(xlabel="epoch", ylabel=result.metric_words)
-    best = f"lr {details['best_lr']:g}, epoch {details['best_epoch']}"
-    return "Score over epochs", f"The circle is what counts: {best}."
+    return "Score over epochs", f"The circle is what counts: lr {lr:g}, epoch {epoch}."
 
 
-def _sweep(axes: "Axes", result: ProbeResult) -> Words:
+def _sweep(axes: "Axes", key: str, result: ProbeResult) -> Words:
     """The score at each setting of a sweep, the best marked."""
-    key = next(key for key in SWEEPS if key in result.details)
     names, scores = zip(*result.details[key].items(), strict=True)
     best = int(np.argmax(scores))
     axes.plot(names, scores, marker="o", color=_color(0), linewidth=1.5)
@@ -155,10 +146,8 @@ def _sweep(axes: "Axes", result: ProbeResult) -> Words:
     return "Sweep", f"The circle is what counts: {names[best]}."
 
 
-def _survival(axes: "Axes", result: ProbeResult) -> Words:
+def _survival(axes: "Axes", risks: Risks, result: ProbeResult) -> Words:
     """Kaplan-Meier curves of the cases above and below the median risk of their fold."""
-    risks = result.risks
-    assert risks is not None
     for name, group, color in (("higher", risks.high, 5), ("lower", ~risks.high, 0)):
         if not group.any():
             continue  # all risks are equal
@@ -183,18 +172,17 @@ def kaplan_meier(
     return np.r_[0.0, times], np.r_[1.0, share]
 
 
-def _neighbours(axes: "Axes", result: ProbeResult) -> Words:
+def _neighbours(axes: "Axes", details: dict[str, Any], result: ProbeResult) -> Words:
     """How many neighbours share the biology and the centre."""
     labels, colors = zip(*KINDS.values(), strict=True)
-    axes.bar(labels, [result.details[kind] for kind in KINDS], color=colors)
+    axes.bar(labels, [details[kind] for kind in KINDS], color=colors)
     axes.set(ylabel="neighbours")
     caption = "The index is green / (green + orange): biology against hospital."
     return "Neighbours on other slides", caption
 
 
-def _map(tiles: TileSet | None, axes: "Axes", result: ProbeResult) -> Words:
+def _map(axes: "Axes", tiles: TileSet, result: ProbeResult) -> Words:
     """Validation embeddings in two dimensions, coloured by class, wrong predictions crossed."""
-    assert tiles is not None
     n, seed = len(tiles.val), result.protocol.seed
     most = min(n, MAX_POINTS)
     rows = np.sort(np.random.default_rng(seed).choice(n, most, replace=False))
@@ -232,12 +220,10 @@ def plane(
     return np.asarray(points, dtype=np.float64), "UMAP", ("UMAP 1", "UMAP 2")
 
 
-def _examples(axes: "Axes", result: ProbeResult) -> Words:
+def _examples(axes: "Axes", shown: Examples, result: ProbeResult) -> Words:
     """One row an image: the image, the truth over it, the prediction over it."""
     from matplotlib.colors import ListedColormap
 
-    shown = result.examples
-    assert shown is not None
     count, height, edge = shown.truth.shape
     labels = np.concatenate([np.zeros_like(shown.truth), shown.truth, shown.prediction], axis=2)
     labels = labels.reshape(count * height, 3 * edge)
@@ -258,10 +244,9 @@ def _examples(axes: "Axes", result: ProbeResult) -> Words:
     return "Predicted masks beside truth", caption
 
 
-def _losses(axes: "Axes", result: ProbeResult) -> Words:
+def _losses(axes: "Axes", details: dict[str, Any], result: ProbeResult) -> Words:
     """Dice loss of training (dashed) and validation over epochs, one colour a fold."""
-    columns = (result.details[k] for k in ("train_losses", "val_losses", "best_epochs"))
-    for i, (train, val, best) in enumerate(zip(*columns, strict=True)):
+    for i, (train, val, best) in enumerate(zip(*map(details.get, LOSSES), strict=True)):
         epochs = range(1, len(train) + 1)
         axes.plot(epochs, train, color=_color(i), linestyle="--", linewidth=1)
         axes.plot(epochs, val, color=_color(i), label=f"fold {i + 1}", linewidth=1.6)

@@ -1,14 +1,13 @@
 """Protocols: everything that decides a score, frozen, named, and written into each result file.
 
-Two scores can be compared when their result files carry the same protocol. A probe that a suite
-does not define is None there: asking for it is an error, never a guess.
+Two scores can be compared when their result files carry the same protocol. Asking for a probe that
+a suite does not define is an error, never a guess.
 """
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from thinsection.config import as_mapping, nearest
+from thinsection.config import nearest
 from thinsection.errors import ConfigError
 
 Metric = Literal["macro_f1", "balanced_accuracy"]
@@ -103,21 +102,14 @@ class SegmentSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """A named, frozen set of settings.
+    """A named, frozen set of settings; a probe that is None is not defined by the suite."""
 
-    Attributes:
-        name: what `--protocol` takes.
-        source: whose numbers it makes comparable.
-        seed: base seed of every draw.
-        folds: number of folds where the data bring none.
-        file_folds: True evaluates on the folds that the dataset files give; False takes only the
-            training rows of the first and makes `folds` stratified ones of them.
-    """
-
-    name: str
-    source: str
-    seed: int
-    folds: int
+    name: str  # what `--protocol` takes
+    source: str  # whose numbers it makes comparable
+    seed: int  # base seed of every draw
+    folds: int  # where the data bring none
+    # True evaluates on the folds that the dataset files give; False takes only the training rows of
+    # the first and makes `folds` stratified ones of them
     file_folds: bool
     linear: LinearSettings | None = None
     knn: KnnSettings | None = None
@@ -137,16 +129,10 @@ class Protocol:
         """
         settings = getattr(self, probe)
         if settings is None:
-            others = [p.name for p in PROTOCOLS.values() if getattr(p, probe) is not None]
-            raise ConfigError(
-                f"protocol must define the {probe} probe, got {self.name!r}; "
-                f"use {' or '.join(map(repr, others))}"
-            )
+            others = [repr(p.name) for p in PROTOCOLS.values() if getattr(p, probe) is not None]
+            found = f"{self.name!r}; use {' or '.join(others)}"
+            raise ConfigError(f"protocol must define the {probe} probe, got {found}")
         return settings
-
-    def as_mapping(self) -> dict[str, Any]:
-        """Plain nested values, for a result file."""
-        return as_mapping(self)
 
 
 NANOPATH = Protocol(
@@ -211,7 +197,6 @@ def get_protocol(name: str, *, seed: int | None = None) -> Protocol:
         ConfigError: no such protocol.
     """
     if name not in PROTOCOLS:
-        hint = nearest(name, PROTOCOLS)
-        raise ConfigError(f"protocol must be a known name, got {name!r}{hint}")
+        raise ConfigError(f"protocol must be a known name, got {name!r}{nearest(name, PROTOCOLS)}")
     protocol = PROTOCOLS[name]
-    return protocol if seed is None else dataclasses.replace(protocol, seed=seed)
+    return protocol if seed is None else replace(protocol, seed=seed)

@@ -110,21 +110,21 @@ def linear(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
       thinsection probe linear BRACS_RoI/ --layout bracs --encoder uni --out probe/
     """
-    from thinsection.probe.probes.linear import linear_probe
+    from thinsection.probe.probes.tiles import linear_probe
 
     return linear_probe(data, protocol=config.protocol, device=config.compute.device)
 
 
 def knn(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """Cosine neighbours vote; best k."""
-    from thinsection.probe.probes.knn import knn_probe
+    from thinsection.probe.probes.tiles import knn_probe
 
     return knn_probe(data, **config.blockwise)
 
 
 def fewshot(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """SimpleShot: 1000 support sets of 16 tiles per class, majority vote."""
-    from thinsection.probe.probes.fewshot import fewshot_probe
+    from thinsection.probe.probes.tiles import fewshot_probe
 
     return fewshot_probe(data, **config.blockwise)
 
@@ -140,7 +140,7 @@ def slide(data: CaseSet, config: SlideProbeConfig) -> ProbeResult:
 
     Example: thinsection probe slide labels.csv --embeddings out/ --out probe/
     """
-    from thinsection.probe.probes.slide import slide_probe
+    from thinsection.probe.probes.cases import slide_probe
 
     logistic = config.slide.method == "logistic"
     return slide_probe(data, protocol=config.protocol) if logistic else abmil(data, config)
@@ -148,21 +148,21 @@ def slide(data: CaseSet, config: SlideProbeConfig) -> ProbeResult:
 
 def abmil(data: CaseSet, config: ProbeConfig) -> ProbeResult:
     """Labels of slides or patients by attention over their tiles, AUROC over folds."""
-    from thinsection.probe.probes.slide import abmil_probe
+    from thinsection.probe.probes.cases import abmil_probe
 
     return abmil_probe(data, protocol=config.protocol, device=config.compute.device)
 
 
 def survival(data: SurvivalSet, config: ProbeConfig) -> ProbeResult:
     """Cox regression on case means, Harrell's c-index over folds."""
-    from thinsection.probe.probes.survival import survival_probe
+    from thinsection.probe.probes.cases import survival_probe
 
     return survival_probe(data, protocol=config.protocol)
 
 
 def robustness(data: RobustnessSet, config: RobustnessConfig) -> ProbeResult:
     """PathoROB: do neighbours on other slides share the biology or the hospital?"""
-    from thinsection.probe.probes.robustness import robustness_probe
+    from thinsection.probe.probes.tiles import robustness_probe
 
     return robustness_probe(data, k=config.robustness.k, **config.blockwise)
 

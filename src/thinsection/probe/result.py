@@ -1,7 +1,7 @@
 """What a probe returns, and its plain form for a result file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,18 @@ import numpy.typing as npt
 from thinsection.config import as_mapping
 from thinsection.errors import InvalidInputError
 from thinsection.probe.data.sets import TileSet
-from thinsection.probe.metrics import METRICS, confusion_matrix, per_class_scores
 from thinsection.probe.protocol import Metric, Protocol
-from thinsection.probe.statistics import Interval, bootstrap_counts, bootstrap_rows
+from thinsection.probe.statistics import (
+    METRICS,
+    Counts,
+    FloatVector,
+    IndexArray,
+    Interval,
+    bootstrap_counts,
+    bootstrap_rows,
+    confusion_matrix,
+    per_class_scores,
+)
 
 FORMAT_VERSION = 1
 METRIC_WORDS = {
@@ -27,43 +36,29 @@ METRIC_WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictions:
-    """Predictions of a classification, row by row.
+    """Predictions of a classification, row by row."""
 
-    Attributes:
-        class_names: of labels 0..K-1.
-        ids: (N,) names of the rows.
-        truth, prediction: int64 (N,).
-        probability: float64 (N, K) class scores that sum to 1, or None.
-    """
-
-    class_names: tuple[str, ...]
-    ids: tuple[str, ...]
-    truth: npt.NDArray[np.int64]
-    prediction: npt.NDArray[np.int64]
-    probability: npt.NDArray[np.float64] | None = None
+    class_names: tuple[str, ...]  # of labels 0..K-1
+    ids: tuple[str, ...]  # (N,) names of the rows
+    truth: IndexArray  # (N,)
+    prediction: IndexArray  # (N,)
+    probability: FloatVector | None = None  # (N, K) class scores that sum to 1
 
     @property
-    def counts(self) -> npt.NDArray[np.int64]:
+    def counts(self) -> Counts:
         """The confusion matrix, (K, K), rows truth."""
         return confusion_matrix(self.truth, self.prediction, len(self.class_names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Risks:
-    """Risks of cases, each from the model of the fold that left it out.
+    """Risks of n cases, each from the model of the fold that left it out."""
 
-    Attributes:
-        ids: (n,) names of the cases.
-        risk: float64 (n,), comparable within a fold only.
-        high: bool (n,), True where the risk is above its fold's median.
-        event, time: the follow-up, (n,) each.
-    """
-
-    ids: tuple[str, ...]
-    risk: npt.NDArray[np.float64]
-    high: npt.NDArray[np.bool_]
-    event: npt.NDArray[np.bool_]
-    time: npt.NDArray[np.float64]
+    ids: tuple[str, ...]  # names of the cases
+    risk: FloatVector  # (n,), comparable within a fold only
+    high: npt.NDArray[np.bool_]  # (n,), True where the risk is above its fold's median
+    event: npt.NDArray[np.bool_]  # the follow-up, as the next
+    time: FloatVector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,34 +73,22 @@ class Examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """One probe's score and everything that a person or another suite needs beside it.
+    """One probe's score and everything that a person or another suite needs beside it."""
 
-    Attributes:
-        probe: its name: that of the files of its report.
-        dataset: name of the data.
-        metric, score: what is compared between encoders.
-        interval: bootstrap interval of the score, over rows.
-        protocol: the whole frozen protocol.
-        details: what the sweep saw (per learning rate, per k, per fold, ...), plain values.
-        facts: of the data (sizes, source, split rule, encoder), plain values.
-        predictions: row by row, where the probe classifies.
-        risks: case by case, where it predicts survival.
-        examples: images with masks, where it segments.
-        remarks: what a person should read beside the score, line by line.
-    """
-
-    probe: str
-    dataset: str
+    probe: str  # its name: that of the files of its report
+    dataset: str  # name of the data
     metric: str
-    score: float
-    interval: Interval | None
-    protocol: Protocol
+    score: float  # what is compared between encoders
+    interval: Interval | None  # of the score, over rows
+    protocol: Protocol  # the whole of it
+    # plain values: what the sweep saw (per learning rate, k, fold, ...), and what the data are
+    # (sizes, source, split rule, encoder)
     details: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
-    predictions: Predictions | None = None
-    risks: Risks | None = None
-    examples: Examples | None = None
-    remarks: tuple[str, ...] = ()
+    predictions: Predictions | None = None  # row by row, where the probe classifies
+    risks: Risks | None = None  # case by case, where it predicts survival
+    examples: Examples | None = None  # images with masks, where it segments
+    remarks: tuple[str, ...] = ()  # what a person should read beside the score, line by line
 
     @property
     def metric_words(self) -> str:
@@ -114,17 +97,10 @@ class ProbeResult:
 
     def as_mapping(self) -> dict[str, Any]:
         """Plain nested values without the rows (these go to CSV); NaN becomes None."""
-        mapping: dict[str, Any] = {
-            "format_version": FORMAT_VERSION,
-            "probe": self.probe,
-            "dataset": self.dataset,
-            "metric": self.metric,
-            "score": self.score,
-            "interval": None if self.interval is None else as_mapping(self.interval),
-            "details": self.details,
-            "data": self.facts,
-            "protocol": self.protocol.as_mapping(),
-        }
+        names = ("probe", "dataset", "metric", "score", "interval", "details")
+        own: dict[str, Any] = {name: getattr(self, name) for name in names}
+        mapping = {"format_version": FORMAT_VERSION, **own}
+        mapping |= {"data": self.facts, "protocol": self.protocol}
         if self.predictions is not None:
             mapping["classes"] = per_class_rows(self.predictions)
             mapping["confusion_matrix"] = self.predictions.counts.tolist()
@@ -144,12 +120,12 @@ def per_class_rows(predictions: Predictions) -> list[dict[str, Any]]:
 def classified(
     probe: str,
     data: TileSet,
-    prediction: npt.NDArray[np.int64],
+    prediction: IndexArray,
     *,
     metric: Metric,
     protocol: Protocol,
     details: dict[str, Any],
-    probability: npt.NDArray[np.float64] | None = None,
+    probability: FloatVector | None = None,
 ) -> ProbeResult:
     """The result of a tile probe from its predictions on the validation split."""
     rows = Predictions(
@@ -186,26 +162,25 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
     rows = [r.predictions for r in results if r.predictions is not None]
     metrics = {r.metric for r in results}
     if len(rows) != len(results) or len({p.ids for p in rows}) != 1 or len(metrics) != 1:
+        found = f"{sorted(metrics)} of {[r.dataset for r in results]}"
         raise InvalidInputError(
-            f"results must be probes of the same rows with one metric, got {sorted(metrics)} of "
-            f"{[r.dataset for r in results]}"
+            f"results must be probes of the same rows with one metric, got {found}"
         )
+
+    def mean_score(weights: npt.NDArray) -> FloatVector:
+        def score(p: Predictions) -> FloatVector:
+            k = len(p.class_names)
+            cells = np.eye(k * k)[p.truth * k + p.prediction]  # (N, K²)
+            return METRICS[first.metric]((weights @ cells).reshape(len(weights), k, k))
+
+        return np.mean([score(p) for p in rows], axis=0)  # type: ignore[no-any-return]
+
     first = results[0]
-
-    def scores(weights: npt.NDArray, p: Predictions) -> npt.NDArray[np.float64]:
-        k = len(p.class_names)
-        cells = np.eye(k * k)[p.truth * k + p.prediction]  # (N, K²)
-        return METRICS[first.metric]((weights @ cells).reshape(len(weights), k, k))
-
     return replace(
         first,
         probe="tileset",
         score=float(np.mean([r.score for r in results])),
-        interval=bootstrap_rows(
-            len(rows[0].ids),
-            lambda weights: np.mean([scores(weights, p) for p in rows], axis=0),
-            seed=first.protocol.seed,
-        ),
+        interval=bootstrap_rows(len(rows[0].ids), mean_score, seed=first.protocol.seed),
         details={r.probe: r.score for r in results},
         predictions=None,
     )
@@ -213,6 +188,8 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
 
 def strict(value: Any) -> Any:
     """The value with only what strict JSON holds: NaN and infinities become None."""
+    if is_dataclass(value):
+        value = as_mapping(value)
     if isinstance(value, dict):
         return {str(k): strict(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

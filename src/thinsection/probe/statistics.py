@@ -1,4 +1,4 @@
-"""Folds exactly as the suites draw them, and bootstrap confidence intervals, seeded.
+"""Scores of predictions, folds exactly as the suites draw them, and bootstrap intervals, seeded.
 
 A resample of n rows with replacement is a multinomial count per row. For metrics of a confusion
 matrix the counts per cell are enough (the cells of a resample are multinomial too), so that the
@@ -15,27 +15,155 @@ import numpy.typing as npt
 from thinsection.errors import InvalidInputError
 from thinsection.types import MIB
 
+Counts = npt.NDArray[np.int64]  # (..., K, K): rows truth, columns prediction
+FloatVector = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.int64]
 Fold = tuple[IndexArray, IndexArray]  # indices of the training and of the validation rows
-Scorer = Callable[[npt.NDArray], npt.NDArray[np.float64]]  # of B resamples at once, (B,)
+Scorer = Callable[[npt.NDArray], FloatVector]  # of B confusion matrices or sets of weights, (B,)
 
 DRAWS = 2000
 LEVEL = 0.95
 BLOCK_BYTES = 64 * MIB  # of row weights at a time
 
 
+def ratio(top: npt.ArrayLike, bottom: npt.ArrayLike, *, empty: float = 0.0) -> FloatVector:
+    """top / bottom in float64; `empty` where bottom is not positive."""
+    top, bottom = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
+    out: FloatVector = np.full(np.broadcast(top, bottom).shape, empty)
+    np.divide(top, bottom, out=out, where=bottom > 0)
+    return out
+
+
+def confusion_matrix(truth: IndexArray, prediction: IndexArray, num_classes: int) -> Counts:
+    """(K, K) counts, rows truth, columns prediction.
+
+    Raises:
+        InvalidInputError: lengths differ or a label is outside 0..K-1.
+    """
+    if truth.shape != prediction.shape:
+        found = f"{truth.shape}, got {prediction.shape}"
+        raise InvalidInputError(f"prediction must have the shape of truth {found}")
+    for name, labels in (("truth", truth), ("prediction", prediction)):
+        if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
+            found = f"{labels.min()}..{labels.max()}"
+            raise InvalidInputError(f"{name} must lie in 0..{num_classes - 1}, got {found}")
+    counts: Counts = image_counts(truth[None], prediction[None], num_classes)[0]
+    return counts
+
+
+def image_counts(truth: npt.NDArray, prediction: npt.NDArray, num_classes: int) -> Counts:
+    """Confusion matrices (N, K, K) of images (N, H, W). Memory: 8 N H W bytes."""
+    n, cells = len(truth), num_classes * num_classes
+    pair = truth.reshape(n, -1).astype(np.int64) * num_classes + prediction.reshape(n, -1)
+    pair += cells * np.arange(n)[:, None]
+    counts = np.bincount(pair.ravel(), minlength=n * cells)
+    return counts.reshape(n, num_classes, num_classes)
+
+
+def _tallies(counts: npt.NDArray) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray]:
+    """Rows (px) of each class that are right, predicted as it, and truly of it; (..., K) each."""
+    return np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(axis=-2), counts.sum(axis=-1)
+
+
+def per_class_scores(counts: npt.NDArray) -> dict[str, FloatVector]:
+    """Precision, recall and F1 per class, (..., K) each; 0 where a ratio is 0 / 0."""
+    hits, predicted, present = _tallies(counts)
+    f1 = ratio(2 * hits, predicted + present)
+    return {"precision": ratio(hits, predicted), "recall": ratio(hits, present), "f1": f1}
+
+
+def macro_f1(counts: npt.NDArray) -> FloatVector:
+    """Mean F1 over the classes that occur in truth or prediction; (...,) of (..., K, K)."""
+    _, predicted, present = _tallies(counts)
+    seen = predicted + present > 0
+    return ratio(per_class_scores(counts)["f1"].sum(axis=-1), seen.sum(axis=-1))
+
+
+def balanced_accuracy(counts: npt.NDArray) -> FloatVector:
+    """Mean recall over the classes that occur in truth; (...,) of (..., K, K)."""
+    present = counts.sum(axis=-1) > 0
+    return ratio(per_class_scores(counts)["recall"].sum(axis=-1), present.sum(axis=-1))
+
+
+METRICS: dict[str, Scorer] = {"macro_f1": macro_f1, "balanced_accuracy": balanced_accuracy}
+
+
+def weighted_auroc(
+    scores: FloatVector, positive: npt.NDArray[np.bool_], weights: npt.NDArray
+) -> FloatVector:
+    """Area under the ROC curve under B sets of row weights, ties counted half; (B,).
+
+    NaN where a set of weights leaves no positive or no negative row.
+
+    Memory: about 4 arrays of the shape of `weights` (B, N), float64.
+    """
+    order = np.argsort(scores, kind="stable")
+    starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
+    sorted_weights = weights[:, order].astype(np.float64)
+    up = np.add.reduceat(sorted_weights * positive[order], starts, axis=1)
+    down = np.add.reduceat(sorted_weights * ~positive[order], starts, axis=1)
+    below = np.cumsum(down, axis=1) - down
+    wins = (up * (below + 0.5 * down)).sum(axis=1)
+    return ratio(wins, up.sum(axis=1) * down.sum(axis=1), empty=np.nan)
+
+
+def macro_auroc(
+    probability: FloatVector, truth: IndexArray, weights: npt.NDArray | None = None
+) -> FloatVector:
+    """AUROC of class 1 for two classes, else the one-versus-rest mean; (B,), B = 1 unweighted.
+
+    Memory: see `weighted_auroc`.
+
+    Raises:
+        InvalidInputError: unweighted, and a class is absent or alone.
+    """
+    given = np.ones((1, len(truth))) if weights is None else weights
+    classes = [1] if probability.shape[1] == 2 else range(probability.shape[1])
+    area = [weighted_auroc(probability[:, c], truth == c, given) for c in classes]
+    mean: FloatVector = np.mean(area, axis=0)
+    if weights is None and np.isnan(mean[0]):
+        raise InvalidInputError("auroc needs rows of every class, got a class without any")
+    return mean
+
+
+def class_jaccard(counts: Counts) -> FloatVector:
+    """(..., K): intersection / union of the pixels of a class; NaN for one that is nowhere."""
+    hits, predicted, present = _tallies(counts)
+    return ratio(hits, predicted + present - hits, empty=np.nan)
+
+
+def image_jaccard(counts: Counts) -> FloatVector:
+    """(N,): the mean of `class_jaccard` over the classes of an image; 0 where there is none."""
+    each = class_jaccard(counts)
+    return ratio(np.nansum(each, axis=1), np.isfinite(each).sum(axis=1))
+
+
+def image_weights(counts: Counts, background_weight: float) -> FloatVector:
+    """(N,): 1 where the truth is background alone, else max(1, weight * their fraction)."""
+    empty = counts.sum(axis=2)[:, 1:].sum(axis=1) == 0
+    return np.where(empty, 1.0, max(1.0, background_weight * float(empty.mean())))
+
+
+def weighted_jaccard(counts: Counts, background_weight: float) -> float:
+    """The score: the weighted mean of the images' Jaccard."""
+    weights = image_weights(counts, background_weight)
+    return float(np.average(image_jaccard(counts), weights=weights))
+
+
+def background_score(counts: Counts, background_weight: float) -> float:
+    """What predicting background everywhere scores on the same truth."""
+    empty = np.zeros_like(counts)
+    empty[:, :, 0] = counts.sum(axis=2)
+    return weighted_jaccard(empty, background_weight)
+
+
 def stratified_folds(
-    labels: npt.ArrayLike,
-    *,
-    folds: int = 3,
-    seed: int = 1337,
-    class_names: Sequence[str] | None = None,
+    labels: npt.ArrayLike, *, folds: int = 3, seed: int = 1337, class_names: Sequence[str] = ()
 ) -> list[Fold]:
     """Stratified, shuffled folds: StratifiedKFold(folds, shuffle, random_state=seed).
 
     Raises:
-        InvalidInputError: a class has fewer rows than there are folds; by its name in
-            `class_names`, where these are given.
+        InvalidInputError: a class has fewer rows than folds; by its name, where these are given.
     """
     from sklearn.model_selection import StratifiedKFold
 
@@ -43,10 +171,11 @@ def stratified_folds(
     classes, counts = np.unique(labels, return_counts=True)
     if len(classes) and counts.min() < folds:
         smallest = classes[counts.argmin()]
-        name = smallest if class_names is None else class_names[smallest]
+        found = (
+            f"{counts.min()} of class {str(class_names[smallest] if class_names else smallest)!r}"
+        )
         raise InvalidInputError(
-            f"each class must have >= {folds} rows for {folds} folds, "
-            f"got {counts.min()} of class {str(name)!r}"
+            f"each class must have >= {folds} rows for {folds} folds, got {found}"
         )
     splitter = StratifiedKFold(n_splits=folds, shuffle=True, random_state=seed)
     return list(splitter.split(np.zeros(len(labels)), labels))
@@ -62,15 +191,12 @@ def grouped_folds(
     """
     from sklearn.model_selection import StratifiedGroupKFold
 
-    labels = np.asarray(labels)
+    labels, n = np.asarray(labels), len(set(groups))
     if len(groups) != len(labels):
-        raise InvalidInputError(
-            f"groups must have one entry a row, got {len(groups)} for {len(labels)} rows"
-        )
-    if len(set(groups)) < folds:
-        raise InvalidInputError(
-            f"groups must be at least {folds} for {folds} folds, got {len(set(groups))}"
-        )
+        found = f"{len(groups)} for {len(labels)} rows"
+        raise InvalidInputError(f"groups must have one entry a row, got {found}")
+    if n < folds:
+        raise InvalidInputError(f"groups must be at least {folds} for {folds} folds, got {n}")
     splitter = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
     return list(splitter.split(np.zeros(len(labels)), labels, groups=np.asarray(groups)))
 
@@ -100,7 +226,7 @@ class Interval:
     seed: int  # of the resamples
 
 
-def bootstrap_counts(counts: npt.NDArray[np.int64], score: Scorer, *, seed: int) -> Interval:
+def bootstrap_counts(counts: Counts, score: Scorer, *, seed: int) -> Interval:
     """Interval of a score that maps confusion matrices (B, K, K) to (B,).
 
     Memory: about 8 DRAWS K² bytes.
@@ -120,13 +246,12 @@ def bootstrap_rows(num_rows: int, score: Scorer, *, seed: int) -> Interval:
     rng = np.random.default_rng(seed)
     block = max(1, BLOCK_BYTES // (8 * max(1, num_rows)))
 
-    def weights() -> npt.NDArray[np.int64]:
-        return np.bincount(rng.integers(0, num_rows, num_rows), minlength=num_rows)
+    def weights(draws: int) -> IndexArray:
+        drawn = (rng.integers(0, num_rows, num_rows) for _ in range(draws))
+        return np.stack([np.bincount(rows, minlength=num_rows) for rows in drawn])
 
     sizes = (min(block, DRAWS - start) for start in range(0, DRAWS, block))
-    return _interval(
-        np.concatenate([score(np.stack([weights() for _ in range(size)])) for size in sizes]), seed
-    )
+    return _interval(np.concatenate([score(weights(size)) for size in sizes]), seed)
 
 
 def bootstrap_folds(folds: Sequence[Fold], scores: Sequence[Scorer], *, seed: int) -> Interval:
@@ -138,14 +263,14 @@ def bootstrap_folds(folds: Sequence[Fold], scores: Sequence[Scorer], *, seed: in
     edges = np.cumsum([0, *(len(val) for _, val in folds)])
     parts = [(score, slice(*edge)) for score, edge in zip(scores, pairwise(edges), strict=True)]
 
-    def mean_score(weights: npt.NDArray) -> npt.NDArray[np.float64]:
-        mean: npt.NDArray[np.float64] = np.mean([f(weights[:, part]) for f, part in parts], axis=0)
+    def mean_score(weights: npt.NDArray) -> FloatVector:
+        mean: FloatVector = np.mean([f(weights[:, part]) for f, part in parts], axis=0)
         return mean
 
     return bootstrap_rows(int(edges[-1]), mean_score, seed=seed)
 
 
-def _interval(values: npt.NDArray[np.float64], seed: int) -> Interval:
+def _interval(values: FloatVector, seed: int) -> Interval:
     finite = values[np.isfinite(values)]
     tail = 50 * (1 - LEVEL)
     low, high = np.percentile(finite, [tail, 100 - tail]) if len(finite) else (np.nan, np.nan)

@@ -12,7 +12,7 @@ import torch
 
 from thinsection.encode import DEFAULT_ENCODER, TileEncoder, load_encoder
 from thinsection.errors import ConfigError
-from thinsection.probe import metrics
+from thinsection.probe import statistics as metrics
 from thinsection.probe.config import SegmentConfig
 from thinsection.probe.protocol import NANOPATH, Geometry, Protocol, SegmentSettings, get_protocol
 from thinsection.probe.result import Examples, ProbeResult
@@ -180,7 +180,7 @@ def segment_probe(
 def _details(data: SegmentSet, fits: list[SegmentFit], weight: float) -> dict[str, Any]:
     counts = [fit.counts for fit in fits]
     background = [metrics.background_score(c, weight) for c in counts]
-    per_class = metrics.class_jaccard(np.concatenate(counts)).tolist()
+    per_class = metrics.class_jaccard(np.concatenate(counts).sum(axis=0)).tolist()
     return {
         "fold_scores": [metrics.weighted_jaccard(c, weight) for c in counts],
         "all_background_score": float(np.mean(background)),

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thinsection.errors import InvalidInputError
-from thinsection.probe.metrics import Counts, image_counts
 from thinsection.probe.protocol import Geometry, SegmentSettings
-from thinsection.probe.statistics import IndexArray
+from thinsection.probe.statistics import Counts, IndexArray, image_counts
 
 INIT_STD = 0.02
 NORM_EPS = 1e-5

@@ -1,0 +1,356 @@
+"""Probes of tile embeddings: a linear layer, nearest neighbours, few shots, robustness.
+
+Shapes: N training and Nq validation rows, D channels, K classes, S support sets.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.special import softmax
+from torch.nn.functional import cross_entropy, linear
+
+from thinsection.errors import DatasetError, InvalidInputError
+from thinsection.probe.compute import cosine_neighbours, rows_within, to_device, unit_rows
+from thinsection.probe.data.sets import (
+    Embeddings,
+    Labels,
+    RobustnessSet,
+    TileSet,
+    check_finite,
+    check_tile_set,
+)
+from thinsection.probe.protocol import (
+    NANOPATH,
+    FewshotSettings,
+    KnnSettings,
+    LinearSettings,
+    Protocol,
+    RobustnessSettings,
+)
+from thinsection.probe.result import ProbeResult, classified
+from thinsection.probe.statistics import (
+    METRICS,
+    IndexArray,
+    bootstrap_rows,
+    confusion_matrix,
+    ratio,
+)
+from thinsection.types import GIB
+from thinsection.weights.placement import resolve_device
+
+VOTE_BYTES = 1 << 26  # of votes that are counted at a time
+SET_BLOCK = 64  # support sets at a time
+QUERY_BLOCK = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearHead:
+    """The best epoch of one learning rate."""
+
+    lr: float
+    epoch: int  # from 1: of the best validation score, the first one on ties
+    score: float  # that score
+    weight: npt.NDArray[np.float32]  # (K, D) at that epoch
+    bias: npt.NDArray[np.float32]  # (K,)
+    prediction: Labels  # (Nq,) of the validation rows at that epoch
+    scores: tuple[float, ...] = ()  # of validation after each epoch
+    losses: tuple[float, ...] = ()  # of training, mean of each epoch
+
+
+def linear_probe(
+    data: TileSet, *, protocol: Protocol = NANOPATH, device: str = "cpu"
+) -> ProbeResult:
+    """One linear layer on frozen embeddings: the best score over learning rate x epoch.
+
+    Of equal scores the first rate and the first epoch count.
+
+    Memory: the embeddings (once more on CUDA) + 5 K D floats of weights and AdamW's state.
+
+    Raises:
+        DatasetError: the splits do not fit each other.
+        ConfigError: the protocol defines no linear probe.
+    """
+    check_tile_set(data)
+    settings: LinearSettings = protocol.require("linear")
+    heads = {
+        f"{lr:g}": train_head(data, settings, lr=lr, seed=protocol.seed + i, device=device)
+        for i, lr in enumerate(settings.lrs)
+    }
+    best = max(heads.values(), key=lambda head: head.score)  # max keeps the first of equals
+    logits = data.val.embeddings.astype(np.float64) @ best.weight.T.astype(np.float64) + best.bias
+    details = {
+        "best_lr": best.lr,
+        "best_epoch": best.epoch,
+        "score_by_lr": {lr: head.score for lr, head in heads.items()},
+        "best_epoch_by_lr": {lr: head.epoch for lr, head in heads.items()},
+        "last_loss_by_lr": {lr: head.losses[-1] for lr, head in heads.items()},
+        "curve": {lr: list(head.scores) for lr, head in heads.items()},
+    }
+    metric, guess, share = settings.metric, best.prediction, softmax(logits, axis=1)
+    return classified(
+        "linear", data, guess, metric=metric, protocol=protocol, details=details, probability=share
+    )
+
+
+def train_head(
+    data: TileSet, settings: LinearSettings, *, lr: float, seed: int, device: str = "cpu"
+) -> LinearHead:
+    """Trains one head; the same seed gives the same bits on the same device and thread count.
+
+    Weights and orders are drawn on the CPU, so that every device starts alike and sees the same
+    batches. Nothing touches the global random state.
+    """
+    where = resolve_device(device, mps=False)
+    generator = torch.Generator().manual_seed(seed)
+    x, y = to_device(data.train.embeddings, where), to_device(data.train.labels, where)
+    val = to_device(data.val.embeddings, where)
+    start = initial_head(data.num_classes, x.shape[1], generator)
+    weight, bias = (p.to(where).requires_grad_() for p in start)
+    optimizer = torch.optim.AdamW([weight, bias], lr=lr, weight_decay=settings.weight_decay)
+    per_epoch = math.ceil(len(x) / settings.batch_size)
+    steps_left = settings.max_steps or (settings.epochs or 0) * per_epoch
+    best: LinearHead | None = None
+    scores, losses = [], []
+    for epoch in range(1, math.ceil(steps_left / per_epoch) + 1):
+        order = torch.randperm(len(x), generator=generator).to(where)
+        batches = torch.split(order, settings.batch_size)[:steps_left]
+        loss_sum = torch.zeros((), device=where, dtype=torch.float64)
+        for batch in batches:
+            loss = cross_entropy(linear(x[batch], weight, bias), y[batch])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            loss_sum += loss.detach() * len(batch)
+        steps_left -= len(batches)
+        losses.append(float(loss_sum) / sum(map(len, batches)))
+        with torch.no_grad():
+            guess = linear(val, weight, bias).argmax(dim=1).cpu().numpy()
+        scores.append(_score(data, guess, settings.metric))
+        if best is None or scores[-1] > best.score:
+            w, b = (p.detach().cpu().numpy().copy() for p in (weight, bias))
+            best = LinearHead(
+                lr=lr, epoch=epoch, score=scores[-1], weight=w, bias=b, prediction=guess
+            )
+    if best is None or not math.isfinite(losses[-1]):
+        found = f"{losses[-1]} at learning rate {lr:g} in {data.name!r}"
+        raise InvalidInputError(
+            f"training loss must stay finite, got {found}; scale the embeddings"
+        )
+    return replace(best, scores=tuple(scores), losses=tuple(losses))
+
+
+def initial_head(
+    num_classes: int, dim: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """nn.Linear's own start, uniform in ±1/sqrt(D), from a generator of its own."""
+    bound = 1 / math.sqrt(dim)
+    shapes = ((num_classes, dim), (num_classes,))
+    weight, bias = (torch.empty(s).uniform_(-bound, bound, generator=generator) for s in shapes)
+    return weight, bias
+
+
+def _score(data: TileSet, prediction: Labels, metric: str) -> float:
+    return float(METRICS[metric](confusion_matrix(data.val.labels, prediction, data.num_classes)))
+
+
+def knn_probe(
+    data: TileSet, *, protocol: Protocol = NANOPATH, device: str = "cpu", budget_bytes: int = GIB
+) -> ProbeResult:
+    """Cosine neighbours vote, no training: the best score over k, ties to the smallest k.
+
+    A k beyond the number of training rows cannot be tried; `details["left_out_ks"]` names it.
+
+    Memory: budget_bytes + 8 Nq k_max + 8 Nq K.
+
+    Raises:
+        DatasetError: the splits do not fit each other.
+        ConfigError: the protocol defines no kNN probe.
+    """
+    check_tile_set(data)
+    settings: KnnSettings = protocol.require("knn")
+    ks = sorted(k for k in settings.ks if k <= len(data.train))
+    rows, bank = data.val.embeddings, data.train.embeddings
+    found = cosine_neighbours(rows, bank, max(ks), device=device, budget_bytes=budget_bytes)
+    labels, num_classes = data.train.labels[found], data.num_classes
+    guesses = ((k, count_votes(labels[:, :k], num_classes).argmax(axis=1)) for k in ks)
+    scores = {k: _score(data, guess, settings.metric) for k, guess in guesses}
+    best = max(scores, key=scores.__getitem__)  # max keeps the first of equals
+    votes = count_votes(labels[:, :best], num_classes)
+    details = {
+        "best_k": best,
+        "score_by_k": {str(k): v for k, v in scores.items()},
+        "left_out_ks": [k for k in settings.ks if k not in ks],
+    }
+    metric, guess, share = settings.metric, votes.argmax(axis=1), votes / best
+    return classified(
+        "knn", data, guess, metric=metric, protocol=protocol, details=details, probability=share
+    )
+
+
+def count_votes(voted: Labels, num_classes: int) -> IndexArray:
+    """Votes (N, K) of the labels (N, k) that voters gave; argmax breaks ties to the lowest label.
+
+    Memory: 8 N K + VOTE_BYTES.
+    """
+    n, k = voted.shape
+    votes = np.empty((n, num_classes), dtype=np.int64)
+    step = max(1, VOTE_BYTES // (16 * max(k, num_classes)))
+    for start in range(0, n, step):
+        block = voted[start : start + step]
+        cells = block + num_classes * np.arange(len(block))[:, None]
+        flat = np.bincount(cells.ravel(), minlength=len(block) * num_classes)
+        votes[start : start + step] = flat.reshape(len(block), num_classes)
+    return votes
+
+
+def fewshot_probe(
+    data: TileSet, *, protocol: Protocol = NANOPATH, device: str = "cpu", budget_bytes: int = GIB
+) -> ProbeResult:
+    """SimpleShot: class means of small random support sets vote, ties to the lowest label.
+
+    Memory: budget_bytes + 8 Nq K + 8 S K shots (the draws).
+
+    Raises:
+        DatasetError: a class has fewer training rows than shots.
+        ConfigError: the protocol defines no few-shot probe.
+        BudgetError: one support set with its prototypes does not fit.
+    """
+    check_tile_set(data)
+    settings: FewshotSettings = protocol.require("fewshot")
+    shots, sets, train = settings.shots, settings.support_sets, data.train
+    support = draw_support_sets(
+        train.labels, data.class_names, shots=shots, num_sets=sets, seed=protocol.seed
+    )
+    votes = simpleshot_votes(
+        train.embeddings, data.val.embeddings, support, device=device, budget_bytes=budget_bytes
+    )
+    details = {"shots": shots, "support_sets": sets}
+    metric, guess, share = settings.metric, votes.argmax(axis=1), votes / sets
+    return classified(
+        "fewshot", data, guess, metric=metric, protocol=protocol, details=details, probability=share
+    )
+
+
+def draw_support_sets(
+    labels: Labels, class_names: tuple[str, ...], *, shots: int, num_sets: int, seed: int
+) -> IndexArray:
+    """Row indices (num_sets, K, shots), drawn without replacement within a set and class.
+
+    Raises:
+        DatasetError: a class has fewer than `shots` rows.
+    """
+    rows_of = [np.flatnonzero(labels == c) for c in range(len(class_names))]
+    for name, rows in zip(class_names, rows_of, strict=True):
+        if len(rows) < shots:
+            raise DatasetError(
+                f"each class must have >= {shots} training rows for {shots} shots, "
+                f"got {len(rows)} of class {name!r}; label more tiles or drop the class"
+            )
+    draw = np.random.default_rng(seed).choice
+    sets = ([draw(rows, shots, replace=False) for rows in rows_of] for _ in range(num_sets))
+    return np.array(list(sets))
+
+
+def simpleshot_votes(
+    train: Embeddings,
+    queries: Embeddings,
+    support: IndexArray,
+    *,
+    device: str = "cpu",
+    budget_bytes: int = GIB,
+) -> IndexArray:
+    """How many support sets vote for each class, (Nq, K).
+
+    With support mean m and unit prototype p the cosine of a query q ranks as (q - m) . p, since
+    |q - m| is the same for every class. All embeddings are shifted by one fixed vector first
+    (the training mean), which changes nothing but the rounding.
+
+    Memory: budget_bytes + 8 Nq K.
+    """
+    where = resolve_device(device, mps=False)
+    _, num_classes, shots = support.shape
+    half, dim = budget_bytes // 2, train.shape[1]  # half of the budget for sets, half for queries
+    per_set = num_classes * dim * 4 * (2 * shots + 4)
+    sets = rows_within(half, per_set, name="support set", most=SET_BLOCK)
+    per_query = 8 * dim + sets * num_classes * 8 + sets * 24
+    rows = rows_within(half, per_query, name="query", most=QUERY_BLOCK)
+    shift = to_device(train.mean(axis=0, dtype=np.float64).astype(np.float32), where)
+    votes = np.zeros((len(queries), num_classes), dtype=np.int64)
+    with torch.inference_mode():
+        for first in range(0, len(support), sets):
+            chosen = to_device(train[support[first : first + sets]], where) - shift
+            class_means = chosen.mean(dim=2)  # of (sets, K, shots, D)
+            means = class_means.mean(dim=1, keepdim=True)  # classes have equally many shots
+            prototypes = unit_rows((class_means - means).flatten(0, 1))
+            offsets = (prototypes.view_as(class_means) * means).sum(dim=2).flatten()  # m . p
+            for start in range(0, len(queries), rows):
+                part = slice(start, start + rows)
+                cosine = ((to_device(queries[part], where) - shift) @ prototypes.T).sub_(offsets)
+                winner = cosine.view(len(cosine), len(chosen), num_classes).argmax(dim=2)
+                votes[part] += count_votes(winner.cpu().numpy(), num_classes)
+    return votes
+
+
+def robustness_probe(
+    data: RobustnessSet,
+    *,
+    protocol: Protocol = NANOPATH,
+    k: int | None = None,
+    device: str = "cpu",
+    budget_bytes: int = GIB,
+) -> ProbeResult:
+    """The robustness index, with an interval over tiles: do neighbours share biology or hospital?
+
+    Among the k nearest tiles of other slides, SO have the same biological class and another medical
+    centre, OS another class and the same centre. The index is SO / (SO + OS): 1 follows biology
+    only, 0 the centre only. Without `k` the protocol decides it by the subset's name.
+
+    Memory: budget_bytes + 10 N k.
+
+    Raises:
+        InvalidInputError: columns of different lengths, NaN, or no SO and no OS neighbour at all.
+
+    Source: PathoROB (bifold-pathomics).
+    """
+    settings: RobustnessSettings = protocol.require("robustness")
+    x, columns = data.embeddings, (data.biological_class, data.medical_center, data.slide_id)
+    if any(len(column) != len(x) for column in columns):
+        found = f"{[len(c) for c in columns]} for {len(x)} tiles"
+        raise InvalidInputError(f"columns must be one entry a tile, got {found}")
+    check_finite(x, data.slide_id)
+    biology, centre, slide = (np.unique(c, return_inverse=True)[1] for c in columns)
+    k = k or dict(settings.k_by_subset).get(data.name, settings.default_k)
+    near = cosine_neighbours(x, x, k, groups=slide, device=device, budget_bytes=budget_bytes)
+    there, kin, home = near >= 0, *(of[near] == of[:, None] for of in (biology, centre))
+    kinds = {  # of a neighbour: same or other biology, same or other centre; (N,) each
+        "so": (there & kin & ~home).sum(axis=1),
+        "os": (there & ~kin & home).sum(axis=1),
+        "ss": (there & kin & home).sum(axis=1),
+        "oo": (there & ~kin & ~home).sum(axis=1),
+    }
+    either = kinds["so"] + kinds["os"]
+    if not either.any():
+        raise InvalidInputError(
+            "neighbours must include same-class other-centre or other-class same-centre tiles, "
+            f"got neither in {data.name!r}; the index needs two classes and two centres"
+        )
+
+    def index(weights: npt.NDArray) -> npt.NDArray[np.float64]:
+        return ratio(weights @ kinds["so"], weights @ either, empty=np.nan)
+
+    few = int((near < 0).any(axis=1).sum())
+    sums = {name: int(counts.sum()) for name, counts in kinds.items()}
+    sizes = {"tiles": len(x), "slides": len(set(data.slide_id)), "dim": int(x.shape[1])}
+    return ProbeResult(
+        probe="robustness",
+        dataset=data.name,
+        metric="robustness_index",
+        score=float(index(np.ones((1, len(x))))[0]),
+        interval=bootstrap_rows(len(x), index, seed=protocol.seed),
+        protocol=protocol,
+        details={"k": k, **sums, "tiles_with_fewer_neighbours": few},
+        facts={**sizes, **data.facts},
+    )
