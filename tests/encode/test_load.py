@@ -21,6 +21,11 @@ from thinsection.errors import (
     UnknownEncoderError,
     WeightsError,
 )
+from thinsection.qc.tissue import TissueConfig
+from thinsection.stages.features import FeaturesStage
+from thinsection.stages.tiles import TilesStage
+from thinsection.stages.tissue import TissueStage
+from thinsection.tiles.grid import TilesConfig
 from thinsection.weights import hub as hub_module
 from thinsection.weights.files import hash_state_dict, read_state_dict
 from thinsection.weights.origin import slug
@@ -226,6 +231,8 @@ def test_a_label_says_what_was_loaded_and_an_identity_what_decides(
         "name": "efficientnet_lite0",
         "weights_hash": default.weights_hash,
         "precision": "fp32",
+        "preprocessing": '{"input_px": 224, "interpolation": "bicubic", '
+        '"mean": [0.5, 0.5, 0.5], "resize_px": 224, "std": [0.5, 0.5, 0.5]}',
     }
     half = load_encoder("efficientnet_lite0", device="cpu", precision="bf16")
     assert half.label == "efficientnet_lite0_bf16" and half.identity["precision"] == "bf16"
@@ -267,6 +274,32 @@ def test_two_local_checkpoints_of_one_name_have_two_labels(
         assert encoder.label.startswith(f"model_w{encoder.weights_hash[:6]}")
         labels.append(encoder.label)
     assert len(set(labels)) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"mean": [0.4] * 3}, {"std": [0.4] * 3}, {"crop_pct": 0.5}, {"interpolation": "bilinear"}],
+    ids=["mean", "std", "resize", "interpolation"],
+)
+def test_one_name_and_weights_with_another_preprocessing_are_another_encoder(
+    timm_folder: Path, tmp_path: Path, other: dict
+) -> None:
+    """Else embeddings of `a/model` would be taken for those of `b/model`."""
+    encoders, keys = [], []
+    for parent, changed in (("a", {}), ("b", other), ("again", {})):
+        folder = tmp_path / parent / "model"
+        shutil.copytree(timm_folder, folder)
+        config = json.loads((folder / "config.json").read_text())
+        config["pretrained_cfg"] |= changed
+        (folder / "config.json").write_text(json.dumps(config))
+        encoder = load_encoder(str(folder), device="cpu", precision="fp32")
+        tiles = TilesStage(config=TilesConfig(), mask=TissueStage(config=TissueConfig()))
+        stage = FeaturesStage(tiles=tiles, encoder=encoder.label, identity=encoder.identity)
+        encoders.append(encoder)
+        keys.append(stage.key("pixels"))
+    assert len({encoder.label for encoder in encoders}) == 1  # so that reuse is refused
+    assert len({encoder.weights_hash for encoder in encoders}) == 1
+    assert keys[0] == keys[2] != keys[1]
 
 
 def test_a_slug_is_a_file_name() -> None:

@@ -1,5 +1,6 @@
 """Tile encoders: the contract that the pipeline knows, and the one that runs a torch network."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -87,9 +88,11 @@ class TileEncoder(ABC):
 
     @property
     def identity(self) -> dict[str, str]:
-        """What decides an embedding (name, weights_hash, precision), and the hub's `revision`."""
+        """What decides an embedding: name, weights_hash, precision, preprocessing as JSON; and the
+        hub's `revision`. A checkpoint's folder says its preprocessing, whatever it is called."""
         name, weights = self.spec.name, self.weights_hash
-        return self.origin.identity(name, precision=self.precision, weights_hash=weights)
+        found = self.origin.identity(name, precision=self.precision, weights_hash=weights)
+        return found | {"preprocessing": json.dumps(self.spec.preprocessing, sort_keys=True)}
 
     @property
     def label(self) -> str:

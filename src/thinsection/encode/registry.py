@@ -66,6 +66,12 @@ class EncoderSpec:
     gated: bool = False  # whether the hub wants a token of an account that accepted the terms
 
     @property
+    def preprocessing(self) -> dict[str, Any]:
+        """What a tile goes through before the network sees it, in plain values."""
+        names = ("input_px", "resize_px", "interpolation", "mean", "std")
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def needs(self) -> tuple[str, ...]:
         """Python packages beyond the package's own dependencies."""
         hub = () if self.architecture.kind == "lite0" else ("huggingface_hub",)

@@ -34,7 +34,7 @@ class FeaturesStage(Stage):
 
     tiles: TilesStage
     encoder: str  # its label, as part of the folder's name
-    identity: Mapping[str, Any]  # what of it decides a result: name, weights' hash, precision
+    identity: Mapping[str, Any]  # `TileEncoder.identity`: what of it decides a result
     dtype: str = "float32"  # of the stored embeddings
     stain: StainConfig = field(default_factory=StainConfig)  # normalisation before the encoder
     target: StainLook | None = None  # the look that it aims at

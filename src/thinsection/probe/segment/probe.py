@@ -101,10 +101,9 @@ def segment_features(
         for images in data.image_batches(start, batch_size):
             yield encoder.encode_tokens(centre(images, settings))
 
-    of_spec = ("input_px", "resize_px", "interpolation", "mean", "std")
     preprocessing = {
         **{"image_px": settings.image_px, "crop_px": settings.crop_px},
-        **{name: getattr(encoder.spec, name) for name in of_spec},
+        **encoder.spec.preprocessing,
         **{"precision": encoder.precision, "device": encoder.device.type},
     }
     key = CacheKey(
