@@ -11,10 +11,8 @@ import pytest
 import torch
 from tests.attention.contract import Alibi2dContract
 
-from thinsection.attention.api import attend_items
-from thinsection.attention.backward import differentiable
-from thinsection.attention.chunked import BlockPlan, forward_chunked
-from thinsection.attention.items import checked_items
+from thinsection.attention.api import attend_items, checked_items
+from thinsection.attention.chunked import BlockPlan, differentiable, forward_chunked
 
 
 class TestReference(Alibi2dContract):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.support.plain_gigapath import plain_dilated
 
-from thinsection.attention.dilated import Branch, HeadPart, dilated_attention
+from thinsection.attention.dilated import Branch, dilated_attention
 from thinsection.errors import InvalidInputError
 from thinsection.types import MIB
 
@@ -16,10 +16,11 @@ def qkv(tokens: int, *, heads: int = 16, dim: int = 6) -> tuple[torch.Tensor, ..
     return torch.randn(3, heads, tokens, dim, generator=generator, dtype=torch.float64).unbind()
 
 
-def ours(x: tuple[torch.Tensor, ...], part: HeadPart | None = None) -> torch.Tensor:
+def ours(x: tuple[torch.Tensor, ...], first_head: int = 0) -> torch.Tensor:
     branches = tuple(Branch(length=s, dilation=r) for s, r in BRANCHES)
-    part = part or HeadPart(first=0, total=16)
-    return dilated_attention((x[0], x[1], x[2]), branches, part, budget_bytes=16 * MIB)
+    return dilated_attention(
+        (x[0], x[1], x[2]), branches, first_head=first_head, num_heads=16, budget_bytes=16 * MIB
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,15 +42,15 @@ def test_float32_stays_near_float64() -> None:
 def test_a_part_of_the_heads_sees_its_own_offsets() -> None:
     x = qkv(100)
     whole = ours(x)
-    part = ours(tuple(t[4:8] for t in x), HeadPart(first=4, total=16))
+    part = ours(tuple(t[4:8] for t in x), first_head=4)
     torch.testing.assert_close(part, whole[4:8], rtol=0, atol=1e-14)
 
 
 def test_zero_padding_takes_part() -> None:
     """The third token is alone in a segment of two: a key of logit 0 and value 0 joins it."""
     q, k, v = qkv(3)
-    part, branches = HeadPart(first=0, total=16), (Branch(length=2, dilation=1),)
-    out = dilated_attention((q, k, v), branches, part, budget_bytes=MIB)
+    branches = (Branch(length=2, dilation=1),)
+    out = dilated_attention((q, k, v), branches, first_head=0, num_heads=16, budget_bytes=MIB)
     logit = (q[:, 2] * k[:, 2]).sum(-1) * 6**-0.5
     torch.testing.assert_close(out[:, 2], v[:, 2] * logit.sigmoid()[:, None])
 
@@ -60,6 +61,7 @@ def test_dilations_that_do_not_divide_the_heads_are_refused() -> None:
         dilated_attention(
             (x[0], x[1], x[2]),
             (Branch(length=8, dilation=3),),
-            HeadPart(first=0, total=16),
+            first_head=0,
+            num_heads=16,
             budget_bytes=MIB,
         )

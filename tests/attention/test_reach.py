@@ -8,9 +8,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinsection.attention import alibi2d_attention
+from thinsection.attention.api import checked_items
 from thinsection.attention.chunked import BlockPlan, Buffers, forward_chunked
-from thinsection.attention.items import AttentionItem, checked_items
 from thinsection.attention.reach import Reach, blocks_of
+from thinsection.attention.reference import AttentionItem
 
 PLAN = BlockPlan(queries=64, keys=32, working_bytes=0)
 SLOPES = torch.tensor([0.7, 0.1, 0.0], dtype=torch.float64)

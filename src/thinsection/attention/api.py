@@ -4,6 +4,7 @@ Shapes: B batch, H heads, P prefix tokens, N grid tokens, T = P + N tokens, D ch
 """
 
 import importlib.util
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,30 +12,29 @@ from typing import Literal, get_args
 
 import torch
 
-from thinsection.attention.backward import Attend, differentiable
-from thinsection.attention.chunked import forward_chunked, plan_blocks
-from thinsection.attention.items import Item, checked_items
-from thinsection.attention.reference import dense_bytes, reference
-from thinsection.errors import BudgetError, ConfigError, DeviceError, InvalidInputError
+from thinsection.attention.chunked import Attend, differentiable, forward_chunked, plan_blocks
+from thinsection.attention.reference import AttentionItem, dense_bytes, math_dtype, reference
+from thinsection.errors import BudgetError, ConfigError, DeviceError, require
 from thinsection.types import MIB
 from thinsection.units import format_bytes
 
 Impl = Literal["auto", "reference", "chunked", "triton"]
 DEFAULT_BUDGET_BYTES = 512 * MIB
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float64, *TRITON_DTYPES)
 TRITON_DIMS = (16, 32, 64, 128, 256)
+MAX_EXTENT = 1 << 24  # cells are float32 in the fast paths: integers above are not exact
+
+Item = tuple[AttentionItem, torch.Tensor | None]  # and int64 indices of its real tokens; None: all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Which implementation runs, and why (one sentence for a person).
-
-    `working_bytes` is what it holds beyond inputs and output, per batch item.
-    """
+    """Which implementation runs, and why."""
 
     impl: Literal["reference", "chunked", "triton"]
-    why: str
-    working_bytes: int
+    why: str  # one sentence for a person
+    working_bytes: int  # that it holds beyond inputs and output, per batch item
 
 
 def alibi2d_attention(
@@ -78,8 +78,9 @@ def alibi2d_attention(
     items = checked_items(
         q, k, v, cells, slopes, num_prefix_tokens=num_prefix_tokens, scale=scale, key_mask=key_mask
     )
-    if out is not None and (out.shape, out.dtype, out.device) != (q.shape, q.dtype, q.device):
-        raise InvalidInputError(f"out must be like q, got {out.dtype} {tuple(out.shape)}")
+    if out is not None:
+        like_q = (out.shape, out.dtype, out.device) == (q.shape, q.dtype, q.device)
+        require(like_q, "out must be like q", _form(out))
     decision = explain(q, impl=impl, budget_bytes=budget_bytes)
     return attend_items(items, _attend(decision.impl, q, budget_bytes), q, out)
 
@@ -92,10 +93,9 @@ def explain(
     Raises:
         ConfigError: unknown `impl`; DeviceError, BudgetError: it cannot run here.
     """
-    if impl not in get_args(Impl):
-        raise ConfigError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
-    if q.ndim != 4:
-        raise InvalidInputError(f"q must be of shape [B, H, T, D], got {tuple(q.shape)}")
+    known = get_args(Impl)
+    require(impl in known, f"impl must be one of {', '.join(known)}", repr(impl), error=ConfigError)
+    require(q.ndim == 4, "q must be of shape [B, H, T, D]", tuple(q.shape))
     if impl == "reference":
         return Decision(impl="reference", why="asked for", working_bytes=dense_bytes(q))
     obstacle = _triton_obstacle(q)
@@ -137,6 +137,86 @@ def _attend(impl: str, q: torch.Tensor, budget_bytes: int) -> Attend:
     from thinsection.attention.triton_kernel import forward_triton
 
     return differentiable(forward_triton, plan)
+
+
+def checked_items(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cells: torch.Tensor,
+    slopes: torch.Tensor,
+    *,
+    num_prefix_tokens: int = 1,
+    scale: float | None = None,
+    key_mask: torch.Tensor | None = None,
+) -> list[Item]:
+    """Each item of the batch, its padding taken out.
+
+    Raises:
+        InvalidInputError: naming the argument, the rule and what was got.
+    """
+    _check_qkv(q, k, v)
+    (batch, heads, tokens, dim), prefix = q.shape, num_prefix_tokens
+    require(0 <= prefix <= tokens, f"num_prefix_tokens must be in 0..{tokens}", prefix)
+    require(scale is None or math.isfinite(scale), "scale must be finite", scale)
+    grid = _checked_cells(cells, (batch, tokens - prefix, 2)).to(q.device, math_dtype(q))
+    steep = _checked_slopes(slopes, heads)
+    if key_mask is not None:
+        fits = key_mask.dtype == torch.bool and tuple(key_mask.shape) == (batch, tokens)
+        require(fits, f"key_mask must be bool of shape ({batch}, {tokens})", _form(key_mask))
+        require(key_mask[:, :prefix].all(), "key_mask must be True for prefix tokens", False)
+    items: list[Item] = []
+    for b in range(batch):
+        qkv, places, valid = [x[b] for x in (q, k, v)], grid[b], None
+        if key_mask is not None and not bool(key_mask[b].all()):
+            valid = key_mask[b].to(q.device).nonzero()[:, 0]
+            qkv = [x.index_select(1, valid) for x in qkv]
+            places = places[valid[prefix:] - prefix]
+        scale = dim**-0.5 if scale is None else scale
+        item_q, item_k, item_v = qkv
+        item = AttentionItem(
+            item_q, item_k, item_v, places.T.contiguous(), steep, prefix, scale=scale
+        )
+        items.append((item, valid))
+    return items
+
+
+def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    shaped = q.ndim == 4 and 0 not in q.shape
+    require(shaped, "q must be of shape [B, H, T, D], none 0", tuple(q.shape))
+    allowed = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+    require(q.dtype in DTYPES, f"q must be one of {allowed}", q.dtype)
+    wanted = f"{_form(q)} on {q.device}"
+    for name, got in (("k", f"{_form(k)} on {k.device}"), ("v", f"{_form(v)} on {v.device}")):
+        require(got == wanted, f"{name} must be like q, {wanted}", got)
+
+
+def _checked_cells(cells: torch.Tensor, shape: tuple[int, int, int]) -> torch.Tensor:
+    """int64 of that shape [B, N, 2], counted from the least row and column of each item."""
+    integer = not cells.is_floating_point() and not cells.is_complex() and cells.dtype != torch.bool
+    rule = f"cells must be int of shape {shape[1:]} or {shape}"
+    require(integer and tuple(cells.shape) in (shape[1:], shape), rule, _form(cells))
+    cells = cells.long().expand(shape)
+    if shape[1]:
+        cells = cells - cells.amin(1, keepdim=True)
+        extent = int(cells.max())
+        require(extent < MAX_EXTENT, f"cells must span less than {MAX_EXTENT} cells", extent)
+    return cells
+
+
+def _checked_slopes(slopes: torch.Tensor, heads: int) -> tuple[float, ...]:
+    remedy = "one that does; none is computed for them"
+    require(not slopes.requires_grad, "slopes must not require a gradient", remedy)
+    shape = tuple(slopes.shape)
+    require(shape == (heads,), f"slopes must be of shape ({heads},)", shape)
+    steep: list[float] = slopes.double().tolist()
+    valid = all(math.isfinite(slope) and slope >= 0 for slope in steep)
+    require(valid, "slopes must be finite and >= 0", steep)
+    return tuple(steep)
+
+
+def _form(x: torch.Tensor) -> str:
+    return f"{x.dtype} {tuple(x.shape)}"
 
 
 def attend_items(

@@ -1,5 +1,7 @@
 """2-D ALiBi attention in blocks of queries and keys, in plain PyTorch: O(T) memory, any device.
 
+The backward pass, the Triton kernel's too, recomputes each block: nothing T x T is kept.
+
 The bias of a (query block, key block) pair is slope_h times one block of distances, so distances
 are computed once per pair for all heads. Per head, a block takes five passes: scale the distances
 into the score buffer, add q kᵀ by a matrix product with beta = 1, clamp (where scores may be deep),
@@ -15,13 +17,15 @@ of a block.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from thinsection.attention.items import AttentionItem
 from thinsection.attention.reach import LOG2E, Reach, blocks_of
-from thinsection.errors import BudgetError
+from thinsection.attention.reference import AttentionItem
+from thinsection.errors import BudgetError, require
 from thinsection.units import format_bytes
 
 # log2 units. A row's sum is then in 2^-60 .. T 2^60, far inside float32; and what the clamp below
@@ -31,6 +35,12 @@ CLAMP = -126.0  # 2^-126 is the smallest normal float32; subnormal numbers are s
 CPU_BLOCK = (1024, 512)  # queries, keys: two float32 buffers of 2 MiB
 CUDA_BLOCK = (2048, 4096)  # two of 32 MiB
 SMALLEST_BLOCK = (16, 16)
+
+# output [H, T, D], in `out` where it is given, and log2-sum-exp2 [H, T]
+Forward = Callable[
+    [AttentionItem, "BlockPlan", torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]
+]
+Attend = Callable[[AttentionItem, torch.Tensor | None], torch.Tensor]  # attention of one item, out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +114,7 @@ def forward_chunked(
             for h in active:
                 k, v = item.k[h, key_block.columns], item.v[h, key_block.columns]
                 block.deep = not key_block.lowest[h] >= CLAMP  # a NaN is deep
-                step(sums[h], block, -item.slopes[h] * LOG2E, (q[h], k, v))
+                step(sums[h], block, -item.slopes[h] * LOG2E, k, v)
         for h in range(heads):
             out[h, rows] = (sums[h].acc / sums[h].den[:, None]).to(out.dtype)
             lse[h, rows] = sums[h].den.log2() + sums[h].top
@@ -112,13 +122,14 @@ def forward_chunked(
 
 
 class RowSums:
-    """What one head of one query block, q [m, D], gathers over key blocks.
+    """What one head of one query block, scaled q [m, D], gathers over key blocks k, v [n, D].
 
     `acc` is the weighted sum of values, `den` the sum of weights, `top` the log2 by which they are
     scaled: 0 where scores are bounded, else the largest score so far.
     """
 
     def __init__(self, q: torch.Tensor, dtype: torch.dtype, *, bounded: bool) -> None:
+        self.q = q
         self.acc = torch.zeros_like(q, dtype=dtype)
         self.den = q.new_zeros(q.shape[0], dtype=dtype)
         self.top = q.new_full((q.shape[0],), 0.0 if bounded else -math.inf, dtype=dtype)
@@ -130,15 +141,12 @@ class RowSums:
 
 @dataclass(slots=True, kw_only=True)
 class ScoreBlock:
-    """One pair of a query and a key block: distances [m, n], and buffers of the same shape.
-
-    `deep`: scores may be below CLAMP.
-    """
+    """One pair of a query and a key block: distances [m, n], and buffers of the same shape."""
 
     distances: torch.Tensor
     scores: torch.Tensor
     low: torch.Tensor
-    deep: bool = True
+    deep: bool = True  # scores may be below CLAMP
 
 
 class Buffers:
@@ -172,23 +180,22 @@ class Buffers:
         return block
 
 
-Qkv = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # q [m, D] scaled, k and v [n, D]
-
-
-def _bounded_step(sums: RowSums, block: ScoreBlock, factor: float, qkv: Qkv) -> None:
-    q, k, v = qkv
+def _bounded_step(
+    sums: RowSums, block: ScoreBlock, factor: float, k: torch.Tensor, v: torch.Tensor
+) -> None:
     weights = torch.mul(block.distances, factor, out=block.scores)
-    weights.addmm_(q, k.to(q.dtype).T)
+    weights.addmm_(sums.q, k.to(sums.q.dtype).T)
     if block.deep:
         weights.clamp_min_(CLAMP)
     weights.exp2_()
     sums.den += weights.sum(1)
-    sums.acc.addmm_(weights, v.to(q.dtype))
+    sums.acc.addmm_(weights, v.to(sums.q.dtype))
 
 
-def _low_step(sums: RowSums, block: ScoreBlock, factor: float, qkv: Qkv) -> None:
-    q, k, v = qkv
-    torch.mm(q, k.T, out=block.low)
+def _low_step(
+    sums: RowSums, block: ScoreBlock, factor: float, k: torch.Tensor, v: torch.Tensor
+) -> None:
+    torch.mm(sums.q, k.T, out=block.low)
     weights = torch.add(block.low, block.distances, alpha=factor, out=block.scores)
     if block.deep:
         weights.clamp_min_(CLAMP)
@@ -197,13 +204,84 @@ def _low_step(sums: RowSums, block: ScoreBlock, factor: float, qkv: Qkv) -> None
     sums.acc += torch.mm(block.low, v)
 
 
-def _online_step(sums: RowSums, block: ScoreBlock, factor: float, qkv: Qkv) -> None:
-    q, k, v = qkv
+def _online_step(
+    sums: RowSums, block: ScoreBlock, factor: float, k: torch.Tensor, v: torch.Tensor
+) -> None:
     scores = torch.mul(block.distances, factor, out=block.scores)
-    scores.addmm_(q, k.to(q.dtype).T)
+    scores.addmm_(sums.q, k.to(sums.q.dtype).T)
     top = torch.maximum(sums.top, scores.amax(1))
     shrink = (sums.top - top).exp2_()
     weights = scores.sub_(top[:, None]).exp2_()
     sums.den = sums.den * shrink + weights.sum(1)
-    sums.acc.mul_(shrink[:, None]).addmm_(weights, v.to(q.dtype))
+    sums.acc.mul_(shrink[:, None]).addmm_(weights, v.to(sums.q.dtype))
     sums.top = top
+
+
+def differentiable(forward: Forward, plan: BlockPlan) -> Attend:
+    """Attention [H, T, D] by `forward`, with gradients to q, k and v where they are wanted.
+
+    The function raises InvalidInputError where `out` is given and a gradient is wanted.
+    """
+
+    def attend(item: AttentionItem, out: torch.Tensor | None) -> torch.Tensor:
+        wanted = any(x.requires_grad for x in (item.q, item.k, item.v))
+        if not (wanted and torch.is_grad_enabled()):
+            return forward(item, plan, out)[0]
+        require(out is None, "out must be None where a gradient is wanted", "a tensor")
+        result: torch.Tensor = _Attend.apply(item.q, item.k, item.v, (item, plan, forward))  # type: ignore[no-untyped-call]
+        return result
+
+    return attend
+
+
+def gradients(
+    item: AttentionItem, out: torch.Tensor, lse: torch.Tensor, d_out: torch.Tensor, plan: BlockPlan
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of q, k and v, [H, T, D] each, in the input's dtype.
+
+    Of the forward come `out` [H, T, D] and `lse`, the log2-sum-exp2 [H, T] of its base-2 scores.
+    No block is left out here: what a far key adds to another's gradient is all of its own gradient.
+
+    Memory: `plan.working_bytes` and three accumulators [H, T, D] in the dtype of the arithmetic.
+
+    Source: Dao et al., "FlashAttention", 2022, algorithm 4 (the bias takes no gradient).
+    """
+    tokens, dtype = item.q.shape[1], item.math_dtype
+    d_q, d_k, d_v = (torch.zeros_like(item.q, dtype=dtype) for _ in range(3))
+    buffers = Buffers(plan, item)
+    prefix = item.num_prefix_tokens
+    for rows in blocks_of(prefix, tokens, plan.queries):
+        q = item.q[:, rows].to(dtype) * item.scale
+        d_rows = d_out[:, rows].to(dtype)
+        mean = (d_rows * out[:, rows].to(dtype)).sum(-1, keepdim=True)  # [H, m, 1]
+        for columns in blocks_of(prefix, tokens, plan.keys):
+            block = buffers.distances(item, rows, columns)
+            for h, slope in enumerate(item.slopes):
+                k, v = item.k[h, columns].to(dtype), item.v[h, columns].to(dtype)
+                weights = torch.mul(block.distances, -slope, out=block.scores)
+                weights.addmm_(q[h], k.T).mul_(LOG2E).sub_(lse[h, rows, None]).exp2_()
+                d_v[h, columns].addmm_(weights.T, d_rows[h])
+                d_scores = (d_rows[h] @ v.T).sub_(mean[h]).mul_(weights)
+                d_q[h, rows].addmm_(d_scores, k, alpha=item.scale)
+                d_k[h, columns].addmm_(d_scores.T, q[h])
+    return d_q.to(item.q.dtype), d_k.to(item.q.dtype), d_v.to(item.q.dtype)
+
+
+class _Attend(torch.autograd.Function):
+    """Keeps q, k, v, the output and one number per row; recomputes the rest."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        q, k, v, (item, plan, forward) = inputs
+        out, lse = forward(item, plan, None)
+        ctx.save_for_backward(q, k, v, out, lse)
+        none = q.new_empty(0)
+        ctx.how = (replace(item, q=none, k=none, v=none), plan)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        item, plan = ctx.how
+        return *gradients(replace(item, q=q, k=k, v=v), out, lse, d_out, plan), None

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 
 from thinsection.attention.chunked import forward_chunked, plan_blocks
-from thinsection.attention.items import AttentionItem
 from thinsection.attention.reach import LOG2E
-from thinsection.errors import InvalidInputError
+from thinsection.attention.reference import AttentionItem
+from thinsection.errors import require
 
 UNCOVERED = -1e8 * LOG2E  # log2 units; the published weight of what a branch does not cover
 
@@ -30,19 +30,12 @@ class Branch:
     dilation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadPart:
-    """Which of all heads the tensors hold: first..first + h of `total`."""
-
-    first: int
-    total: int
-
-
 def dilated_attention(
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     branches: tuple[Branch, ...],
-    part: HeadPart,
     *,
+    first_head: int,
+    num_heads: int,
     budget_bytes: int,
 ) -> torch.Tensor:
     """Dilated attention (h, L, D) in float32 (float64 for float64 input), scale D^-0.5.
@@ -50,7 +43,8 @@ def dilated_attention(
     Args:
         qkv: q, k, v, (h, L, D) each, any strides.
         branches: every dilation divides the number of heads.
-        part: which heads these are; head i of H sees offset i // (H / dilation) of a segment.
+        first_head, num_heads: these are heads first_head..first_head + h of num_heads; head i of H
+            sees offset i // (H / dilation) of a segment.
 
     Memory: the output, 2 h L floats, one head's branch output, and budget_bytes for blocks.
 
@@ -58,9 +52,9 @@ def dilated_attention(
         InvalidInputError: a dilation does not divide the heads, or no branch is given.
     """
     q = qkv[0]
-    if not branches or any(part.total % b.dilation or b.length < 1 for b in branches):
-        rule = f"hold dilations that divide {part.total} heads and lengths >= 1"
-        raise InvalidInputError(f"branches must {rule}, got {branches}")
+    fit = branches and all(num_heads % b.dilation == 0 and b.length >= 1 for b in branches)
+    rule = f"branches must hold dilations that divide {num_heads} heads and lengths >= 1"
+    require(fit, rule, branches)
     heads, tokens, dim = q.shape
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = q.new_zeros(heads, tokens, dim, dtype=dtype)
@@ -69,27 +63,27 @@ def dilated_attention(
     for branch in branches:
         length = min(branch.length, tokens)
         for h in range(heads):
-            offset = (part.first + h) * branch.dilation // part.total
+            offset = (first_head + h) * branch.dilation // num_heads
             for start in range(0, tokens, length):
                 rows = slice(start + offset, min(start + length, tokens), branch.dilation)
                 real = len(range(rows.start, rows.stop, rows.step))
                 if real == 0:
                     continue
-                one = tuple(x[h, rows] for x in qkv)
+                one = [x[None, h, rows] for x in qkv]
                 padding = -(-length // branch.dilation) - real
-                value, lse = _segment(one, padding, budget_bytes=budget_bytes)
+                value, lse = _segment(one, padding, budget_bytes)
                 _mix(out[h, rows], den[h, rows], top[h, rows], value, lse)
     return out.div_(den[..., None])
 
 
 def _segment(
-    qkv: tuple[torch.Tensor, ...], padding: int, *, budget_bytes: int
+    qkv: list[torch.Tensor], padding: int, budget_bytes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention (n, D) within one segment of one head, and its log2-sum-exp (n,).
+    """Attention (n, D) within one segment of one head (1, n, D), and its log2-sum-exp (n,).
 
     `padding` keys of logit 0 and value 0 take part.
     """
-    q, k, v = (x[None] for x in qkv)
+    q, k, v = qkv
     tokens, dim = q.shape[1:]
     # no token is on a grid: no bias
     item = AttentionItem(q, k, v, q.new_empty(2, 0), (0.0,), tokens, scale=dim**-0.5)

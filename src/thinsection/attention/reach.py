@@ -12,11 +12,11 @@ Shapes: H heads, P prefix tokens, T tokens; R query blocks and C key blocks.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from thinsection.attention.items import AttentionItem
+from thinsection.attention.reference import AttentionItem
 
 LOG2E = math.log2(math.e)
 
@@ -27,16 +27,12 @@ def blocks_of(num_prefix: int, tokens: int, step: int) -> list[slice]:
     return [slice(a, b) for a, b in itertools.pairwise(starts)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyBlock:
-    """One key block as a query block sees it; bounds are log2, one per head.
-
-    `lowest`: below its scores; `rest`: above the sum of all weights in it and the blocks after it.
-    """
+class KeyBlock(NamedTuple):
+    """One key block as a query block sees it; bounds are log2, one per head."""
 
     columns: slice
-    lowest: Sequence[float]
-    rest: Sequence[float]
+    lowest: Sequence[float]  # below its scores
+    rest: Sequence[float]  # above the sum of all weights in it and the blocks after it
 
 
 class Reach:
@@ -71,7 +67,7 @@ class Reach:
         rest[self._never_ends] = math.inf
         lowest = -score - self._decay * self._farthest[row, order]
         for c, low, high in zip(order.tolist(), lowest.T.tolist(), rest.T.tolist(), strict=True):
-            yield KeyBlock(columns=self._columns[c], lowest=low, rest=high)
+            yield KeyBlock(self._columns[c], low, high)
 
     def ended(self, head: int, key_block: KeyBlock, least_sum: Callable[[], float]) -> bool:
         """Whether this key block and all after it are below the rounding of every row's sum.

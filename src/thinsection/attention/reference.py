@@ -1,17 +1,39 @@
-"""The specification: 2-D ALiBi attention with its bias in full, and ALiBi's slopes. O(T²) memory.
+"""The specification: one item of a batch, its attention with the bias in full, ALiBi's slopes.
 
 Shapes: H heads, P prefix tokens, N grid tokens, T = P + N tokens, D channels of a head.
 """
 
 import math
+from dataclasses import dataclass, field
 
 import torch
 
-from thinsection.attention.items import AttentionItem, math_dtype
-from thinsection.errors import InvalidInputError
+from thinsection.errors import require
 
 # dense arrays alive at the peak: distances, bias, scores, softmax
 DENSE_COPIES_PER_HEAD, DENSE_COPIES = 3, 3
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionItem:
+    """One item of a batch, its padding taken out: what every implementation computes."""
+
+    q: torch.Tensor  # [H, T, D] of any strides, like k and v
+    k: torch.Tensor
+    v: torch.Tensor
+    cells: torch.Tensor  # [2, N], rows then columns, in the dtype of the arithmetic
+    slopes: tuple[float, ...]
+    num_prefix_tokens: int
+    scale: float = field(kw_only=True)  # factor of q . k
+
+    @property
+    def math_dtype(self) -> torch.dtype:
+        return math_dtype(self.q)
+
+
+def math_dtype(x: torch.Tensor) -> torch.dtype:
+    """In which softmax and sums are taken: float64 for float64 input, else float32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def reference(item: AttentionItem, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -48,12 +70,9 @@ def alibi_slopes(num_heads: int) -> torch.Tensor:
 
     Source: Press, Smith, Lewis, "Train Short, Test Long", 2022; the rule of its released code.
     """
-    if num_heads < 1:
-        raise InvalidInputError(f"num_heads must be >= 1, got {num_heads}")
+    require(num_heads >= 1, "num_heads must be >= 1", num_heads)
     lower = 1 << (num_heads.bit_length() - 1)
-    slopes = _power_of_two(lower)
-    if lower < num_heads:
-        slopes += _power_of_two(2 * lower)[0::2][: num_heads - lower]
+    slopes = _power_of_two(lower) + _power_of_two(2 * lower)[0::2][: num_heads - lower]
     return torch.tensor(slopes, dtype=torch.float64)
 
 

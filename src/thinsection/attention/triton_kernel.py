@@ -12,8 +12,8 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
 from thinsection.attention.chunked import BlockPlan
-from thinsection.attention.items import AttentionItem
 from thinsection.attention.reach import LOG2E
+from thinsection.attention.reference import AttentionItem
 
 
 def _launch(dtype: torch.dtype, dim: int) -> tuple[int, int, int, int]:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from thinsection.attention.dilated import Branch, HeadPart, dilated_attention
+from thinsection.attention.dilated import Branch, dilated_attention
 from thinsection.errors import InvalidInputError
 from thinsection.pool.encoder import Expects, LoadOptions, SlideEmbedding, TileEmbeddings
 from thinsection.pool.inputs import checked_slide, row_blocks
@@ -100,8 +100,8 @@ class LongNetLayer(nn.Module):
                 for i, proj in enumerate(projections):
                     qkv[i, rows] = F.linear(normed, proj.weight[channels], proj.bias[channels])
             q, k, v = qkv.view(3, tokens, step, width).transpose(1, 2)
-            part = HeadPart(first=first, total=total)
-            out = dilated_attention((q, k, v), branches, part, budget_bytes=ATTENTION_BYTES)
+            heads = {"first_head": first, "num_heads": total}
+            out = dilated_attention((q, k, v), branches, **heads, budget_bytes=ATTENTION_BYTES)
             attended[:, channels] = out.transpose(0, 1).flatten(1)
         return attended
 

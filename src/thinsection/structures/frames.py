@@ -10,13 +10,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from thinsection.config import nearest
-from thinsection.errors import BudgetError, InvalidInputError
+from thinsection.errors import BudgetError, require
 from thinsection.neighbors.api import DEFAULT_BUDGET_BYTES, Impl, choose
 from thinsection.neighbors.query import NO_SELF, NeighborQuery, order_by_group
 from thinsection.structures.frame_batch import (
@@ -33,39 +33,30 @@ _NUMBERS_PER_PAIR = 10  # differences, their squares (3 each), their sum, the ma
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameOptions:
-    """How `token_frame_atoms` works; none changes a frame where distances differ.
+    """How `token_frame_atoms` works; none changes a frame where distances differ."""
 
-    Attributes:
-        impl: 'chain' searches each atom's own chain, equal distances go to the lower index;
-            'rows' forms the whole row of each atomised token's start atom, and torch.topk's choice
-            among equal distances and in invalid frames is that of the all-pairs original.
-        search: implementation of the search of 'chain', as in `nearest_neighbors`.
-        check: look at values first (holes in token_mask, NaN); costs a GPU a synchronisation.
-            Without it such input gives a wrong result or an error from below.
-        budget_bytes: bound on the memory of the search.
-    """
-
+    # 'chain' searches each atom's own chain, equal distances go to the lower index; 'rows' forms
+    # the whole row of each atomised token's start atom, and torch.topk's choice among equal
+    # distances and in invalid frames is that of the all-pairs original
     impl: Literal["chain", "rows"] = "chain"
-    search: Impl = "auto"
+    search: Impl = "auto"  # how 'chain' searches, as in `nearest_neighbors`
+    # look at values first (holes in token_mask, NaN), which costs a GPU a synchronisation; without
+    # it such input gives a wrong result or an error from below
     check: bool = True
-    budget_bytes: int = DEFAULT_BUDGET_BYTES
+    budget_bytes: int = DEFAULT_BUDGET_BYTES  # bound on the memory of the search
 
     def __post_init__(self) -> None:
-        known = get_args(Literal["chain", "rows"])
-        if self.impl not in known:
-            got = f"{self.impl!r}{nearest(self.impl, known)}"
-            raise InvalidInputError(f"impl must be one of {', '.join(known)}, got {got}")
+        known, got = ("chain", "rows"), self.impl
+        rule = f"impl must be one of {', '.join(known)}"
+        require(got in known, rule, f"{got!r}{nearest(got, known)}")
 
 
 class FrameAtoms(NamedTuple):
-    """Frames by atom index (3, *, T) int64: a, b and c of each token; the cosine of a-b-c (*, T).
+    """The frame of each token by atom index."""
 
-    `valid` (*, T) is 0/1, in the dtype to which masks and features promote.
-    """
-
-    indices: Tensor
-    valid: Tensor
-    cos_angle: Tensor
+    indices: Tensor  # (3, *, T) int64: atoms a, b and c
+    valid: Tensor  # (*, T) 0/1, in the dtype to which masks and features promote
+    cos_angle: Tensor  # (*, T), of a-b-c
 
 
 def token_frame_atoms(  # noqa: PLR0917 - the signature of the function that it replaces
@@ -96,8 +87,8 @@ def token_frame_atoms(  # noqa: PLR0917 - the signature of the function that it 
         options: how to search; see `FrameOptions`.
 
     Returns:
-        (a, b, c), each (*, N_token, 3), and the mask (*, N_token). Invalid frames are
-        atoms of x too, so finite where x is.
+        (a, b, c), each (*, N_token, 3), and the mask (*, N_token). Invalid frames are atoms of x
+        too, so finite where x is.
 
     Memory: about 9 * 8 bytes per token and sample beyond the result, 24 bytes per atom, and for the
         search of one sample 72 bytes per atom of the chains that hold atomised tokens, bounded by
@@ -129,38 +120,23 @@ def frame_atoms(
     check_shapes(batch, x, atom_mask)
     if options.check:
         check_values(batch, x, atom_mask)
-    chains = atom_chains(batch, x.shape[-2])
-    pair = _two_nearest(batch, x, atom_mask, chains, eps=eps, inf=inf, options=options)
-    indices, existence = _frame_indices(batch, x, pair)
+    chains, atomized = atom_chains(batch, x.shape[-2]), batch["is_atomized"]
+    ends, found = _two_nearest(batch, x, atom_mask, chains, eps=eps, inf=inf, options=options)
+    indices, usable = _frames(batch, ends, atom_mask, chains)
     cos_angle = _cos_angle(*(_gather_positions(x, index) for index in indices), eps=eps)
-    low, high = _cosine(180 - angle_threshold), _cosine(angle_threshold)
-    wide = (cos_angle < high) * (cos_angle > low)
-    valid = _valid(batch, atom_mask, chains, indices=indices, existence=existence, wide=wide)
-    valid = valid * (pair.found | (batch["is_atomized"] == 0))
+    low, high = (math.cos(d * math.pi / 180) for d in (180 - angle_threshold, angle_threshold))
+    wide = (cos_angle < high) * (cos_angle > low)  # of atomised tokens only
+    valid = (wide * atomized + (1 - atomized)) * usable * (found | (atomized == 0))
     return FrameAtoms(indices, valid, cos_angle)
 
 
-class _Pair(NamedTuple):
-    """Second and third entry of each start atom's row of distances, the start atom counted.
-
-    (T,) each; the start atom itself where there is none; `found` says that both exist.
-    """
-
-    second: Tensor
-    third: Tensor
-    found: Tensor
-
-
 class _Sample(NamedTuple):
-    """Atoms (A, 3) of one structure, their mask and chains (A,); tokens' start atoms (T,).
+    """Atoms of one structure and the tokens whose start atoms are searched for."""
 
-    `wanted` (T,) tells the tokens whose start atoms are searched for.
-    """
-
-    x: Tensor
-    mask: Tensor
+    x: Tensor  # (A, 3)
+    mask: Tensor  # (A,), like chains
     chains: Tensor
-    start: Tensor
+    start: Tensor  # (T,) start atoms, like wanted
     wanted: Tensor
 
 
@@ -173,31 +149,39 @@ def _two_nearest(
     eps: float,
     inf: float,
     options: FrameOptions,
-) -> _Pair:
-    """Second and third of each start atom's row, sample by sample; all (*, T)."""
+) -> tuple[Tensor, Tensor]:
+    """Second and third (2, *, T) of each start atom's row of distances, the start atom counted.
+
+    The start atom itself where there is none; and (*, T) whether both exist.
+    """
     lead = x.shape[:-2]
-    wanted, start = batch["is_atomized"] * batch["token_mask"], batch["start_atom_index"].long()
-    columns = (atom_mask, chains, start, wanted.bool())
+    wanted = (batch["is_atomized"] * batch["token_mask"]).bool()
+    columns = (atom_mask, chains, batch["start_atom_index"].long(), wanted)
     whole = _Sample(x, *(column.expand(*lead, column.shape[-1]) for column in columns))
-    pair = _Pair(whole.start.clone(), whole.start.clone(), torch.zeros_like(whole.wanted))
+    ends, found = torch.stack((whole.start, whole.start)), torch.zeros_like(whole.wanted)
     for at in product(*map(range, lead)):
-        sample, part = _Sample(*(v[at] for v in whole)), _Pair(*(v[at] for v in pair))
+        sample = _Sample(*(values[at] for values in whole))
         if options.impl == "rows":
-            _nearest_in_rows(sample, part, eps=eps, inf=inf, budget=options.budget_bytes)
+            tokens, atoms = _nearest_in_rows(sample, eps, inf, options.budget_bytes)
         else:
-            _nearest_in_chain(sample, part, eps=eps, options=options)
-    return pair
+            tokens, atoms = _nearest_in_chain(sample, eps, options)
+        found[at][tokens] = True
+        for end, atom in zip(ends, atoms, strict=True):
+            end[at][tokens] = atom
+    return ends, found
 
 
-def _nearest_in_chain(sample: _Sample, pair: _Pair, *, eps: float, options: FrameOptions) -> None:
-    """Searches only chains with wanted tokens, only present atoms; ties to the lower atom.
+def _nearest_in_chain(sample: _Sample, eps: float, options: FrameOptions) -> tuple[Tensor, Tensor]:
+    """Tokens (t,) that have two, and these atoms (2, t); ties go to the lower atom.
+
+    Only chains with wanted tokens and only present atoms are searched.
 
     Memory: 52 bytes per present atom of those chains, plus the search's.
     """
     x, mask, chains, start, wanted = sample
     tokens = (wanted & mask[start].bool()).nonzero()[:, 0]
     if not tokens.numel():
-        return
+        return tokens, tokens.new_empty(2, 0)
     ids, token_chain = torch.unique(chains[start[tokens]], return_inverse=True)
     place = torch.searchsorted(ids, chains).clamp_(max=ids.numel() - 1)
     atoms = ((ids[place] == chains) & mask.bool()).nonzero()[:, 0]
@@ -214,15 +198,15 @@ def _nearest_in_chain(sample: _Sample, pair: _Pair, *, eps: float, options: Fram
     choice = choose(query, 3, impl=options.search, budget_bytes=options.budget_bytes)
     positions = choice.search(query, 3, eps=eps, budget_bytes=options.budget_bytes).positions
     complete = positions[:, 2] >= 0
-    tokens, positions = tokens[complete], positions[complete]
-    pair.second[tokens], pair.third[tokens] = atoms[positions[:, 1]], atoms[positions[:, 2]]
-    pair.found[tokens] = True
+    return tokens[complete], atoms[positions[complete, 1:].T]
 
 
-def _nearest_in_rows(sample: _Sample, pair: _Pair, *, eps: float, inf: float, budget: int) -> None:
-    """torch.topk over whole rows of all atoms, so that its choice among ties is the original's.
+def _nearest_in_rows(
+    sample: _Sample, eps: float, inf: float, budget_bytes: int
+) -> tuple[Tensor, Tensor]:
+    """As above, by torch.topk over whole rows, so that its choice among ties is the original's.
 
-    Fewer than three atoms in all: nothing is found.
+    Masks and chains decide later what is valid; fewer than three atoms in all: nothing is found.
 
     Memory: A * 10 numbers per row, as many rows at a time as the budget holds.
 
@@ -232,68 +216,46 @@ def _nearest_in_rows(sample: _Sample, pair: _Pair, *, eps: float, inf: float, bu
     x, mask, chains, start, wanted = sample
     tokens, num_atoms = wanted.nonzero()[:, 0], x.shape[0]
     if num_atoms < 3 or not tokens.numel():
-        return
+        return tokens[:0], tokens.new_empty(2, 0)
     need = _NUMBERS_PER_PAIR * max(4, x.element_size()) * num_atoms
-    if budget < need:
-        raise BudgetError(f"budget_bytes must be >= {need} for impl 'rows', got {budget}")
-    for block in torch.split(tokens, budget // need):
-        atom = start[block]
+    rule = f"budget_bytes must be >= {need} for impl 'rows'"
+    require(budget_bytes >= need, rule, budget_bytes, error=BudgetError)
+    ends = []
+    for atom in torch.split(start[tokens], budget_bytes // need):
         allowed = mask[atom][:, None] * mask[None, :] * (chains[atom][:, None] == chains[None, :])
         distance = torch.sum(eps + (x[atom][:, None, :] - x[None, :, :]) ** 2, dim=-1) ** 0.5
         distance = distance * allowed + inf * (1 - allowed)
-        _, nearest = torch.topk(distance, k=3, dim=-1, largest=False)
-        pair.second[block], pair.third[block] = nearest[:, 1], nearest[:, 2]
-        pair.found[block] = True  # masks and chains decide what is valid, as in the original
+        ends.append(torch.topk(distance, k=3, dim=-1, largest=False).indices[:, 1:])
+    return tokens, torch.cat(ends).T
 
 
-def _frame_indices(
-    batch: Mapping[str, Tensor], x: Tensor, pair: _Pair
-) -> tuple[Tensor, list[Tensor]]:
-    """Atoms (3, *, T) by kind of token, 0 for padding, and each one's 0/1 existence (*, T)."""
-    atomized = batch["is_atomized"]
+def _frames(
+    batch: Mapping[str, Tensor], ends: Tensor, atom_mask: Tensor, chains: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Atoms (3, *, T) by kind of token, and (*, T) 0/1 whether all exist, present, in one chain."""
+    atomized, usable = batch["is_atomized"], batch["token_mask"]
     protein = batch["is_protein"] * (1 - atomized)
     nucleotide = (batch["is_dna"] + batch["is_rna"]) * (1 - atomized)
     start = batch["start_atom_index"].long()
     offsets, exists = backbone_offsets(batch["restype"])
-    indices, existence = [], []
-    for i, own in enumerate((pair.second, start, pair.third)):
+    lead, last = ends.shape[1:-1], chains.shape[-1] - 1
+    masks, chains = (values.expand(*lead, last + 1) for values in (atom_mask, chains))
+    indices: list[Tensor] = []
+    for i, own in enumerate((ends[0], start, ends[1])):
         as_protein, as_nucleotide = start + offsets[..., i], start + offsets[..., 3 + i]
-        kinds = as_protein * protein.long() + as_nucleotide * nucleotide.long()
-        indices.append((own * atomized.long() + kinds).expand(pair.second.shape))
-        existence.append(atomized + exists[..., i] * protein + exists[..., 3 + i] * nucleotide)
-    return torch.stack(indices).clamp_(0, x.shape[-2] - 1), existence
-
-
-def _valid(
-    batch: Mapping[str, Tensor],
-    atom_mask: Tensor,
-    chains: Tensor,
-    *,
-    indices: Tensor,
-    existence: list[Tensor],
-    wide: Tensor,
-) -> Tensor:
-    """Product of the angle (atomised tokens only), the three masks and the equality of chains."""
-    atomized, token_mask = batch["is_atomized"], batch["token_mask"]
-    valid = (wide * atomized + (1 - atomized)) * token_mask
-    lead = indices.shape[1:-1]
-    masks = atom_mask.expand(*lead, atom_mask.shape[-1])
-    chains = chains.expand(*lead, chains.shape[-1])
-    first = chains.gather(-1, indices[0])
-    for index, exists in zip(indices, existence, strict=True):
-        present = masks.gather(-1, index) * token_mask * exists
-        valid = valid * present * (chains.gather(-1, index) == first)
-    return valid
+        of_kind = as_protein * protein.long() + as_nucleotide * nucleotide.long()
+        index = (own * atomized.long() + of_kind).expand(ends.shape[1:]).clamp(0, last)
+        indices.append(index)
+        exist = atomized + exists[..., i] * protein + exists[..., 3 + i] * nucleotide
+        one_chain = chains.gather(-1, index) == chains.gather(-1, indices[0])
+        usable = usable * exist * masks.gather(-1, index) * one_chain
+    return torch.stack(indices), usable
 
 
 def _cos_angle(a: Tensor, b: Tensor, c: Tensor, *, eps: float) -> Tensor:
     u, v = a - b, c - b
     u_norm, v_norm = ((eps + torch.sum(w**2, dim=-1)) ** 0.5 for w in (u, v))
     return torch.einsum("...i,...i->...", u, v) / (u_norm * v_norm)
-
-
-def _cosine(degrees: float) -> float:
-    return math.cos(degrees * math.pi / 180)
 
 
 def _gather_positions(x: Tensor, index: Tensor) -> Tensor:
