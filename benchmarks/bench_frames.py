@@ -65,7 +65,7 @@ def assembly(num_atoms: int) -> dict[str, Any]:
     start = time.process_time()
     base = _structure()
     turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0].numpy()
-    copies = num_atoms // base.num_atoms
+    copies = num_atoms // len(base.atom_name)
     parts = [
         base.placed(turn, (i % 100 * 50.0, i // 100 * 50.0, 0), f"-{i}") for i in range(copies)
     ]

@@ -7,8 +7,7 @@ from thinsection.structures.frames import (
     frame_atoms,
     token_frame_atoms,
 )
-from thinsection.structures.mmcif import read_structure
-from thinsection.structures.structure import Structure
+from thinsection.structures.structure import Structure, read_structure
 
 __all__ = [
     "FrameAtoms",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from thinsection.errors import InvalidInputError, MissingDependencyError, StructureError
+from thinsection.errors import MissingDependencyError, StructureError, require
 from thinsection.structures.frames import ANGLE_THRESHOLD, FrameOptions, frame_atoms
-from thinsection.structures.mmcif import read_structure
-from thinsection.structures.structure import ATOM, KINDS, Structure
+from thinsection.structures.structure import ATOM, KINDS, Structure, read_structure
 
 if TYPE_CHECKING:
     import pyarrow
@@ -123,9 +123,7 @@ def write_frames(
     Args:
         structure_paths: mmCIF files; the table calls each by its name without suffixes.
         table_path: overwritten; write to a temporary name for atomicity.
-        assembly: as in `read_structure`.
-        angle_threshold: degrees from a line.
-        options: of the search.
+        assembly, angle_threshold, options: as in `read_structure` and `token_frame_atoms`.
 
     Memory: one structure and its table at a time.
 
@@ -134,23 +132,17 @@ def write_frames(
         StructureError: a file cannot be used.
         MissingDependencyError: gemmi or pyarrow is not installed.
     """
-    if not structure_paths:
-        raise InvalidInputError("structure_paths must name at least one file, got none")
-    if table_path.suffix not in _SUFFIXES:
-        ends = " or ".join(_SUFFIXES)
-        raise InvalidInputError(f"out must end in {ends}, got {str(table_path)!r}")
-    if not 0 <= angle_threshold <= 90:
-        raise InvalidInputError(f"angle_threshold must be in [0, 90], got {angle_threshold}")
-    summaries: list[FrameSummary] = []
+    require(structure_paths, "structure_paths must name at least one file", "none")
+    known, ends = table_path.suffix in _SUFFIXES, " or ".join(_SUFFIXES)
+    require(known, f"out must end in {ends}", repr(str(table_path)))
+    require(0 <= angle_threshold <= 90, "angle_threshold must be in [0, 90]", angle_threshold)
+    summaries, writer = [], None
+    tabled = partial(frame_table, angle_threshold=angle_threshold, options=options)
     with ExitStack() as stack:
-        writer = None
         for path in structure_paths:
             name = path.name.removesuffix(".gz").removesuffix(".cif")
             try:
-                structure = read_structure(path, assembly=assembly)
-                table, summary = frame_table(
-                    structure, name, angle_threshold=angle_threshold, options=options
-                )
+                table, summary = tabled(read_structure(path, assembly=assembly), name)
             except StructureError as error:
                 error.add_note(f"structure: {path}")
                 raise
