@@ -23,8 +23,8 @@ from thinsection.errors import (
 )
 from thinsection.qc.tissue import TissueConfig
 from thinsection.stages.features import FeaturesStage
+from thinsection.stages.masks import TissueStage
 from thinsection.stages.tiles import TilesStage
-from thinsection.stages.tissue import TissueStage
 from thinsection.tiles.grid import TilesConfig
 from thinsection.weights import hub as hub_module
 from thinsection.weights.files import hash_state_dict, read_state_dict
