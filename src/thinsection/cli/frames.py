@@ -5,29 +5,27 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 STRUCTURES = typer.Argument(metavar="STRUCTURE...", help="mmCIF files (.cif, .cif.gz).")
+OUT = typer.Option("--out", help="Table to write: .parquet or .csv; summary beside it.")
+ASSEMBLY = typer.Option(help="Build this biological assembly of each file, e.g. 1.")
+ANGLE = typer.Option(help="Degrees from a line; AlphaFold 3's 25 unless given.")
+ROWS = typer.Option(help="Search whole rows: the original's choice of equal distances.")
 
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("frames", no_args_is_help=True)(frames)
+    app.command(no_args_is_help=True)(frames)
 
 
 def frames(
     structures: Annotated[list[Path], STRUCTURES],
-    out: Annotated[
-        Path, typer.Option("--out", help="Table to write: .parquet or .csv; summary beside it.")
-    ] = Path("frames.parquet"),
-    assembly: Annotated[
-        str | None, typer.Option(help="Build this biological assembly of each file, e.g. 1.")
-    ] = None,
-    angle_threshold: Annotated[
-        float | None, typer.Option(help="Degrees from a line; AlphaFold 3's 25 unless given.")
-    ] = None,
-    whole_rows: Annotated[
-        bool, typer.Option(help="Search whole rows: the original's choice of equal distances.")
-    ] = False,
+    out: Annotated[Path, OUT] = Path("frames.parquet"),
+    assembly: Annotated[str | None, ASSEMBLY] = None,
+    angle_threshold: Annotated[float | None, ANGLE] = None,
+    whole_rows: Annotated[bool, ROWS] = False,
 ) -> None:
     """Frames of residues, nucleotides and ligand atoms, as AlphaFold 3 defines them.
 
@@ -37,9 +35,6 @@ def frames(
 
       thinsection frames *.cif.gz --assembly 1 --out frames.parquet
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from thinsection.files.atomic import atomic_path, write_json
     from thinsection.structures import FrameOptions, write_frames
     from thinsection.structures.frames import ANGLE_THRESHOLD
@@ -50,9 +45,9 @@ def frames(
         summaries = write_frames(
             structures, unfinished, assembly=assembly, angle_threshold=threshold, options=options
         )
-    summary_path = out.with_suffix(".summary.json")
-    write_json(summary_path, [asdict(summary) for summary in summaries])
     rows = [asdict(summary) for summary in summaries]
+    summary_path = out.with_suffix(".summary.json")
+    write_json(summary_path, rows)
     table = Table(*(name.replace("_", " ") for name in rows[0]))
     for row in rows:
         table.add_row(*map(str, row.values()))

@@ -23,16 +23,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "aggregate": ("run", "Pool tile embeddings into slide embeddings."),
     "ls": ("results", "Show what a results folder holds."),
     "probe": ("probe", "Evaluate frozen encoders: linear, kNN, few-shot, slide level, ..."),
-    "cache": ("cache", "Feature caches: list, verify, remove."),
+    "cache": ("results", "Feature caches: list, verify, remove."),
     "frames": ("frames", "Token frames of structure files (mmCIF), as AlphaFold 3 defines them."),
-    "models": ("models", "List tile encoders; check whether one would load here."),
-    "config": ("config", "Show every setting of a run as TOML."),
+    "models": ("machine", "List tile encoders; check whether one would load here."),
+    "config": ("plan", "Show every setting of a run as TOML."),
     "export": ("results", "Write results in other tools' formats."),
     "plan": ("plan", "Predict memory and time from headers and thumbnails."),
     "slurm": ("slurm", "A run as a Slurm job array: script, submit, status, collect."),
     "efficiency": ("results", "What a run used of what it held, and what to ask for next."),
-    "doctor": ("doctor", "Show what was found here, and what is missing."),
-    "demo": ("demo", "Run the main job on one slide and show the results."),
+    "doctor": ("machine", "Show what was found here, and what is missing."),
+    "demo": ("run", "Run the main job on one slide and show the results."),
 }
 
 EXIT_USAGE = 2  # our own errors, as for a wrong flag
@@ -73,7 +73,6 @@ def main() -> None:
         build_app(sys.argv[1:])()
     except ThinsectionError as error:
         message = "\n".join([str(error), *getattr(error, "__notes__", [])])
-        Console(stderr=True).print(
-            f"error: {message}", style="bold red", markup=False, soft_wrap=True
-        )
+        console = Console(stderr=True)
+        console.print(f"error: {message}", style="bold red", markup=False, soft_wrap=True)
         sys.exit(EXIT_USAGE)

@@ -1,34 +1,32 @@
 """Flags derived from configuration dataclasses, so that a default is written once."""
 
-import inspect
 import typing
 from collections.abc import Callable
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from rich.markup import escape
 
 from thinsection.config import flat_fields, from_mapping, read_toml, replace_flat
 
-T = TypeVar("T")
-
 _LISTED = 12  # names of a registry that a line of `--help` lists; of more it lists none
 
 
-def with_config(cls: type, *, name: str = "config") -> Callable[[Callable[..., Any]], Any]:
+def with_config(cls: type) -> Callable[[Callable[..., Any]], Any]:
     """Decorates a typer command: adds a flag per setting of `cls` and `--config`, passes one `cls`.
 
     Precedence: flag, then the TOML file, then the dataclass default. The command takes the
-    configuration as keyword argument `name`.
+    configuration as keyword argument `config`.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         hints = typing.get_type_hints(command, include_extras=True)
         own = [
-            p.replace(annotation=hints.get(p.name, p.annotation))
-            for p in inspect.signature(command).parameters.values()
-            if p.name != name
+            p.replace(annotation=hints.get(p.name, p.annotation), kind=Parameter.KEYWORD_ONLY)
+            for p in signature(command).parameters.values()
+            if p.name != "config"
         ]
         flags = _flag_parameters(cls)
 
@@ -37,61 +35,55 @@ def with_config(cls: type, *, name: str = "config") -> Callable[[Callable[..., A
             given = {k: values.pop(k) for k in flags}
             overrides = {k: v for k, v in given.items() if v is not None and v != []}
             base = from_mapping(cls, read_toml(path)) if path else cls()
-            return command(**values, **{name: replace_flat(base, overrides)})
+            return command(**values, config=replace_flat(base, overrides))
 
-        config_help = "TOML file with settings; flags win over it."
-        config_file = inspect.Parameter(
-            "config_file",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[Path | None, typer.Option("--config", help=config_help)],
-        )
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-        parameters += [config_file, *flags.values()]
-        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        file = typer.Option("--config", help="TOML file with settings; flags win over it.")
+        config_file = _optional("config_file", Annotated[Path | None, file])
+        parameters = [*own, config_file, *flags.values()]
+        wrapper.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-        wrapper.__name__ = command.__name__
-        wrapper.__doc__ = command.__doc__
+        wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
         return wrapper
 
     return decorate
 
 
-def _flag_parameters(cls: type) -> dict[str, inspect.Parameter]:
+def _optional(name: str, annotation: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _flag_parameters(cls: type) -> dict[str, Parameter]:
     defaults = cls()
     parameters = {}
-    for field_name, (section, f, kind) in flat_fields(cls).items():
+    for name, (section, f, kind) in flat_fields(cls).items():
         if f.metadata.get("hidden"):
             continue
-        default = getattr(getattr(defaults, section), field_name)
-        flag = f.metadata.get("flag") or "--" + field_name.replace("_", "-")
+        default = getattr(getattr(defaults, section), name)
+        flag = f.metadata.get("flag") or "--" + name.replace("_", "-")
         flags = (flag,) if isinstance(flag, str) else flag
         declared = [f"{flag}/--no-{flag.removeprefix('--')}"] if kind is bool else flags
         shown = ",".join(default) if isinstance(default, tuple) else default
-        choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
         if f.metadata.get("choices"):
             names = tuple(f.metadata["choices"]())
             choices = names if len(names) <= _LISTED else ()
         listed = f" [{'|'.join(map(str, choices))}]" if choices else ""
         suffix = "" if default is None or shown == "" else f" [default: {shown}]"
-        typer_option = typer.Option(
+        option = typer.Option(
             *declared,
             help=escape(f"{f.metadata.get('help', '')}{listed}{suffix}"),
             rich_help_panel=section.replace("_", " ").capitalize(),
             show_default=False,
         )
-        annotation = Annotated[_flag_type(kind), typer_option]  # type: ignore[valid-type]
-        parameters[field_name] = inspect.Parameter(
-            field_name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-        )
+        parameters[name] = _optional(name, Annotated[_flag_type(kind), option])
     return parameters
 
 
 def _flag_type(kind: Any) -> Any:
     """The type that typer parses; None means 'not given'."""
-    if typing.get_origin(kind) is tuple:
+    if get_origin(kind) is tuple:
         return list[str] | None
-    if typing.get_origin(kind) is typing.Literal:
+    if get_origin(kind) is Literal:
         return str | None
-    members = [k for k in typing.get_args(kind) if k is not type(None)]
+    members = [k for k in get_args(kind) if k is not type(None)]
     return (members[0] if members else kind) | None

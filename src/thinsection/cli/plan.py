@@ -1,21 +1,25 @@
-"""`thinsection plan`: memory and time before anything runs."""
+"""Before a run: `thinsection plan` predicts memory and time, `config` shows every setting."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from thinsection.cli.options import with_config
 from thinsection.cli.run import SlidesArgument
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Adds the commands."""
     from thinsection.stages.config import RunConfig
 
-    app.command("plan")(with_config(RunConfig)(_plan))
+    app.command()(with_config(RunConfig)(plan))
+    app.command("config")(show_config)
 
 
-def _plan(
+def plan(
     slides: SlidesArgument,
     slurm: Annotated[bool, typer.Option("--slurm", help="Print #SBATCH lines too.")] = False,
     config: Any = None,
@@ -24,29 +28,20 @@ def _plan(
 
     Example: thinsection plan slides/ --gpu a40 --encoder uni2_h --slurm
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from thinsection.planning.cost import MARGIN
-    from thinsection.planning.plan import plan
+    from thinsection.planning.plan import plan as predict
     from thinsection.units import format_bytes
 
-    found = plan(slides, config=config)
-    console = Console()
+    found = predict(slides, config=config)
+    memory, time, console = found.memory, found.time, Console()
     table = Table("part", "host memory", "GPU memory")
-    for name in [*found.memory.host, *(n for n in found.memory.gpu if n not in found.memory.host)]:
-        parts = (found.memory.host.get(name), found.memory.gpu.get(name))
-        table.add_row(name, *(format_bytes(p) if p is not None else "" for p in parts))
-    on_gpu = format_bytes(found.memory.gpu_bytes) if found.memory.gpu else ""
-    table.add_row(
-        f"peak, margin {MARGIN - 1:.0%}",
-        format_bytes(found.memory.host_bytes),
-        on_gpu,
-        style="bold",
-    )
+    for name in dict.fromkeys((*memory.host, *memory.gpu)):
+        parts = (memory.host.get(name), memory.gpu.get(name))
+        table.add_row(name, *("" if p is None else format_bytes(p) for p in parts))
+    peaks = (format_bytes(memory.host_bytes), format_bytes(memory.gpu_bytes) if memory.gpu else "")
+    table.add_row(f"peak, margin {MARGIN - 1:.0%}", *peaks, style="bold")
     console.print(table)
     tiles = sum(s.num_tiles for s in found.slides)
-    time = found.time
     console.print(
         f"{len(found.slides)} slides, {tiles} tiles: {time.wall_s:.0f} s "
         f"(start {time.start_s:.0f}, tissue {time.prepare_s:.0f}, decode {time.decode_s:.0f}, "
@@ -72,8 +67,30 @@ def _show_request(slides: list[str], config: Any) -> None:
     mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
     chunks = array_chunks(load_cohort(slides, slide_mpp=mpp), config.executor)
     found = run_request(chunks, config)
-    typer.echo(f"# for each of {len(chunks)} array tasks")
-    for line in found.lines():
+    for line in (f"for each of {len(chunks)} array tasks", *found.lines()):
         typer.echo(f"# {line}")
     for directive in resource_directives(found.request, config.executor.at(Rung())):
         typer.echo(f"#SBATCH {directive}")
+
+
+def show_config(
+    write: Annotated[Path | None, typer.Option(help="Write to this new file.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Start from this TOML file, checked.")] = None,
+) -> None:
+    """Show every setting of `thinsection run` as commented TOML.
+
+    Example: thinsection config --write run.toml
+    """
+    from thinsection.config import dump_toml, from_mapping, read_toml
+    from thinsection.errors import ConfigError
+    from thinsection.files.atomic import write_text
+    from thinsection.stages.config import RunConfig
+
+    text = dump_toml(from_mapping(RunConfig, read_toml(config)) if config else RunConfig())
+    if write is None:
+        print(text, end="")
+        return
+    if write.exists():
+        raise ConfigError(f"write must name a new file, got {str(write)!r}; it exists")
+    write_text(write, text)
+    print(f"wrote {write}")

@@ -15,20 +15,24 @@ from thinsection.probe.registry import PROBES, Probe, load_probe
 from thinsection.probe.result import ProbeResult
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for JSON, CSV, Markdown, HTML, PNG.")]
+DATA = typer.Argument(metavar="DATA...", help="Manifests, folders, tile embeddings, case tables.")
+GridOut = Annotated[Path, typer.Option("--out", help="Folder for probes.csv and a folder per job.")]
 
 
 def register(root: typer.Typer) -> None:
     """Adds the group `probe`."""
-    app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+    app = typer.Typer(no_args_is_help=True, help="Evaluate embeddings of tiles and slides.")
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
     for name in PROBES.names():
         try:
             probe = load_probe(name)
         except ThinsectionError as error:  # said when it is called: the others are unharmed
-            _add_broken(app, name, error)
+            why = f"Cannot be loaded: {error}"
+            app.command(name, help=why, context_settings=anything)(_broken(error))
         else:
             app.command(name, help=probe.function.__doc__)(_command(probe))
-    app.command("grid")(grid)
-    root.add_typer(app, name="probe", help="Evaluate embeddings of tiles and slides.")
+    app.command()(grid)
+    root.add_typer(app, name="probe")
 
 
 def _command(probe: Probe) -> Callable[..., None]:
@@ -47,13 +51,13 @@ def _command(probe: Probe) -> Callable[..., None]:
     return with_config(probe.config_type)(command)  # type: ignore[no-any-return]
 
 
-def _add_broken(app: typer.Typer, name: str, error: ThinsectionError) -> None:
-    """A subcommand that only says why it is not there."""
-    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+def _broken(error: ThinsectionError) -> Callable[[], None]:
+    """The subcommand of a probe that is not there: it only says why."""
 
-    @app.command(name, help=f"Cannot be loaded: {error}", context_settings=anything)
-    def broken() -> None:
+    def command() -> None:
         raise error
+
+    return command
 
 
 def _finish(result: ProbeResult, out: Path, tiles: TileSet | None) -> None:
@@ -67,14 +71,7 @@ def _finish(result: ProbeResult, out: Path, tiles: TileSet | None) -> None:
 
 
 @with_config(ProbeGridConfig)
-def grid(
-    data: Annotated[
-        list[Path],
-        typer.Argument(metavar="DATA...", help="Manifests, folders, tile embeddings, case tables."),
-    ],
-    out: Annotated[Path, typer.Option("--out", help="Folder for probes.csv and a folder per job.")],
-    config: ProbeGridConfig,
-) -> None:
+def grid(data: Annotated[list[Path], DATA], out: GridOut, config: ProbeGridConfig) -> None:
     """Every combination of DATA, encoders, seeds and probes, each a job of an executor.
 
     Exit code 0: all are done; 3: some failed.
@@ -90,5 +87,5 @@ def grid(
     for row in rows:
         score = f"{row.metric} {row.score:.4f}" if row.score is not None else row.error
         typer.echo(f"{row.job}: {row.status}, {row.probe}: {score}")
-    typer.echo(f"{out / TABLE_NAME}")
+    typer.echo(out / TABLE_NAME)
     raise typer.Exit(3 if any(row.status == "failed" for row in rows) else 0)

@@ -33,9 +33,8 @@ class RunProgress:
         )
         self._task = self._progress.add_task("run", total=num_slides, tiles=0, rate=0.0)
         self._lock = threading.Lock()
-        self._tiles = 0
-        self._ended = 0
-        self._share: dict[str, int] = {}
+        self._tiles = self._ended = 0
+        self._expected: dict[str, int] = {}  # tiles of the slides at work
 
     @contextmanager
     def live(self) -> Iterator["RunProgress"]:
@@ -47,30 +46,35 @@ class RunProgress:
         """Takes one event; any thread."""
         with self._lock:
             if event.kind == "started":
-                self._share[event.slide_id] = max(1, event.num_tiles)
+                self._expected[event.slide_id] = max(1, event.num_tiles)
             elif event.kind == "tiles":
                 self._tiles += event.num_tiles
-                share = event.num_tiles / self._share.get(event.slide_id, event.num_tiles)
+                share = event.num_tiles / self._expected.get(event.slide_id, event.num_tiles)
                 self._progress.advance(self._task, min(share, 1.0))
                 self._show_rate()
             elif event.kind == "waiting":
                 self._console.print(f"{event.slide_id}: another process works on it, waiting")
             elif event.kind == "ended" and event.result is not None:
-                self._share.pop(event.slide_id, None)
+                self._expected.pop(event.slide_id, None)
                 self._ended += 1
                 self._progress.update(self._task, completed=self._ended)
-                self._console.print(
-                    describe(event.result), highlight=False, markup=False, soft_wrap=True
-                )
+                line = describe(event.result)
+                self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _show_rate(self) -> None:
         task = self._progress.tasks[0]
-        rate = self._tiles / task.elapsed if task.elapsed else 0.0
+        elapsed = task.elapsed or 0.0
+        rate = self._tiles / elapsed if elapsed else 0.0
         self._progress.update(self._task, tiles=self._tiles, rate=rate)
-        if not self._console.is_terminal and (task.elapsed or 0.0) >= self._next_line_s:
-            self._next_line_s = (task.elapsed or 0.0) + _LINE_EVERY_S
+        if not self._console.is_terminal and elapsed >= self._next_line_s:
+            self._next_line_s = elapsed + _LINE_EVERY_S
             line = f"{self._ended}/{task.total} slides, {self._tiles} tiles, {rate:.0f} tiles/s"
             self._console.print(line, highlight=False)
+
+
+def say(text: str) -> None:
+    """Prints a line at once, so that a log shows it when it is true."""
+    print(text, flush=True)
 
 
 def describe(result: SlideResult) -> str:

@@ -6,23 +6,23 @@ from typing import Annotated, Any
 import typer
 
 from thinsection.cli.options import with_config
+from thinsection.cli.progress import describe, say
+
+SLIDES = typer.Argument(help="Slides, folders, or a cohort CSV.")
+PIPELINE = typer.Option(help="Write the pipeline as TOML; without slides, only that.")
 
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
     from thinsection.pipeline.qc_run import QcRunConfig
 
-    app.command("qc")(with_config(QcRunConfig)(qc))
+    app.command()(with_config(QcRunConfig)(qc))
 
 
 def qc(
-    slides: Annotated[
-        list[str] | None, typer.Argument(help="Slides, folders, or a cohort CSV.")
-    ] = None,
+    slides: Annotated[list[str] | None, SLIDES] = None,
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("qc"),
-    write_pipeline: Annotated[
-        Path | None, typer.Option(help="Write the pipeline as TOML; without slides, only that.")
-    ] = None,
+    write_pipeline: Annotated[Path | None, PIPELINE] = None,
     config: Any = None,
 ) -> None:
     """Check slides for pen, blur, folds, air, dirt; write masks, scores and a contact sheet.
@@ -39,7 +39,6 @@ def qc(
 
         thinsection qc slides/ --out qc --from-histoqc config.ini --write histoqc
     """
-    from thinsection.cli.progress import describe
     from thinsection.files.atomic import write_text
     from thinsection.pipeline.qc_run import check_slides, chosen_pipeline
     from thinsection.qc.pipeline import dump_pipeline
@@ -53,17 +52,11 @@ def qc(
         if not slides:
             return
 
-    def ended(event: Any) -> None:
+    def tell(event: Any) -> None:
         if event.result is not None:
-            print(describe(event.result), flush=True)
+            say(describe(event.result))
 
-    summary = check_slides(
-        slides or [],
-        out=out,
-        config=config,
-        on_event=ended,
-        on_message=lambda text: print(text, flush=True),
-    )
+    summary = check_slides(slides or [], out=out, config=config, on_event=tell, on_message=say)
     for slide_id, rule in summary.failing:
         print(f"{slide_id}: fails {rule}")
     num_slides = len(summary.results)

@@ -1,20 +1,35 @@
-"""What a results folder holds (`ls`), what a run used (`efficiency`), other formats (`export`)."""
+"""What is stored: results (`ls`, `efficiency`, `export`) and caches of features (`cache`)."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+
+from thinsection.units import format_bytes
 
 FolderArgument = Annotated[Path, typer.Argument(help="A results folder.", show_default=False)]
+Root = Annotated[
+    Path | None,
+    typer.Option("--cache-dir", help="Folder of caches. [default: the user's cache folder]"),
+]
+Name = Annotated[str, typer.Argument(help="A name that `cache ls` shows.")]
+
+EXIT_DAMAGED = 1
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    app.command("ls")(ls)
-    app.command("efficiency")(efficiency)
+    app.command()(ls)
+    app.command()(efficiency)
     export = typer.Typer(no_args_is_help=True, help="Write results in other tools' formats.")
     export.command("anndata")(export_anndata)
+    cache = typer.Typer(no_args_is_help=True, help="Feature caches: list, verify, remove.")
+    for name, command in (("ls", list_caches), ("verify", verify_cache), ("rm", remove_cache)):
+        cache.command(name)(command)
     app.add_typer(export, name="export")
+    app.add_typer(cache, name="cache")
 
 
 def ls(folder: FolderArgument) -> None:
@@ -23,21 +38,15 @@ def ls(folder: FolderArgument) -> None:
     Example: thinsection ls results
     """
     from thinsection.pipeline.folder import open_results
-    from thinsection.units import format_bytes
 
     results = open_results(folder)
     width = max([len(row.address) for row in results.folders], default=0)
     print(f"{folder}: {len(results.slides)} slides")
     for row in results.folders:
-        facts = [
-            f"{row.facts[name]}" for name in ("encoder", "slide_encoder") if row.facts.get(name)
-        ]
+        facts = [str(row.facts[n]) for n in ("encoder", "slide_encoder") if row.facts.get(n)]
         facts += [f"dim {row.facts[n]}" for n in ("dim", "slide_dim") if row.facts.get(n)]
-        size = format_bytes(row.num_bytes)
-        line = (
-            f"  {row.address:<{width}}  {row.num_slides:>6} slides  {size:>10}  {', '.join(facts)}"
-        )
-        print(line.rstrip())
+        size = f"{row.num_slides:>6} slides  {format_bytes(row.num_bytes):>10}"
+        print(f"  {row.address:<{width}}  {size}  {', '.join(facts)}".rstrip())
     for slide_id, error in results.failures().items():
         print(f"  failed: {slide_id}: {error}")
     for record in results.records:
@@ -51,9 +60,6 @@ def efficiency(folder: FolderArgument) -> None:
 
     Example: thinsection efficiency results
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from thinsection.pipeline.usage import efficiency as analyse
 
     analysis, page = analyse(folder)
@@ -86,5 +92,46 @@ def export_anndata(
     """
     from thinsection.pipeline.anndata_export import export_anndata as export
 
-    count = export(folder, out, features=features)
-    print(f"wrote {count} tiles to {out}")
+    print(f"wrote {export(folder, out, features=features)} tiles to {out}")
+
+
+def list_caches(cache_dir: Root = None) -> None:
+    """Lists caches with their size, shape, stored dtypes and state."""
+    from thinsection.store import cache
+
+    root = cache_dir or cache.default_root()
+    entries = cache.list_caches(root)
+    for entry in entries:
+        facts = [entry.name, entry.state, format_bytes(entry.data_bytes)]
+        if (manifest := entry.manifest) is not None:
+            facts.append(" x ".join(map(str, manifest.shape)))
+            facts.append(", ".join(f"{n} rows {d}" for d, n in manifest.dtype_rows.items()))
+            facts.append(manifest.created)
+            if manifest.loss is not None:
+                facts.append(f"lossy, largest error {manifest.loss.max_abs_error:.3g}")
+        elif entry.state == "unfinished":
+            facts.append(f"{entry.rows_kept} rows kept; the same command continues")
+        else:
+            facts.append(str(entry.problem))
+        print(*facts, sep="  ")
+    print(f"{len(entries)} caches in {root}")
+
+
+def verify_cache(name: Name, cache_dir: Root = None) -> None:
+    """Reads every byte of a cache against its checksums; exit code 1 if one is wrong."""
+    from thinsection.store import cache
+
+    damaged = cache.verify_cache(cache_dir or cache.default_root(), name)
+    if damaged:
+        shown = ", ".join(map(str, damaged[:10])) + (", ..." if len(damaged) > 10 else "")
+        print(f"{name}: {len(damaged)} damaged rows ({shown}); remove it and compute it again")
+        raise typer.Exit(EXIT_DAMAGED)
+    print(f"{name}: whole")
+
+
+def remove_cache(name: Name, cache_dir: Root = None) -> None:
+    """Removes a cache; refused while a process writes it."""
+    from thinsection.store import cache
+
+    size = cache.remove_cache(cache_dir or cache.default_root(), name)
+    print(f"{name}: removed, {format_bytes(size)} free again")

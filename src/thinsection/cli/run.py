@@ -1,4 +1,4 @@
-"""`thinsection run`, its stages `tissue`, `tile` and `embed`, and `aggregate` on what is stored."""
+"""`thinsection run`, its stages, `aggregate` on what is stored, and `demo` on one slide."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ OutOption = Annotated[
     str, typer.Option("--out", help="Results folder, or URL (s3://, ...).", show_default=False)
 ]
 
-_STAGES = {
+_STAGES = {  # command -> the last stage that it runs, and its help
     "run": ("aggregate", "Everything: tissue, tiles, tile embeddings, slide embedding."),
     "tissue": ("tissue", "Find the tissue of each slide: PNG mask and GeoJSON polygons."),
     "tile": ("tile", "Lay the tile grid of each slide: GRID/tiles/ID.h5 with coordinates."),
@@ -35,6 +35,14 @@ Examples:
 
     thinsection {name} slides/ --out results --config run.toml --memory 1GiB
 """
+_DEMO_SIZE = (6000, 5000)  # px; a biopsy at 20x, about 200 tiles
+_LOOK_AT = {  # what lies where, relative to the results folder
+    "{grid}/overviews/{id}.png": "thumbnail, tissue outline and tiles in one picture: look here",
+    "{grid}/features_{encoder}/{id}.h5": "coords (N, 2) and features (N, D), as TRIDENT has them",
+    "{grid}/slide_features_mean-{encoder}/{id}.h5": "features (D,), the slide embedding",
+    "slides/{id}/tissue.geojson": "tissue polygons; drag it onto the slide in QuPath",
+    "summary.csv": "a row per slide and tile grid",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -42,22 +50,21 @@ def register(app: typer.Typer) -> None:
     from thinsection.stages.config import AggregateRunConfig, RunConfig
 
     for name, (stage, summary) in _STAGES.items():
-        command = with_config(RunConfig)(_command(name, stage))
-        command.__doc__ = summary + _EXAMPLES.format(name=name)
-        app.command(name)(command)
-    app.command("aggregate")(with_config(AggregateRunConfig)(aggregate))
+        command = with_config(RunConfig)(_up_to(stage))
+        app.command(name, help=summary + _EXAMPLES.format(name=name))(command)
+    app.command()(with_config(AggregateRunConfig)(aggregate))
+    app.command()(demo)
 
 
-def _command(name: str, stage: str) -> Any:
+def _up_to(stage: str) -> Any:
     def command(slides: SlidesArgument, out: OutOption, config: Any = None) -> None:
-        raise typer.Exit(run_and_report(slides, out, config, stage).exit_code)
+        raise typer.Exit(_run_and_report(slides, out, config, stage))
 
-    command.__name__ = name
     return command
 
 
-def run_and_report(slides: list[str], out: str, config: Any, stage: str) -> Any:
-    """Runs with progress, and prints where the results are."""
+def _run_and_report(slides: list[str], out: str, config: Any, stage: str) -> int:
+    """Runs with progress, prints where the results are, and gives the exit code."""
     from thinsection.cli.progress import RunProgress
     from thinsection.pipeline.run import run
     from thinsection.slide.cohort import load_cohort
@@ -73,7 +80,7 @@ def run_and_report(slides: list[str], out: str, config: Any, stage: str) -> Any:
     console.print(f"{line} in {summary.seconds:.1f} s -> {out}/summary.csv", highlight=False)
     if counts["failed"]:
         console.print(f"see {out}/failed.csv", highlight=False)
-    return summary
+    return summary.exit_code
 
 
 def aggregate(
@@ -93,18 +100,43 @@ def aggregate(
 
         thinsection aggregate results --slide-encoder titan --executor dask --workers 4
     """
-    from thinsection.cli.progress import describe
+    from thinsection.cli.progress import describe, say
     from thinsection.pipeline.pooling import aggregate_folder
     from thinsection.pipeline.run import EXIT_SOME_FAILED
 
-    results = aggregate_folder(
-        folder,
-        out=out,
-        config=config,
-        on_result=lambda result: print(describe(result), flush=True),
-        on_message=lambda text: print(text, flush=True),
-    )
+    tell = {"on_result": lambda result: say(describe(result)), "on_message": say}
+    results = aggregate_folder(folder, out=out, config=config, **tell)
     failed = sum(result.status == "failed" for result in results)
     name = config.pooling.slide_encoder
     print(f"{len(results) - failed} of {len(results)} slides have an embedding of {name}")
     raise typer.Exit(EXIT_SOME_FAILED if failed else 0)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("demo"),
+    slide: Annotated[Path | None, typer.Option(help="Your slide; else one is generated.")] = None,
+) -> None:
+    """Run the main job on one slide and name the files to look at.
+
+    Example: thinsection demo --out demo --slide my.svs
+    """
+    from thinsection.stages.config import RunConfig
+    from thinsection.testing.synthetic import write_he_slide
+
+    if slide is None:
+        slide = out / "generated.svs"
+        if not slide.exists():
+            print(f"generating an H&E-like slide: {slide}", flush=True)
+            out.mkdir(parents=True, exist_ok=True)
+            write_he_slide(slide, _DEMO_SIZE, seed=7)
+    results, config = out / "results", RunConfig()
+    print("loading the encoder and reading the slide", flush=True)
+    exit_code = _run_and_report([str(slide)], str(results), config, "aggregate")
+    names = {"id": slide.stem, "grid": "256px_0.5mpp", "encoder": config.encode.encoders[0]}
+    print("\nopen these:")
+    for template, what in _LOOK_AT.items():
+        path = results / template.format(**names)
+        if path.exists():
+            print(f"  {path}\n      {what}")
+    print(f"\nall of it: thinsection ls {results}")
+    raise typer.Exit(exit_code)

@@ -9,27 +9,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from thinsection.registry import Entry, Registry
 
 FolderArgument = Annotated[Path, typer.Argument(help="Output folder of the arrays.")]
+RETRY = typer.Option(help="Submit what died once more, each entry alone, with more.")
 _CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 # kind of a task -> its class: the rooms of pipelines and probes are below that of jobs
+_TASKS = (
+    ("run", "Slides, up to any stage.", "thinsection.pipeline.task:RunTask"),
+    ("aggregate", "Tile embeddings.", "thinsection.pipeline.pooling:PoolingTask"),
+    ("probe", "Probes.", "thinsection.probe.grid:ProbeTask"),
+)
 TASKS: Registry[Any] = Registry(
-    "kind of task",
-    "thinsection.tasks",
-    (
-        Entry(
-            name="run", help="Slides, up to any stage.", target="thinsection.pipeline.task:RunTask"
-        ),
-        Entry(
-            name="aggregate",
-            help="Tile embeddings.",
-            target="thinsection.pipeline.pooling:PoolingTask",
-        ),
-        Entry(name="probe", help="Probes.", target="thinsection.probe.grid:ProbeTask"),
-    ),
+    "kind of task", "thinsection.tasks", [Entry(name=n, help=h, target=t) for n, h, t in _TASKS]
 )
 _COMMANDS = ("run", "tissue", "tile", "embed", "qc", "aggregate", "probe")
 
@@ -52,8 +48,7 @@ def _script(context: typer.Context) -> None:
 
     Without a command it is 'run': thinsection slurm script cohort.csv --out OUT --gres gpu:1
     """
-    array = _hand_over(context.args, "script")
-    if array is not None:
+    if (array := _hand_over(context.args, "script")) is not None:
         typer.echo(array.script.read_text(), nl=False)
         typer.echo(f"# written to {array.script}; submit it with: sbatch --parsable", err=True)
 
@@ -65,13 +60,10 @@ def _submit(context: typer.Context) -> None:
 
     Without a command it is 'run': thinsection slurm submit cohort.csv --out OUT --workers 8
     """
-    array = _hand_over(context.args, "submit")
-    if array is None:
-        return
-    count = len(array.attempt.entries)
-    typer.echo(f"slurm job {array.job_id}: {count} entries in {len(array.chunks)} array tasks")
-    out = array.folder.parents[1]
-    typer.echo(f"logs: {array.folder / 'logs'}; next: thinsection slurm status {out}")
+    if (array := _hand_over(context.args, "submit")) is not None:
+        count, out = len(array.attempt.entries), array.folder.parents[1]
+        typer.echo(f"slurm job {array.job_id}: {count} entries in {len(array.chunks)} array tasks")
+        typer.echo(f"logs: {array.folder / 'logs'}; next: thinsection slurm status {out}")
 
 
 def _hand_over(arguments: list[str], queue: str) -> Any:
@@ -84,11 +76,10 @@ def _hand_over(arguments: list[str], queue: str) -> Any:
     if any(a == "--out" and is_url(b) for a, b in pairwise(arguments)):
         raise ConfigError("out must be a folder that all nodes see, got a URL")
     command = arguments if arguments and arguments[0] in _COMMANDS else ["run", *arguments]
+    handing = [*command, "--executor", "slurm", "--queue", queue]
     try:
         with redirect_stdout(sys.stderr):  # what is printed here is the script, or its number
-            build_app(command)(
-                [*command, "--executor", "slurm", "--queue", queue], standalone_mode=False
-            )
+            build_app(command)(handing, standalone_mode=False)
     except Submitted as submitted:
         return submitted.array
     typer.echo("nothing is missing", err=True)
@@ -97,28 +88,19 @@ def _hand_over(arguments: list[str], queue: str) -> Any:
 
 def _status(out: FolderArgument) -> None:
     """Show the state of every array of a folder."""
-    from rich.console import Console
-    from rich.table import Table
-
     from thinsection.jobs.slurm import array_status
     from thinsection.jobs.slurm_array import array_folders, load_array
 
     table = Table("array", "kind", "id", "array tasks", "entries")
     for folder in array_folders(out):
-        array = load_array(folder, TASKS)
-        status = array_status(array)
+        status = array_status(array := load_array(folder, TASKS))
+        counts = map(_counts, (status.tasks, status.entries))
         number = str(array.job_id or "not submitted")
-        counts = (_counts(status.tasks), _counts(status.entries))
         table.add_row(folder.name, array.task.kind, number, *counts)
     Console().print(table)
 
 
-def _collect(
-    out: FolderArgument,
-    retry: Annotated[
-        bool, typer.Option(help="Submit what died once more, each entry alone, with more.")
-    ] = True,
-) -> None:
+def _collect(out: FolderArgument, retry: Annotated[bool, RETRY] = True) -> None:
     """Merge what the array tasks reported; of a run into its tables and its efficiency page.
 
     Exit code 0: all is done; 3: some failed, were lost or are not done yet.
@@ -128,7 +110,7 @@ def _collect(
     bad = False
     found: Any
     for found in collect(out, TASKS, retry=retry, on_message=typer.echo):
-        counts = Counter(getattr(result, "status", "done") for result in found.results.values())
+        counts = Counter(map(_status_of, found.results.values()))
         typer.echo(f"{found.task.kind}: {_counts(counts) or 'no result yet'}")
         bad = bad or bool(found.waiting or counts["failed"])
         if found.waiting:
@@ -157,17 +139,20 @@ def _array_task(
     from thinsection.config import as_mapping
     from thinsection.jobs.slurm_array import load_array
 
-    failed = False
+    failed: list[Any] = []
 
     def show(report: Any) -> None:
-        nonlocal failed
         for result in report.results:
             typer.echo(json.dumps(as_mapping(result), ensure_ascii=False))
-            failed = failed or getattr(result, "status", "done") == "failed"
+        failed.extend(r for r in report.results if _status_of(r) == "failed")
 
     load_array(folder, TASKS).run_index(index, on_report=show)
     if failed:
         raise typer.Exit(3)
+
+
+def _status_of(result: Any) -> str:
+    return getattr(result, "status", "done")
 
 
 def _counts(counted: dict[str, int]) -> str:
