@@ -16,7 +16,7 @@ import pytest
 
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, SlideOpenError, StoreError
-from thinsection.files.remote_folder import RemoteFolder
+from thinsection.files.sources import RemoteFolder
 from thinsection.pipeline.process import RunEvent
 from thinsection.pipeline.run import RunSummary, run
 from thinsection.stages.config import RunConfig

@@ -30,7 +30,7 @@ def rasterised(mask: MaskArray, scale: tuple[int, int] = (1, 1)) -> np.ndarray:
     )
     cover = np.zeros(mask.shape, dtype=int)
     for polygon in mask_polygons(mask, frame):
-        for sign, ring in [(1, polygon.exterior_l0), *((-1, h) for h in polygon.holes_l0)]:
+        for sign, ring in [(1, polygon[0]), *((-1, hole) for hole in polygon[1:])]:
             rows_columns = ring[:, ::-1] / np.array(scale[::-1]) - 0.5
             cover += sign * polygon2mask(mask.shape, rows_columns).astype(int)
     return cover
@@ -41,19 +41,26 @@ def test_rasterising_the_polygons_gives_the_mask_back(mask: MaskArray) -> None:
     assert np.array_equal(rasterised(mask), mask.astype(int))
 
 
+def area(ring: np.ndarray) -> float:
+    """With its sign: holes have less than none."""
+    (x, y), (next_x, next_y) = ring.T, np.roll(ring, -1, axis=0).T
+    return float((x * next_y - y * next_x).sum() / 2)
+
+
 @given(MASKS)
 def test_there_is_one_polygon_for_each_piece_and_one_ring_or_more_for_each_hole(
     mask: MaskArray,
 ) -> None:
     polygons = mask_polygons(mask, own_frame(mask))
     assert len(polygons) == ndimage.label(mask)[1]
-    assert sum(p.area_px for p in polygons) == mask.sum()
+    assert sum(area(ring) for polygon in polygons for ring in polygon) == mask.sum()
+    assert all(area(p[0]) > 0 > max(map(area, p[1:]), default=-1) for p in polygons)
 
 
 @given(MASKS)
 def test_every_ring_is_simple_and_turns_at_every_corner(mask: MaskArray) -> None:
     for polygon in mask_polygons(mask, own_frame(mask)):
-        for ring in (polygon.exterior_l0, *polygon.holes_l0):
+        for ring in polygon:
             assert len(np.unique(ring, axis=0)) == len(ring) >= 4
             steps = np.roll(ring, -1, axis=0) - ring
             assert ((steps != 0).sum(axis=1) == 1).all()
@@ -66,27 +73,26 @@ def test_an_island_in_a_hole_is_a_piece_of_its_own() -> None:
     mask[2:7, 2:9] = False
     mask[4, 5] = True
     outer, island = mask_polygons(mask, own_frame(mask))
-    assert len(outer.holes_l0) == 1
-    assert not island.holes_l0
-    assert (island.exterior_l0.min(axis=0) == (5, 4)).all()
-    assert (island.exterior_l0.max(axis=0) == (6, 5)).all()
+    assert (len(outer), len(island)) == (2, 1)
+    assert (island[0].min(axis=0) == (5, 4)).all()
+    assert (island[0].max(axis=0) == (6, 5)).all()
 
 
 def test_a_hole_that_touches_the_outside_at_a_corner_splits_the_ring() -> None:
     mask = np.ones((3, 4), dtype=bool)
     mask[0, 0] = mask[1, 1] = False
     (polygon,) = mask_polygons(mask, own_frame(mask))
-    assert len(polygon.holes_l0) == 1
-    assert len(polygon.exterior_l0) == 6
+    exterior, hole = polygon
+    assert (len(exterior), len(hole)) == (6, 4)
 
 
 def test_corners_are_level_0_px_with_x_along_the_width() -> None:
     mask = np.zeros((10, 20), dtype=bool)
     mask[2:4, 15:18] = True
     frame = MaskFrame(size_th=(20, 10), size_l0=(205, 71))
-    (polygon,) = mask_polygons(mask, frame)
-    assert polygon.exterior_l0.min(axis=0) == pytest.approx((15 * 10.25, 2 * 7.1))
-    assert polygon.exterior_l0.max(axis=0) == pytest.approx((18 * 10.25, 4 * 7.1))
+    ((exterior,),) = mask_polygons(mask, frame)
+    assert exterior.min(axis=0) == pytest.approx((15 * 10.25, 2 * 7.1))
+    assert exterior.max(axis=0) == pytest.approx((18 * 10.25, 4 * 7.1))
 
 
 def test_an_empty_mask_has_no_polygons() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinsection.errors import StoreError
-from thinsection.files.remote_folder import RemoteFolder
+from thinsection.files.sources import RemoteFolder
 from thinsection.store.ledger import (
     FORMAT,
     Elsewhere,

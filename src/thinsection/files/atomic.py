@@ -15,12 +15,9 @@ TMP_MARK = ".tmp-"  # every unfinished file carries it; readers and clean-up kno
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path to write to; it takes the place of `path` when the block ends well.
 
-    The parent folder is made. On any exception the temporary file is removed and `path` stays as
-    it was. After a SIGKILL a file named `*.tmp-*` may stay; nothing reads it.
-
-    Yields:
-        The temporary path, in the same folder (rename stays atomic) with the same suffix, but for
-        `.h5`.
+    The parent folder is made. The temporary path lies in the same folder (rename stays atomic) and
+    has the same suffix, but for `.h5`. On any exception it is removed and `path` stays as it was.
+    After a SIGKILL a file named `*.tmp-*` may stay; nothing reads it.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

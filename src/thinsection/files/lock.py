@@ -67,11 +67,6 @@ class FileLock:
         owner = self.owner()
         return owner is not None and owner.token == self._token
 
-    def touch(self) -> None:
-        """Says that the owner lives."""
-        with contextlib.suppress(FileNotFoundError):
-            os.utime(self.path)
-
     def owner(self) -> LockOwner | None:
         """Who holds it; None where there is no lock or it is not readable (yet)."""
         try:
@@ -89,8 +84,8 @@ class FileLock:
         except FileExistsError:
             return False
         except OSError as error:
-            message = f"output folder must be writable, got {error} for {str(folder)!r}"
-            raise StoreError(message) from None
+            got = f"got {error} for {str(folder)!r}"
+            raise StoreError(f"output folder must be writable, {got}") from None
         with file:
             file.write(text)
         self._token = token
@@ -102,16 +97,12 @@ class FileLock:
                 return bool(abs(psutil.Process(owner.pid).create_time() - owner.started) > 1.0)
             except psutil.NoSuchProcess:
                 return True
-        return not self._is_fresh()
-
-    def _is_fresh(self) -> bool:
-        """Whether the file was touched lately, by the clock of the file system that holds it."""
         probe = self.path.with_name(f"{self.path.name}.now-{secrets.token_hex(4)}")
         try:
-            probe.touch()
-            return probe.stat().st_mtime - self.path.stat().st_mtime < STALE_AFTER_S
+            probe.touch()  # tells the time of the file system that holds both
+            return probe.stat().st_mtime - self.path.stat().st_mtime >= STALE_AFTER_S
         except FileNotFoundError:
-            return False
+            return True
         finally:
             probe.unlink(missing_ok=True)
 
@@ -146,7 +137,8 @@ def heartbeat(locks: set[FileLock]) -> Iterator[None]:
     def beat() -> None:
         while not stop.wait(_HEARTBEAT_S):
             for lock in list(locks):
-                lock.touch()
+                with contextlib.suppress(FileNotFoundError):
+                    os.utime(lock.path)
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()

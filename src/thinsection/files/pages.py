@@ -19,10 +19,8 @@ NOTEBOOK_EDGE_PX = 360
 def render_page(room: str, template: str, **values: Any) -> str:
     """The page that a template makes of the values; what is not marked safe is escaped.
 
-    Args:
-        room: package whose folder `templates` holds the file, such as 'thinsection.report'.
-        template: name of the file.
-        values: what the template names; one that is missing is an error.
+    `room` is the package whose folder `templates` holds the file, such as 'thinsection.report'; a
+    value that the template names and that is missing is an error.
     """
     return _environment(room).get_template(template).render(**values)
 
@@ -52,10 +50,6 @@ def notebook_html(picture: "RgbArray | None", title: str, lines: Sequence[str]) 
 def _environment(room: str) -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(
-        loader=PackageLoader(room),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    found = Environment(loader=PackageLoader(room), autoescape=True, undefined=StrictUndefined)
+    found.trim_blocks = found.lstrip_blocks = True
+    return found

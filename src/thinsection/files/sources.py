@@ -1,14 +1,17 @@
-"""Where bytes come from: a local file, or a URL by range requests through fsspec."""
+"""Where bytes come from and go to: a local file, a URL by range requests, a folder of a store."""
 
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
-from thinsection.errors import MissingDependencyError, SlideOpenError, SlideReadError
+from thinsection.errors import MissingDependencyError, SlideOpenError, SlideReadError, StoreError
+from thinsection.files.atomic import TMP_MARK, atomic_path
 from thinsection.types import KIB
 
 URL_MARK = "://"
+# a put of these stores is seen whole or not at all; elsewhere a temporary name is moved into place
+_WHOLE_PUTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"))
 
 
 def is_url(slide_path: str) -> bool:
@@ -39,10 +42,7 @@ class FileSource:
         descriptor = self._descriptor  # kept alive here while `close` runs elsewhere
         if descriptor is None:
             raise closed_error(self.name)
-        data = os.pread(descriptor, length, offset)
-        if len(data) != length:
-            raise truncated_error(Path(self.name).name, offset, length, got=len(data))
-        return data
+        return _whole(os.pread(descriptor, length, offset), Path(self.name).name, offset, length)
 
     def close(self) -> None:
         """Lets go of the file; a second call does nothing."""
@@ -77,9 +77,7 @@ class FsspecSource:
         with self._lock:
             self.fetched_bytes += len(data)
             self.requests += 1
-        if len(data) != length:
-            raise truncated_error(self.name, offset, length, got=len(data))
-        return data
+        return _whole(data, self.name, offset, length)
 
     def close(self) -> None:
         """Nothing is held open between requests."""
@@ -120,15 +118,88 @@ def filesystem(url: str) -> tuple[Any, str]:
     return found, str(path)
 
 
-def truncated_error(name: str, offset: int, length: int, *, got: int) -> SlideReadError:
-    """What a source raises that ends within a range."""
-    return SlideReadError(
-        f"segment must be whole, got {got} of {length} bytes at offset {offset} in {name!r}; "
-        "the file is truncated"
-    )
+def _whole(data: bytes, name: str, offset: int, length: int) -> bytes:
+    """The bytes of a range, if none is missing."""
+    if len(data) == length:
+        return data
+    got = f"got {len(data)} of {length} bytes at offset {offset} in {name!r}"
+    raise SlideReadError(f"segment must be whole, {got}; the file is truncated")
 
 
 def closed_error(slide_path: str) -> SlideReadError:
     """What a read after `close` raises."""
     name = Path(slide_path).name
     return SlideReadError(f"slide must be open, got a closed one in {name!r}; open it again")
+
+
+class RemoteFolder:
+    """Files by relative name under the URL of a folder, which need not exist.
+
+    Object stores have no lock that holds: one process at a time may put files here.
+
+    Raises:
+        MissingDependencyError: fsspec or the protocol's own package is not installed.
+        SlideOpenError: unknown protocol.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._fs, path = filesystem(self.url)
+        self._root = path.rstrip("/")
+        self._whole = url.partition(URL_MARK)[0] in _WHOLE_PUTS
+
+    def check(self) -> None:
+        """Proves that files can be put and deleted.
+
+        Raises:
+            StoreError: they cannot; with the store's own words.
+        """
+        path = f"{self._root}/{TMP_MARK}writable"
+        try:
+            self._make_parent(path)
+            self._fs.pipe_file(path, b"\0")
+            self._fs.rm_file(path)
+        except Exception as error:  # each store has its own errors, credentials' among them
+            raise StoreError(f"out must be writable, got {error!r} for {self.url!r}") from error
+
+    def sizes(self) -> dict[str, int]:
+        """Relative name -> bytes of every file.
+
+        Memory: about 200 bytes per file.
+        """
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.find(self._root, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {p.removeprefix(f"{self._root}/"): int(f["size"]) for p, f in found.items()}
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a small file."""
+        data: bytes = self._fs.cat_file(f"{self._root}/{name}")
+        return data
+
+    def get(self, name: str, local: Path) -> None:
+        """Copies a file here, whole."""
+        with atomic_path(local) as tmp:
+            self._fs.get_file(f"{self._root}/{name}", str(tmp))
+
+    def put(self, local: Path, name: str) -> None:
+        """Copies a file there; under its name it is whole or as it was before."""
+        target = f"{self._root}/{name}"
+        self._make_parent(target)
+        if self._whole:
+            self._fs.put_file(str(local), target)
+            return
+        folder, _, last = target.rpartition("/")
+        unfinished = f"{folder}/{TMP_MARK}{last}"
+        self._fs.put_file(str(local), unfinished)
+        self._fs.mv(unfinished, target)
+
+    def delete(self, name: str) -> None:
+        """Removes a file that is there."""
+        self._fs.rm_file(f"{self._root}/{name}")
+
+    def _make_parent(self, path: str) -> None:
+        if not self._whole:  # object stores have no folders
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)

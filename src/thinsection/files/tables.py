@@ -22,10 +22,8 @@ def write_table(path: Path, rows: Iterable[Row], columns: Sequence[str] | None =
     Numbers are written as they are. Text that a spreadsheet would run as a formula gets a leading
     apostrophe, which `read_table` takes off. None and cells that a mapping lacks are empty.
 
-    Args:
-        path: of the file.
-        rows: mappings, or sequences in the order of the columns.
-        columns: header; None takes the union of all mappings' keys in order of appearance.
+    Rows are mappings, or sequences in the order of the columns; without columns the header is the
+    union of all mappings' keys in order of appearance.
 
     Memory: one row where columns are given, else all rows.
 

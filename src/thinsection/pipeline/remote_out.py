@@ -16,7 +16,7 @@ from typing import Any
 from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import TMP_MARK
 from thinsection.files.lock import LOCK_NAME
-from thinsection.files.remote_folder import RemoteFolder
+from thinsection.files.sources import RemoteFolder
 from thinsection.pipeline.process import OnEvent, RunEvent
 from thinsection.pipeline.records import RECORDS
 from thinsection.pipeline.results import FAILURE_NAME, SlideResult, record_failure

@@ -6,9 +6,7 @@ every ring is simple, as the OGC's rules (and JTS, which QuPath uses) ask.
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +20,8 @@ from thinsection.qc.tissue import Color
 from thinsection.types import MaskArray, MaskFrame
 
 Ring = npt.NDArray[np.float64]  # (K, 2): x, y of the corners, not closed
+Polygon = list[Ring]  # the exterior, counter-clockwise in the (x, y) plane, then clockwise holes
 _IntArray = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaskPolygon:
-    """One 4-connected piece of a mask: corners (K, 2) in level-0 px, and its px of the mask.
-
-    The exterior is counter-clockwise in the (x, y) plane, holes are clockwise.
-    """
-
-    exterior_l0: Ring
-    holes_l0: tuple[Ring, ...]
-    area_px: int
 
 
 def write_masks_geojson(
@@ -49,28 +36,21 @@ def write_masks_geojson(
 
     Memory: O(H * W + corners of all masks), the text included.
     """
-    features = [
-        _feature(polygons, name, color)
-        for name, mask, color in masks
-        if (polygons := mask_polygons(mask, frame))
-    ]
+    outlined = ((name, mask_polygons(mask, frame), color) for name, mask, color in masks)
+    features = [_feature(polygons, name, color) for name, polygons, color in outlined if polygons]
     collection = {"type": "FeatureCollection", "features": features}
     write_text(path, json.dumps(collection, allow_nan=False) + "\n")
 
 
-def _feature(polygons: list[MaskPolygon], name: str, color: Color) -> dict[str, Any]:
-    parts = [[_closed(ring) for ring in (p.exterior_l0, *p.holes_l0)] for p in polygons]
-    one = len(parts) == 1
-    geometry = {
-        "type": "Polygon" if one else "MultiPolygon",
-        "coordinates": parts[0] if one else parts,
+def _feature(polygons: list[Polygon], name: str, color: Color) -> dict[str, Any]:
+    parts = [list(map(_closed, rings)) for rings in polygons]
+    kind, coordinates = ("MultiPolygon", parts) if len(parts) > 1 else ("Polygon", parts[0])
+    classification = {"name": name, "color": list(color)}
+    return {
+        "type": "Feature",
+        "geometry": {"type": kind, "coordinates": coordinates},
+        "properties": {"objectType": "annotation", "name": name, "classification": classification},
     }
-    properties = {
-        "objectType": "annotation",
-        "name": name,
-        "classification": {"name": name, "color": list(color)},
-    }
-    return {"type": "Feature", "geometry": geometry, "properties": properties}
 
 
 def _closed(ring: Ring) -> list[list[float]]:
@@ -79,8 +59,8 @@ def _closed(ring: Ring) -> list[list[float]]:
     return [*points, points[0]]
 
 
-def mask_polygons(mask: MaskArray, frame: MaskFrame) -> list[MaskPolygon]:
-    """Every piece of the mask, in the order of its first px, row by row.
+def mask_polygons(mask: MaskArray, frame: MaskFrame) -> list[Polygon]:
+    """Every piece of the mask in level-0 px, in the order of its first px, row by row.
 
     Rasterising the polygons at px centres gives the mask back; nothing is simplified but corners
     on a straight edge.
@@ -90,25 +70,18 @@ def mask_polygons(mask: MaskArray, frame: MaskFrame) -> list[MaskPolygon]:
     Raises:
         InvalidInputError: the mask is not bool (H, W) of the frame's size.
     """
-    if mask.dtype != np.bool_ or mask.ndim != 2 or mask.shape[::-1] != tuple(frame.size_th):
-        raise InvalidInputError(
-            f"mask must be bool of shape {tuple(frame.size_th)[::-1]}, "
-            f"got {mask.dtype} {mask.shape}; pass the frame that the mask was computed in"
-        )
+    shape = tuple(frame.size_th)[::-1]
+    if mask.dtype != np.bool_ or mask.shape != shape:
+        remedy = "pass the frame that the mask was computed in"
+        got = f"got {mask.dtype} {mask.shape}; {remedy}"
+        raise InvalidInputError(f"mask must be bool of shape {shape}, {got}")
     labels, num_pieces = ndimage.label(mask)
-    areas = np.bincount(labels.ravel(), minlength=num_pieces + 1)
-    exteriors: dict[int, Ring] = {}
-    holes: dict[int, list[Ring]] = defaultdict(list)
+    polygons: list[Polygon] = [[] for _ in range(num_pieces)]
+    downsample_xy = np.array(frame.downsample_xy)
     for corners, piece in _rings(mask, labels):
-        ring = corners * np.array(frame.downsample_xy)
-        if _is_exterior(corners):
-            exteriors[piece] = ring
-        else:
-            holes[piece].append(ring)
-    return [
-        MaskPolygon(exterior_l0=exteriors[i], holes_l0=tuple(holes[i]), area_px=int(areas[i]))
-        for i in range(1, num_pieces + 1)
-    ]
+        rings = polygons[piece - 1]
+        rings.insert(0 if _is_exterior(corners) else len(rings), corners * downsample_xy)
+    return polygons
 
 
 def _rings(mask: MaskArray, labels: npt.NDArray[np.int32]) -> Iterator[tuple[_IntArray, int]]:
@@ -154,9 +127,8 @@ def _boundary_edges(
     Directed so that positive area (x right, y down, shoelace of the plain numbers) is an exterior:
     the top side of a px runs to the right. A vertex (x, y) has the id y * (W + 1) + x.
     """
-    padded = np.pad(mask, 1)
-    width = mask.shape[1] + 1
-    tails, heads, pieces = [], [], []
+    padded, width = np.pad(mask, 1), mask.shape[1] + 1
+    edges = []
     sides = (
         (padded[:-2, 1:-1], (0, 0), (1, 0)),  # top: (x, y) -> (x + 1, y)
         (padded[1:-1, 2:], (1, 0), (1, 1)),  # right
@@ -165,10 +137,11 @@ def _boundary_edges(
     )
     for neighbour, (tail_x, tail_y), (head_x, head_y) in sides:
         rows, columns = np.nonzero(mask & ~neighbour)
-        tails.append((rows + tail_y) * width + columns + tail_x)
-        heads.append((rows + head_y) * width + columns + head_x)
-        pieces.append(labels[rows, columns])
-    return np.concatenate(tails), np.concatenate(heads), np.concatenate(pieces)
+        tail = (rows + tail_y) * width + columns + tail_x
+        head = (rows + head_y) * width + columns + head_x
+        edges.append((tail, head, labels[rows, columns]))
+    tails, heads, pieces = map(np.concatenate, zip(*edges, strict=True))
+    return tails, heads, pieces
 
 
 def _next_edge(mask: MaskArray, tails: _IntArray, heads: _IntArray) -> _IntArray:
@@ -177,19 +150,13 @@ def _next_edge(mask: MaskArray, tails: _IntArray, heads: _IntArray) -> _IntArray
     Where two px meet only at a corner (two edges leave the vertex) the ring stays with its px: the
     edge that turns to the right in these axes (x right, y down).
     """
-    order = np.argsort(tails, kind="stable")
-    sorted_tails = tails[order]
-    first = np.searchsorted(sorted_tails, heads, side="left")
-    is_saddle = np.searchsorted(sorted_tails, heads, side="right") - first == 2
-    follow = order[first]
-    width = mask.shape[1] + 1
-    step = (heads - tails)[is_saddle]
-    along_x = np.abs(step) == 1
+    order, width, steps = np.argsort(tails, kind="stable"), mask.shape[1] + 1, heads - tails
+    first = np.searchsorted(tails, heads, side="left", sorter=order)
+    last = np.searchsorted(tails, heads, side="right", sorter=order) - 1
+    one, two, along_x = order[first], order[last], np.abs(steps) == 1
     # (dx, dy) turned right with y down is (-dy, dx)
-    wanted = np.where(along_x, step * width, -(step // width))
-    one, two = order[first[is_saddle]], order[first[is_saddle] + 1]
-    follow[is_saddle] = np.where((heads - tails)[one] == wanted, one, two)
-    return follow
+    wanted = np.where(along_x, steps * width, -(steps // width))
+    return np.where((one == two) | (steps[one] == wanted), one, two)
 
 
 def _is_exterior(corners: _IntArray) -> bool:

@@ -16,8 +16,7 @@ from typing import Any
 
 from thinsection.errors import StoreError
 from thinsection.files.atomic import write_json
-from thinsection.files.remote_folder import RemoteFolder
-from thinsection.files.sources import FileSource, FsspecSource, is_url
+from thinsection.files.sources import FileSource, FsspecSource, RemoteFolder, is_url
 
 SLIDES = "slides"  # OUT/slides/ID: what belongs to a slide and to no tile grid
 LEDGER_NAME = "slide.json"
@@ -29,34 +28,21 @@ _SAMPLES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class StageRecord:
-    """What one stage left.
+    """What one stage left."""
 
-    Attributes:
-        key: hash of everything that its result depends on.
-        files: file name -> size in bytes, relative to the results folder.
-        needs: addresses of the stages that it was made from.
-        facts: what a summary tells of it (counts, seconds, encoder, ...).
-    """
-
-    key: str
-    files: dict[str, int]
-    needs: tuple[str, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
+    key: str  # hash of everything that its result depends on
+    files: dict[str, int]  # name, relative to the results folder -> size in bytes
+    needs: tuple[str, ...] = ()  # addresses of the stages that it was made from
+    facts: dict[str, Any] = field(default_factory=dict)  # for a summary: counts, encoder, ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Elsewhere:
-    """Files of a slide that lie at the URL of the run; empty where the run has none.
+    """Files of a slide that lie at the URL of the run; empty where the run has none."""
 
-    Attributes:
-        url: of the results folder.
-        files: name -> bytes.
-        brought: names of those that were fetched again.
-    """
-
-    url: str = ""
-    files: Mapping[str, int] = field(default_factory=dict)
-    brought: tuple[str, ...] = ()
+    url: str = ""  # of the results folder
+    files: Mapping[str, int] = field(default_factory=dict)  # name -> bytes
+    brought: tuple[str, ...] = ()  # names of those that were fetched again
 
     def save(self, folder: Path) -> None:
         """Writes it beside the slide's ledger."""
@@ -74,21 +60,15 @@ class Elsewhere:
 
 @dataclass(frozen=True, kw_only=True)
 class SlideLedger:
-    """The stages of one slide and its identity. Whoever changes it holds the slide's lock.
+    """The stages of one slide and its identity. Whoever changes it holds the slide's lock."""
 
-    Attributes:
-        out: the results folder.
-        slide_id: of the slide.
-        slide: path, reader, size, mpp, ...: plain values.
-        stages: by address, in the order in which they were first done.
-        elsewhere: files that are not here but at the URL of the run.
-    """
-
-    out: Path
+    out: Path  # the results folder
     slide_id: str
-    slide: dict[str, Any] = field(default_factory=dict)
-    stages: dict[str, StageRecord] = field(default_factory=dict)
-    elsewhere: Elsewhere = field(default_factory=Elsewhere)
+    slide: dict[str, Any] = field(
+        default_factory=dict
+    )  # path, reader, size, mpp, ...: plain values
+    stages: dict[str, StageRecord] = field(default_factory=dict)  # by address, first done first
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)  # files at the URL of the run only
 
     @property
     def path(self) -> Path:
@@ -123,11 +103,10 @@ class SlideLedger:
 
     def derived(self, address: str) -> tuple[str, ...]:
         """Addresses of the recorded stages that were made from this one, and from those."""
-        found, size = {address}, 0
-        while len(found) > size:
-            size = len(found)
-            found |= {name for name, record in self.stages.items() if found & set(record.needs)}
-        return tuple(name for name in self.stages if name in found and name != address)
+        found: set[str] = {address}
+        while more := {n for n, r in self.stages.items() if found & set(r.needs)} - found:
+            found |= more
+        return tuple(name for name in self.stages if name in found - {address})
 
     def without(self, addresses: Iterable[str]) -> "SlideLedger":
         """The ledger that knows nothing of these stages."""
@@ -155,27 +134,22 @@ def load_ledger(out: Path, slide_id: str) -> SlideLedger:
     A ledger that is not readable (written by another version, edited by hand) counts as none: the
     stages are done again and nothing wrong is taken over.
     """
-    path = ledger_path(out, slide_id)
+    path, ledger = ledger_path(out, slide_id), SlideLedger(out=out, slide_id=slide_id)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        if document["format"] == FORMAT:
-            return SlideLedger(
-                out=out,
-                slide_id=slide_id,
-                slide=dict(document["slide"]),
-                stages={name: _record(record) for name, record in document["stages"].items()},
-                elsewhere=Elsewhere.load(path.parent),
-            )
+        if document["format"] != FORMAT:
+            return ledger
+        stages = {name: _record(record) for name, record in document["stages"].items()}
+        there = Elsewhere.load(path.parent)
+        return replace(ledger, slide=dict(document["slide"]), stages=stages, elsewhere=there)
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-        pass
-    return SlideLedger(out=out, slide_id=slide_id)
+        return ledger
 
 
 def _record(document: Mapping[str, Any]) -> StageRecord:
     """Of its four entries, and of no others."""
-    files, facts = dict(document["files"]), dict(document["facts"])
-    needs = tuple(document["needs"])
-    return StageRecord(key=document["key"], files=files, needs=needs, facts=facts)
+    key, files, needs, facts = (document[name] for name in ("key", "files", "needs", "facts"))
+    return StageRecord(key=key, files=dict(files), needs=tuple(needs), facts=dict(facts))
 
 
 def load_ledgers(out: Path) -> list[SlideLedger]:
@@ -183,8 +157,8 @@ def load_ledgers(out: Path) -> list[SlideLedger]:
 
     Memory: some kB per slide.
     """
-    paths = sorted((out / SLIDES).glob(f"*/{LEDGER_NAME}"))
-    return [load_ledger(out, path.parent.name) for path in paths]
+    names = sorted(path.parent.name for path in (out / SLIDES).glob(f"*/{LEDGER_NAME}"))
+    return [load_ledger(out, name) for name in names]
 
 
 def stage_key(**parts: Any) -> str:

@@ -19,9 +19,8 @@ from thinsection.errors import WeightsError
 StateDict = dict[str, Tensor]
 SAFETENSORS, INDEX = ".safetensors", ".index.json"
 # a file of a checkpoint, the preferred one first
-WEIGHTS_FILES = (
-    *("model.safetensors", f"model.safetensors{INDEX}"),
-    *("pytorch_model.bin", f"pytorch_model.bin{INDEX}"),
+WEIGHTS_FILES = tuple(
+    f"{n}{e}" for n in ("model.safetensors", "pytorch_model.bin") for e in ("", INDEX)
 )
 WRAPPERS = ("state_dict", "model", "teacher")  # keys under which training scripts nest weights
 PREFIXES = ("module.", "model.", "backbone.", "encoder.", "teacher.", "network.")
@@ -43,7 +42,15 @@ def read_state_dict(path: str | Path) -> StateDict:
     if path.name.endswith(INDEX):
         shards = (read_state_dict(path.parent / name) for name in shard_names(path))
         return {name: tensor for shard in shards for name, tensor in shard.items()}
-    return _read_safetensors(path) if path.suffix == SAFETENSORS else _read_torch(path)
+    if path.suffix != SAFETENSORS:
+        return _read_torch(path)
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"weights must be whole, got {str(path)!r}: {error}") from error
 
 
 def shard_names(index: Path) -> tuple[str, ...]:
@@ -61,16 +68,6 @@ def shard_names(index: Path) -> tuple[str, ...]:
             got = f"got {name!r} in {str(index)!r}"
             raise WeightsError(f"shards must lie beside their index, {got}")
     return tuple(names)
-
-
-def _read_safetensors(path: Path) -> StateDict:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"weights must be whole, got {str(path)!r}: {error}") from error
 
 
 def _read_torch(path: Path) -> StateDict:
@@ -94,15 +91,13 @@ def load_strictly(
 ) -> str:
     """Gives the network exactly these weights, as float32; every name and shape must fit.
 
-    The network may have been built on the meta device: no second copy of the weights is made.
+    The network may have been built on the meta device: no second copy of the weights is made. What
+    comes back is `hash_state_dict` of the network with them, whatever form the file had.
 
     Args:
         state: of `read_state_dict`; a prefix that all names share is taken off.
         source: where the weights are from, for messages.
         unused: beginnings of names that may be left over (a classifier's).
-
-    Returns:
-        `hash_state_dict` of the network with these weights, whatever form the file had.
 
     Raises:
         WeightsError: names are missing or left over, or a shape differs.
@@ -110,22 +105,15 @@ def load_strictly(
     expected = network.state_dict()
     state = _without_prefix(state, expected)
     state = {k: v for k, v in state.items() if k in expected or not k.startswith(unused)}
+    shapes = {k: (tuple(state[k].shape), tuple(expected[k].shape)) for k in expected if k in state}
     problems = {
-        "missing": sorted(expected.keys() - state.keys()),
-        "unexpected": sorted(state.keys() - expected.keys()),
-        "misshapen": [
-            f"{k} {tuple(state[k].shape)} for {tuple(expected[k].shape)}"
-            for k in sorted(expected.keys() & state.keys())
-            if state[k].shape != expected[k].shape
-        ],
+        "missing": expected.keys() - state.keys(),
+        "unexpected": state.keys() - expected.keys(),
+        "misshapen": {f"{k} {got} for {want}" for k, (got, want) in shapes.items() if got != want},
     }
-    found = [
-        f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-        for what, names in problems.items()
-        if names
-    ]
-    if found:
-        got = f"got {'; '.join(found)} in {source!r}; check that the file belongs to this encoder"
+    if any(problems.values()):
+        listed = "; ".join(_listed(what, sorted(n)) for what, n in problems.items() if n)
+        got = f"got {listed} in {source!r}; check that the file belongs to this encoder"
         raise WeightsError(f"weights must fit the architecture name by name, {got}")
     floats = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
     network.load_state_dict(floats, strict=True, assign=True)
@@ -133,6 +121,10 @@ def load_strictly(
     if unfilled:
         raise WeightsError(f"network must have all its buffers, got none for {unfilled[0]!r}")
     return hash_state_dict(network.state_dict())
+
+
+def _listed(what: str, names: list[str]) -> str:
+    return f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
 
 
 def _without_prefix(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> StateDict:

@@ -50,10 +50,8 @@ def is_reachable(endpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
     head = urllib.request.Request(endpoint, method="HEAD")
     try:
         urllib.request.urlopen(head, timeout=timeout_s).close()
-    except urllib.error.HTTPError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, urllib.error.HTTPError)
     return True
 
 
@@ -79,11 +77,9 @@ def find_weights(source: str | Path, *, files: Sequence[str], revision: str | No
     if path.is_file():
         return path
     if path.is_dir():
-        found = next((path / name for name in files if (path / name).is_file()), None)
-        if found is None:
-            holds = " or ".join(files)
-            raise WeightsError(f"weights folder must hold {holds}, got {str(source)!r}")
-        return found
+        if found := next((path / name for name in files if (path / name).is_file()), None):
+            return found
+        raise WeightsError(f"weights folder must hold {' or '.join(files)}, got {str(source)!r}")
     if path.is_absolute() or str(source).count("/") != 1 or str(source).startswith("."):
         rule = "be an existing file or folder, or a hub repository 'owner/name'"
         raise WeightsError(f"weights must {rule}, got {str(source)!r}")
@@ -146,20 +142,19 @@ def _download(hub: Any, repo: str, filename: str, revision: str | None) -> Path 
     weights = f"weights of {repo!r} must be"
     try:
         return Path(hub.hf_hub_download(repo, filename, revision=revision))
-    except errors.GatedRepoError as error:
-        remedy = f"accept the terms at {page} and set HF_TOKEN (or: hf auth login)"
-        message = f"{weights} granted to your account, got a refusal; {remedy}"
-        raise WeightsError(message) from error
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-        got = f"got {repo!r} at revision {revision or 'main'!r}"
-        remedy = "check the name, and HF_TOKEN if it is a private one"
-        message = f"repository must exist and be visible to your account, {got}; {remedy}"
-        raise WeightsError(message) from error
-    except errors.LocalEntryNotFoundError as error:
-        message = f"{weights} downloadable, got a broken connection; try again"
-        raise WeightsError(message) from error
-    except errors.EntryNotFoundError:
-        return None
-    except (errors.HfHubHTTPError, OSError) as error:
-        message = f"{weights} downloadable, got {error}; try again, or check {page}"
+    except (errors.EntryNotFoundError, OSError) as error:  # the hub's HTTP errors are OSErrors
+        match error:
+            case errors.GatedRepoError():
+                remedy = f"accept the terms at {page} and set HF_TOKEN (or: hf auth login)"
+                message = f"{weights} granted to your account, got a refusal; {remedy}"
+            case errors.RepositoryNotFoundError() | errors.RevisionNotFoundError():
+                got = f"got {repo!r} at revision {revision or 'main'!r}"
+                remedy = "check the name, and HF_TOKEN if it is a private one"
+                message = f"repository must exist and be visible to your account, {got}; {remedy}"
+            case errors.LocalEntryNotFoundError():
+                message = f"{weights} downloadable, got a broken connection; try again"
+            case errors.EntryNotFoundError():
+                return None
+            case _:
+                message = f"{weights} downloadable, got {error}; try again, or check {page}"
         raise WeightsError(message) from error

@@ -14,17 +14,11 @@ class Origin:
     seed: int | None = None  # of random weights; None: published or own ones
 
     def label(self, name: str, *, precision: str, weights_hash: str | None) -> str:
-        """A readable folder name, by what was loaded: 'uni2_h_bf16', 'uni_w1a2b3c', 'uni_seed0'.
-
-        The name, then `_bf16` or `_fp16`, `_w` and six digits of the hash of own weights, `_seed`
-        and the seed of random ones.
-        """
-        parts = [slug(self.name or name), "" if precision == "fp32" else precision]
-        if self.own_weights and weights_hash is not None:
-            parts.append(f"w{weights_hash[:6]}")
-        if self.seed is not None:
-            parts.append(f"seed{self.seed}")
-        return "_".join(filter(None, parts))
+        """A readable folder name: 'uni2_h_bf16', own weights 'uni_w1a2b3c', random 'uni_seed0'."""
+        half = "" if precision == "fp32" else precision
+        own = f"w{weights_hash[:6]}" if self.own_weights and weights_hash is not None else ""
+        seed = "" if self.seed is None else f"seed{self.seed}"
+        return "_".join(filter(None, (slug(self.name or name), half, own, seed)))
 
     def identity(self, name: str, *, precision: str, weights_hash: str | None) -> dict[str, str]:
         """Name, weights_hash and precision; and for the record the revision on the hub, if any.

@@ -41,13 +41,12 @@ def resolve_device(device: str | torch.device, *, mps: bool = True) -> torch.dev
     if wanted.type not in ("cpu", "cuda", "mps" if mps else ""):
         raise unknown
     if wanted.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (wanted.index or 0) >= count:
-            found = f"{count} CUDA devices" if count else "no CUDA device"
-            remedy = "use --device cpu, or install a CUDA build of torch"
-            got = f"got {str(device)!r} with {found}"
-            raise DeviceError(f"device must be one that is there, {got}; {remedy}")
-        return torch.device("cuda", wanted.index or 0)
+        index = wanted.index or 0
+        if index < (count := torch.cuda.device_count() if torch.cuda.is_available() else 0):
+            return torch.device("cuda", index)
+        got = f"{str(device)!r} with {f'{count} CUDA devices' if count else 'no CUDA device'}"
+        remedy = "use --device cpu, or install a CUDA build of torch"
+        raise DeviceError(f"device must be one that is there, got {got}; {remedy}")
     if wanted.type == "mps" and not mps_is_there:
         raise DeviceError("device must be one that is there, got 'mps' without MPS; use cpu")
     return wanted
