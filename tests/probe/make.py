@@ -7,7 +7,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from thinsection.probe.data.sets import TileSet, make_split
+from thinsection.probe.data.sets import LabelledRows, TileSet, make_split
 
 FEATURES = Path("256px_0.5mpp") / "features_toy"  # of a results folder
 
@@ -28,6 +28,12 @@ def blobs(
     names = tuple(f"class {c}" for c in range(classes))
     train, val = make_split(*part(n_train)), make_split(*part(n_val))
     return TileSet(name="blobs", class_names=names, train=train, val=val)
+
+
+def split_tiles(rows: LabelledRows) -> TileSet:
+    """Rows of embeddings, split as a probe gets them."""
+    assert rows.embeddings is not None
+    return rows.tile_set(rows.embeddings.__getitem__)
 
 
 def write_tiles_h5(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.probe.make import write_tiles_h5
+from tests.probe.make import split_tiles, write_tiles_h5
 
 from thinsection.errors import DatasetError
 from thinsection.probe.data.files import find_tile_files, read_embeddings, slide_files
@@ -17,8 +17,8 @@ from thinsection.probe.data.images import (
     BREAKHIS_CLASSES,
     breakhis_patient,
     class_and_mean,
-    embed_image_set,
     embed_images,
+    embed_rows,
     image_batches,
     load_bracs,
     load_breakhis,
@@ -27,7 +27,7 @@ from thinsection.probe.data.images import (
     load_pcam,
 )
 from thinsection.probe.data.load import load_manifest
-from thinsection.probe.data.sets import ImageRef, ImageSet, TileSet
+from thinsection.probe.data.sets import ImageRef
 
 
 def image(path: Path, value: int = 100, size: tuple[int, int] = (7, 5)) -> Path:
@@ -57,7 +57,7 @@ def test_folders_with_splits_are_read_and_test_is_never_opened(tmp_path: Path) -
     (tmp_path / "test" / "a" / "1.png").write_text("opening this would fail")
     data = load_folder(tmp_path)
     assert data.class_names == ("a", "b")
-    tiles = embed_image_set(data, ColourEncoder())
+    tiles = embed_rows(data, ColourEncoder())
     np.testing.assert_array_equal(tiles.train.embeddings[:, 0], [10, 10])
     np.testing.assert_array_equal(tiles.val.embeddings[:, 0], [20, 20])
     assert tiles.facts["encoder"] == "colour"
@@ -67,8 +67,8 @@ def test_folders_without_splits_let_a_stratified_fold_validate(tmp_path: Path) -
     for i in range(12):
         image(tmp_path / f"class{i % 2}" / f"{i}.png")
     data = load_folder(tmp_path)
-    assert (len(data.train.images), len(data.val.images)) == (8, 4)
-    assert sorted(data.val.labels) == [0, 0, 1, 1]
+    assert list(map(len, data.fold)) == [8, 4]
+    assert sorted(data.labels[data.fold[1]]) == [0, 0, 1, 1]
     assert "stratified fold 0 of 3" in data.facts["split_rule"]
 
 
@@ -115,7 +115,8 @@ def test_bracs_has_its_seven_classes_in_order(tmp_path: Path) -> None:
             image(base / split / name / f"BRACS_{name}.png")
     data = load_bracs(tmp_path)
     assert data.class_names == BRACS_CLASSES
-    np.testing.assert_array_equal(data.val.labels, range(7))
+    np.testing.assert_array_equal(data.labels[data.fold[1]], range(7))
+    assert {data.images[i].path.parent.parent.name for i in data.fold[1]} == {"val"}
     (base / "val" / "3_FEA" / "BRACS_3_FEA.png").unlink()
     with pytest.raises(DatasetError, match=r"looked for .*3_FEA"):
         load_bracs(tmp_path)
@@ -133,10 +134,10 @@ def test_breakhis_takes_four_classes_at_40x_and_keeps_patients_apart(tmp_path: P
     image(base / "benign" / "SOB" / "adenosis" / "s" / "40X" / "SOB_B_A-14-1-40-001.png")
     data = load_breakhis(tmp_path)
     assert data.class_names == tuple(sorted(BREAKHIS_CLASSES))
-    train, val = ({breakhis_patient(r.path.name) for r in p.images} for p in (data.train, data.val))
+    train, val = ({breakhis_patient(data.images[i].path.name) for i in rows} for rows in data.fold)
     assert len(train) + len(val) == 24
     assert not train & val
-    assert len(data.train.images) + len(data.val.images) == 48
+    assert sum(map(len, data.fold)) == len(data.images) == 48
 
 
 def test_a_breakhis_file_of_another_form_is_refused() -> None:
@@ -153,7 +154,7 @@ def test_mhist_takes_only_the_train_partition(tmp_path: Path) -> None:
     (tmp_path / "annotations.csv").write_text("\n".join(rows))
     data = load_mhist(tmp_path)
     assert data.class_names == ("HP", "SSA")
-    assert (len(data.train.images), len(data.val.images)) == (8, 4)
+    assert list(map(len, data.fold)) == [8, 4]
 
 
 def test_pcam_reads_rows_of_its_hdf5_files(tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_pcam_reads_rows_of_its_hdf5_files(tmp_path: Path) -> None:
             file["x"] = np.arange(n)[:, None, None, None] * np.ones((1, 96, 96, 3), np.uint8)
         with h5py.File(tmp_path / f"camelyonpatch_level_2_split_{split}_y.h5", "w") as file:
             file["y"] = (np.arange(n) % 2).reshape(n, 1, 1, 1)
-    tiles = embed_image_set(load_pcam(tmp_path), ColourEncoder(), batch_size=4)
+    tiles = embed_rows(load_pcam(tmp_path), ColourEncoder(), batch_size=4)
     np.testing.assert_array_equal(tiles.train.embeddings[:, 1], range(6))
     np.testing.assert_array_equal(tiles.val.labels, [0, 1, 0, 1])
     with pytest.raises(DatasetError, match=r"unzip .*looked for camelyonpatch_level_2_split_train"):
@@ -177,8 +178,7 @@ def test_evas_manifest_is_read_and_its_test_rows_are_not(tmp_path: Path) -> None
         rows.append(f"{i}.png,{i}.pt,{i % 2},{'train' if i < 4 else 'val'}")
     rows.append("9.png,missing.pt,1,test")
     (tmp_path / "manifest.csv").write_text("\n".join(rows))
-    data = load_manifest(tmp_path / "manifest.csv")
-    assert isinstance(data, TileSet)
+    data = split_tiles(load_manifest(tmp_path / "manifest.csv"))
     np.testing.assert_array_equal(data.train.embeddings[:, 0], [0, 1, 2, 3])
     np.testing.assert_array_equal(data.val.labels, [0, 1])
     assert data.class_names == ("0", "1")
@@ -194,8 +194,7 @@ def test_a_manifest_picks_rows_of_one_embedding_file(tmp_path: Path) -> None:
     np.save(tmp_path / "all.npy", np.arange(12, dtype=np.float16).reshape(6, 2))
     text = "row,label,split\n5,b,train\n0,a,train\n2,a,val\n3,b,val\n"
     (tmp_path / "m.csv").write_text(text)
-    data = load_manifest(tmp_path / "m.csv", embeddings=tmp_path / "all.npy")
-    assert isinstance(data, TileSet)
+    data = split_tiles(load_manifest(tmp_path / "m.csv", embeddings=tmp_path / "all.npy"))
     np.testing.assert_array_equal(data.train.embeddings, [[10, 11], [0, 1]])
     assert data.val.ids == ("all.npy:2", "all.npy:3")
     (tmp_path / "m.csv").write_text(text + "6,a,val\n")
@@ -210,7 +209,7 @@ def test_a_manifest_of_images_is_an_image_set_with_numeric_labels_in_order(tmp_p
         rows.append(f"tiles/{i}.png,{(2, 10, 1)[i % 3]}")
     (tmp_path / "m.csv").write_text("\n".join(rows))
     data = load_manifest(tmp_path / "m.csv")
-    assert isinstance(data, ImageSet)
+    assert (len(data.images), data.embeddings) == (9, None)
     assert data.class_names == ("1", "2", "10")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.probe.make import FEATURES, rectangle, two_regions, write_tiles_h5
+from tests.probe.make import FEATURES, rectangle, split_tiles, two_regions, write_tiles_h5
 
 from thinsection.errors import DatasetError
 from thinsection.probe.data.regions import LabelledRegion, load_regions, read_regions
@@ -19,7 +19,7 @@ def collection(path: Path, *features: dict[str, Any]) -> Path:
 
 def test_tiles_take_the_class_of_the_region_that_holds_their_centre(tmp_path: Path) -> None:
     run, labels = two_regions(tmp_path)
-    data = load_regions([run / FEATURES / "slide-1.h5"], labels)
+    data = split_tiles(load_regions([run / FEATURES / "slide-1.h5"], labels))
     assert data.class_names == ("stroma", "tumour")
     assert len(data.train) + len(data.val) == 13 * 9  # the last column lies in no region
     for split in (data.train, data.val):
@@ -55,7 +55,7 @@ def test_a_split_of_the_regions_is_kept_and_test_left_out(tmp_path: Path) -> Non
         rectangle((3584, 0, 4096, 5000), "b", split="val"),
         rectangle((4096, 0, 5120, 5000), "b", split="test"),
     )
-    data = load_regions([run / FEATURES / "slide-1.h5"], labels)
+    data = split_tiles(load_regions([run / FEATURES / "slide-1.h5"], labels))
     assert (len(data.train), len(data.val)) == (6 * 9, 2 * 9)
 
 
@@ -68,7 +68,7 @@ def test_three_slides_are_split_by_slide(tmp_path: Path) -> None:
     ]
     rows = [f"s{i},{x * 512},0,{'ab'[x % 2]}" for i in range(4) for x in range(8)]
     (tmp_path / "l.csv").write_text("\n".join(["slide_id,x,y,label", *rows]))
-    data = load_regions(files, tmp_path / "l.csv")
+    data = split_tiles(load_regions(files, tmp_path / "l.csv"))
     train, val = ({name.split(":")[0] for name in s.ids} for s in (data.train, data.val))
     assert train | val == {"s0", "s1", "s2", "s3"}
     assert not train & val

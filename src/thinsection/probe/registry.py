@@ -20,7 +20,8 @@ from typing import Any
 
 from thinsection.errors import InvalidInputError
 from thinsection.probe.config import ProbeConfig, RobustnessConfig, SegmentConfig, SlideProbeConfig
-from thinsection.probe.data.load import load_cases, load_robustness, load_survival, load_tiles
+from thinsection.probe.data.cases import load_cases, load_survival
+from thinsection.probe.data.load import load_robustness, load_tiles
 from thinsection.probe.data.sets import CaseSet, RobustnessSet, SurvivalSet, TileSet
 from thinsection.probe.result import ProbeResult, tileset_result
 from thinsection.registry import Entry, Registry

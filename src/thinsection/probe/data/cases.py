@@ -18,11 +18,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import DatasetError, InvalidInputError, MissingDependencyError
-from thinsection.probe.data import tables
-from thinsection.probe.data.files import read_embeddings, slide_files
+from thinsection.errors import (
+    ConfigError,
+    DatasetError,
+    InvalidInputError,
+    MissingDependencyError,
+)
+from thinsection.probe.config import ProbeConfig
+from thinsection.probe.data import files
+from thinsection.probe.data.files import TEST, TRAIN, TextRow, read_embeddings, split_name
 from thinsection.probe.data.sets import CaseSet, Embeddings, SurvivalSet
-from thinsection.probe.data.tables import TEST, TRAIN, TextRow
 from thinsection.probe.protocol import Protocol
 from thinsection.probe.statistics import Fold
 
@@ -34,26 +39,107 @@ ReadEmbeddings = Callable[[Path], Embeddings]  # a file to (N, D)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseTable:
-    """Cases before their embeddings are read.
-
-    Attributes:
-        ids: case ids in order of appearance.
-        slides: slide ids of each case.
-        rows: the first table row of each case.
-        columns: names of the label column, or of the event and time columns.
-        label_names: what the table's label values stand for, where the task says.
-        folds: of the file, or None.
-        facts: of the split.
-    """
+    """Cases before their embeddings are read; `ids` are in order of appearance."""
 
     name: str
     ids: tuple[str, ...]
-    slides: tuple[tuple[str, ...], ...]
-    rows: tuple[TextRow, ...]
-    columns: tuple[str, ...]
-    label_names: Mapping[str, str] = field(default_factory=dict)
-    folds: tuple[Fold, ...] | None = None
+    slides: tuple[tuple[str, ...], ...]  # of each case
+    rows: tuple[TextRow, ...]  # the first of each case
+    columns: tuple[str, ...]  # of the label, or of the event and the time
+    label_names: Mapping[str, str] = field(default_factory=dict)  # of label values, where known
+    folds: tuple[Fold, ...] | None = None  # of the file
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
+    """Labelled cases of a Patho-Bench task folder or a table slide_id, label[, case_id].
+
+    Memory: one slide's embeddings + 4 n D.
+
+    Raises:
+        ConfigError: no folder of embeddings.
+        DatasetError: columns or slides are missing.
+    """
+    table = load_case_table(path, config.protocol, survival=False)
+    return labelled_cases(table, config.data.embeddings)
+
+
+def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
+    """Cases with event and time; see `load_cases`.
+
+    Memory: one slide's embeddings + 4 n D.
+    """
+    table = load_case_table(path, config.protocol, survival=True)
+    return survival_cases(table, config.data.embeddings)
+
+
+def load_case_table(path: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
+    """A Patho-Bench task folder, or a table."""
+    if path.is_dir():
+        return _pathobench(path, protocol, survival=survival)
+    columns = ("event", "time") if survival else ("label",)
+    rows = files.read_rows(path, ("slide_id", *columns))
+    key = "case_id" if "case_id" in rows[0] else "slide_id"
+    if "split" in rows[0]:
+        rows = [r for r in rows if split_name(r["split"], str(path)) != TEST]
+    facts = {"table": path.name, "split_rule": "the protocol's folds"}
+    return _group(rows, key, columns, name=path.stem, facts=facts)
+
+
+def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
+    """The cases of a task with its folds; the training cases of the first without `file_folds`."""
+    table, config_path = root / PATHOBENCH_TABLE, root / PATHOBENCH_CONFIG
+    if not (table.is_file() and config_path.is_file()):
+        raise files.unexpected(root, "a Patho-Bench task", [PATHOBENCH_TABLE, PATHOBENCH_CONFIG])
+    config = _read_yaml(config_path)
+    task = config.get("task_col")
+    if not isinstance(task, str):
+        found = f"{task!r} in {str(config_path)!r}"
+        raise DatasetError(f"config must have a text task_col, got {found}")
+    columns = (f"{task}_event", f"{task}_days") if survival else (task,)
+    key = str(config.get("sample_col") or "case_id")
+    rows = files.read_rows(table, (key, "slide_id", *columns))
+    fold_columns = [c for c in rows[0] if c.startswith("fold_")]
+    if not fold_columns:
+        raise DatasetError(f"table must have fold_* columns, got {list(rows[0])} in {str(table)!r}")
+    used = fold_columns if protocol.file_folds else fold_columns[:1]
+    where = str(table)  # a sample that trains in no fold is a sealed test: it is never looked at
+    kept = [r for r in rows if any(split_name(r[c], where) == TRAIN for c in used if r[c])]
+    label_dict = {} if survival else config.get("label_dict") or {}
+    label_names = {str(k): str(v) for k, v in label_dict.items()}
+    rotating = len(used) > 1
+    rule = f"training rows of {used[0]}, then the protocol's folds"
+    rule = f"the file's {len(used)} folds" if rotating else rule
+    facts = {"task": task, "split_rule": rule, "sealed_rows_dropped": len(rows) - len(kept)}
+    name = f"{root.parent.name}/{root.name}"
+    cases = _group(kept, key, columns, name=name, facts=facts, label_names=label_names)
+    folds = tuple(_file_fold(cases.rows, column, table) for column in used if rotating)
+    return replace(cases, folds=folds or None)
+
+
+def _file_fold(rows: Sequence[TextRow], column: str, table: Path) -> Fold:
+    """The fold's training rows, and its held-out rows (which train in other folds)."""
+    training = np.array([split_name(r[column], str(table)) == TRAIN for r in rows])
+    if training.all() or not training.any():
+        found = f"{training.sum()} train of {len(rows)} in {str(table)!r}"
+        raise DatasetError(f"{column} must hold train and held-out rows, got {found}")
+    return np.flatnonzero(training), np.flatnonzero(~training)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"Patho-Bench tasks need PyYAML, got {error}; install thinsection[probe]"
+        ) from error
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise DatasetError(f"config must be YAML, got {str(path)!r}: {error}") from error
+    if not isinstance(document, dict):
+        raise DatasetError(f"config must be a mapping, got {document!r} in {str(path)!r}")
+    return document
 
 
 def _group(rows: Sequence[TextRow], key: str, columns: tuple[str, ...], **known: Any) -> CaseTable:
@@ -81,33 +167,18 @@ def _slide_ids(text: str) -> list[str]:
     return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
 
 
-def load_case_table(path: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
-    """A Patho-Bench task folder, or a table.
-
-    Raises:
-        DatasetError: neither, or a column is missing.
-    """
-    if path.is_dir():
-        return load_pathobench(path, protocol, survival=survival)
-    wanted = ("event", "time") if survival else ("label",)
-    rows = tables.read_rows(path, ("slide_id", *wanted))
-    key = "case_id" if "case_id" in rows[0] else "slide_id"
-    if "split" in rows[0]:
-        rows = [r for r in rows if tables.split_name(r["split"], str(path)) != TEST]
-    facts = {"table": path.name, "split_rule": "the protocol's folds"}
-    return _group(rows, key, wanted, name=path.stem, facts=facts)
-
-
-def labelled_cases(table: CaseTable, folder: Path) -> CaseSet:
+def labelled_cases(table: CaseTable, folder: Path | None) -> CaseSet:
     """The cases with the mean vectors of their slides.
 
     Memory: one slide's embeddings + 4 n D.
     """
-    texts = [_label_text(r[table.columns[0]], table.label_names) for r in table.rows]
-    if not table.label_names:
-        names, labels = tables.encode_labels(texts, table.name)
+    known, values = table.label_names, [r[table.columns[0]] for r in table.rows]
+    # pandas writes whole numbers of a column with gaps as '1.0'
+    texts = [known.get(v) or known.get(v.removesuffix(".0"), v) for v in values]
+    if not known:
+        names, labels = files.encode_labels(texts, table.name)
     else:
-        names = tuple(table.label_names.values())
+        names = tuple(known.values())
         if unknown := sorted(set(texts) - set(names)):
             found = f"{unknown[0]!r} in {table.name!r}"
             raise DatasetError(f"label must be one of {', '.join(names)}, got {found}")
@@ -115,42 +186,32 @@ def labelled_cases(table: CaseTable, folder: Path) -> CaseSet:
     return CaseSet(class_names=names, labels=labels, **_common(table, folder))
 
 
-def survival_cases(table: CaseTable, folder: Path) -> SurvivalSet:
+def survival_cases(table: CaseTable, folder: Path | None) -> SurvivalSet:
     """The cases with their follow-up and the mean vectors of their slides.
 
     Memory: one slide's embeddings + 4 n D.
     """
     event_column, time_column = table.columns
     try:
-        event = np.array([_flag(r[event_column]) for r in table.rows])
+        event = np.array([_FLAGS[r[event_column].lower()] for r in table.rows])
         time = np.array([float(r[time_column]) for r in table.rows])
-    except ValueError as error:
+    except (KeyError, ValueError) as error:
         rule = f"{event_column} must be 0 or 1 and {time_column} a number"
         raise DatasetError(f"{rule}, got {error} in {table.name!r}") from error
     return SurvivalSet(event=event, time=time, **_common(table, folder))
 
 
-def _common(table: CaseTable, folder: Path) -> dict[str, Any]:
-    """What labelled and survival cases share.
-
-    Raises:
-        DatasetError: a slide has no embeddings.
-    """
-    by_slide = slide_files(folder, [s for slides in table.slides for s in slides])
-    files = tuple(tuple(by_slide[s] for s in slides) for slides in table.slides)
+def _common(table: CaseTable, folder: Path | None) -> dict[str, Any]:
+    """What labelled and survival cases share."""
+    if folder is None or not folder.is_dir():
+        raise ConfigError(
+            f"embeddings must be a folder of slides, got {folder}; pass --embeddings DIR "
+            "(a run's output, or TRIDENT's feature folder)"
+        )
+    by_slide = files.slide_files(folder, [s for slides in table.slides for s in slides])
+    of_case = tuple(tuple(by_slide[s] for s in slides) for slides in table.slides)
     shared = {name: getattr(table, name) for name in ("name", "ids", "folds", "facts")}
-    return {**shared, "files": files, "vectors": mean_vectors(files, read_embeddings)}
-
-
-def _label_text(value: str, names: Mapping[str, str]) -> str:
-    """What a label value stands for; pandas writes whole numbers of a column with gaps as '1.0'."""
-    return names.get(value) or names.get(value.removesuffix(".0"), value)
-
-
-def _flag(text: str) -> bool:
-    if text.lower() not in _FLAGS:
-        raise ValueError(repr(text))
-    return _FLAGS[text.lower()]
+    return {**shared, "files": of_case, "vectors": mean_vectors(of_case, read_embeddings)}
 
 
 def mean_vectors(files_of_case: Sequence[Sequence[Path]], read: ReadEmbeddings) -> Embeddings:
@@ -159,19 +220,16 @@ def mean_vectors(files_of_case: Sequence[Sequence[Path]], read: ReadEmbeddings) 
     A file with one row (a slide embedding) is its own mean.
 
     Memory: one slide's embeddings + 4 n D.
-
-    Raises:
-        InvalidInputError: a case without slides, or slides of different widths.
     """
     vectors: list[npt.NDArray[np.float64]] = []
-    for files in files_of_case:
-        if not files:
+    for files_ in files_of_case:
+        if not files_:
             raise InvalidInputError("each case must have a slide, got a case without any")
-        vectors.append(np.mean([_slide_mean(path, read) for path in files], axis=0))
+        vectors.append(np.mean([_slide_mean(path, read) for path in files_], axis=0))
         if len(vectors[-1]) != len(vectors[0]):
             raise InvalidInputError(
                 f"embeddings must have the same D, got {len(vectors[-1])} after "
-                f"{len(vectors[0])} in {str(files[0])!r}; were two encoders mixed?"
+                f"{len(vectors[0])} in {str(files_[0])!r}; were two encoders mixed?"
             )
     return np.stack(vectors).astype(np.float32)
 
@@ -181,72 +239,3 @@ def _slide_mean(path: Path, read: ReadEmbeddings) -> npt.NDArray[np.float64]:
     if not len(tiles):
         raise InvalidInputError(f"a slide must have tile embeddings, got none in {str(path)!r}")
     return tiles.mean(axis=0, dtype=np.float64)  # type: ignore[no-any-return]
-
-
-def load_pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
-    """The cases of a task with its folds, or the training cases of its first fold alone.
-
-    Args:
-        protocol: `file_folds` decides which of the two.
-        survival: True reads the event and time columns instead of the label's.
-
-    Raises:
-        DatasetError: a file, column or configuration key is missing, or rows of a case differ.
-        MissingDependencyError: PyYAML is not installed.
-    """
-    table, config_path = root / PATHOBENCH_TABLE, root / PATHOBENCH_CONFIG
-    if not (table.is_file() and config_path.is_file()):
-        raise tables.unexpected(root, "a Patho-Bench task", [PATHOBENCH_TABLE, PATHOBENCH_CONFIG])
-    config = _read_yaml(config_path)
-    task = config.get("task_col")
-    if not isinstance(task, str):
-        found = f"{task!r} in {str(config_path)!r}"
-        raise DatasetError(f"config must have a text task_col, got {found}")
-    columns = (f"{task}_event", f"{task}_days") if survival else (task,)
-    key = str(config.get("sample_col") or "case_id")
-    rows = tables.read_rows(table, (key, "slide_id", *columns))
-    fold_columns = [c for c in rows[0] if c.startswith("fold_")]
-    if not fold_columns:
-        raise DatasetError(f"table must have fold_* columns, got {list(rows[0])} in {str(table)!r}")
-    used = fold_columns if protocol.file_folds else fold_columns[:1]
-    kept = [r for r in rows if _trains(r, used, table)]
-    label_dict = {} if survival else config.get("label_dict") or {}
-    label_names = {str(k): str(v) for k, v in label_dict.items()}
-    rotating = len(used) > 1
-    rule = f"training rows of {used[0]}, then the protocol's folds"
-    rule = f"the file's {len(used)} folds" if rotating else rule
-    facts = {"task": task, "split_rule": rule, "sealed_rows_dropped": len(rows) - len(kept)}
-    name = f"{root.parent.name}/{root.name}"
-    cases = _group(kept, key, columns, name=name, facts=facts, label_names=label_names)
-    folds = tuple(_file_fold(cases.rows, column, table) for column in used if rotating)
-    return replace(cases, folds=folds or None)
-
-
-def _trains(row: TextRow, columns: Sequence[str], table: Path) -> bool:
-    """Whether a sample trains in some fold; else it is a sealed test: it is never looked at."""
-    return any(tables.split_name(row[c], str(table)) == TRAIN for c in columns if row[c])
-
-
-def _file_fold(rows: Sequence[TextRow], column: str, table: Path) -> Fold:
-    """The fold's training rows, and its held-out rows (which train in other folds)."""
-    training = np.array([tables.split_name(r[column], str(table)) == TRAIN for r in rows])
-    if training.all() or not training.any():
-        found = f"{training.sum()} train of {len(rows)} in {str(table)!r}"
-        raise DatasetError(f"{column} must hold train and held-out rows, got {found}")
-    return np.flatnonzero(training), np.flatnonzero(~training)
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"Patho-Bench tasks need PyYAML, got {error}; install thinsection[probe]"
-        ) from error
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise DatasetError(f"config must be YAML, got {str(path)!r}: {error}") from error
-    if not isinstance(document, dict):
-        raise DatasetError(f"config must be a mapping, got {document!r} in {str(path)!r}")
-    return document

@@ -1,24 +1,119 @@
-"""Embeddings in files: ours, TRIDENT's and CLAM's (.h5), .npy, and eva's .pt (tensors only).
+"""What is read from disk: tables of labels with their splits, and files of embeddings.
 
-A folder of them is flat, `<slide_id>.h5`; of a results folder (ours, or TRIDENT's) the one folder
+Embeddings are ours, TRIDENT's and CLAM's (.h5), .npy, and eva's .pt (tensors only). A folder of
+them is flat, `<slide_id>.h5`; of a results folder (ours, or TRIDENT's) the one folder
 `*/features_<encoder>` is taken.
 """
 
+import csv
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import DatasetError
+from thinsection.config import nearest
+from thinsection.errors import DatasetError, MissingDependencyError
 from thinsection.pipeline.records import RECORDS
-from thinsection.probe.data.sets import Embeddings
+from thinsection.probe.data.sets import Embeddings, Labels
+from thinsection.probe.statistics import Fold
 from thinsection.slide.readers import slide_suffixes
 from thinsection.store.ledger import LEDGER_NAME, SLIDES
 
+TextRow = Mapping[str, str]
+TRAIN, VAL, TEST = "train", "val", "test"
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+FOLDS = 3  # where data bring no split: one of so many validates
+_WORDS = {TRAIN: "train training", VAL: "val valid validation dev", TEST: "test testing"}
+_SPLITS = {word: name for name, words in _WORDS.items() for word in words.split()}
 RUN_FOLDERS = (SLIDES, RECORDS)  # with both a folder is a run's, whatever else it holds
 KINDS = ("features", "slide_features")  # of tiles; else of slides
+
+
+def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
+    """Rows of a CSV (or TSV or Parquet, by its suffix) as text, spaces stripped.
+
+    Raises:
+        DatasetError: missing, empty, or without a required column (names the nearest).
+        MissingDependencyError: Parquet without pyarrow.
+    """
+    try:
+        names, raw = _raw_rows(path)
+    except (OSError, ValueError) as error:  # pyarrow's errors and UnicodeDecodeError are such
+        raise DatasetError(f"table must be readable text, got {str(path)!r}: {error}") from error
+    columns = [name.strip() for name in names]
+    rows = [
+        {k.strip(): "" if v is None else str(v).strip() for k, v in r.items() if k} for r in raw
+    ]
+    for name in required:
+        if name not in columns:
+            raise DatasetError(
+                f"table must have the column {name!r}, got {', '.join(columns) or 'none'} in "
+                f"{str(path)!r}{nearest(name, columns) if columns else ''}"
+            )
+    if not rows:
+        raise DatasetError(f"table must have rows, got none in {str(path)!r}")
+    return rows
+
+
+def _raw_rows(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
+    """Column names and rows as they are in the file."""
+    suffix = path.suffix.lower()
+    if suffix != ".parquet":
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, delimiter="\t" if suffix == ".tsv" else ",")
+            return reader.fieldnames or (), list(reader)
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"Parquet tables need pyarrow, got {error}; install thinsection[export]"
+        ) from error
+    table = parquet.read_table(path)
+    return table.column_names, table.to_pylist()
+
+
+def split_name(text: str, where: str) -> str:
+    """'train', 'val' or 'test' of what a file calls it; raises DatasetError for another word."""
+    name = _SPLITS.get(text.strip().lower())
+    if name is None:
+        raise DatasetError(f"split must be train, val or test, got {text!r} in {where}")
+    return name
+
+
+def split_fold(splits: Sequence[str | None], where: str, remedy: str = "") -> Fold:
+    """Rows of train and of val; raises DatasetError where one of them has none."""
+    train, val = (np.flatnonzero(np.array(splits) == name) for name in (TRAIN, VAL))
+    if not len(train) or not len(val):
+        found = f"{len(train)} and {len(val)} in {where}{remedy}"
+        raise DatasetError(f"split must name train and val rows, got {found}")
+    return train, val
+
+
+def encode_labels(texts: Sequence[str], where: str) -> tuple[tuple[str, ...], Labels]:
+    """(class names, labels): names sorted, as numbers where all are; labels are their ranks."""
+    if "" in texts:
+        row = texts.index("")
+        raise DatasetError(f"label must not be empty, got '' in row {row} of {where}")
+    distinct = sorted(set(texts))
+    if all(t.removeprefix("-").isdigit() for t in distinct):
+        distinct.sort(key=int)
+    index = {name: i for i, name in enumerate(distinct)}
+    return tuple(distinct), np.array([index[t] for t in texts], dtype=np.int64)
+
+
+def unexpected(root: Path, kind: str, looked_for: Sequence[str]) -> DatasetError:
+    """The error of a folder that is not what was expected: what is there, what was looked for."""
+    there = "nothing: no such folder"
+    if root.exists():
+        names = sorted(p.name + ("/" if p.is_dir() else "") for p in root.iterdir())
+        there = ", ".join(names[:8]) + (f", ... ({len(names)})" if len(names) > 8 else "")
+    return DatasetError(
+        f"dataset must look like {kind}, got {there or 'an empty folder'} in {str(root)!r}; "
+        f"looked for {', '.join(looked_for)}"
+    )
 
 
 def _h5_features(path: Path) -> npt.NDArray:
@@ -74,10 +169,10 @@ def read_embeddings(path: Path) -> Embeddings:
         raise
     except (OSError, ValueError) as error:
         raise DatasetError(f"embeddings must be readable, got {str(path)!r}: {error}") from error
-    if array.ndim == 3 and array.shape[0] == 1:  # TRIDENT's batch axis
-        array = array[0]
     if array.ndim == 1:
         array = array[None]
+    if array.ndim == 3 and len(array) == 1:  # TRIDENT's batch axis
+        array = array[0]
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
         found = f"{array.dtype} {array.shape} in {str(path)!r}"
         raise DatasetError(f"embeddings must be floats (N, D), got {found}")
@@ -121,11 +216,7 @@ def _features(path: Path, kind: str) -> list[Path]:
 
 
 def find_tile_files(path: Path) -> list[Path]:
-    """The tile files of a path: the file itself, a folder of *.h5, or a results folder's.
-
-    Raises:
-        DatasetError: none is there, or several folders are; says what was looked for.
-    """
+    """The tile files of a path: the file itself, a folder of *.h5, or a results folder's."""
     if path.is_file():
         return [path]
     folder = features_folder(path, "features")
@@ -147,8 +238,7 @@ def slide_files(folder: Path, slide_ids: Sequence[str]) -> dict[str, Path]:
     folder = features_folder(folder, *KINDS)
     tried = {slide_id: _candidates(folder, slide_id) for slide_id in slide_ids}
     found = {s: p for s, paths in tried.items() if (p := next(filter(Path.is_file, paths), None))}
-    missing = [s for s in tried if s not in found]
-    if missing:
+    if missing := [s for s in tried if s not in found]:
         names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         looked_for = ", ".join(str(p.relative_to(folder)) for p in tried[missing[0]])
         raise DatasetError(

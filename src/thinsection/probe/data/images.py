@@ -12,25 +12,19 @@ Official test splits stay shut.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import h5py
 import numpy as np
 
 from thinsection.errors import DatasetError
-from thinsection.probe.data import tables
-from thinsection.probe.data.sets import (
-    IMAGE_SUFFIXES,
-    Embeddings,
-    ImagePart,
-    ImageRef,
-    ImageSet,
-    TileSet,
-    make_split,
-)
-from thinsection.probe.data.tables import FOLDS, TRAIN, VAL
-from thinsection.probe.statistics import grouped_folds, stratified_folds
+from thinsection.probe.data import files
+from thinsection.probe.data.files import FOLDS, TRAIN, VAL
+from thinsection.probe.data.sets import Embeddings, ImageRef, LabelledRows, Labels, TileSet
+from thinsection.probe.statistics import IndexArray, grouped_folds, stratified_folds
 from thinsection.types import MIB, RgbArray
 
 if TYPE_CHECKING:
@@ -38,88 +32,81 @@ if TYPE_CHECKING:
 
     from thinsection.encode import TileEncoder
 
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 BATCH_BYTES = 64 * MIB  # of decoded images at a time (one image may be larger)
 BRACS_CLASSES = ("0_N", "1_PB", "2_UDH", "3_FEA", "4_ADH", "5_DCIS", "6_IC")
 BREAKHIS_CLASSES = {
-    "fibroadenoma": "benign",
-    "tubular_adenoma": "benign",
-    "ductal_carcinoma": "malignant",
-    "mucinous_carcinoma": "malignant",
+    **{"fibroadenoma": "benign", "tubular_adenoma": "benign"},
+    **{"ductal_carcinoma": "malignant", "mucinous_carcinoma": "malignant"},
 }
 
+Names = tuple[str, ...]
 Encode = Callable[[RgbArray], "torch.Tensor"]  # uint8 (B, H, W, 3) to (B, D)
 
 
-def load_folder(root: Path, *, seed: int = 1337) -> ImageSet:
+def load_folder(root: Path, *, seed: int = 1337) -> LabelledRows:
     """Images in one folder per class, with or without split folders above."""
     splits: dict[str, Path] = {}
     for path in _folders(root):
-        try:
-            splits[tables.split_name(path.name, str(root))] = path
-        except DatasetError:
-            continue  # a class folder, not a split
+        with suppress(DatasetError):  # a class folder, not a split
+            splits[files.split_name(path.name, str(root))] = path
     if TRAIN in splits and VAL in splits:
-        (names, train), (val_names, val) = (_class_folders(splits[s]) for s in (TRAIN, VAL))
+        (names, *train), (val_names, *val) = (_class_folders(splits[s]) for s in (TRAIN, VAL))
         if names != val_names or len(names) < 2:
             found = f"{list(names)} and {list(val_names)} in {str(root)!r}"
             raise DatasetError(f"train and val must hold the same >= 2 class folders, got {found}")
-        return _image_set(root.name, names, (train, val), rule="folders")
-    names, whole = _class_folders(root)
+        return _published(root.name, names, train, val, rule="folders")
+    names, images, labels = _class_folders(root)
     if splits or len(names) < 2:
         looked_for = ["train/<class>/* and val/<class>/*", "<class>/* (at least two classes)"]
-        raise tables.unexpected(root, "one folder per class", looked_for)
-    folds = stratified_folds(whole.labels, folds=FOLDS, seed=seed, class_names=names)
-    rule = f"stratified fold 0 of {FOLDS}, seed {seed}"
-    return _image_set(root.name, names, map(whole.take, folds[0]), rule=rule)
+        raise files.unexpected(root, "one folder per class", looked_for)
+    fold = stratified_folds(labels, folds=FOLDS, seed=seed, class_names=names)[0]
+    facts = {"split_rule": f"stratified fold 0 of {FOLDS}, seed {seed}"}
+    return LabelledRows(root.name, names, labels, fold, facts, images=images)
 
 
-def load_bracs(root: Path, *, seed: int = 1337) -> ImageSet:
+def load_bracs(root: Path, *, seed: int = 1337) -> LabelledRows:
     """BRACS regions of interest: train/ and val/ with seven class folders."""
     del seed  # its split is published
     places = [root, root / "BRACS_RoI" / "latest_version", root / "latest_version"]
     base = next((p for p in places if (p / TRAIN).is_dir() and (p / VAL).is_dir()), None)
     if base is None:
         looked_for = [f"{split}/{BRACS_CLASSES[0]}/*.png" for split in (TRAIN, VAL)]
-        raise tables.unexpected(root, "BRACS_RoI", looked_for)
-    parts, looked_for = [], [f"{name}/*.png" for name in BRACS_CLASSES]
-    for split in (TRAIN, VAL):
-        names, part = _class_folders(base / split)
+        raise files.unexpected(root, "BRACS_RoI", looked_for)
+    parts = []
+    for folder in (base / TRAIN, base / VAL):
+        names, *part = _class_folders(folder)
         if names != BRACS_CLASSES:
-            raise tables.unexpected(base / split, "BRACS_RoI", looked_for)
+            looked_for = [f"{name}/*.png" for name in BRACS_CLASSES]
+            raise files.unexpected(folder, "BRACS_RoI", looked_for)
         parts.append(part)
-    return _image_set("bracs", BRACS_CLASSES, parts, rule="published train and val")
+    return _published("bracs", BRACS_CLASSES, *parts, rule="published train and val")
 
 
-def load_breakhis(root: Path, *, seed: int = 1337) -> ImageSet:
+def load_breakhis(root: Path, *, seed: int = 1337) -> LabelledRows:
     """BreaKHis at 40X, four classes, split by patient (SOB_B_F-14-14134-40-001.png: 14-14134)."""
     tail = Path("histology_slides") / "breast"
     places = [root / "BreaKHis_v1" / tail, root / tail, root]
     base = next((p for p in places if (p / "benign").is_dir()), None)
     looked_for = [f"{g}/SOB/{c}/*/40X/*.png" for c, g in BREAKHIS_CLASSES.items()]
     if base is None:
-        raise tables.unexpected(root, "BreaKHis_v1/histology_slides/breast", looked_for)
-    paths: list[Path] = []
-    texts: list[str] = []
+        raise files.unexpected(root, "BreaKHis_v1/histology_slides/breast", looked_for)
+    texts: dict[Path, str] = {}
     for name, group in BREAKHIS_CLASSES.items():
         found = sorted((base / group / "SOB" / name).glob("*/40X/*.png"))
         if not found:
-            raise tables.unexpected(base / group, "BreaKHis", looked_for)
-        paths += found
-        texts += [name] * len(found)
-    names, labels = tables.encode_labels(texts, str(base))
-    patients = [breakhis_patient(path.name) for path in paths]
+            raise files.unexpected(base / group, "BreaKHis", looked_for)
+        texts |= dict.fromkeys(found, name)
+    names, labels = files.encode_labels([*texts.values()], str(base))
+    patients = [breakhis_patient(path.name) for path in texts]
     fold = grouped_folds(labels, patients, folds=FOLDS, seed=seed)[0]
-    whole = ImagePart(images=tuple(map(ImageRef, paths)), labels=labels)
-    rule = f"fold 0 of {FOLDS} over patients, seed {seed}"
-    return _image_set("break_his", names, map(whole.take, fold), rule=rule)
+    facts = {"split_rule": f"fold 0 of {FOLDS} over patients, seed {seed}"}
+    images = [*map(ImageRef, texts)]
+    return LabelledRows("break_his", names, labels, fold, facts, images=images)
 
 
 def breakhis_patient(file_name: str) -> str:
-    """'14-14134' of 'SOB_B_F-14-14134-40-001.png' (a letter suffix names a slide: '14-14134E').
-
-    Raises:
-        DatasetError: another form.
-    """
+    """'14-14134' of 'SOB_B_F-14-14134-40-001.png' (a letter suffix names a slide: '14-14134E')."""
     pieces = file_name.rsplit(".", 1)[0].split("-")
     if len(pieces) != 5 or not pieces[0].startswith("SOB_"):
         form = "SOB_<B|M>_<type>-<year>-<slide>-<zoom>-<number>"
@@ -127,34 +114,31 @@ def breakhis_patient(file_name: str) -> str:
     return f"{pieces[1]}-{pieces[2].rstrip('ABCDEFGHIJKLMNOPQRSTUVWXYZ')}"
 
 
-def load_mhist(root: Path, *, seed: int = 1337) -> ImageSet:
+def load_mhist(root: Path, *, seed: int = 1337) -> LabelledRows:
     """MHIST: annotations.csv and images/; only rows of its 'train' partition."""
     table, images = root / "annotations.csv", root / "images"
     if not table.is_file() or not images.is_dir():
-        raise tables.unexpected(root, "MHIST", ["annotations.csv", "images/MHIST_*.png"])
+        raise files.unexpected(root, "MHIST", ["annotations.csv", "images/MHIST_*.png"])
     label_column = "Majority Vote Label"
-    rows = tables.read_rows(table, ("Image Name", label_column, "Partition"))
-    rows = [r for r in rows if tables.split_name(r["Partition"], str(table)) == TRAIN]
-    names, labels = tables.encode_labels([r[label_column] for r in rows], str(table))
+    rows = files.read_rows(table, ("Image Name", label_column, "Partition"))
+    rows = [r for r in rows if files.split_name(r["Partition"], str(table)) == TRAIN]
+    names, labels = files.encode_labels([r[label_column] for r in rows], str(table))
     paths = [images / r["Image Name"] for r in rows]
-    for path in paths:
-        if not path.is_file():
-            raise DatasetError(f"image must exist, got {str(path)!r}, named in {str(table)!r}")
+    if absent := [str(path) for path in paths if not path.is_file()]:
+        raise DatasetError(f"image must exist, got {absent[0]!r}, named in {str(table)!r}")
     fold = stratified_folds(labels, folds=FOLDS, seed=seed, class_names=names)[0]
     rule = f"published train partition, stratified fold 0 of {FOLDS} validates, seed {seed}"
-    whole = ImagePart(images=tuple(map(ImageRef, paths)), labels=labels)
-    return _image_set("mhist", names, map(whole.take, fold), rule=rule)
+    refs = [*map(ImageRef, paths)]
+    return LabelledRows("mhist", names, labels, fold, {"split_rule": rule}, images=refs)
 
 
-def load_pcam(root: Path, *, seed: int = 1337) -> ImageSet:
+def load_pcam(root: Path, *, seed: int = 1337) -> LabelledRows:
     """PatchCamelyon's HDF5 files, unzipped."""
-    import h5py
-
     del seed  # its split is published
     names = [f"camelyonpatch_level_2_split_{s}_{p}.h5" for s in ("train", "valid") for p in "xy"]
     paths = [root / name for name in names]
     if not all(path.is_file() for path in paths):
-        raise tables.unexpected(root, "PatchCamelyon (unzip *.h5.gz first)", names)
+        raise files.unexpected(root, "PatchCamelyon (unzip *.h5.gz first)", names)
     parts = []
     for x, y in (paths[:2], paths[2:]):
         try:
@@ -166,58 +150,49 @@ def load_pcam(root: Path, *, seed: int = 1337) -> ImageSet:
         if n != len(truth):
             found = f"{n} and {len(truth)} in {str(x)!r}"
             raise DatasetError(f"x and y must have the same N, got {found}")
-        parts.append(ImagePart(images=tuple(ImageRef(x, row) for row in range(n)), labels=truth))
-    return _image_set("pcam", ("normal", "metastasis"), parts, rule="published train and valid")
+        parts.append(([ImageRef(x, row) for row in range(n)], truth))
+    return _published("pcam", ("normal", "metastasis"), *parts, rule="published train and valid")
 
 
-LAYOUTS: dict[str, Callable[..., ImageSet]] = {
-    "folder": load_folder,
-    "bracs": load_bracs,
-    "breakhis": load_breakhis,
-    "mhist": load_mhist,
-    "pcam": load_pcam,
+LAYOUTS: dict[str, Callable[..., LabelledRows]] = {
+    **{"folder": load_folder, "bracs": load_bracs, "breakhis": load_breakhis},
+    **{"mhist": load_mhist, "pcam": load_pcam},
 }
 
 
-def _class_folders(root: Path) -> tuple[tuple[str, ...], ImagePart]:
-    """Class names (folders with images in them) and their images."""
+def _published(name: str, names: Names, train: Any, val: Any, *, rule: str) -> LabelledRows:
+    """`train` and `val`: images and labels that their owners put apart."""
+    images, labels = [*train[0], *val[0]], np.concatenate([train[1], val[1]])
+    first, second = np.split(np.arange(len(images)), [len(train[0])])
+    return LabelledRows(name, names, labels, (first, second), {"split_rule": rule}, images=images)
+
+
+def _class_folders(root: Path) -> tuple[Names, list[ImageRef], Labels]:
+    """Class names (folders with images in them), their images and labels."""
     found = {
-        folder.name: sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
+        folder.name: [p for p in sorted(folder.iterdir()) if p.suffix.lower() in IMAGE_SUFFIXES]
         for folder in _folders(root)
     }
     names = tuple(name for name, paths in found.items() if paths)
-    images = tuple(ImageRef(path) for name in names for path in found[name])
-    labels = [label for label, name in enumerate(names) for _ in found[name]]
-    return names, ImagePart(images=images, labels=np.array(labels, dtype=np.int64))
+    counts = [len(found[name]) for name in names]
+    images = [ImageRef(path) for name in names for path in found[name]]
+    return names, images, np.repeat(np.arange(len(names)), counts)
 
 
 def _folders(root: Path) -> list[Path]:
     return sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
 
 
-def _image_set(
-    name: str, class_names: tuple[str, ...], parts: Iterable[ImagePart], *, rule: str
-) -> ImageSet:
-    train, val = parts
-    facts = {"split_rule": rule}
-    return ImageSet(name=name, class_names=class_names, train=train, val=val, facts=facts)
-
-
-def embed_image_set(data: ImageSet, encoder: "TileEncoder", *, batch_size: int = 64) -> TileSet:
+def embed_rows(data: LabelledRows, encoder: "TileEncoder", *, batch_size: int = 64) -> TileSet:
     """The set with embeddings in place of images; the encoder does its own preprocessing.
 
     Memory: 4 N D + 2 BATCH_BYTES (or two images) + the encoder.
-
-    Raises:
-        DatasetError: an image cannot be read; names it.
-        InvalidInputError: the encoder gave NaN or inf.
     """
-    parts = []
-    for part in (data.train, data.val):
-        vectors = embed_images(part.images, encoder.encode, batch_size=batch_size)
-        parts.append(make_split(vectors, part.labels, [ref.name for ref in part.images]))
-    names, facts = data.class_names, {**data.facts, **encoder_facts(encoder)}
-    return TileSet(name=data.name, class_names=names, train=parts[0], val=parts[1], facts=facts)
+
+    def embed(rows: IndexArray) -> Embeddings:
+        return embed_images([data.images[i] for i in rows], encoder.encode, batch_size=batch_size)
+
+    return data.tile_set(embed, **encoder_facts(encoder))
 
 
 def encoder_facts(encoder: "TileEncoder") -> dict[str, Any]:
@@ -227,22 +202,18 @@ def encoder_facts(encoder: "TileEncoder") -> dict[str, Any]:
 
 
 def embed_images(images: Sequence[ImageRef], encode: Encode, *, batch_size: int = 64) -> Embeddings:
-    """Embeddings (N, D) of images, in their order.
+    """Embeddings (N, D) of images, in their order; raises DatasetError where one cannot be read.
 
     Memory: 4 N D + 2 BATCH_BYTES (or two images) + the encoder.
-
-    Raises:
-        DatasetError: there is no image, or one cannot be read.
     """
-    out: Embeddings | None = None
-    done = 0
+    out, done = np.empty((0, 0), dtype=np.float32), 0
     for batch in image_batches(images, batch_size):
         vectors = encode(batch).float().cpu().numpy()
-        if out is None:
+        if not done:
             out = np.empty((len(images), vectors.shape[1]), dtype=np.float32)
         out[done : done + len(batch)] = vectors
         done += len(batch)
-    if out is None:
+    if not done:
         raise DatasetError("images must be given to embed, got none")
     return out
 
@@ -283,9 +254,6 @@ def read_images(refs: Iterable[ImageRef]) -> Iterator[RgbArray]:
     """Each image as uint8 (H, W, 3), RGB; an HDF5 file is opened once for its run of rows.
 
     Memory: one image.
-
-    Raises:
-        DatasetError: one cannot be read; names it.
     """
     from PIL import Image
 
@@ -293,18 +261,11 @@ def read_images(refs: Iterable[ImageRef]) -> Iterator[RgbArray]:
         rows = [ref.row for ref in run]
         try:
             if rows[0] is not None:
-                yield from _h5_images(path, rows)
+                with h5py.File(path, "r") as file:
+                    yield from (np.asarray(file["x"][row], dtype=np.uint8) for row in rows)
                 continue
             with Image.open(path) as image:
                 pixels = np.asarray(image.convert("RGB"))
         except (OSError, KeyError, Image.DecompressionBombError) as error:
             raise DatasetError(f"image must be readable, got {str(path)!r}: {error}") from error
         yield from [pixels] * len(rows)
-
-
-def _h5_images(path: Path, rows: Sequence[int | None]) -> Iterator[RgbArray]:
-    import h5py
-
-    with h5py.File(path, "r") as file:
-        for row in rows:
-            yield np.asarray(file["x"][row], dtype=np.uint8)

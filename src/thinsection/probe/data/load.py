@@ -1,4 +1,4 @@
-"""From the path that a person names to the set that a probe takes.
+"""From the path that a person names to the tiles that a probe takes.
 
 A manifest is a table of tiles: images, embedding files, or rows of one embedding file; eva's too.
 Columns: `label` (or `target`); `split` (optional); and one of `path` / `image` (an image, or an
@@ -16,9 +16,9 @@ import numpy as np
 
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.probe.config import ProbeConfig
-from thinsection.probe.data import files, images, sets, tables
-from thinsection.probe.data.cases import labelled_cases, load_case_table, survival_cases
+from thinsection.probe.data import files, images
 from thinsection.probe.data.regions import load_regions
+from thinsection.probe.data.sets import Embeddings, ImageRef, LabelledRows, RobustnessSet, TileSet
 from thinsection.probe.statistics import stratified_folds
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ LABEL_COLUMNS = ("label", "target")
 ROBUSTNESS_COLUMNS = ("slide_id", "biological_class", "medical_center")
 
 
-def load_tiles(path: Path, config: ProbeConfig) -> sets.TileSet:
+def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
     """Labelled tile embeddings of a path; images are embedded by the configuration's encoder.
 
     `path`: a manifest, a dataset folder, a file or folder of tile embeddings, or a results folder
@@ -41,15 +41,15 @@ def load_tiles(path: Path, config: ProbeConfig) -> sets.TileSet:
         DatasetError: the data do not look as expected; says what was looked for.
         ConfigError: settings that the data need are missing.
     """
-    loaded, most = _labelled(path, config), config.data.max_per_class
+    rows, most = _labelled_rows(path, config), config.data.max_per_class
     if most is not None:  # before the encoder sees them
-        loaded = sets.at_most_per_class(loaded, most, seed=config.protocol.seed)
-    if isinstance(loaded, sets.TileSet):
-        return loaded
-    return images.embed_image_set(loaded, _encoder(config), batch_size=config.compute.batch_size)
+        rows = rows.at_most_per_class(most, seed=config.protocol.seed)
+    if rows.embeddings is not None:
+        return rows.tile_set(rows.embeddings.__getitem__)
+    return images.embed_rows(rows, _encoder(config), batch_size=config.compute.batch_size)
 
 
-def _labelled(path: Path, config: ProbeConfig) -> sets.TileSet | sets.ImageSet:
+def _labelled_rows(path: Path, config: ProbeConfig) -> LabelledRows:
     data, seed = config.data, config.protocol.seed
     layout = data.layout if data.layout != "auto" else guess_layout(path, data.labels)
     if layout == "manifest":
@@ -66,75 +66,60 @@ def _labelled(path: Path, config: ProbeConfig) -> sets.TileSet | sets.ImageSet:
 
 
 def guess_layout(path: Path, labels: Path | None) -> str:
-    """'tiles' with labels or for embeddings, 'manifest' for a table, else 'folder'.
-
-    Raises:
-        DatasetError: no such path.
-    """
+    """'tiles' with labels or for embeddings, 'manifest' for a table, else 'folder'."""
     suffix = path.suffix.lower()
     if not path.exists():
         raise DatasetError(f"data must exist, got {str(path)!r}")
     if labels is not None or suffix in (".h5", ".hdf5"):
         return "tiles"
-    if suffix in tables.TABLE_SUFFIXES:
+    if suffix in files.TABLE_SUFFIXES:
         return "manifest"
     return "tiles" if files.is_results(path) or any(path.glob("*.h5")) else "folder"
 
 
-def load_manifest(
-    table: Path, *, embeddings: Path | None = None, seed: int = 1337
-) -> sets.TileSet | sets.ImageSet:
+def load_manifest(table: Path, *, embeddings: Path | None = None, seed: int = 1337) -> LabelledRows:
     """The tiles that a manifest lists; paths are relative to its folder.
 
     Args:
         embeddings: one file of embeddings, for a `row` column.
         seed: of the fold that validates where there is no `split` column.
-
-    Memory: 8 N D while the rows are split, 4 N D after; the largest embedding file.
-
-    Raises:
-        DatasetError: a column, file or row is missing, or kinds are mixed.
     """
-    rows = tables.read_rows(table, ())
+    rows = files.read_rows(table, ())
     label_column, where = _present(rows, LABEL_COLUMNS, table), str(table)
     path_column = "" if embeddings else _present(rows, PATH_COLUMNS, table)
     has_split = "split" in rows[0]
     if has_split:
-        rows = [r for r in rows if tables.split_name(r["split"], where) != tables.TEST]
-    names, labels = tables.encode_labels([r[label_column] for r in rows], where)
+        rows = [r for r in rows if files.split_name(r["split"], where) != files.TEST]
+    names, labels = files.encode_labels([r[label_column] for r in rows], where)
     paths = [embeddings or table.parent / r[path_column] for r in rows]
     if has_split:
-        remedy = f"; leave the column out to have one of {tables.FOLDS} folds validate"
-        splits = [tables.split_name(r["split"], where) for r in rows]
-        fold, rule = tables.split_fold(splits, repr(where), remedy), "split column"
+        remedy = f"; leave the column out to have one of {files.FOLDS} folds validate"
+        splits = [files.split_name(r["split"], where) for r in rows]
+        fold, rule = files.split_fold(splits, repr(where), remedy), "split column"
     else:
-        fold = stratified_folds(labels, folds=tables.FOLDS, seed=seed, class_names=names)[0]
-        rule = f"stratified fold 0 of {tables.FOLDS}, seed {seed}"
+        fold = stratified_folds(labels, folds=files.FOLDS, seed=seed, class_names=names)[0]
+        rule = f"stratified fold 0 of {files.FOLDS}, seed {seed}"
     facts = {"split_rule": rule, "manifest": table.name}
     suffixes = {p.suffix.lower() for p in paths}
-    if suffixes <= set(sets.IMAGE_SUFFIXES):
-        part = sets.ImagePart(images=tuple(map(sets.ImageRef, paths)), labels=labels)
-        return sets.ImageSet.folded(part, fold, name=table.stem, class_names=names, facts=facts)
+    if suffixes <= set(images.IMAGE_SUFFIXES):
+        refs = [*map(ImageRef, paths)]
+        return LabelledRows(table.stem, names, labels, fold, facts, images=refs)
     if not suffixes <= set(files.EMBEDDING_SUFFIXES):
-        of_images, of_tiles = ", ".join(sets.IMAGE_SUFFIXES), ", ".join(files.EMBEDDING_SUFFIXES)
+        of_images, of_tiles = ", ".join(images.IMAGE_SUFFIXES), ", ".join(files.EMBEDDING_SUFFIXES)
         rule = f"files must be all images ({of_images}) or all embeddings ({of_tiles})"
         raise DatasetError(f"{rule}, got {', '.join(sorted(suffixes))} in {where!r}")
     given = [r.get("row", "") for r in rows]
+    vectors = gather_rows(paths, given, table)
     ids = [f"{p.name}:{row}" if row else p.name for p, row in zip(paths, given, strict=True)]
-    tiles = sets.make_split(gather_rows(paths, given, table), labels, ids)
-    return sets.TileSet.folded(tiles, fold, name=table.stem, class_names=names, facts=facts)
+    return LabelledRows(table.stem, names, labels, fold, facts, vectors, ids)
 
 
-def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> sets.Embeddings:
-    """One row per entry, each file opened once.
-
-    Raises:
-        DatasetError: a row is missing, out of range, or not given where a file has several.
-    """
+def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> Embeddings:
+    """One row per entry, each file opened once."""
     by_path = defaultdict(list)
     for i, path in enumerate(paths):
         by_path[path].append(i)
-    out: sets.Embeddings | None = None
+    out: Embeddings | None = None
     for path, entries in by_path.items():
         array = files.read_embeddings(path)
         dim = array.shape[1]
@@ -157,36 +142,14 @@ def _row_index(text: str, count: int, path: Path, table: Path) -> int:
     return int(text)
 
 
-def _present(rows: Sequence[tables.TextRow], names: Sequence[str], table: Path) -> str:
+def _present(rows: Sequence[files.TextRow], names: Sequence[str], table: Path) -> str:
     if present := [name for name in names if name in rows[0]]:
         return present[0]
     wanted, found = " or ".join(map(repr, names)), f"{', '.join(rows[0])} in {str(table)!r}"
     raise DatasetError(f"manifest must have a column {wanted}, got {found}")
 
 
-def load_cases(path: Path, config: ProbeConfig) -> sets.CaseSet:
-    """Labelled cases of a Patho-Bench task folder or a table slide_id, label[, case_id].
-
-    Memory: one slide's embeddings + 4 n D.
-
-    Raises:
-        ConfigError: no folder of embeddings.
-        DatasetError: columns or slides are missing.
-    """
-    folder = _embedding_folder(config)
-    return labelled_cases(load_case_table(path, config.protocol, survival=False), folder)
-
-
-def load_survival(path: Path, config: ProbeConfig) -> sets.SurvivalSet:
-    """Cases with event and time; see `load_cases`.
-
-    Memory: one slide's embeddings + 4 n D.
-    """
-    folder = _embedding_folder(config)
-    return survival_cases(load_case_table(path, config.protocol, survival=True), folder)
-
-
-def load_robustness(path: Path, config: ProbeConfig) -> sets.RobustnessSet:
+def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
     """The tiles that a table lists (slide_id, biological_class, medical_center).
 
     A column `path` names images, which the encoder embeds; rows of a file of embeddings go with the
@@ -198,12 +161,12 @@ def load_robustness(path: Path, config: ProbeConfig) -> sets.RobustnessSet:
         ConfigError: neither images nor an embeddings file.
         DatasetError: columns or rows are missing.
     """
-    rows = tables.read_rows(path, ROBUSTNESS_COLUMNS)
+    rows = files.read_rows(path, ROBUSTNESS_COLUMNS)
     file = config.data.embeddings
     if file is None and "path" in rows[0]:
         encoder = _encoder(config)
         encode, words = images.class_and_mean(encoder)
-        refs = [sets.ImageRef(path.parent / r["path"]) for r in rows]
+        refs = [ImageRef(path.parent / r["path"]) for r in rows]
         vectors = images.embed_images(refs, encode, batch_size=config.compute.batch_size)
         facts = {"table": path.name, "embedding": words, **images.encoder_facts(encoder)}
     elif file is None or not file.is_file():
@@ -216,7 +179,7 @@ def load_robustness(path: Path, config: ProbeConfig) -> sets.RobustnessSet:
         vectors = gather_rows([file] * len(rows), index, path)
         facts = {"table": path.name, "embedding": file.name}
     columns = {name: tuple(r[name] for r in rows) for name in ROBUSTNESS_COLUMNS}
-    return sets.RobustnessSet(name=path.stem, embeddings=vectors, facts=facts, **columns)
+    return RobustnessSet(name=path.stem, embeddings=vectors, facts=facts, **columns)
 
 
 def _encoder(config: ProbeConfig) -> "TileEncoder":
@@ -224,13 +187,3 @@ def _encoder(config: ProbeConfig) -> "TileEncoder":
 
     name, compute = config.data.encoder or DEFAULT_ENCODER, config.compute
     return load_encoder(name, device=compute.device, precision=compute.precision)
-
-
-def _embedding_folder(config: ProbeConfig) -> Path:
-    folder = config.data.embeddings
-    if folder is None or not folder.is_dir():
-        raise ConfigError(
-            f"embeddings must be a folder of slides, got {folder}; pass --embeddings DIR "
-            "(a run's output, or TRIDENT's feature folder)"
-        )
-    return folder

@@ -3,10 +3,10 @@
 A test split has no place here: sets hold training and validation rows, or cases and their folds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,30 +16,34 @@ from thinsection.probe.statistics import Fold, IndexArray
 
 Embeddings = npt.NDArray[np.float32]  # (N, D)
 Labels = npt.NDArray[np.int64]  # (N,), 0..K-1
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Rows that are used together.
+    """Rows that are used together; `make_split` makes and checks one."""
 
-    Attributes:
-        embeddings: float32 (N, D), finite.
-        labels: int64 (N,).
-        ids: a name per row, for the table of predictions.
-    """
-
-    embeddings: Embeddings
+    embeddings: Embeddings  # finite
     labels: Labels
-    ids: tuple[str, ...]
+    ids: tuple[str, ...]  # a name per row, for the table of predictions
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, rows: IndexArray) -> "Split":
-        """Some of the rows, in that order."""
-        ids = tuple(self.ids[i] for i in rows)
-        return Split(embeddings=self.embeddings[rows], labels=self.labels[rows], ids=ids)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileSet:
+    """Training and validation embeddings of one dataset."""
+
+    name: str
+    class_names: tuple[str, ...]  # of labels 0..K-1
+    train: Split
+    val: Split
+    facts: dict[str, Any] = field(default_factory=dict)  # for the result file: source, split, ...
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.class_names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,85 +56,57 @@ class ImageRef:
     @property
     def name(self) -> str:
         """For tables: folder/file, or file:row."""
-        if self.row is not None:
-            return f"{self.path.stem}:{self.row}"
-        return f"{self.path.parent.name}/{self.path.name}"
+        of_folder = f"{self.path.parent.name}/{self.path.name}"
+        return of_folder if self.row is None else f"{self.path.stem}:{self.row}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImagePart:
-    """Images of one split with their labels (N,); as `Split`, before the encoder."""
-
-    images: tuple[ImageRef, ...]
-    labels: Labels
-
-    def take(self, rows: IndexArray) -> "ImagePart":
-        """Some of the images, in that order."""
-        return ImagePart(images=tuple(self.images[i] for i in rows), labels=self.labels[rows])
-
-
-Part = TypeVar("Part", Split, ImagePart)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TwoParts(Generic[Part]):
-    """Training and validation rows of one dataset.
-
-    Attributes:
-        class_names: of labels 0..K-1.
-        facts: what a result file should say of the data (source, split rule, encoder).
-    """
+@dataclass(frozen=True, slots=True)
+class LabelledRows:
+    """A dataset before it is split: N labelled rows, either embeddings or images."""
 
     name: str
     class_names: tuple[str, ...]
-    train: Part
-    val: Part
-    facts: dict[str, Any] = field(default_factory=dict)
+    labels: Labels
+    fold: Fold  # rows that train, and rows that validate; a row may do neither
+    facts: dict[str, Any]
+    embeddings: Embeddings | None = None
+    ids: Sequence[str] = ()  # (N,), of embeddings; images have names
+    images: Sequence[ImageRef] = ()
 
-    @classmethod
-    def folded(cls, whole: Part, fold: Fold, **known: Any) -> Self:
-        """The training and the validation rows of a fold; `known`: the other attributes."""
-        train, val = map(whole.take, fold)
-        return cls(train=train, val=val, **known)
+    def __post_init__(self) -> None:
+        if self.embeddings is not None:
+            check_finite(self.embeddings, self.ids)
 
-    @property
-    def num_classes(self) -> int:
-        """K."""
-        return len(self.class_names)
+    def tile_set(self, read: Callable[[IndexArray], Embeddings], **facts: Any) -> TileSet:
+        """The embeddings that `read` gives of the fold's rows, with further facts."""
+        ids = self.ids or [image.name for image in self.images]
+        train, val = (
+            make_split(read(rows), self.labels[rows], [ids[i] for i in rows]) for rows in self.fold
+        )
+        facts, names = {**self.facts, **facts}, self.class_names
+        return TileSet(name=self.name, class_names=names, train=train, val=val, facts=facts)
 
-
-class TileSet(_TwoParts[Split]):
-    """Training and validation embeddings of one dataset."""
-
-
-class ImageSet(_TwoParts[ImagePart]):
-    """Training and validation images of one dataset; as `TileSet`, before the encoder."""
-
-
-Either = TypeVar("Either", bound=TileSet | ImageSet)
+    def at_most_per_class(self, most: int, *, seed: int) -> "LabelledRows":
+        """With at most `most` rows of each class in train and in val; the facts say so."""
+        if most < 1:
+            raise InvalidInputError(f"max_per_class must be >= 1, got {most}")
+        train, val = (r[draw_rows(self.labels[r], most, seed=seed)] for r in self.fold)
+        return replace(self, fold=(train, val), facts={**self.facts, "max_per_class": most})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cases:
-    """Patients or slides with a vector each.
-
-    Attributes:
-        ids: case ids, (n,).
-        vectors: float32 (n, D).
-        files: embedding files of each case; empty where the vectors were handed in.
-        folds: the dataset's own folds; None lets the protocol draw them.
-        facts: what a result file should say of the data.
-    """
+    """Patients or slides with a vector each."""
 
     name: str
-    ids: tuple[str, ...]
-    vectors: Embeddings
-    files: tuple[tuple[Path, ...], ...] = ()
-    folds: tuple[Fold, ...] | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    ids: tuple[str, ...]  # (n,)
+    vectors: Embeddings  # (n, D)
+    files: tuple[tuple[Path, ...], ...] = ()  # of each case's embeddings; () for given vectors
+    folds: tuple[Fold, ...] | None = None  # the dataset's own; None lets the protocol draw them
+    facts: dict[str, Any] = field(default_factory=dict)  # for the result file
 
     def _check(self, *columns: str) -> None:
-        """Raises InvalidInputError unless vectors are finite (n, D), columns (n,), ids distinct."""
+        """Vectors must be finite (n, D), columns (n,), ids distinct."""
         shape, n = self.vectors.shape, len(self.ids)
         if len(shape) != 2 or shape[0] != n or 0 in shape:
             found = f"{shape} for {n} cases"
@@ -147,10 +123,10 @@ class _Cases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseSet(_Cases):
-    """Labelled cases: besides `ids` and `vectors`, labels int64 (n,) and the names of 0..K-1."""
+    """Labelled cases."""
 
-    class_names: tuple[str, ...]
-    labels: Labels
+    class_names: tuple[str, ...]  # of labels 0..K-1
+    labels: Labels  # (n,)
 
     def __post_init__(self) -> None:
         self._check("labels")
@@ -158,15 +134,10 @@ class CaseSet(_Cases):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalSet(_Cases):
-    """Cases with a follow-up.
+    """Cases with a follow-up."""
 
-    Attributes:
-        event: bool (n,), True where the event was seen, False where the case was censored.
-        time: float64 (n,), > 0, in the dataset's own unit.
-    """
-
-    event: npt.NDArray[np.bool_]
-    time: npt.NDArray[np.float64]
+    event: npt.NDArray[np.bool_]  # (n,): True where it was seen, False where the case was censored
+    time: npt.NDArray[np.float64]  # (n,), > 0, in the dataset's own unit
 
     def __post_init__(self) -> None:
         self._check("event", "time")
@@ -180,16 +151,10 @@ class SurvivalSet(_Cases):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RobustnessSet:
-    """Tiles with their biology, centre and slide.
+    """Tiles with their biology, centre and slide, one string a tile."""
 
-    Attributes:
-        name: of the subset ('camelyon', 'tolkach_esca', or one's own): it decides k.
-        embeddings: float32 (N, D), [CLS | mean of the tokens] in PathoROB.
-        biological_class, medical_center, slide_id: one string a tile.
-    """
-
-    name: str
-    embeddings: Embeddings
+    name: str  # of the subset ('camelyon', 'tolkach_esca', or one's own): it decides k
+    embeddings: Embeddings  # [CLS | mean of the tokens] in PathoROB
     biological_class: tuple[str, ...]
     medical_center: tuple[str, ...]
     slide_id: tuple[str, ...]
@@ -204,18 +169,16 @@ def make_split(
     Raises:
         InvalidInputError: shapes do not fit, nothing is there, or a value is not finite.
     """
-    x = np.ascontiguousarray(embeddings, dtype=np.float32)
-    y = np.asarray(labels)
+    x, y = np.ascontiguousarray(embeddings, dtype=np.float32), np.asarray(labels)
     if x.ndim != 2 or 0 in x.shape:
         raise InvalidInputError(f"embeddings must be (N, D) with N, D >= 1, got shape {x.shape}")
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise InvalidInputError(f"labels must be integers (N,), got {y.dtype} {y.shape}")
-    if len(x) != len(y):
-        found = f"{len(x)} and {len(y)}"
-        raise InvalidInputError(f"embeddings and labels must have the same N, got {found}")
-    names = tuple(ids) if ids is not None else tuple(map(str, range(len(y))))
-    if len(names) != len(y):
-        raise InvalidInputError(f"ids must be one a row, got {len(names)} for {len(y)} rows")
+    if len(x) != (n := len(y)):
+        raise InvalidInputError(f"embeddings and labels must have the same N, got {len(x)} and {n}")
+    names = tuple(map(str, range(n)) if ids is None else ids)
+    if len(names) != n:
+        raise InvalidInputError(f"ids must be one a row, got {len(names)} for {n} rows")
     check_finite(x, names)
     return Split(embeddings=x, labels=y.astype(np.int64), ids=names)
 
@@ -251,19 +214,6 @@ def check_tile_set(data: TileSet) -> None:
         missing = f" (none of {', '.join(data.class_names[c] for c in absent)})" if absent else ""
         found = f"{k - len(absent)} of {k}{missing} {where}"
         raise DatasetError(f"train must hold at least two classes, each with rows, got {found}")
-
-
-def at_most_per_class(data: Either, most: int, *, seed: int) -> Either:
-    """The set with at most `most` rows of each class in train and in val; the facts say so.
-
-    Raises:
-        InvalidInputError: most < 1.
-    """
-    if most < 1:
-        raise InvalidInputError(f"max_per_class must be >= 1, got {most}")
-    parts = [p.take(draw_rows(p.labels, most, seed=seed)) for p in (data.train, data.val)]
-    facts = {**data.facts, "max_per_class": most}
-    return replace(data, train=parts[0], val=parts[1], facts=facts)  # type: ignore[arg-type]
 
 
 def draw_rows(labels: Labels, most: int, *, seed: int) -> IndexArray:

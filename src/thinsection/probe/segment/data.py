@@ -22,9 +22,9 @@ from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
 from thinsection.errors import DatasetError
+from thinsection.probe.data.files import unexpected
 from thinsection.probe.data.images import read_images
 from thinsection.probe.data.sets import ImageRef
-from thinsection.probe.data.tables import unexpected
 from thinsection.probe.statistics import Fold, shuffled_folds
 from thinsection.types import RgbArray
 
