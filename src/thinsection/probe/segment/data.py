@@ -28,8 +28,7 @@ from thinsection.probe.data.sets import ImageRef
 from thinsection.probe.statistics import Fold, shuffled_folds
 from thinsection.types import RgbArray
 
-PX = 256
-FOLDS, SEED = 3, 1337
+PX, FOLDS, SEED = 256, 3, 1337
 LabelImage = npt.NDArray[np.uint8]  # (256, 256)
 
 PANNUKE_CLASSES = ("background", "neoplastic", "inflammatory", "connective", "dead", "epithelial")
@@ -41,36 +40,22 @@ MONUSAC_FOLDER = "MoNuSAC_images_and_annotations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentSet:
-    """Images with label images, read one by one.
-
-    Attributes:
-        class_names: of labels 0..K-1; 0 is background.
-        ids: (N,) names of the images.
-        folds: (training rows, validation rows), one or more.
-        files: whose contents are the images, in order.
-        image: row -> uint8 (256, 256, 3).
-        label: row -> uint8 (256, 256).
-        split_rule: for the result file.
-    """
+    """Images with label images, read one by one."""
 
     name: str
-    class_names: tuple[str, ...]
-    ids: tuple[str, ...]
+    class_names: tuple[str, ...]  # of labels 0..K-1; 0 is background
+    ids: tuple[str, ...]  # (N,)
     folds: tuple[Fold, ...]
-    files: tuple[Path, ...]
-    image: Callable[[int], RgbArray]
-    label: Callable[[int], LabelImage]
-    split_rule: str
+    files: tuple[Path, ...]  # whose contents are the images, in order
+    image: Callable[[int], RgbArray]  # of a row, (256, 256, 3)
+    label: Callable[[int], LabelImage]  # of a row
+    split_rule: str  # for the result file
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def contents_hash(self) -> str:
-        """sha256 over the name and the files' contents in their order. Memory: 256 KiB.
-
-        Raises:
-            DatasetError: a file cannot be read.
-        """
+        """sha256 over the name and the files' contents in their order. Memory: 256 KiB."""
         whole = hashlib.sha256(self.name.encode())
         for path in self.files:
             try:
@@ -84,15 +69,11 @@ class SegmentSet:
     def image_batches(self, start: int, batch_size: int) -> Iterator[RgbArray]:
         """uint8 (B, 256, 256, 3) from row `start` on. Memory: one batch."""
         for first in range(start, len(self), batch_size):
-            last = min(first + batch_size, len(self))
-            yield np.stack([self.image(i) for i in range(first, last)])
+            rows = range(first, min(first + batch_size, len(self)))
+            yield np.stack([self.image(i) for i in rows])
 
     def labels(self) -> npt.NDArray[np.uint8]:
-        """uint8 (N, 256, 256), checked. Memory: 65,536 N bytes.
-
-        Raises:
-            DatasetError: a label that is no class, or an image without a label of its size.
-        """
+        """uint8 (N, 256, 256), checked to be classes. Memory: 65,536 N bytes."""
         out, top = np.empty((len(self), PX, PX), dtype=np.uint8), len(self.class_names) - 1
         for i, name in enumerate(self.ids):
             out[i] = self.label(i)
@@ -104,10 +85,8 @@ class SegmentSet:
 
 def load_pannuke(root: Path) -> SegmentSet:
     """PanNuke's folds 1 and 2, read image by image; fold 3 is never opened."""
-    paths = [
-        *(root / "Fold1" / part / "fold1" / f"{part}.npy" for part in ("images", "masks")),
-        *(root / "Fold2" / part / "fold2" / f"{part}.npy" for part in ("images", "masks")),
-    ]
+    parts = [(k, part) for k in (1, 2) for part in ("images", "masks")]
+    paths = [root / f"Fold{k}" / part / f"fold{k}" / f"{part}.npy" for k, part in parts]
     if not all(path.is_file() for path in paths):
         raise unexpected(root, "PanNuke", [str(p.relative_to(root)) for p in paths])
     shapes = [_mapped(path).shape for path in paths]
@@ -123,12 +102,12 @@ def load_pannuke(root: Path) -> SegmentSet:
         fold = int(i >= sizes[0])
         return _mapped(paths[2 * fold + part])[i - fold * sizes[0]]  # type: ignore[no-any-return]
 
-    everything = np.arange(sum(sizes), dtype=np.int64)
+    first, second = np.split(np.arange(sum(sizes)), sizes[:1])
     return SegmentSet(
         name="pannuke",
         class_names=PANNUKE_CLASSES,
         ids=tuple(f"fold{k}:{i}" for k, size in enumerate(sizes, 1) for i in range(size)),
-        folds=((everything[: sizes[0]], everything[sizes[0] :]),),
+        folds=((first, second),),
         files=tuple(paths[::2]),
         image=lambda i: np.array(row(0, i), np.uint8),  # published as float64 of whole numbers
         label=lambda i: pannuke_label(row(1, i)),
@@ -137,11 +116,7 @@ def load_pannuke(root: Path) -> SegmentSet:
 
 
 def _mapped(path: Path) -> npt.NDArray:
-    """The array of a .npy, mapped. For one row: pages that stay mapped count as our memory.
-
-    Raises:
-        DatasetError: not a whole .npy in C order.
-    """
+    """The array of a .npy, mapped. For one row: pages that stay mapped count as our memory."""
     try:
         array: npt.NDArray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -166,10 +141,8 @@ def load_monusac(root: Path) -> SegmentSet:
     without = [p for p in images if not p.with_suffix(".npy").is_file()]
     if not images or without:
         lost = f" beside {without[0].name}" if without else ""
-        looked_for = [
-            f"{MONUSAC_FOLDER}/<slide>/<x>.tif",
-            f"<x>.npy{lost}: the label image (H, W), values 0..{len(MONUSAC_CLASSES) - 1}",
-        ]
+        wanted = f"the label image (H, W), values 0..{len(MONUSAC_CLASSES) - 1}"
+        looked_for = [f"{MONUSAC_FOLDER}/<slide>/<x>.tif", f"<x>.npy{lost}: {wanted}"]
         raise unexpected(root, "MoNuSAC", looked_for)
     labels, slide_of = [p.with_suffix(".npy") for p in images], [p.parent.name for p in images]
     slides, of_image = np.unique(slide_of, return_inverse=True)
@@ -198,17 +171,10 @@ SEGMENT_DATASETS = {"pannuke": load_pannuke, "monusac": load_monusac, "consep": 
 
 
 def read_label(path: Path) -> npt.NDArray[np.uint8]:
-    """The label image of a .npy (as it is) or of a .mat (`type_map`, remapped).
-
-    Raises:
-        DatasetError: it cannot be read, or is no label image.
-    """
+    """The label image of a .npy (as it is) or of a .mat (`type_map`, remapped)."""
     is_mat = path.suffix == ".mat"
     try:
-        if is_mat:
-            label = loadmat(path, variable_names=["type_map"])["type_map"]
-        else:
-            label = np.load(path, allow_pickle=False)
+        label = loadmat(path, variable_names=["type_map"])["type_map"] if is_mat else np.load(path)
     except (OSError, ValueError, KeyError, MatReadError, NotImplementedError) as error:
         raise DatasetError(f"label must be readable, got {str(path)!r}: {error}") from error
     top = len(CONSEP_REMAP) - 1 if is_mat else 255
@@ -224,6 +190,8 @@ def read_label(path: Path) -> npt.NDArray[np.uint8]:
 def _from_files(
     name: str, class_names: tuple[str, ...], images: list[Path], labels: list[Path], **known: Any
 ) -> SegmentSet:
+    """Images of any size with their labels; `known`: the folds, and their rule in words."""
+
     def image(i: int) -> RgbArray:
         picture = Image.fromarray(next(read_images([ImageRef(images[i])])))
         return np.asarray(picture.resize((PX, PX), Image.Resampling.BILINEAR))
@@ -237,6 +205,5 @@ def _from_files(
             raise DatasetError(f"label must be of its image's size {size}, got {got}")
         return np.asarray(Image.fromarray(found).resize((PX, PX), Image.Resampling.NEAREST))
 
-    ids = tuple(f"{p.parent.name}/{p.stem}" for p in images)
-    known |= {"class_names": class_names, "ids": ids, "files": tuple(images)}
-    return SegmentSet(name=name, image=image, label=label, **known)
+    known |= {"ids": tuple(f"{p.parent.name}/{p.stem}" for p in images), "files": tuple(images)}
+    return SegmentSet(name=name, class_names=class_names, image=image, label=label, **known)

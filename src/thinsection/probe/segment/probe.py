@@ -17,13 +17,7 @@ from thinsection.probe.config import SegmentConfig
 from thinsection.probe.protocol import NANOPATH, Geometry, Protocol, SegmentSettings, get_protocol
 from thinsection.probe.result import Examples, ProbeResult
 from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
-from thinsection.probe.segment.train import (
-    Features,
-    SegmentFit,
-    SegmentTrainer,
-    grid_edge,
-    label_window,
-)
+from thinsection.probe.segment.train import SegmentFit, SegmentTrainer, grid_edge, label_window
 from thinsection.probe.statistics import bootstrap_rows
 from thinsection.store.cache import CacheKey, FeatureCache, Storage, default_root, open_or_write
 from thinsection.types import GIB, RgbArray
@@ -44,7 +38,7 @@ def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
         ConfigError: a setting is not allowed.
         BudgetError: `cache_memory` does not hold one batch.
     """
-    chosen, cached = config.segment, config.cache
+    chosen, cached, device = config.segment, config.cache, config.segment.device
     protocol = get_protocol(chosen.protocol, seed=chosen.seed)
     settings: SegmentSettings = protocol.require("segment")
     if chosen.epochs is not None:
@@ -53,8 +47,8 @@ def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
         settings = replace(settings, epochs=chosen.epochs)
         protocol = replace(protocol, segment=settings)
     data = SEGMENT_DATASETS[chosen.dataset](root)
-    name, device = chosen.encoder or DEFAULT_ENCODER, chosen.device
-    features = segment_features(
+    name = chosen.encoder or DEFAULT_ENCODER
+    with segment_features(
         data,
         load_encoder(name, device=device, precision=chosen.precision),  # not held while training
         settings,
@@ -62,8 +56,7 @@ def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
         budget_bytes=parse_bytes(cached.cache_memory, name="cache_memory"),
         storage=cached.cache_dtype,
         batch_size=chosen.batch_size,
-    )
-    with features as cache:
+    ) as cache:
         geometry = chosen.geometry
         result = segment_probe(data, cache, protocol=protocol, geometry=geometry, device=device)
         return with_cache_facts(result, cache)
@@ -79,13 +72,9 @@ def segment_features(
     storage: Storage = "lossless",
     batch_size: int = 16,
 ) -> FeatureCache:
-    """The dataset's tokens [N, T, D] in the cache; computed where they are not there yet.
+    """The dataset's tokens [N, T, D] in the cache of `root`; computed where they are not there yet.
 
-    Args:
-        root: folder of caches.
-        budget_bytes: of buffers, or of the whole where it fits.
-        storage: 'lossless', or a dtype that is forced.
-        batch_size: images a batch of the encoder.
+    `storage`: 'lossless', or a dtype that is forced.
 
     Memory: a batch of images, the encoder, and the budget.
 
@@ -95,7 +84,6 @@ def segment_features(
     """
     tokens = encoder.encode_tokens(centre(data.image(0)[None], settings))
     grid_edge(tokens.shape[1])
-    shape = (len(data), int(tokens.shape[1]), int(tokens.shape[2]))
 
     def produce(start: int) -> Iterator[torch.Tensor]:
         for images in data.image_batches(start, batch_size):
@@ -113,6 +101,7 @@ def segment_features(
         data_hash=data.contents_hash(),
         storage=storage,
     )
+    shape = (len(data), *tokens.shape[1:])
     return open_or_write(root, key, shape, produce, budget_bytes=budget_bytes)
 
 
@@ -123,7 +112,7 @@ def centre(images: RgbArray, settings: SegmentSettings) -> RgbArray:
 
 def segment_probe(
     data: SegmentSet,
-    features: Features,
+    features: FeatureCache,
     *,
     protocol: Protocol = NANOPATH,
     geometry: Geometry = "compatible",
@@ -131,10 +120,8 @@ def segment_probe(
 ) -> ProbeResult:
     """The mean over folds of the weighted per-image Jaccard, with images to look at.
 
-    Args:
-        features: tokens of the data: a `FeatureCache`, or what serves as one.
-        geometry: 'compatible' with the suite's numbers, or 'correct' (see `upsampled`).
-        device: of the head.
+    `features` are a `FeatureCache` of the data's tokens, or what serves as one; `geometry` is
+    'compatible' with the suite's numbers, or 'correct' (see `upsampled`); the head is on `device`.
 
     Memory: what `features` takes + 65,536 N bytes of labels + 24 K² N of counts + the trainer.
 

@@ -1,9 +1,9 @@
 """The segmentation head, and its training and scoring from any source of feature batches.
 
-The head is a MaskTransformer: patch tokens and learned class tokens, compared by cosine. Shapes: B
-images, T = g * g tokens of D channels, K classes, C = width of the head. The order of images, the
-weights and every operation are the same whether features come from RAM or from the cache, so that
-losses and scores agree to the bit.
+A MaskTransformer compares patch tokens and learned class tokens by cosine. Shapes: B images,
+T = g * g tokens of D channels, K classes, C = width of the head. The order of images, the weights
+and every operation are the same whether features come from RAM or from the cache, so that losses
+and scores agree to the bit.
 
 Source: Strudel et al., Segmenter, arXiv:2105.05633, as THUNDER and nanopath use it.
 """
@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,9 @@ from torch.optim import Optimizer
 from thinsection.errors import InvalidInputError
 from thinsection.probe.protocol import Geometry, SegmentSettings
 from thinsection.probe.statistics import Counts, IndexArray, image_counts
+from thinsection.store.cache import FeatureCache
 
-INIT_STD = 0.02
-NORM_EPS = 1e-5
-
+INIT_STD, NORM_EPS = 0.02, 1e-5
 LabelImages = npt.NDArray[np.uint8]  # (N, H, W)
 
 
@@ -84,11 +83,7 @@ class MaskTransformer(nn.Module):
 
 
 def grid_edge(num_tokens: int) -> int:
-    """g of T = g * g.
-
-    Raises:
-        InvalidInputError: T is no square.
-    """
+    """g of T = g * g tokens; raises InvalidInputError where T is no square."""
     edge = math.isqrt(num_tokens)
     if edge * edge != num_tokens:
         remedy = "the encoder must give patch tokens without prefix tokens"
@@ -103,51 +98,28 @@ def initial_head(
     with torch.device("meta"):
         head = MaskTransformer(dim, num_classes, settings)
     head = head.to_empty(device="cpu")
-    with torch.no_grad():
-        for module in head.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=INIT_STD, generator=generator)
-                nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.LayerNorm):
-                nn.init.ones_(module.weight)
-                nn.init.zeros_(module.bias)
-        nn.init.trunc_normal_(head.class_tokens, std=INIT_STD, generator=generator)
-        for projection in (head.patch_projection, head.class_projection):
-            nn.init.normal_(projection, std=settings.width**-0.5, generator=generator)
+    for module in head.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=INIT_STD, generator=generator)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()  # ones and zeros
+    nn.init.trunc_normal_(head.class_tokens, std=INIT_STD, generator=generator)
+    for projection in (head.patch_projection, head.class_projection):
+        nn.init.normal_(projection, std=settings.width**-0.5, generator=generator)
     return head
-
-
-class Features(Protocol):
-    """Features of N images in random access; `store.FeatureCache` is one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(N, T, D)."""
-
-    def batches(
-        self, order: npt.ArrayLike, batch_size: int, *, device: str | torch.device = "cpu"
-    ) -> Iterator[Tensor]:
-        """float32 [B, T, D] in that order; valid until the next one is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFit:
-    """A trained head and how it came about.
+    """A trained head and how it came about."""
 
-    Attributes:
-        head: at the epoch of the best validation loss.
-        best_epoch: that epoch, from 1; the first one on ties.
-        train_losses, val_losses: mean over batches, weighted by images, after each epoch.
-        train_loss_first: of the first batch, before any step.
-        counts: confusion matrices (N, K, K) of the validation images.
-    """
-
-    head: MaskTransformer
-    best_epoch: int
-    train_losses: list[float]
+    head: MaskTransformer  # at the epoch of the best validation loss
+    best_epoch: int  # from 1; the first one on ties
+    train_losses: list[float]  # mean over batches, weighted by images, after each epoch
     val_losses: list[float]
-    train_loss_first: float
-    counts: Counts
+    train_loss_first: float  # of the first batch, before any step
+    counts: Counts  # confusion matrices (N, K, K) of the validation images
 
 
 def dice_loss(scores: Tensor, labels: Tensor, smooth: float) -> Tensor:
@@ -189,7 +161,7 @@ class SegmentTrainer:
     of one batch, and what the features' source takes.
     """
 
-    features: Features
+    features: FeatureCache  # or what has its `shape` and `batches`
     labels: LabelImages
     num_classes: int
     settings: SegmentSettings
@@ -197,44 +169,38 @@ class SegmentTrainer:
     device: torch.device = torch.device("cpu")
 
     def fit(self, train: IndexArray, val: IndexArray, *, seed: int) -> SegmentFit:
-        """Trains on rows `train`, keeps the epoch with the best dice loss on rows `val`.
-
-        Raises:
-            InvalidInputError: the loss is not finite.
-        """
-        generator, s = torch.Generator().manual_seed(seed), self.settings
-        head = initial_head(self.features.shape[2], self.num_classes, s, generator)
-        head = head.to(self.device)
+        """Trains on rows `train`, keeps the epoch with the best dice loss on rows `val`."""
+        generator, s, k = torch.Generator().manual_seed(seed), self.settings, self.num_classes
+        head = initial_head(self.features.shape[2], k, s, generator).to(self.device)
         optimizer = torch.optim.Adam(head.parameters(), lr=s.lr, weight_decay=s.weight_decay)
         best: dict[str, Any] = {}
-        first, train_losses, val_losses = math.nan, list[float](), list[float]()
+        first_losses, train_losses, val_losses = list[float](), list[float](), list[float]()
         for epoch in range(1, s.epochs + 1):
             order = train[torch.randperm(len(train), generator=generator).numpy()]
-            loss, first_batch = self._epoch(head, order, optimizer)
-            first = first_batch if epoch == 1 else first
+            loss, first = self._epoch(head, order, optimizer)
             val_loss, _ = self._epoch(head, val)
             if not math.isfinite(loss + val_loss):
                 found = f"{loss} in epoch {epoch}; scale the features"
                 raise InvalidInputError(f"training loss must stay finite, got {found}")
             if val_loss < min(val_losses, default=math.inf):
                 best = copy.deepcopy(head.state_dict())
+            first_losses.append(first)
             train_losses.append(loss)
             val_losses.append(val_loss)
         head.load_state_dict(best)
-        pairs = self.predict(head, val)
         return SegmentFit(
             head=head,
             best_epoch=1 + int(np.argmin(val_losses)),
             train_losses=train_losses,
             val_losses=val_losses,
-            train_loss_first=first,
-            counts=np.concatenate([image_counts(*pair, self.num_classes) for pair in pairs]),
+            train_loss_first=first_losses[0],
+            counts=np.concatenate([image_counts(*p, k) for p in self.predict(head, val)]),
         )
 
     def _epoch(
         self, head: MaskTransformer, rows: IndexArray, optimizer: Optimizer | None = None
     ) -> tuple[float, float]:
-        """Dice loss of rows in their order, mean over batches weighted by images, and the first's.
+        """Dice loss of rows in their order, mean over images, and the first batch's.
 
         With an optimizer the head is trained on each batch.
         """
@@ -257,8 +223,7 @@ class SegmentTrainer:
         """uint8 (truth, prediction) of rows, batch by batch, in the frame that is scored."""
         with torch.no_grad():
             for scores, labels in self._scored(head, rows):
-                prediction = scores.argmax(dim=1)
-                yield labels.byte().cpu().numpy(), prediction.byte().cpu().numpy()
+                yield labels.byte().cpu().numpy(), scores.argmax(dim=1).byte().cpu().numpy()
 
     def _scored(self, head: MaskTransformer, rows: IndexArray) -> Iterator[tuple[Tensor, Tensor]]:
         """(scores, labels) of each batch on the device."""
