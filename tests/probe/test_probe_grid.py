@@ -18,6 +18,7 @@ from thinsection.probe.config import ProbeConfig
 from thinsection.probe.grid import (
     JOB_NAME,
     TRACEBACK_NAME,
+    GridSection,
     ProbeGridConfig,
     ProbeRow,
     grid_probes,
@@ -62,20 +63,20 @@ def reports(out: Path) -> dict[str, bytes]:
 def test_every_combination_is_a_job_and_equal_names_are_kept_apart(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     paths = [tmp_path / "a.csv", tmp_path / "x" / "a.csv"]
-    jobs = probe_jobs(
-        paths, ProbeConfig(), probes=["linear", "knn"], encoders=["uni", "hf:a/b"], seeds=[3, 4]
-    )
+    chosen: dict[str, Any] = {"probe": ("linear", "knn"), "encoders": ("uni", "hf:a/b")}
+    jobs = probe_jobs(paths, settings(tmp_path, **chosen, seeds=("3", "4")))
     assert len({job.name for job in jobs}) == len(jobs) == 2 * 2 * 2 * 2
     assert jobs[0].name.startswith("a-uni-seed3-linear-")
     assert jobs[2].config.compute.seed == 4
     assert jobs[4].config.data.encoder == "hf:a/b"
     assert "a-hf_a_b-seed3-linear" in jobs[4].name
-    (plain,) = probe_jobs(paths[:1], ProbeConfig(), probes=["knn"])
+    (plain,) = probe_jobs(paths[:1], replace_flat(ProbeGridConfig(), {"probe": ("knn",)}))
     assert (plain.name, plain.config) == ("a-knn", ProbeConfig())
+    unknown = ProbeGridConfig(grid=GridSection(probe=("liner",)))
     with pytest.raises(
         ConfigError, match="probe must be a known name, got 'liner'; did you mean 'linear'"
     ):
-        probe_jobs(paths, ProbeConfig(), probes=["liner"])
+        probe_jobs(paths, unknown)
     with pytest.raises(ConfigError, match="seeds must be whole numbers, got 'x'"):
         run_probes(paths, out=tmp_path, config=settings(tmp_path, seeds=("x",)))
 
@@ -85,7 +86,7 @@ def test_a_probe_with_other_settings_is_neither_listed_nor_taken(tmp_path: Path)
     with pytest.raises(ConfigError, match=r"grid.probe must be a known name, got 'segment'"):
         settings(tmp_path, probe=("segment",))
     with pytest.raises(ConfigError, match=r"must be one with a `ProbeConfig`, got \['segment'\]"):
-        probe_jobs([tmp_path], ProbeConfig(), probes=["segment"])
+        probe_jobs([tmp_path], ProbeGridConfig(grid=GridSection(probe=("segment",))))
 
 
 def test_scores_are_those_of_the_probe_alone_and_what_is_done_is_not_done_again(

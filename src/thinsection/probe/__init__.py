@@ -1,7 +1,6 @@
 """Probes of frozen embeddings: linear, kNN, few-shot, slide, survival, robustness, segmentation.
 
 Every default lives in a frozen protocol (`NANOPATH`, `EVA`, `PATHOBENCH`); every result carries it.
-The probes' functions are resolved on first use: they need torch or scikit-learn.
 """
 
 from importlib import import_module
@@ -29,35 +28,17 @@ if TYPE_CHECKING:
     from thinsection.probe.probes.tiles import linear_probe as linear_probe
     from thinsection.probe.probes.tiles import robustness_probe as robustness_probe
 
-_LAZY = {
+_FILES = {
     **dict.fromkeys(("abmil_probe", "slide_probe", "survival_probe"), "cases"),
     **dict.fromkeys(("fewshot_probe", "knn_probe", "linear_probe", "robustness_probe"), "tiles"),
 }
 
-__all__ = [  # noqa: PLE0604
-    "EVA",
-    "NANOPATH",
-    "PATHOBENCH",
-    "PROBES",
-    "CaseSet",
-    "Predictions",
-    "ProbeConfig",
-    "ProbeResult",
-    "Protocol",
-    "Risks",
-    "RobustnessSet",
-    "Split",
-    "SurvivalSet",
-    "TileSet",
-    "classified",
-    "get_protocol",
-    "make_split",
-    "tileset_result",
-    *_LAZY,
-]
+__all__ = ["EVA", "NANOPATH", "PATHOBENCH", "PROBES", "CaseSet", "Predictions", "ProbeConfig"]
+__all__ += ["ProbeResult", "Protocol", "Risks", "RobustnessSet", "Split", "SurvivalSet", "TileSet"]
+__all__ += ["classified", "get_protocol", "make_split", "tileset_result", *_FILES]  # noqa: PLE0604
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(f"thinsection.probe.probes.{_LAZY[name]}"), name)
+def __getattr__(name: str) -> Any:  # torch and scikit-learn are imported with what needs them
+    if name in _FILES:
+        return getattr(import_module(f"thinsection.probe.probes.{_FILES[name]}"), name)
     raise AttributeError(f"module 'thinsection.probe' has no attribute {name!r}")

@@ -1,10 +1,8 @@
 """What probes compute with: the device, blocks within a budget, and the nearest rows by cosine.
 
-Neighbours are exact, found in blocks of bounded memory, ties by lowest index.
-Each block's similarities become sortable 64-bit keys: the float's bits, made monotonic, in the
-upper half and the complement of the column's index in the lower. One top-k over the keys so gives
-the highest similarities and, where these are equal, the lowest indices, on any device. A float
-top-k leaves the order of ties open.
+Neighbours are exact, found in blocks of bounded memory, ties by lowest index: a float top-k leaves
+the order of ties open, on sortable 64-bit keys it does not. Their upper half has a similarity's
+bits, made monotonic, the lower half the complement of the column's index.
 """
 
 import numpy as np
@@ -33,11 +31,7 @@ def to_device(array: npt.NDArray, device: torch.device) -> torch.Tensor:
 def rows_within(
     budget_bytes: int, bytes_per_row: int, *, name: str, most: int, fixed_bytes: int = 0
 ) -> int:
-    """How many rows of a block fit beside `fixed_bytes` into the budget: between 1 and `most`.
-
-    Raises:
-        BudgetError: not even one row fits.
-    """
+    """How many rows of a block fit beside `fixed_bytes` into the budget: between 1 and `most`."""
     rows = (budget_bytes - fixed_bytes) // bytes_per_row
     if rows < 1:
         raise BudgetError(
@@ -61,28 +55,16 @@ def cosine_neighbours(
     device: str = "cpu",
     budget_bytes: int = GIB,
 ) -> npt.NDArray[np.int64]:
-    """Indices (Nq, k) into `bank` of the k most similar rows, the nearest first.
+    """Indices (Nq, k) into `bank` (N, D) of the k most similar rows, the nearest first.
 
-    Args:
-        queries: (Nq, D).
-        bank: (N, D), N >= k.
-        k: neighbours.
-        groups: (N,), only where queries and bank are the same rows: those of a query's own group
-            are left out, and -1 fills the places of one with fewer than k rows of other groups.
-        device: where the products run.
-        budget_bytes: for the blocks.
+    `groups` (N,), only where queries and bank are the same rows, leaves out those of a query's own
+    group; -1 then fills the places of one with fewer than k rows of other groups.
 
     Memory: budget_bytes + 8 Nq k, whatever N (on CUDA one block of the bank is there at a time).
-
-    Raises:
-        InvalidInputError: widths differ, or k is not in 1..N.
-        BudgetError: the budget does not hold one query against one block.
     """
-    dim = bank.shape[1]
-    if queries.shape[1] != dim:
-        raise InvalidInputError(
-            f"queries must have the width of the bank {dim}, got {queries.shape[1]}"
-        )
+    dim, width = bank.shape[1], queries.shape[1]
+    if width != dim:
+        raise InvalidInputError(f"queries must have the width of the bank {dim}, got {width}")
     if not 1 <= k <= len(bank):
         raise InvalidInputError(f"k must lie in 1..{len(bank)}, the bank's rows, got {k}")
     where = resolve_device(device, mps=False)

@@ -10,8 +10,7 @@ from thinsection.units import parse_bytes
 
 LayoutName = Literal["auto", "tiles", "manifest", "folder", "bracs", "breakhis", "mhist", "pcam"]
 ProtocolName = Literal["nanopath", "eva", "pathobench"]
-DatasetName = Literal["pannuke", "monusac", "consep"]
-CacheDtype = Literal["lossless", "fp32", "bf16", "fp16"]
+_DEVICE, _SEED = "auto, cpu, cuda or cuda:N", "base seed instead of the protocol's"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +35,8 @@ class ComputeSection:
     """How it is computed."""
 
     protocol: ProtocolName = option("nanopath", "frozen hyper-parameters, folds and metrics")
-    seed: int | None = option(None, "base seed instead of the protocol's")
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    seed: int | None = option(None, _SEED)
+    device: str = option("auto", _DEVICE)
     precision: str = option("auto", "of the encoder: auto, fp32, fp16 or bf16 (probes are fp32)")
     memory: str = option("1GiB", "memory of the blocks of kNN, few-shot and robustness")
     batch_size: int = option(64, "images a batch of the encoder")
@@ -97,7 +96,9 @@ class RobustnessConfig(ProbeConfig):
 class SegmentSection:
     """What is probed, and how."""
 
-    dataset: DatasetName = option("pannuke", "layout of the dataset's folder")
+    dataset: Literal["pannuke", "monusac", "consep"] = option(
+        "pannuke", "layout of the dataset's folder"
+    )
     encoder: str | None = option(
         None, "tile encoder with patch tokens (see `thinsection models`); none: the default one"
     )
@@ -107,11 +108,11 @@ class SegmentSection:
         "compatible: the crop's prediction is scored against the whole label, as the suite does "
         "(up to 16 px apart); correct: against the label of the crop",
     )
-    seed: int | None = option(None, "base seed instead of the protocol's")
+    seed: int | None = option(None, _SEED)
     epochs: int | None = option(
         None, "epochs instead of the protocol's; the score is then not comparable with others'"
     )
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    device: str = option("auto", _DEVICE)
     precision: str = option("auto", "of the encoder: auto, fp32, fp16 or bf16 (the head is fp32)")
     batch_size: int = option(16, "images a batch of the encoder")
 
@@ -122,7 +123,7 @@ class CacheSection:
 
     cache_dir: Path | None = option(None, "folder of caches; none: the user's cache folder")
     cache_memory: str = option("1GiB", "memory of the features, whatever their number")
-    cache_dtype: CacheDtype = option(
+    cache_dtype: Literal["lossless", "fp32", "bf16", "fp16"] = option(
         "lossless", "lossless: the narrowest exact one of each chunk; another one is forced"
     )
 

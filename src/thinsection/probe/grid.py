@@ -28,7 +28,7 @@ from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report, Task
 from thinsection.pipeline.task import set_threads
-from thinsection.probe.config import ComputeSection, DataSection, ProbeConfig
+from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import PROBES, load_probe
@@ -60,12 +60,10 @@ class GridSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeGridConfig:
+class ProbeGridConfig(ProbeConfig):
     """Settings of `thinsection probe grid`."""
 
     grid: GridSection = section(GridSection)
-    data: DataSection = section(DataSection)
-    compute: ComputeSection = section(ComputeSection)
     executor: ExecutorConfig = section(ExecutorConfig)
 
 
@@ -108,11 +106,6 @@ class ProbeDone:
     rows: tuple[ProbeRow, ...]
 
     @property
-    def status(self) -> str:
-        """Of all its rows."""
-        return self.rows[0].status
-
-    @property
     def error(self) -> str:
         """Why it failed; '' where it did not."""
         return self.rows[0].error
@@ -127,13 +120,8 @@ def run_probes(
 ) -> list[ProbeRow]:
     """Every combination of data, encoders, seeds and probes, each a job of its own.
 
-    Writes OUT/<job>/ with the probe's report and OUT/probes.csv with a row per score.
-
-    Args:
-        data: each as `thinsection probe` takes it.
-        out: made where it is missing; on a shared file system for workers of other nodes.
-        config: all settings.
-        on_message: lines for the person who waits.
+    Writes OUT/<job>/ with the probe's report and OUT/probes.csv with a row per score. Workers of
+    other nodes must see `out`; `data` are each as `thinsection probe` takes it.
 
     Memory: of the largest probe, in each worker.
 
@@ -141,16 +129,13 @@ def run_probes(
         ThinsectionError: bad settings, or the cluster; a failed job is a row.
     """
     config = config or ProbeGridConfig()
-    grid, executor = config.grid, config.executor
-    base = ProbeConfig(data=config.data, compute=config.compute)
-    seeds = [_seed(text) for text in grid.seeds]
-    jobs = probe_jobs(data, base, probes=grid.probe, encoders=grid.encoders, seeds=seeds)
-    out = Path(out).resolve()
+    executor, out = config.executor, Path(out).resolve()
+    jobs = probe_jobs(data, config)
     out.mkdir(parents=True, exist_ok=True)
     rows: list[ProbeRow] = []
     execute(
         jobs,
-        ProbeTask(out=out, threads=executor.threads, resume=grid.resume),
+        ProbeTask(out=out, threads=executor.threads, resume=config.grid.resume),
         # a probe may take long: each is a task of its own
         replace(executor, chunk_slides=executor.chunk_slides or 1),
         folder=out,
@@ -159,9 +144,35 @@ def run_probes(
     )
     order = {job.name: number for number, job in enumerate(jobs)}
     rows.sort(key=lambda row: order[row.job])  # stable: the four of a tile set stay in order
-    columns = [f.name for f in fields(ProbeRow)]
-    write_table(out / TABLE_NAME, map(asdict, rows), columns)
+    write_table(out / TABLE_NAME, map(asdict, rows), [f.name for f in fields(ProbeRow)])
     return rows
+
+
+def probe_jobs(data: Sequence[Path], config: ProbeGridConfig) -> list[ProbeJob]:
+    """Every combination, data first; without encoders or seeds those of the other settings.
+
+    Jobs of equal names (data of one stem) get a hash of their data's path.
+    """
+    grid, base = config.grid, ProbeConfig(data=config.data, compute=config.compute)
+    other = [p for p in grid.probe if not issubclass(load_probe(p).config_type, ProbeConfig)]
+    if other or not grid.probe:
+        raise ConfigError(f"probe must be one with a `ProbeConfig`, got {other or 'none'}")
+    if not data:
+        raise ConfigError("data must name at least one path, got none")
+    encoders = grid.encoders or (base.data.encoder,)
+    seeds: Sequence[int | None] = [*map(_seed, grid.seeds)] or [base.compute.seed]
+    jobs = []
+    for path, encoder, seed, probe in itertools.product(data, encoders, seeds, grid.probe):
+        parts = (path.stem, encoder, None if seed is None else f"seed{seed}", probe)
+        name = re.sub(r"[^\w.=-]+", "_", "-".join(filter(None, parts)))
+        settings = replace_flat(base, {"encoder": encoder, "seed": seed})
+        jobs.append(ProbeJob(name=name, probe=probe, data=str(path.resolve()), config=settings))
+    counts = Counter(job.name for job in jobs)
+    for i, job in enumerate(jobs):
+        if counts[job.name] > 1:
+            mark = hashlib.sha256(job.data.encode()).hexdigest()[:6]
+            jobs[i] = replace(job, name=f"{job.name}-{mark}")
+    return jobs
 
 
 def _seed(text: str) -> int:
@@ -169,42 +180,6 @@ def _seed(text: str) -> int:
         return int(text)
     except ValueError:
         raise ConfigError(f"grid.seeds must be whole numbers, got {text!r}") from None
-
-
-def probe_jobs(
-    data: Sequence[Path],
-    base: ProbeConfig,
-    *,
-    probes: Sequence[str],
-    encoders: Sequence[str] = (),
-    seeds: Sequence[int] = (),
-) -> list[ProbeJob]:
-    """Every combination, data first; without encoders or seeds the base configuration's.
-
-    Jobs of equal names (data of one stem) get a hash of their data's path.
-
-    Raises:
-        ConfigError: no data or probe, an unknown probe, or one with settings of its own.
-    """
-    other = [p for p in probes if not issubclass(load_probe(p).config_type, ProbeConfig)]
-    if other or not probes:
-        raise ConfigError(f"probe must be one with a `ProbeConfig`, got {other or 'none'}")
-    if not data:
-        raise ConfigError("data must name at least one path, got none")
-    jobs = []
-    own_encoder, own_seed = (base.data.encoder,), (base.compute.seed,)
-    for choice in itertools.product(data, encoders or own_encoder, seeds or own_seed, probes):
-        path, encoder, seed, probe = choice
-        parts = [path.stem, encoder, None if seed is None else f"seed{seed}", probe]
-        name = re.sub(r"[^\w.=-]+", "_", "-".join(p for p in parts if p is not None))
-        config = replace_flat(base, {"encoder": encoder, "seed": seed})
-        jobs.append(ProbeJob(name=name, probe=probe, data=str(path.resolve()), config=config))
-    counts = Counter(job.name for job in jobs)
-    hashes = (hashlib.sha256(job.data.encode()).hexdigest()[:6] for job in jobs)
-    return [
-        job if counts[job.name] == 1 else replace(job, name=f"{job.name}-{digest}")
-        for job, digest in zip(jobs, hashes, strict=True)
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,13 +215,11 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
 
     def finished(self, entry: ProbeJob) -> ProbeDone | None:
         """See `Task.finished`: the rows of a job that was done with the same settings."""
-        if not self.resume:
-            return None
         try:
             document = json.loads((self.out / entry.name / JOB_NAME).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None
-        if document["key"] != entry.key:
+        if not self.resume or document["key"] != entry.key:
             return None
         rows = (ProbeRow(**{**row, "status": "skipped"}) for row in document["rows"])
         return ProbeDone(rows=tuple(rows))
@@ -254,18 +227,17 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
     def _run(self, job: ProbeJob) -> ProbeDone:
         folder = self.out / job.name
         with hold(folder / LOCK_NAME):  # another process that is at the same job is waited for
-            return self.finished(job) or self._probe(job, folder)
-
-    def _probe(self, job: ProbeJob, folder: Path) -> ProbeDone:
-        (folder / JOB_NAME).unlink(missing_ok=True)
-        try:
-            rows = _probe_rows(job, folder)
-        except Exception as error:  # noqa: BLE001 - the per-job boundary; its traceback is kept
-            write_text(folder / TRACEBACK_NAME, "".join(traceback.format_exception(error)))
-            return self.lost(job, f"{type(error).__name__}: {error}".replace("\n", " "))
-        (folder / TRACEBACK_NAME).unlink(missing_ok=True)
-        write_json(folder / JOB_NAME, {"key": job.key, "rows": [asdict(row) for row in rows]})
-        return ProbeDone(rows=rows)
+            if done := self.finished(job):
+                return done
+            (folder / JOB_NAME).unlink(missing_ok=True)
+            try:
+                rows = _probe_rows(job, folder)
+            except Exception as error:  # noqa: BLE001 - the per-job boundary; its traceback is kept
+                write_text(folder / TRACEBACK_NAME, "".join(traceback.format_exception(error)))
+                return self.lost(job, f"{type(error).__name__}: {error}".replace("\n", " "))
+            (folder / TRACEBACK_NAME).unlink(missing_ok=True)
+            write_json(folder / JOB_NAME, {"key": job.key, "rows": [asdict(row) for row in rows]})
+            return ProbeDone(rows=rows)
 
 
 def _probe_rows(job: ProbeJob, folder: Path) -> tuple[ProbeRow, ...]:
@@ -276,9 +248,9 @@ def _probe_rows(job: ProbeJob, folder: Path) -> tuple[ProbeRow, ...]:
     rows = []
     for result in probe.run(data, config):
         write_probe_report(result, folder, tiles=data if isinstance(data, TileSet) else None)
-        ends = (getattr(result.interval, end, None) for end in ("low", "high"))
-        low, high = (None if end is None else float(end) for end in ends)
-        values = {"metric": result.metric, "score": float(result.score), "low": low, "high": high}
+        values = {"metric": result.metric, "score": float(result.score)}
+        if result.interval is not None:
+            values |= {"low": float(result.interval.low), "high": float(result.interval.high)}
         rows.append(_row(job, result.probe, status="done", **values))
     return tuple(rows)
 

@@ -1,15 +1,8 @@
-"""The probes by name, what each wants, and how another package adds one.
+"""The probes by name, what each wants, and how another package adds one (docs/probes.md).
 
-A probe is a function `(data, config) -> ProbeResult`, or several results in a tuple. What it
-declares says the rest; a package adds one by an entry point of the group `thinsection.probes`:
-
-    def toy(data: TileSet, config: ProbeConfig) -> ProbeResult:
-        '''One line for `thinsection probe --help`.'''
-
-- the type of `data` says what is read for it, see `DATA_KINDS`; `Path` hands on the path itself;
-- the type of `config` says which flags it has: `ProbeConfig`, a subclass with sections of its own,
-  or any dataclass of sections. `thinsection probe grid` takes probes of a `ProbeConfig` alone;
-- the docstring is its help, the first line the one in lists.
+A probe is a function `(data, config) -> ProbeResult`, or several results in a tuple. The types that
+it declares say what is read for it (see `DATA_KINDS`) and which flags it has, its docstring is its
+help. Probes whose `config` is a `ProbeConfig` run in a grid too.
 """
 
 import typing
@@ -50,9 +43,9 @@ DATA_KINDS: dict[type, DataKind] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Probe:
-    """A probe with what its function declares: see the module's docstring."""
+    """A probe with what its function declares."""
 
     name: str
     function: ProbeFunction
@@ -60,19 +53,12 @@ class Probe:
     config_type: type
 
     def run(self, data: Any, config: Any) -> tuple[ProbeResult, ...]:
-        """The results on data that `kind.load` gave.
-
-        Memory: see the probe; blocks within the configuration's `memory`.
-
-        Raises:
-            InvalidInputError: the function returns something else.
-        """
+        """The results on data that `kind.load` gave."""
         found = self.function(data, config)
         results = found if isinstance(found, tuple) else (found,)
         if not results or not all(isinstance(r, ProbeResult) for r in results):
-            raise InvalidInputError(
-                f"probe {self.name!r} must return a ProbeResult or a tuple of them, got {found!r}"
-            )
+            rule = "must return a ProbeResult or a tuple of them"
+            raise InvalidInputError(f"probe {self.name!r} {rule}, got {found!r}")
         return results
 
 
@@ -88,18 +74,15 @@ def load_probe(name: str) -> Probe:
     function = PROBES.load(name)
     try:
         hints = typing.get_type_hints(function)
-        data, config_type = (hints.get(parameter) for parameter in ("data", "config"))
     except (TypeError, NameError) as error:
-        raise InvalidInputError(
-            f"probe {name!r} must be a function with types, got {error}"
-        ) from error
+        rule = "must be a function with types"
+        raise InvalidInputError(f"probe {name!r} {rule}, got {error}") from error
+    data, config_type = hints.get("data"), hints.get("config")
     if data not in DATA_KINDS or not isinstance(config_type, type):
         known = ", ".join(kind.__name__ for kind in DATA_KINDS)
-        raise InvalidInputError(
-            f"probe {name!r} must declare data as one of {known} and config as a dataclass of "
-            f"sections, got {data} and {config_type}"
-        )
-    return Probe(name=name, function=function, kind=DATA_KINDS[data], config_type=config_type)
+        rule = f"must declare data as one of {known} and config as a dataclass of sections"
+        raise InvalidInputError(f"probe {name!r} {rule}, got {data} and {config_type}")
+    return Probe(name, function, DATA_KINDS[data], config_type)
 
 
 def linear(data: TileSet, config: ProbeConfig) -> ProbeResult:
@@ -180,16 +163,11 @@ def segment(data: Path, config: SegmentConfig) -> ProbeResult:
     return run_segment_probe(data, config)
 
 
-_OWN: tuple[ProbeFunction, ...] = (
-    *(linear, knn, fewshot, tileset, slide, abmil, survival, robustness, segment),
-)
-_NEEDS = {"survival": ("sksurv",)}
-
-
-def _entry(function: ProbeFunction) -> Entry:
+def _entry(function: Any) -> Entry:
     name, line = function.__name__, (function.__doc__ or "").splitlines()[0]
-    needs = _NEEDS.get(name, ())
+    needs = ("sksurv",) if name == "survival" else ()
     return Entry(name=name, help=line, target=function, needs=needs, extra="probe")
 
 
+_OWN = (linear, knn, fewshot, tileset, slide, abmil, survival, robustness, segment)
 PROBES: Registry[ProbeFunction] = Registry("probe", "thinsection.probes", tuple(map(_entry, _OWN)))
