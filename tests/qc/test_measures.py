@@ -11,7 +11,7 @@ from skimage.feature import graycomatrix, graycoprops
 from tests.qc.views import view_of
 
 from thinsection.errors import ConfigError
-from thinsection.qc.checks import light, measures, shape
+from thinsection.qc.checks import masking, measures
 from thinsection.qc.checks.check import EMPTY_SCORE
 
 RNG = np.random.default_rng(3)
@@ -112,7 +112,7 @@ def test_texture_is_the_same_for_the_same_seed_and_warns_without_a_place() -> No
 
 
 def test_intensity_keeps_what_lies_strictly_between_its_limits() -> None:
-    params = light.Intensity(upper_gray=0.6, lower_gray=0.2, lower_std=10.0, upper_std=90.0)
+    params = masking.Intensity(upper_gray=0.6, lower_gray=0.2, lower_std=10.0, upper_std=90.0)
     outcome = params(view_of(RGB, MASK))
     gray, std = color.rgb2gray(RGB), RGB.std(axis=2)
     kept = MASK & (gray > 0.2) & (gray < 0.6) & (std > 10) & (std < 90)
@@ -137,7 +137,7 @@ def test_a_share_is_written_in_the_pipelines_statistics(statistics: str, expecte
 def test_local_minimum_keeps_what_has_something_dark_nearby() -> None:
     rgb = np.full((40, 60, 3), 240, np.uint8)
     rgb[20, 30] = 10
-    kept = light.LocalMinimum()(view_of(rgb)).mask_use
+    kept = masking.LocalMinimum()(view_of(rgb)).mask_use
     assert kept.sum() == 81  # the disk of radius 5
     assert kept[20, 25]
     assert not kept[20, 24]
@@ -147,8 +147,8 @@ def test_otsu_and_the_brightest_cluster_part_tissue_from_glass() -> None:
     rgb = np.full((40, 60, 3), 240, np.uint8)
     rgb[:, :20], rgb[:10, :20] = 120, 60
     for outcome in (
-        light.Otsu()(view_of(rgb)),
-        light.BrightestCluster()(view_of(rgb)),
+        masking.Otsu()(view_of(rgb)),
+        masking.BrightestCluster()(view_of(rgb)),
     ):
         assert np.array_equal(outcome.mask_use, rgb[..., 0] < 200)
 
@@ -157,7 +157,7 @@ def test_flat_areas_below_the_area_do_not_count() -> None:
     rgb = RNG.integers(0, 256, (80, 90, 3), dtype=np.uint8)
     rgb[10:50, 10:50] = 128
     rgb[60:75, 60:75] = 128
-    found = light.Flat()(view_of(rgb)).touched
+    found = masking.Flat()(view_of(rgb)).touched
     assert found[20:40, 20:40].all()
     assert not found[55:].any()
 
@@ -169,7 +169,7 @@ def test_fat_is_many_holes_close_together() -> None:
             mask[y : y + 4, x : x + 4] = False
     mask[100:104, 100:104] = False
     rgb = np.zeros((120, 130, 3), np.uint8)
-    outcome = shape.Fat()(view_of(rgb, mask))
+    outcome = masking.Fat()(view_of(rgb, mask))
     assert outcome.scores["fatlike_tissue_removed_num_regions"] == 1
     assert not outcome.mask_use[24:64, 24:64].any()
     assert outcome.mask_use[90:110, 90:110].sum() == 384
@@ -179,7 +179,7 @@ def test_lengths_and_areas_in_um_follow_the_resolution() -> None:
     mask = np.zeros((60, 70), dtype=bool)
     mask[10:20, 10:20] = True
     rgb = np.zeros((60, 70, 3), np.uint8)
-    params = shape.Fragments(min_area="0.01 mm2")
+    params = masking.Fragments(min_area="0.01 mm2")
     for mpp_th, kept in ((8.0, False), (10.5, True)):
         view = replace(view_of(rgb, mask), mpp_th=mpp_th)
         assert bool(params(view).mask_use.any()) is kept

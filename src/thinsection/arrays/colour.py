@@ -6,20 +6,19 @@ from thinsection.arrays.namespace import Array, ArrayNamespace
 from thinsection.errors import InvalidInputError
 
 _GRAY = (0.2125, 0.7154, 0.0721)  # luma weights of R, G, B
-_YUV = (
+_YUV = (  # rows: Y, U, V
     (0.299, 0.587, 0.114),
     (-0.14714119, -0.28886916, 0.43601035),
     (0.61497538, -0.51496512, -0.10001026),
 )
 _FLOOR = 1e-6  # transmitted share below which a px counts as black, so that its log is finite
-
-_STAINS = ("hed", "hdx", "fgx", "bex", "rbd", "gdx", "hax", "bro", "bpx", "ahx", "hpx")
-STAINS = tuple(f"{name}_from_rgb" for name in _STAINS)
+_NAMES = ("hed", "hdx", "fgx", "bex", "rbd", "gdx", "hax", "bro", "bpx", "ahx", "hpx")
+STAINS = tuple(f"{name}_from_rgb" for name in _NAMES)
 
 
 def gray_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
     """Luma in [0, 1], float64 (H, W), of uint8 (H, W, 3)."""
-    red, green, blue = (rgb[..., c] / 255.0 * w for c, w in enumerate(_GRAY))
+    red, green, blue = (rgb[..., c] / 255.0 * weight for c, weight in enumerate(_GRAY))
     return red + green + blue
 
 

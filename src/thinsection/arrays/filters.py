@@ -1,7 +1,7 @@
 """Filters on either device, with scikit-image's definitions and borders.
 
-Separable ones are products with blocks of a banded matrix: one product makes 32 rows at once, on a
-CPU several times as fast as filtering px by px, and rows that nobody asked for are not made.
+Separable ones are products with a banded matrix, 32 rows at once: on a CPU several times as fast as
+filtering px by px, and rows that nobody asked for are not made.
 """
 
 import math
@@ -14,33 +14,26 @@ from thinsection.arrays.namespace import Array, ArrayNamespace
 
 Kernel = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
+Shape = tuple[int, int]  # (H, W)
 _BLOCK_PX = 32  # rows or columns that one product makes
 
 
 def gaussian_kernel(sigma_px: float, *, order: int = 0) -> Kernel:
     """Weights of a Gaussian cut at 4 sigma, of sum 1, or of its first or second derivative."""
-    radius = int(4.0 * sigma_px + 0.5)
+    radius, variance = int(4.0 * sigma_px + 0.5), sigma_px**2
     offsets = np.arange(-radius, radius + 1)
     bell = np.exp(-0.5 * (offsets / sigma_px) ** 2)
-    bell /= bell.sum()
-    variance = sigma_px**2
     factors = (1.0, offsets / variance, (offsets**2 / variance - 1) / variance)
-    return np.asarray(bell * factors[order])
+    return np.asarray(bell / bell.sum() * factors[order])
 
 
 def separable(
-    ns: ArrayNamespace,
-    image: Array,
-    down: Kernel,
-    along: Kernel,
-    *,
-    shape: tuple[int, int] | None = None,
+    ns: ArrayNamespace, image: Array, down: Kernel, along: Kernel, shape: Shape | None = None
 ) -> Array:
     """The image, float (H, W), under two kernels of odd length; the border px goes on outside.
 
-    Args:
-        down, along: weights of the rows and of the columns around a px.
-        shape: makes only the px that a nearest resize to this shape takes; None all.
+    `down` and `along` are weights of the rows and of the columns around a px. Only the px that a
+    nearest resize to `shape` takes are made; None makes all.
 
     Memory: O(H * W).
     """
@@ -78,16 +71,12 @@ def _convolved(
 
 def _band(wanted: Indices, kernel: Kernel, length: int) -> Kernel:
     """Weights (wanted, reach) of px in reach; what lies beyond the image counts for its border."""
-    radius = len(kernel) // 2
-    low, high = wanted[0] - radius, wanted[-1] + radius + 1
-    band = np.zeros((len(wanted), high - low))
-    offsets = np.arange(len(kernel))
-    band[np.arange(len(wanted))[:, None], (wanted - wanted[0])[:, None] + offsets] = kernel
-    before, after = max(0, -low), max(0, high - length)
-    band[:, before] += band[:, :before].sum(axis=1)
-    last = band.shape[1] - after
-    band[:, last - 1] += band[:, last:].sum(axis=1)
-    return band[:, before:last]
+    reached = wanted[:, None] + np.arange(len(kernel)) - len(kernel) // 2
+    reached = np.clip(reached, 0, length - 1)
+    first = reached[0, 0]
+    band = np.zeros((len(wanted), reached[-1, -1] + 1 - first))
+    np.add.at(band, (np.arange(len(wanted))[:, None], reached - first), kernel)
+    return band
 
 
 def box_mean(ns: ArrayNamespace, image: Array, edge_px: int) -> Array:
@@ -120,22 +109,21 @@ def sobel_energy(ns: ArrayNamespace, image: Array) -> Array:
 
 
 def gaussian(
-    ns: ArrayNamespace, image: Array, sigma_px: float, *, shape: tuple[int, int] | None = None
+    ns: ArrayNamespace, image: Array, sigma_px: float, shape: Shape | None = None
 ) -> Array:
     """Gaussian blur, cut at 4 sigma; the border px goes on outside; `shape` as of `separable`.
 
     Memory: O(H * W).
     """
     kernel = gaussian_kernel(sigma_px)
-    return separable(ns, image, kernel, kernel, shape=shape)
+    return separable(ns, image, kernel, kernel, shape)
 
 
 def box_deviation(ns: ArrayNamespace, image: Array, edge_px: int) -> Array:
     """Standard deviation over a square of odd edge; the border px goes on outside."""
     kernel = np.full(edge_px, 1 / edge_px)
     mean = separable(ns, image, kernel, kernel)
-    variance = separable(ns, image * image, kernel, kernel)
-    variance -= mean * mean
+    variance = separable(ns, image * image, kernel, kernel) - mean * mean
     return ns.xp.sqrt(ns.xp.maximum(variance, 0))
 
 
@@ -144,7 +132,7 @@ def local_minimum(ns: ArrayNamespace, image: Array, footprint: Array) -> Array:
     return ns.ndimage.minimum_filter(image, footprint=ns.xp.asarray(footprint), mode="nearest")
 
 
-def resized_nearest(ns: ArrayNamespace, image: Array, shape: tuple[int, int]) -> Array:
+def resized_nearest(ns: ArrayNamespace, image: Array, shape: Shape) -> Array:
     """The image at another shape, each px the one under its centre."""
     rows, columns = (ns.xp.asarray(nearest(*edges)) for edges in zip(image.shape, shape))
     return image[rows[:, None], columns[None, :]]
@@ -157,20 +145,16 @@ def block_means(ns: ArrayNamespace, values: Array, block_px: int) -> Array:
     padded = ns.xp.zeros((rows * block_px, columns * block_px), dtype=values.dtype)
     padded[:height, :width] = values
     sums = padded.reshape(rows, block_px, columns, block_px).sum(axis=(1, 3))
-    heights, widths = (
-        np.minimum(block_px, edge - np.arange(0, edge, block_px)) for edge in (height, width)
-    )
-    return sums / ns.xp.asarray(np.outer(heights, widths), dtype=values.dtype)
+    edges = [np.minimum(block_px, e - np.arange(0, e, block_px)) for e in values.shape]
+    return sums / ns.xp.asarray(np.outer(*edges), dtype=values.dtype)
 
 
 def ridges(ns: ArrayNamespace, image: Array, sigma_px: float) -> tuple[Array, Array]:
     """Eigenvalues of the Hessian at one scale, times sigma², by size: |low| <= |high|."""
     none, first, second = (gaussian_kernel(sigma_px, order=order) for order in range(3))
-    mean = separable(ns, image, second, none)
-    half = separable(ns, image, none, second)
-    mixed = separable(ns, image, first, first)
-    mean, half = (mean + half) * (sigma_px**2 / 2), (mean - half) * (sigma_px**2 / 2)
-    mixed *= sigma_px**2
+    down, along = separable(ns, image, second, none), separable(ns, image, none, second)
+    mean, half = (down + along) * (sigma_px**2 / 2), (down - along) * (sigma_px**2 / 2)
+    mixed = separable(ns, image, first, first) * sigma_px**2
     spread = ns.xp.copysign(ns.xp.sqrt(half * half + mixed * mixed), mean)
     return mean - spread, mean + spread
 
@@ -202,10 +186,7 @@ def otsu_level(counts: npt.NDArray[np.floating], values: npt.NDArray[Any]) -> fl
 
 
 def local_otsu(ns: ArrayNamespace, image: Array, footprint: Array) -> Array:
-    """Otsu's level under the footprint around each px, of uint8 (H, W).
-
-    Runs on the host: neither cupyx nor cuCIM has a counterpart, so the image crosses twice.
-    """
+    """Otsu's level under the footprint around each px of uint8 (H, W); on the host, as skimage."""
     from skimage.filters import rank
 
     host = rank.otsu(ns.download(image, reason="local otsu"), footprint)

@@ -4,20 +4,9 @@ Connectivity is 4 for what is removed or filled and 8 for what is counted, as sc
 HistoQC's defaults are.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from thinsection.arrays.namespace import Array, ArrayNamespace
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Regions:
-    """Number and area of the 8-connected regions of a mask; zeros if there are none."""
-
-    count: int
-    mean_area_px: float
-    max_area_px: int
 
 
 def labelled(ns: ArrayNamespace, mask: Array, *, connectivity: int = 4) -> tuple[Array, int]:
@@ -49,8 +38,7 @@ def keep_elongated(
 
     Length comes from the spread along the main axis, width is area over length.
     """
-    xp = ns.xp
-    labels, count = labelled(ns, mask, connectivity=8)
+    xp, (labels, count) = ns.xp, labelled(ns, mask, connectivity=8)
     if count == 0:
         return mask.copy()
     rows, columns = xp.nonzero(labels)
@@ -87,15 +75,15 @@ def opened_by_disk(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
 
 def dilated_by_disk(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
     """The mask dilated by a disk: the union of its columns, each a run of px moved sideways."""
-    disk = disk_footprint(radius_px)
-    reach = disk.shape[1] // 2
+    disk, width = disk_footprint(radius_px), mask.shape[1]
+    padded = ns.xp.pad(mask, ((0, 0), (len(disk) // 2,) * 2))
     runs: dict[int, Array] = {}
     out = ns.xp.zeros_like(mask)
-    for offset, column in enumerate(disk.T):
+    for left, column in enumerate(disk.T):
         half = int(column.sum()) // 2
         if half not in runs:
-            runs[half] = _any_between(ns, mask, -half, half)
-        _or_moved(out.T, runs[half].T, offset - reach)
+            runs[half] = _any_between(ns, padded, -half, half)
+        out |= runs[half][:, left : left + width]
     return out
 
 
@@ -112,15 +100,6 @@ def _any_between(ns: ArrayNamespace, mask: Array, first: int, last: int) -> Arra
     return padded
 
 
-def _or_moved(out: Array, mask: Array, rows: int) -> None:
-    """out |= the mask, moved down by a number of rows."""
-    moved = min(abs(rows), len(out))
-    if rows >= 0:
-        out[moved:] |= mask[: len(mask) - moved]
-    else:
-        out[: len(out) - moved] |= mask[moved:]
-
-
 def disk_footprint(radius_px: float) -> np.ndarray:
     """Bool (2r + 1, 2r + 1): px centres at most radius_px from the middle."""
     reach = int(radius_px)
@@ -128,9 +107,7 @@ def disk_footprint(radius_px: float) -> np.ndarray:
     return np.asarray(dx**2 + dy**2 <= radius_px**2)
 
 
-def measure_regions(ns: ArrayNamespace, mask: Array) -> Regions:
-    """Number, mean and largest area of the 8-connected regions."""
+def region_areas(ns: ArrayNamespace, mask: Array) -> Array:
+    """Px of each of the 8-connected regions of a mask, (regions,)."""
     labels, count = labelled(ns, mask, connectivity=8)
-    areas = ns.xp.bincount(labels.ravel(), minlength=max(2, count + 1))[1:]
-    mean_px = float(areas.sum()) / max(1, count)
-    return Regions(count=count, mean_area_px=mean_px, max_area_px=int(areas.max()))
+    return ns.xp.bincount(labels.ravel(), minlength=count + 1)[1:]

@@ -14,20 +14,13 @@ Array = Any  # np.ndarray or cupy.ndarray: whatever the namespace's `xp` makes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayNamespace:
-    """Where arrays live and what computes on them; passed in, never looked up.
+    """Where arrays live and what computes on them; passed in, never looked up."""
 
-    Attributes:
-        device: 'cpu' or 'cuda:<index>'.
-        xp: the array module, numpy or cupy.
-        ndimage: scipy.ndimage or cupyx.scipy.ndimage.
-        crossings: how often an array crossed between host and device, by reason. Work images in
-            and masks out are `upload` and `download`; any other key is an operation that has no
-            counterpart on the device and ran on the host.
-    """
-
-    device: str
-    xp: Any
-    ndimage: Any
+    device: str  # 'cpu' or 'cuda:<index>'
+    xp: Any  # the array module, numpy or cupy
+    ndimage: Any  # scipy.ndimage or cupyx.scipy.ndimage
+    # how often an array crossed between host and device, by reason: work images in and masks out
+    # are `upload` and `download`; any other is an operation without a counterpart on the device
     crossings: Counter[str] = field(default_factory=Counter, compare=False)
 
     def upload(self, array: npt.NDArray[Any], *, reason: str = "upload") -> Array:
@@ -59,23 +52,19 @@ def get_namespace(device: str = "cpu") -> ArrayNamespace:
     kind, _, index = device.partition(":")
     if kind != "cuda" or not (index == "" or index.isdigit()):
         raise InvalidInputError(f"device must be 'cpu', 'cuda' or 'cuda:<index>', got {device!r}")
-    return _cuda_namespace(int(index or 0))
-
-
-def _cuda_namespace(index: int) -> ArrayNamespace:
+    number = int(index or 0)
+    device = f"cuda:{number}"
     try:
         import cupy
         from cupyx.scipy import ndimage
     except ImportError as error:
-        raise DeviceError(
-            f"device must have CuPy, got 'cuda:{index}' without it ({error}); "
-            "pip install cupy-cuda12x, or use device 'cpu'"
-        ) from error
+        rule = f"device must have CuPy, got {device!r} without it ({error})"
+        raise DeviceError(f"{rule}; pip install cupy-cuda12x, or use device 'cpu'") from error
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise DeviceError(f"device must be there, got 'cuda:{index}': {error}") from error
-    if index >= count:
-        raise DeviceError(f"device must be one of {count} CUDA devices, got 'cuda:{index}'")
-    cupy.cuda.Device(index).use()
-    return ArrayNamespace(device=f"cuda:{index}", xp=cupy, ndimage=ndimage)
+        raise DeviceError(f"device must be there, got {device!r}: {error}") from error
+    if number >= count:
+        raise DeviceError(f"device must be one of {count} CUDA devices, got {device!r}")
+    cupy.cuda.Device(number).use()
+    return ArrayNamespace(device=device, xp=cupy, ndimage=ndimage)

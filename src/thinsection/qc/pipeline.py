@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 from thinsection.config import coerce, field_types, nearest, read_toml, toml_value
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.qc.checks import artefacts, by_example, light, measures, shape
+from thinsection.qc.checks import artefacts, by_example, masking, measures
 from thinsection.qc.checks.check import QcCheck, Statistics
 from thinsection.registry import Entry, Registry
 
 WorkFrom = Literal["objective_power", "mpp"]
 _BUILT_IN: tuple[type[QcCheck], ...] = (
-    *(by_example.ByExample, light.Intensity, light.Otsu, light.BrightestCluster),
-    *(light.LocalMinimum, light.Flat, light.Blurry, light.Equalised),
-    *(shape.Fat, shape.FillHoles, shape.DropSpecks, shape.Spurs, shape.Fragments),
-    *(shape.CountPieces, measures.Contrast, measures.Brightness, measures.Stains),
+    *(by_example.ByExample, masking.Intensity, masking.Otsu, masking.BrightestCluster),
+    *(masking.LocalMinimum, masking.Flat, masking.Blurry, measures.Equalised, masking.Fat),
+    *(masking.FillHoles, masking.DropSpecks, masking.Spurs, masking.Fragments),
+    *(measures.CountPieces, measures.Contrast, measures.Brightness, measures.Stains),
     *(measures.Histogram, measures.Texture, artefacts.Focus, artefacts.Folds),
 )
 _RESERVED_NAMES = ("mask_use", "overlay", "thumbnail")  # of files that are no check's

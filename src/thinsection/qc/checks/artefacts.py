@@ -1,9 +1,8 @@
 """Finds what went wrong at the microscope and on the glass: blur and folds.
 
-Tissue has contrast at every scale. Defocus takes the finest band first, so that the ratio of its
-amplitude to that of the next band falls, whatever the strength of the stain. HistoQC's measure is
-the plain edge strength over a wide area: it falls wherever tissue is pale or ends. A fold is twice
-as thick as tissue of the same stain usually is, and elongated.
+Defocus takes the finest band of detail first, so that the ratio of its amplitude to that of the
+next band falls, whatever the strength of the stain. A fold is twice as thick as tissue of the same
+stain usually is, and elongated.
 """
 
 import math
@@ -27,17 +26,13 @@ class Focus(QcCheck):
 
     kind: ClassVar[str] = "focus"
     name: str = "focus"
-    # resolution at which detail is measured, µm/px; a slide of less is taken as it is
-    image_mpp: float = 0.5
+    image_mpp: float = 0.5  # where detail is measured, µm/px; a slide of less is taken as it is
     block_px: int = 32  # edge of the blocks in which it is averaged, px of that image
-    # amplitude (gray, [0, 1]) added to the coarse band, so that smooth, sharp tissue and noise do
-    # not decide
-    floor: float = 0.006
+    floor: float = 0.006  # gray, [0, 1], added to the coarse band: noise does not decide
     # blurred where the ratio is below this share of the slide's 75th percentile (sharp tissue) ...
     relative: float = 0.55
     min_ratio: float = 0.3  # ... or below this, for a slide that is blurred as a whole
-    # smaller blurred areas, and sharp holes in them, do not count
-    min_area: str = area("0.004 mm2")
+    min_area: str = area("0.004 mm2")  # smaller blurred areas, and holes in them, do not count
 
     def __call__(self, view: QcView) -> Outcome:
         ns, tissue = view.ns, view.mask_use
@@ -94,8 +89,7 @@ class Folds(QcCheck):
 
     kind: ClassVar[str] = "folds"
     name: str = "folds"
-    # of a usual fold; detail finer than a sixth of it is smoothed away
-    width: str = length("80 um")
+    width: str = length("80 um")  # of a usual fold; detail finer than a sixth of it is smoothed
     # a px may be part of a fold from this multiple of the optical density that tissue with the same
     # balance of stains usually has on this slide ...
     min_thickness: float = 1.35

@@ -9,17 +9,10 @@ from typing import ClassVar
 from thinsection.arrays.morphology import dilated_by_square, drop_small, keep_elongated
 from thinsection.errors import ConfigError
 from thinsection.files.atomic import atomic_path
+from thinsection.qc.checks import pixel_model
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 from thinsection.qc.checks.measures import read_rgb
-from thinsection.qc.checks.pixel_model import (
-    RECIPE,
-    Example,
-    PixelModel,
-    check_features,
-    load_model,
-    save_model,
-    train,
-)
+from thinsection.qc.checks.pixel_model import Example, PixelModel, load_model
 
 _MODELS = Path(__file__).parent / "models"  # made by tests/support/pixel_examples.py
 _DEFAULT_FEATURES = ("rgb", "smooth", "laplace", "texture")
@@ -31,12 +24,9 @@ class ByExample(QcCheck):
 
     kind: ClassVar[str] = "by_example"
     name: str = "pen_markings"
-    # 'pen' or 'coverslip', which come with the package, trained on generated examples; or 'own',
-    # trained on yours
-    model: str = "pen"
+    model: str = "pen"  # or 'coverslip', trained on generated examples; or 'own', trained on yours
     example_images: tuple[str, ...] = ()  # picture files at the work resolution, for model 'own'
-    # one mask picture for each, bright where the picture shows it
-    example_masks: tuple[str, ...] = ()
+    example_masks: tuple[str, ...] = ()  # one for each, bright where the picture shows it
     features: tuple[str, ...] = ()  # of `pixel_features`, for model 'own'
     threshold: float = 0.5  # on P
     min_area: str = area("100 px")  # smaller finds are dropped
@@ -47,7 +37,7 @@ class ByExample(QcCheck):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_features(self.features)
+        pixel_model.check_features(self.features)
 
     def __call__(self, view: QcView) -> Outcome:
         ns, least = view.ns, view.area_px(self.min_area)
@@ -80,13 +70,13 @@ def trained_model(check: ByExample, cache_dir: Path) -> PixelModel:
         content.update(rgb.tobytes() + mask.tobytes() + repr(rgb.shape).encode())
     features = check.features or _DEFAULT_FEATURES
     settings = {"seed": check.seed, "num_samples": check.num_samples}
-    recipe = json.dumps([content.hexdigest(), features, settings, RECIPE])
+    recipe = json.dumps([content.hexdigest(), features, settings, pixel_model.RECIPE])
     key = hashlib.sha256(recipe.encode()).hexdigest()[:16]
     path = cache_dir / "qc-models" / f"own-{key}.npz"
     if (model := load_model(path)) is None:
-        model = train(examples, features, **settings)
+        model = pixel_model.train(examples, features, **settings)
         with atomic_path(path) as temporary:
-            save_model(temporary, model)
+            pixel_model.save_model(temporary, model)
     return model
 
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import numpy.typing as npt
 
 from thinsection.arrays import Array, ArrayNamespace
-from thinsection.arrays.morphology import measure_regions
+from thinsection.arrays.morphology import region_areas
 from thinsection.errors import ConfigError
-from thinsection.types import Size
+from thinsection.types import RgbArray, Size
 
 Score = float | str
 Statistics = Literal["relative2mask", "relative2image", "absolute"]
@@ -46,9 +45,7 @@ class Strips:
 
     mpp: float  # µm per px
     size: Size  # (width, height) of all strips together
-    # yields RGB uint8 (rows, width, 3) on the host; rows is a multiple of the multiple that was
-    # asked for, but for the last
-    strips: Iterator[npt.NDArray[np.uint8]]
+    strips: Iterator[RgbArray]  # on the host; rows in the multiple asked for, but for the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +53,11 @@ class Outcome:
     """What one check answers."""
 
     mask_use: Array | None = None  # bool (H, W), the mask after it; None leaves it as it was
-    # bool (H, W), what the check found (or filled); None if it only measures
-    touched: Array | None = None
+    touched: Array | None = None  # bool (H, W), what it found (or filled); None if it only measures
     scores: Mapping[str, Score] = field(default_factory=dict)  # columns of the slide's row
-    # for the report, on the host: a picture, uint8 (H, W), or densities of R, G and B, float64
-    # (bins, 3)
+    # on the host: a picture, uint8 (H, W), or densities of R, G and B, float64 (bins, 3)
     tables: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    # True takes `touched` out of the final mask again, whatever filled it since
-    enforce: bool = False
+    enforce: bool = False  # takes `touched` out of the final mask again, whatever filled it since
     warnings: tuple[str, ...] = ()  # sentences for the slide's row
 
 
@@ -77,12 +71,9 @@ class QcView:
     mask_use: Array  # bool (H, W), what the checks before this one have left
     mpp_th: float  # µm per px of the work image
     statistics: Statistics = "relative2mask"  # how a share is written
-    # gray, float32, of the whole slide at a nominal mpp, from the same pass over it
-    gray_at: Callable[[float], Array]
-    # strips at about a real mpp, with rows a multiple of the second argument
-    strips_at: Callable[[float, int], Strips]
-    # P of each px, float32 (H, W), by the model of a by-example check
-    probability_of: Callable[[Any], Array]
+    gray_at: Callable[[float], Array]  # nominal mpp -> gray, float32, from the same pass
+    strips_at: Callable[[float, int], Strips]  # mpp, rows multiple -> strips at about that mpp
+    probability_of: Callable[[Any], Array]  # by-example check -> P of each px, float32 (H, W)
 
     def length_px(self, text: str) -> float:
         """A length as px of the work image."""
@@ -103,8 +94,8 @@ class QcView:
 
     def left(self, new: Array, column: str, *, enforce: bool = False) -> Outcome:
         """The outcome of a check that leaves `new` of the mask; its share is one column."""
+        scores: dict[str, Score] = {column: self.share(new)}
         touched = self.mask_use & ~new
-        scores = {column: self.share(new)}
         return Outcome(mask_use=new, touched=touched, scores=scores, enforce=enforce)
 
     def left_regions(self, new: Array, prefix: str, touched: Array | None = None) -> Outcome:
@@ -115,11 +106,11 @@ class QcView:
 
     def region_scores(self, prefix: str, mask: Array, share: float) -> dict[str, Score]:
         """Number, mean and largest area of the 8-connected regions of a mask, and a share."""
-        regions = measure_regions(self.ns, mask)
+        areas = region_areas(self.ns, mask)
         return {
-            f"{prefix}_num_regions": float(regions.count),
-            f"{prefix}_mean_area": regions.mean_area_px,
-            f"{prefix}_max_area": float(regions.max_area_px),
+            f"{prefix}_num_regions": float(len(areas)),
+            f"{prefix}_mean_area": float(areas.sum()) / max(1, len(areas)),
+            f"{prefix}_max_area": float(areas.max()) if len(areas) else 0.0,
             f"{prefix}_percent": share,
         }
 
@@ -131,14 +122,11 @@ class QcCheck(ABC):
     The first line of a subclass's docstring is its help; every field has a default.
     """
 
-    # of the table; the name of the entry point, where another package brings the check
-    kind: ClassVar[str]
-    # packages beyond this one's that it imports, by import name
-    needs: ClassVar[tuple[str, ...]] = ()
+    kind: ClassVar[str]  # of the table; the entry point's name, where another package brings it
+    needs: ClassVar[tuple[str, ...]] = ()  # packages beyond ours that it imports, by import name
     fills: ClassVar[bool] = False  # True if what it touches is given to the mask, not taken from it
 
-    # unique in a pipeline: of the mask, its picture, and if a check says nothing else of the column
-    name: str = ""
+    name: str = ""  # unique in a pipeline: of the mask, its picture and, in most checks, the column
 
     def __post_init__(self) -> None:
         """Lengths and areas are parsed once, so that a wrong one fails before any slide is read."""
@@ -169,7 +157,7 @@ class QcCheck(ABC):
 
 
 def _size_px(text: str, um_per_px: float, what: str, key: str = "") -> float:
-    """Px of the work image in a length (in an area, where um_per_px is µm²), or ConfigError."""
+    """Px of the work image in a length (in an area, where um_per_px is µm²)."""
     match = _SIZE.fullmatch(text)
     if match is None or match[2] not in ("px", *_UM[what]):
         raise ConfigError(f"{key or what} must be {_RULES[what]}, got {text!r}")

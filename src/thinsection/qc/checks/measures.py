@@ -1,4 +1,4 @@
-"""Checks that only measure: contrast, brightness, stains, histograms, texture."""
+"""Checks that only measure: contrast, brightness, stains, histograms, texture, pieces."""
 
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -18,10 +18,7 @@ _TEXTURE = ("contrast", "dissimilarity", "homogeneity", "ASM", "energy", "correl
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast(QcCheck):
-    """Tenengrad, Michelson and RMS contrast of the gray image.
-
-    tenenGrad = sqrt(sum of squared gradients) / N.
-    """
+    """Tenengrad, Michelson and RMS contrast of the gray image."""
 
     kind: ClassVar[str] = "contrast"
     name: str = "contrast"
@@ -40,7 +37,7 @@ class Contrast(QcCheck):
         if gray.size == 0:
             return _no_tissue(self.name, names)
         highest, lowest = float(gray.max()), float(gray.min())
-        tenengrad = float(energy.sum()) ** 0.5 / gray.size
+        tenengrad = float(energy.sum()) ** 0.5 / gray.size  # sqrt(sum of squared gradients) / N
         michelson = (highest - lowest) / (highest + lowest) if highest + lowest > 0 else 0.0
         return Outcome(scores=dict(zip(names, (tenengrad, michelson, float(gray.std())))))
 
@@ -51,8 +48,7 @@ class Brightness(QcCheck):
 
     kind: ClassVar[str] = "brightness"
     name: str = "brightness"
-    # 'gray' [0, 1], 'RGB' 0 to 255, or 'YUV' of [0, 1]
-    space: Literal["gray", "RGB", "YUV"] = "gray"
+    space: Literal["gray", "RGB", "YUV"] = "gray"  # gray is [0, 1], RGB 0 to 255, YUV of [0, 1]
     prefix: str = ""  # put before the column names, with an underscore
     limit_to_mask: bool = True  # False measures the whole image
     invert: bool = False  # True measures outside the mask
@@ -61,8 +57,8 @@ class Brightness(QcCheck):
         if self.space == "gray":
             channels = {"grayscale": view.gray}
         else:
-            rgb = view.rgb.astype(view.ns.xp.float64)
-            image = rgb if self.space == "RGB" else colour.yuv_from_rgb(view.ns, view.rgb)
+            yuv, ns = self.space == "YUV", view.ns
+            image = colour.yuv_from_rgb(ns, view.rgb) if yuv else view.rgb.astype(ns.xp.float64)
             channels = {f"chan{c + 1}": image[..., c] for c in range(3)}
         suffix = "_YUV" if self.space == "YUV" else ""
         scores: dict[str, Score] = {}
@@ -90,8 +86,8 @@ class Stains(QcCheck):
         scores: dict[str, Score] = {}
         amounts = colour.stains_from_rgb(view.ns, view.rgb, self.stain)
         for c in range(3):
-            amount = amounts[..., c]
-            clipped = view.ns.xp.clip(amount, 0.0, view.ns.xp.quantile(amount, 0.99))
+            most = view.ns.xp.quantile(amounts[..., c], 0.99)
+            clipped = view.ns.xp.clip(amounts[..., c], 0.0, most)
             values = clipped[view.mask_use] if self.use_mask else clipped
             scores[f"deconv_c{c}_mean"] = float(values.mean())
             scores[f"deconv_c{c}_std"] = float(values.std())
@@ -106,9 +102,7 @@ class Histogram(QcCheck):
     name: str = "histogram"
     bins: int = 20  # over 0 to 255
     limit_to_mask: bool = True  # False measures the whole image
-    # image files; each adds a column `<stem>_MSE_hist`. HistoQC's four templates are not ours to
-    # ship: name your own, or those of an installed HistoQC
-    templates: tuple[str, ...] = ()
+    templates: tuple[str, ...] = ()  # image files; each adds a column `<stem>_MSE_hist`
 
     def __call__(self, view: QcView) -> Outcome:
         pixels = view.rgb[view.mask_use] if self.limit_to_mask else view.rgb.reshape(-1, 3)
@@ -128,8 +122,7 @@ class Histogram(QcCheck):
         """Density of each channel over 0 to 255, (bins, 3) on the host; zeros without px."""
         counts = [ns.xp.bincount(rgb[:, c], minlength=256) for c in range(3)]
         host = ns.download(ns.xp.stack(counts, axis=1)).astype(np.float64)
-        # numpy's rule: bins are half open, the last one closed
-        index = np.minimum((np.arange(256) * self.bins) // 255, self.bins - 1)
+        index = np.minimum((np.arange(256) * self.bins) // 255, self.bins - 1)  # as numpy's bins
         binned = [np.bincount(index, host[:, c], minlength=self.bins) for c in range(3)]
         total = np.maximum(host.sum(axis=0), 1)
         return np.asarray(np.stack(binned, axis=1) / total / (255 / self.bins))
@@ -185,6 +178,31 @@ class Texture(QcCheck):
             counts.append(graycomatrix(square, [self.distance_px], [0], **settings)[:, :, 0, 0])
         stacked = np.stack(counts, axis=2)[..., None]  # squares in the place of distances
         return {name: graycoprops(stacked, name)[:, 0] for name in _TEXTURE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountPieces(QcCheck):
+    """Counts the 8-connected pieces of tissue that are left: their mean and largest area in px."""
+
+    kind: ClassVar[str] = "count_pieces"
+    name: str = "tissue_pieces"
+
+    def __call__(self, view: QcView) -> Outcome:
+        share = float(view.mask_use.mean())
+        return Outcome(scores=view.region_scores(self.name, view.mask_use, share))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equalised(QcCheck):
+    """Measures nothing; leaves a histogram-equalised gray picture for the report."""
+
+    kind: ClassVar[str] = "equalised"
+    name: str = "equalised"
+
+    def __call__(self, view: QcView) -> Outcome:
+        xp, ns = view.ns.xp, view.ns
+        share = filters.equalised(ns, (view.gray * 255).astype(xp.uint8))
+        return Outcome(tables={self.name: ns.download((share * 255).astype(xp.uint8))})
 
 
 def read_rgb(path: str) -> npt.NDArray[np.uint8]:

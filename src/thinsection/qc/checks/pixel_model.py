@@ -1,15 +1,14 @@
 """A small network over px features: trained with a seed, kept as plain arrays, run on any device.
 
-What it sees of a px: colour, surroundings, edges, ridges. Two hidden layers: some 2,000 weights
-classify a million px in a fraction of a second by three matrix products, where a random forest of
-100 trees takes seconds and does not run on a GPU.
+Two hidden layers, some 2,000 weights: a million px in a fraction of a second by three matrix
+products, where a random forest of 100 trees takes seconds and does not run on a GPU.
 """
 
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +18,8 @@ from thinsection.arrays.colour import gray32_from_rgb
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.types import MaskArray, RgbArray
 
-Key = TypeVar("Key")
 Example = tuple[RgbArray, MaskArray]  # a picture, and where it shows what is to be found
-Weights = npt.NDArray[np.float32]
+WEIGHTS = ("w1", "b1", "w2", "b2", "w3", "b3")  # of the three layers: (in, out), (out,), ...
 RECIPE = {"positive_share": 0.3, "hidden": 32, "num_epochs": 12, "batch_size": 512, "rate": 1e-3}
 _FEATURES = ("rgb", "smooth", "laplace", "texture", "ridge", "frangi")
 _SMOOTH_SIGMAS_PX = (2.0, 8.0)
@@ -45,9 +43,6 @@ def pixel_features(ns: ArrayNamespace, rgb: Array, names: Sequence[str]) -> dict
     """Feature name -> its planes, float32 (H, W) each, of uint8 (H, W, 3).
 
     Memory: O(H * W * planes).
-
-    Raises:
-        ConfigError: no such feature.
     """
     check_features(names)
     channels = [rgb[..., c] * ns.xp.float32(1 / 255) for c in range(3)]
@@ -75,8 +70,7 @@ def _frangi(ns: ArrayNamespace, gray: Array) -> Array:
 
     Source: Frangi et al., Multiscale vessel enhancement filtering, 1998.
     """
-    xp = ns.xp
-    best = xp.zeros_like(gray)
+    xp, best = ns.xp, ns.xp.zeros_like(gray)
     for sigma in _FRANGI_SIGMAS_PX:
         low, high = filters.ridges(ns, gray, sigma)
         size = xp.where(high == 0, 1e-10, high)
@@ -91,13 +85,7 @@ class PixelModel:
     """A trained classifier: P = sigmoid(w3 relu(w2 relu(w1 x + b1) + b2) + b3)."""
 
     features: tuple[str, ...]  # whose planes are x, in this order
-    # w1, b1, w2, b2, w3, b3: float32 weights (in, out) and biases (out,) of the three layers
-    w1: Weights
-    b1: Weights
-    w2: Weights
-    b2: Weights
-    w3: Weights
-    b3: Weights
+    weights: tuple[npt.NDArray[np.float32], ...]  # `WEIGHTS`
 
 
 def train(
@@ -105,11 +93,8 @@ def train(
 ) -> PixelModel:
     """A model of the examples, on the CPU; the same inputs and seed give the same model.
 
-    Args:
-        examples: pictures at the work resolution with their masks.
-        features: of `pixel_features`.
-        seed: of the sampling, the first weights and the order of batches.
-        num_samples: px drawn from all examples.
+    The seed decides the sampling, the first weights and the order of batches; num_samples px are
+    drawn from all examples.
 
     Memory: O(px of the examples * features).
 
@@ -128,41 +113,38 @@ def train(
     )
     for _ in range(int(RECIPE["num_epochs"])):  # `fit` warns that it stops before it converges
         network.partial_fit((x - shift) / scale, y, classes=[False, True])
-    first, *weights = network.coefs_
-    bias, *biases = network.intercepts_
-    first = first / scale[:, None]  # the standardisation, folded in
-    values = (first, *weights, bias - shift @ first, *biases)
-    named = zip(("w1", "w2", "w3", "b1", "b2", "b3"), values, strict=True)
-    return PixelModel(features=features, **{n: v.astype(np.float32) for n, v in named})
+    w1, w2, w3 = network.coefs_
+    b1, b2, b3 = network.intercepts_
+    w1 = w1 / scale[:, None]  # the standardisation, folded in
+    weights = (w1, b1 - shift @ w1, w2, b2, w3, b3)
+    return PixelModel(features=features, weights=tuple(v.astype(np.float32) for v in weights))
 
 
 def _drawn(
     examples: Sequence[Example], features: Sequence[str], seed: int, num_samples: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
     """Features (px, planes) and classes of px of the examples, both classes in fixed shares."""
-    columns = []
-    for rgb, _ in examples:
-        planes = pixel_features(get_namespace("cpu"), rgb, features)
-        columns.append(np.stack([p.ravel() for name in features for p in planes[name]], axis=1))
+    ns, rng = get_namespace("cpu"), np.random.default_rng(seed)
+    found = [pixel_features(ns, rgb, features) for rgb, _ in examples]
+    columns = [np.stack([p.ravel() for n in features for p in f[n]], axis=1) for f in found]
     y = np.concatenate([mask.ravel() for _, mask in examples])
-    rng = np.random.default_rng(seed)
     inside, outside = np.flatnonzero(y), np.flatnonzero(~y)
     if not len(inside) or not len(outside):
         what = "inside" if not len(inside) else "outside"
         raise InvalidInputError(f"examples must have px of both classes, got none {what} the masks")
     num_inside = int(num_samples * RECIPE["positive_share"])
-    drawn = (rng.choice(inside, num_inside), rng.choice(outside, num_samples - num_inside))
+    drawn = rng.choice(inside, num_inside), rng.choice(outside, num_samples - num_inside)
     chosen = np.concatenate(drawn)
     return np.concatenate(columns)[chosen], y[chosen]
 
 
 def probabilities(
-    ns: ArrayNamespace, rgb: Array, models: Mapping[Key, PixelModel]
-) -> dict[Key, Array]:
+    ns: ArrayNamespace, rgb: Array, models: Mapping[Any, PixelModel]
+) -> dict[Any, Array]:
     """P of each px by each model, float32 (H, W), from one pass over the image and its features.
 
-    Bands of rows are taken one after the other, each with the rows beyond it that its features
-    look at, so that the result is that of the whole image.
+    Bands of rows are taken with the rows beyond them that features look at, so that the result is
+    that of the whole image.
 
     Memory: O(H * W * models + features of a band of about a million px).
     """
@@ -186,8 +168,8 @@ def predict(ns: ArrayNamespace, model: PixelModel, planes: Sequence[Array]) -> A
 
     Memory: O(px + 8,192 * (features + hidden)).
     """
-    xp, names = ns.xp, ("w1", "b1", "w2", "b2", "w3", "b3")
-    w1, b1, w2, b2, w3, b3 = (ns.upload(getattr(model, name), reason="model") for name in names)
+    xp = ns.xp
+    w1, b1, w2, b2, w3, b3 = (ns.upload(value, reason="model") for value in model.weights)
     # relu(h + b) = max(h, -b) + b: what is added goes into the next layer's bias, so that a block
     # of px is written once per layer
     b2 = b2 + b1 @ w2
@@ -205,16 +187,16 @@ def predict(ns: ArrayNamespace, model: PixelModel, planes: Sequence[Array]) -> A
 
 def save_model(path: Path, model: PixelModel) -> None:
     """Writes the arrays of a model as .npz, no pickle."""
-    arrays: dict[str, Any] = asdict(model)  # numpy makes an array of the names of the features
+    arrays: dict[str, Any] = dict(zip(WEIGHTS, model.weights, strict=True))
     with path.open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, features=model.features, **arrays)
 
 
 def load_model(path: Path) -> PixelModel | None:
     """The model of a file, or None if it is not there or not whole."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            stored = {f.name: arrays[f.name] for f in fields(PixelModel)}
+            features, *weights = (arrays[name] for name in ("features", *WEIGHTS))
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
         return None
-    return PixelModel(**{**stored, "features": tuple(stored["features"].tolist())})
+    return PixelModel(features=tuple(features.tolist()), weights=tuple(weights))

@@ -1,4 +1,4 @@
-"""Checks on how bright, coloured or flat a px and its surroundings are."""
+"""Checks that narrow the mask as HistoQC does: by light and colour, and by the mask's own shape."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,13 @@ import numpy as np
 
 from thinsection.arrays import Array, filters
 from thinsection.arrays.colour import channel_std
-from thinsection.arrays.morphology import disk_footprint, drop_small
+from thinsection.arrays.morphology import (
+    dilated_by_square,
+    disk_footprint,
+    drop_small,
+    fill_small,
+    opened_by_disk,
+)
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
 
@@ -18,11 +24,9 @@ class Intensity(QcCheck):
 
     kind: ClassVar[str] = "intensity"
     name: str = "bright"
-    # lower_gray, upper_gray: open limits of luma, [0, 1]; None sets none
-    lower_gray: float | None = None
+    lower_gray: float | None = None  # open limits of luma, [0, 1]; None sets none
     upper_gray: float | None = None
-    # lower_std, upper_std: open limits of the standard deviation over R, G, B, 0 to 255
-    lower_std: float | None = None
+    lower_std: float | None = None  # of the standard deviation over R, G, B, 0 to 255
     upper_std: float | None = None
     invert: bool = False  # True keeps the others
 
@@ -72,7 +76,7 @@ class BrightestCluster(QcCheck):
         present = values[counts > 0]
         centers = np.linspace(present[0], present[-1], self.num_clusters)
         for _ in range(100):
-            cluster = np.abs(values[:, None] - centers[None, :]).argmin(axis=1)
+            cluster = np.abs(values[:, None] - centers).argmin(axis=1)
             weight = np.bincount(cluster, counts, minlength=self.num_clusters)
             total = np.bincount(cluster, counts * values, minlength=self.num_clusters)
             moved = np.where(weight > 0, total / np.maximum(weight, 1), centers)
@@ -140,16 +144,76 @@ class Blurry(QcCheck):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Equalised(QcCheck):
-    """Measures nothing; leaves a histogram-equalised gray picture for the report."""
+class Fat(QcCheck):
+    """Removes groups of many small holes, as fat is."""
 
-    kind: ClassVar[str] = "equalised"
-    name: str = "equalised"
+    kind: ClassVar[str] = "fat"
+    name: str = "fatlike"
+    max_cell: str = area("64 px")  # a hole smaller than this may be a fat cell
+    min_cell: str = area("9 px")  # a hole smaller than this is noise
+    kernel: str = length("10 px")  # edge of the square that joins neighbouring holes
+    min_area: str = area("1000 px")  # joined holes must cover more than this
 
     def __call__(self, view: QcView) -> Outcome:
-        share = filters.equalised(view.ns, _as_uint8(view))
-        picture = view.ns.download((share * 255).astype(view.ns.xp.uint8))
-        return Outcome(tables={self.name: picture})
+        ns, mask = view.ns, view.mask_use
+        filled = fill_small(ns, mask, view.area_px(self.max_cell))
+        cells = drop_small(ns, filled & ~mask, view.area_px(self.min_cell))
+        joined = dilated_by_square(ns, cells, max(1, round(view.length_px(self.kernel))))
+        found = drop_small(ns, joined, int(view.area_px(self.min_area)) + 1)  # more, not at least
+        return view.left_regions(mask & ~found, "fatlike_tissue_removed", found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillHoles(QcCheck):
+    """Gives small holes back to the mask."""
+
+    kind: ClassVar[str] = "fill_holes"
+    fills: ClassVar[bool] = True
+    name: str = "small_filled"
+    min_area: str = area("1000 px")
+
+    def __call__(self, view: QcView) -> Outcome:
+        new = fill_small(view.ns, view.mask_use, view.area_px(self.min_area))
+        return view.left_regions(new, "small_tissue_filled", new & ~view.mask_use)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropSpecks(QcCheck):
+    """Removes small pieces of the mask, and counts them."""
+
+    kind: ClassVar[str] = "drop_specks"
+    name: str = "small_removed"
+    min_area: str = area("64 px")
+
+    def __call__(self, view: QcView) -> Outcome:
+        new = drop_small(view.ns, view.mask_use, view.area_px(self.min_area))
+        return view.left_regions(new, "small_tissue_removed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fragments(QcCheck):
+    """Removes pieces of tissue too small to be of use; one column."""
+
+    kind: ClassVar[str] = "fragments"
+    name: str = "areathresh"
+    min_area: str = area("10000 px")
+
+    def __call__(self, view: QcView) -> Outcome:
+        new = drop_small(view.ns, view.mask_use, view.area_px(self.min_area))
+        return view.left(new, "areaThresh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spurs(QcCheck):
+    """Removes what is thinner than a disk."""
+
+    kind: ClassVar[str] = "spurs"
+    name: str = "spur"
+    radius: str = length("5 px")
+
+    def __call__(self, view: QcView) -> Outcome:
+        new = opened_by_disk(view.ns, view.mask_use, view.length_px(self.radius))
+        return view.left(new, "spur_pixels")
 
 
 def _between(values: Array, lower: float | None, upper: float | None) -> Array:
