@@ -26,7 +26,6 @@ from thinsection.planning.plan import (
     slide_sizes,
 )
 from thinsection.qc import Pipeline
-from thinsection.qc.engine import image_mpps
 from thinsection.qc.work_image import scale_of
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
@@ -180,7 +179,7 @@ def _qc_bounds(entry: SlideEntry, reader: str, pipeline: Pipeline) -> tuple[int,
     with open_slide(entry.slide_path, reader=reader, slide_mpp=entry.slide_mpp) as slide:
         mpp = scale_of(slide, pipeline, mean_mpp(entry.slide_mpp)).slide_mpp
         num_px = math.prod(slide.size)
-    work_mpp = min(COARSEST_MPP, *image_mpps(pipeline))
+    work_mpp = min(COARSEST_MPP, *pipeline.image_mpps)
     sizes = {"slide_mpp": mpp, "work_mpp": work_mpp}
     return qc_peak_bytes(num_px, **sizes), qc_seconds(num_px, **sizes)
 

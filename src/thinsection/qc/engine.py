@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,8 @@ from thinsection.arrays import Array, ArrayNamespace, get_namespace
 from thinsection.arrays.colour import gray32_from_rgb, gray_from_rgb
 from thinsection.config import user_cache_dir
 from thinsection.qc.checks.by_example import ByExample, trained_model
-from thinsection.qc.checks.check import Outcome, QcView, Score, Strips
-from thinsection.qc.checks.pixel_model import probabilities
+from thinsection.qc.checks.check import Outcome, QcView, Score
+from thinsection.qc.checks.pixel_model import PixelModel, probabilities
 from thinsection.qc.pipeline import Pipeline, load_pipeline
 from thinsection.qc.result import QcResult
 from thinsection.qc.work_image import read_strips, read_work_images, scale_of, suspicions
@@ -23,8 +23,7 @@ from thinsection.types import MaskFrame, RgbArray
 
 def prepare_models(pipeline: Pipeline, *, cache_dir: Path | None = None) -> None:
     """Trains the pipeline's pixel models into the cache, where they are not there yet."""
-    for check in _by_example(pipeline):
-        trained_model(check, cache_dir or user_cache_dir())
+    _models(pipeline, cache_dir or user_cache_dir())
 
 
 def run_qc(
@@ -59,56 +58,33 @@ def run_qc(
     started = time.perf_counter()
     images = _images(slide, pipeline, scale.work_mpp)
     seconds = {"read": time.perf_counter() - started}
-    folder = cache_dir or user_cache_dir()
-    view = _view(ns, slide, pipeline, images, slide_mpp=scale.slide_mpp, cache_dir=folder)
-    rgb = images[pipeline.work_mpp]
-    outcomes: dict[str, Outcome] = {}
-    scores: dict[str, Score] = {}
-    warnings = [*scale.warnings, *suspicions(rgb)]
-    for check in pipeline.checks:
-        started = time.perf_counter()
-        outcome = check(view)
-        warnings += _warnings(check.name, outcome, scores, view)
-        scores.update(outcome.scores)
-        if outcome.mask_use is not None:
-            view = replace(view, mask_use=outcome.mask_use)
-        outcomes[check.name] = replace(outcome, mask_use=None)
-        seconds[check.name] = time.perf_counter() - started
+    view = _view(ns, slide, pipeline, images, cache_dir or user_cache_dir(), scale.slide_mpp)
+    left, outcomes, took = _narrowed(view, pipeline)
+    mask_use, rgb = ns.download(left), images[pipeline.work_mpp]
+    scores = {column: value for o in outcomes.values() for column, value in o.scores.items()}
+    said = [warning for o in outcomes.values() for warning in o.warnings]
     touched = {name: o.touched for name, o in outcomes.items() if o.touched is not None}
-    for name in [name for name, outcome in outcomes.items() if outcome.enforce]:
-        view = replace(view, mask_use=view.mask_use & ~touched[name])  # even if filled since
-    mask_use = ns.download(view.mask_use)
     return QcResult(
         mask_use=mask_use,
         frame=MaskFrame(size_th=rgb.shape[1::-1], size_l0=slide.size),
         masks={name: ns.download(mask) for name, mask in touched.items()},
         scores={**scores, "pixels_to_use": float(mask_use.sum())},
-        warnings=tuple(warnings),
+        warnings=(*scale.warnings, *suspicions(rgb), *said),
         pipeline=pipeline,
         rgb=rgb,
         mpp_th=view.mpp_th,
         facts=_facts(slide),
         tables={name: table for o in outcomes.values() for name, table in o.tables.items()},
-        seconds=seconds,
+        seconds=seconds | took,
         crossings=dict(ns.crossings),
     )
 
 
 def _images(slide: Slide, pipeline: Pipeline, mpp_l0: float) -> dict[float, RgbArray]:
     """Nominal mpp -> image, with the longer edge rounded half to even, at least 1 px."""
-    mpps = image_mpps(pipeline)
+    mpps = pipeline.image_mpps
     edges = [max(1, int(np.rint(max(slide.size) * mpp_l0 / mpp))) for mpp in mpps]
     return dict(zip(mpps, read_work_images(slide, edges), strict=True))
-
-
-def _warnings(name: str, outcome: Outcome, scores: Mapping[str, Score], view: QcView) -> list[str]:
-    """What there is to say of one check's outcome, beside its own warnings."""
-    columns = outcome.scores.keys() & scores.keys()
-    twice = [f"{name} writes the column {column} of an earlier check" for column in columns]
-    left = view.mask_use if outcome.mask_use is None else outcome.mask_use
-    emptied = bool(view.mask_use.any()) and not bool(left.any())
-    last = [f"{name} left no tissue: look at its picture"] if emptied else []
-    return [*twice, *outcome.warnings, *last]
 
 
 def _view(
@@ -116,20 +92,15 @@ def _view(
     slide: Slide,
     pipeline: Pipeline,
     images: Mapping[float, RgbArray],
-    *,
-    slide_mpp: float,
     cache_dir: Path,
+    slide_mpp: float,
 ) -> QcView:
     """The view before any check: all px are in use."""
     rgb = ns.upload(images[pipeline.work_mpp])
 
-    def strips_at(mpp: float, rows_multiple: int) -> Strips:
-        return read_strips(slide, slide_mpp, mpp, rows_multiple)
-
     @cache  # the first check that asks computes all, as they share features
     def found() -> dict[ByExample, Array]:
-        models = {check: trained_model(check, cache_dir) for check in _by_example(pipeline)}
-        return probabilities(ns, rgb, models)
+        return probabilities(ns, rgb, _models(pipeline, cache_dir))
 
     return QcView(
         ns=ns,
@@ -139,19 +110,41 @@ def _view(
         mpp_th=slide_mpp * max(slide.size) / max(rgb.shape[:2]),
         statistics=pipeline.statistics,
         gray_at=lambda nominal_mpp: gray32_from_rgb(ns, ns.upload(images[nominal_mpp])),
-        strips_at=strips_at,
+        strips_at=partial(read_strips, slide, slide_mpp),
         probability_of=lambda check: found()[check],
     )
 
 
-def _by_example(pipeline: Pipeline) -> list[ByExample]:
-    return [check for check in pipeline.checks if isinstance(check, ByExample)]
+def _models(pipeline: Pipeline, cache_dir: Path) -> dict[ByExample, PixelModel]:
+    checks = [check for check in pipeline.checks if isinstance(check, ByExample)]
+    return {check: trained_model(check, cache_dir) for check in checks}
 
 
-def image_mpps(pipeline: Pipeline) -> list[float]:
-    """Nominal mpp of the images that checks look at as a whole, the work image's first."""
-    wanted = {mpp for check in pipeline.checks for mpp in check.image_mpps}
-    return [pipeline.work_mpp, *sorted(wanted - {pipeline.work_mpp})]
+def _narrowed(
+    view: QcView, pipeline: Pipeline
+) -> tuple[Array, dict[str, Outcome], dict[str, float]]:
+    """The mask that is left, what each check answered (with all warnings), and its seconds."""
+    outcomes: dict[str, Outcome] = {}
+    seconds: dict[str, float] = {}
+    columns: set[str] = set()
+    for check in pipeline.checks:
+        name, started = check.name, time.perf_counter()
+        outcome = check(view)
+        twice = [column for column in outcome.scores if column in columns]
+        columns |= outcome.scores.keys()
+        said = [f"{name} writes the column {column} of an earlier check" for column in twice]
+        left = view.mask_use if outcome.mask_use is None else outcome.mask_use
+        emptied = bool(view.mask_use.any()) and not bool(left.any())
+        last = [f"{name} left no tissue: look at its picture"] if emptied else []
+        warnings = (*said, *outcome.warnings, *last)
+        outcomes[name] = replace(outcome, mask_use=None, warnings=warnings)
+        view = replace(view, mask_use=left)
+        seconds[name] = time.perf_counter() - started
+    mask_use = view.mask_use
+    for outcome in outcomes.values():
+        if outcome.enforce and outcome.touched is not None:
+            mask_use = mask_use & ~outcome.touched  # even if filled since
+    return mask_use, outcomes, seconds
 
 
 def _facts(slide: Slide) -> dict[str, Score]:
@@ -162,9 +155,6 @@ def _facts(slide: Slide) -> dict[str, Score]:
         "base_mag": "NA" if slide.objective_power is None else slide.objective_power,
         "type": slide.vendor or "NA",
         "levels": float(len(slide.levels)),
-        "height": float(height),
-        "width": float(width),
-        "mpp_x": mpp_x,
-        "mpp_y": mpp_y,
+        **{"height": float(height), "width": float(width), "mpp_x": mpp_x, "mpp_y": mpp_y},
         "comment": " ".join(slide.properties.get("openslide.comment", "").split()),
     }

@@ -44,6 +44,12 @@ class Pipeline:
     statistics: Statistics = "relative2mask"  # how a check's share is written
     checks: tuple[QcCheck, ...] = ()  # in order; names are unique
 
+    @property
+    def image_mpps(self) -> list[float]:
+        """Nominal µm/px of the images that checks look at as a whole, the work image's first."""
+        wanted = {mpp for check in self.checks for mpp in check.image_mpps}
+        return [self.work_mpp, *sorted(wanted - {self.work_mpp})]
+
     def as_mapping(self) -> dict[str, Any]:
         """Plain values, as the TOML file would hold them."""
         checks = [{"kind": c.kind, **asdict(c)} for c in self.checks]

@@ -1,14 +1,12 @@
 """The slide at work resolutions: how large it is to be, and one streamed pass over each level.
 
 The px are those of OpenSlide's `get_thumbnail`, which HistoQC works on: the level is reduced by an
-integer box and then resized by LANCZOS. The box reduction is done strip by strip, so that a level
-never sits in memory.
+integer box, strip by strip, so that it never sits in memory, and then resized by LANCZOS.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 from PIL import Image
@@ -33,9 +31,7 @@ class Scale:
     """How large a px of the slide is."""
 
     slide_mpp: float  # µm per level-0 px, as near to the truth as the file allows
-    # µm per level-0 px by which the work size is computed; nominal for a pipeline that works from
-    # the objective power
-    work_mpp: float
+    work_mpp: float  # µm per level-0 px of the work size; nominal where the pipeline says so
     warnings: tuple[str, ...] = ()  # what was assumed
 
 
@@ -51,10 +47,8 @@ def scale_of(slide: Slide, pipeline: Pipeline, slide_mpp: float | None = None) -
     nominal = nominal_mpp(power) if power is not None else known or _ASSUMED_MPP
     real = nominal if known is None else known
     if known is None and power is None:
-        warnings.append(
-            f"the file says neither mpp nor objective power: {_ASSUMED_MPP} µm/px (20x) is "
-            "assumed; add a slide_mpp column to the cohort"
-        )
+        assumed = f"{_ASSUMED_MPP} µm/px (20x) is assumed; add a slide_mpp column to the cohort"
+        warnings.append(f"the file says neither mpp nor objective power: {assumed}")
     elif known is None:
         warnings.append(f"the file has no mpp: {nominal:g} µm/px is taken from its {power:g}x")
     elif by_power and power is None:
@@ -68,13 +62,13 @@ def scale_of(slide: Slide, pipeline: Pipeline, slide_mpp: float | None = None) -
 
 def suspicions(rgb: RgbArray) -> list[str]:
     """Sentences about the work image, uint8 (H, W, 3); none for a usual H&E slide."""
-    channels = [np.ascontiguousarray(rgb[..., c]) for c in range(3)]
-    if max(int(c.max()) - int(c.min()) for c in channels) <= _ONE_COLOUR_RANGE:
+    red, green, blue = (rgb[..., c].astype(np.int16) for c in range(3))
+    if max(int(np.ptp(c)) for c in (red, green, blue)) <= _ONE_COLOUR_RANGE:
         return ["the slide is of one colour: empty glass, or a failed scan"]
     if float(np.median(rgb)) < _DARK_MEDIAN:
         return ["the background is dark: fluorescence? These checks are made for brightfield"]
-    coloured = reduce(np.maximum, channels) - reduce(np.minimum, channels) > 30
-    red, green, blue = (c.astype(np.int16) for c in channels)
+    high, low = np.maximum(np.maximum(red, green), blue), np.minimum(np.minimum(red, green), blue)
+    coloured = high - low > 30
     brown = coloured & (red > green + 15) & (green > blue + 10)
     num_coloured = np.count_nonzero(coloured)
     if num_coloured > 100 and np.count_nonzero(brown) > _BROWN_SHARE * num_coloured:
@@ -123,7 +117,7 @@ def read_strips(slide: Slide, slide_mpp: float, mpp: float, rows_multiple: int) 
 
     Memory: one strip of the level that is read, about 24 MiB.
     """
-    level = coarsest_level(slide.levels, mpp * 1.25, slide_mpp)
+    level = coarsest_level(slide.levels, mpp * 1.25 / slide_mpp)
     factor = max(1, round(mpp / (level.downsample * slide_mpp)))
     width, height = (max(1, edge // factor) for edge in level.size)
 
@@ -135,9 +129,9 @@ def read_strips(slide: Slide, slide_mpp: float, mpp: float, rows_multiple: int) 
     return Strips(mpp=level.downsample * slide_mpp * factor, size=(width, height), strips=strips())
 
 
-def coarsest_level(levels: Sequence[Level], most: float, mpp_l0: float = 1.0) -> Level:
-    """The coarsest level whose downsample times a level-0 mpp is at most so much, else level 0."""
-    fit = [level for level in levels if level.downsample * mpp_l0 <= most]
+def coarsest_level(levels: Sequence[Level], downsample: float) -> Level:
+    """The coarsest level that is not coarser than wanted, else level 0."""
+    fit = [level for level in levels if level.downsample <= downsample]
     return max(fit, key=lambda level: level.downsample, default=levels[0])
 
 
@@ -158,36 +152,31 @@ class _Reducer:
     """
 
     def __init__(self, level: Level, max_edge: int) -> None:
-        self._size, self._size_th = level.size, fitted_size(level.size, max_edge)
-        (width, height), (width_th, height_th) = self._size, self._size_th
-        x = int(width / width_th / _REDUCING_GAP) or 1
-        y = int(height / height_th / _REDUCING_GAP) or 1
-        self._factors = (x, y)
+        (width, height), self._size_th = level.size, fitted_size(level.size, max_edge)
+        x, y = (int(n / m / _REDUCING_GAP) or 1 for n, m in zip(level.size, self._size_th))
+        self._size, self._factors = level.size, (x, y)
         self._reduced = np.empty((math.ceil(height / y), math.ceil(width / x), 3), dtype=np.uint8)
-        self._filled = 0
         self._waiting = np.empty((0, width, 3), dtype=np.uint8)
+        self._missing, self._filled = height, 0  # rows of the level, rows of `_reduced`
 
     def add(self, strip: RgbArray) -> None:
+        self._missing -= len(strip)
         rows = np.concatenate([self._waiting, strip]) if len(self._waiting) else strip
-        whole = len(rows) - len(rows) % self._factors[1]
-        self._waiting = rows[whole:].copy()
-        self._put(rows[:whole])
+        kept = len(rows) % self._factors[1] if self._missing else 0
+        self._waiting = rows[len(rows) - kept :].copy()
+        if len(rows) > kept:
+            reduced = _box_reduced(rows[: len(rows) - kept], self._factors)
+            self._reduced[self._filled : self._filled + len(reduced)] = reduced
+            self._filled += len(reduced)
 
     def finish(self) -> RgbArray:
         """The image, once every strip was added."""
-        self._put(self._waiting)
         if self._reduced.shape[1::-1] == self._size_th:
             return self._reduced
         width, height = (n / f for n, f in zip(self._size, self._factors, strict=True))
         # whole, as which axis Pillow takes first depends on the sizes and on its release
         image, lanczos = Image.fromarray(self._reduced), Image.Resampling.LANCZOS
         return np.asarray(image.resize(self._size_th, lanczos, box=(0.0, 0.0, width, height)))
-
-    def _put(self, rows: RgbArray) -> None:
-        if len(rows):
-            reduced = _box_reduced(rows, self._factors)
-            self._reduced[self._filled : self._filled + len(reduced)] = reduced
-            self._filled += len(reduced)
 
 
 def _box_reduced(pixels: RgbArray, factors: tuple[int, int]) -> RgbArray:
