@@ -30,8 +30,7 @@ from thinsection.pipeline.task import RunTask
 from thinsection.qc import load_pipeline
 from thinsection.qc.checks.check import Score
 from thinsection.qc.pipeline import dump_pipeline
-from thinsection.report.histoqc_files import HISTOQC_COLUMNS, write_histoqc
-from thinsection.report.qc_files import QC_JSON, write_qc_csv
+from thinsection.report.qc_files import HISTOQC_COLUMNS, QC_JSON, write_histoqc, write_qc_csv
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import QcConfig, RunConfig
 from thinsection.testing.synthetic import write_he_slide

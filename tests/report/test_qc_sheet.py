@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from thinsection.report.histoqc_files import write_histoqc
+from thinsection.report.qc_files import write_histoqc
 from thinsection.report.qc_sheet import is_outlier, write_qc_sheet
 
 CHROMIUM = shutil.which("chromium")

@@ -16,7 +16,7 @@ from thinsection.pipeline.run import run
 from thinsection.qc import Pipeline, QcRule, load_pipeline, parse_rule
 from thinsection.qc.from_histoqc import pipeline_from_ini
 from thinsection.qc.pipeline import dump_pipeline
-from thinsection.report.histoqc_files import write_histoqc
+from thinsection.report.qc_files import write_histoqc
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesConfig
 from thinsection.stages.labels import short_hash

@@ -58,7 +58,8 @@ def run_qc(
     started = time.perf_counter()
     images = _images(slide, pipeline, scale.work_mpp)
     seconds = {"read": time.perf_counter() - started}
-    view = _view(ns, slide, pipeline, images, cache_dir or user_cache_dir(), scale.slide_mpp)
+    folder = cache_dir or user_cache_dir()
+    view = _view(ns, slide, pipeline, images, slide_mpp=scale.slide_mpp, cache_dir=folder)
     left, outcomes, took = _narrowed(view, pipeline)
     mask_use, rgb = ns.download(left), images[pipeline.work_mpp]
     scores = {column: value for o in outcomes.values() for column, value in o.scores.items()}
@@ -92,8 +93,9 @@ def _view(
     slide: Slide,
     pipeline: Pipeline,
     images: Mapping[float, RgbArray],
-    cache_dir: Path,
+    *,
     slide_mpp: float,
+    cache_dir: Path,
 ) -> QcView:
     """The view before any check: all px are in use."""
     rgb = ns.upload(images[pipeline.work_mpp])

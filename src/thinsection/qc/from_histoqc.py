@@ -4,7 +4,6 @@ import configparser
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,21 @@ from thinsection.qc.checks.pixel_model import check_features
 from thinsection.qc.pipeline import Pipeline, pipeline_from_mapping
 from thinsection.slide.geometry import nominal_mpp
 
+Texts = Mapping[str, str]  # a section: key -> text
 _BASE = "BaseImage.BaseImage"
 _BASE_KEYS = ("image_work_size", "mask_statistics", "confirm_base_mag", "in_memory_compression")
 # pictures that come with HistoQC: not ours to ship, our generated ones stand in for them
 _OWN_MODELS = {"pen/": "pen", "models/coverslip": "coverslip"}
 _NO_STEP: dict[str, Any] = {"kind": "", "keys": {}, "fixed": {}, "ignored": [], "name": ""}
-_TRUTHS = {
-    **configparser.ConfigParser.BOOLEAN_STATES,
-    **{"y": True, "t": True, "n": False, "f": False},
-}
+_LETTERS = {"y": True, "t": True, "n": False, "f": False}
+_TRUTHS = configparser.ConfigParser.BOOLEAN_STATES | _LETTERS
 
 
 @cache
 def _steps() -> dict[str, dict[str, Any]]:
     """HistoQC's function -> how it becomes a check; the file's first lines say what a table has."""
-    with resources.as_file(resources.files("thinsection.qc") / "histoqc_steps.toml") as path:
-        return {function: _NO_STEP | table for function, table in read_toml(path).items()}
+    tables = read_toml(Path(__file__).with_name("histoqc_steps.toml"))
+    return {function: _NO_STEP | table for function, table in tables.items()}
 
 
 def _truth(text: str) -> bool:
@@ -74,8 +72,7 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
     notes: list[str] = []
     checks: dict[str, dict[str, Any]] = {}
     for step in parser.get("pipeline", "steps").split():
-        check = _check(step, sections.get(step, {}), path.parent, notes)
-        if check is not None:
+        if (check := _check(step, sections.get(step, {}), path.parent, notes)) is not None:
             while check["name"] in checks:
                 check["name"] += "_again"
             checks[check["name"]] = check
@@ -83,7 +80,7 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
     return pipeline_from_mapping({**base, "check": list(checks.values())}), notes
 
 
-def _base(section: Mapping[str, str]) -> dict[str, Any]:
+def _base(section: Texts) -> dict[str, Any]:
     for key, value in section.items():
         boxless = key == "enable_bounding_box" and not _truth(value)
         if key not in _BASE_KEYS and not boxless:
@@ -96,9 +93,7 @@ def _base(section: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _check(
-    step: str, section: dict[str, str], folder: Path, notes: list[str]
-) -> dict[str, Any] | None:
+def _check(step: str, section: Texts, folder: Path, notes: list[str]) -> dict[str, Any] | None:
     """One step as a [[check]] table, or None if there is nothing to check."""
     function, _, label = step.partition(":")
     if function not in _steps():
@@ -111,8 +106,7 @@ def _check(
     known = (*keys, *fixed, *ignored)
     for key, text in section.items():
         if key in fixed and not _same(text, fixed[key]):
-            rule = f"{step}.{key} must be {fixed[key]} to be carried over"
-            raise ConfigError(f"{rule}, got {text!r}")
+            raise ConfigError(f"{step}.{key} must be {fixed[key]} to be carried over, got {text!r}")
         if key not in known:
             raise ConfigError(f"unknown key {key!r} in [{step}]{nearest(key, known)}")
     if not kind:
@@ -158,21 +152,17 @@ def _examples(
     if model is None:
         got = f"{missing[0]!r} for {values['name']!r}"
         raise ConfigError(f"example must be an existing file, got {got}")
-    notes.append(
-        f"{values['name']}: HistoQC's example pictures are not here; the built-in model {model!r}, "
-        "trained on generated pictures, takes their place"
-    )
+    ours = f"the built-in model {model!r}, trained on generated pictures, takes their place"
+    notes.append(f"{values['name']}: HistoQC's example pictures are not here; {ours}")
     limits = {"threshold": 0.8, "min_elongation": 8.0} if model == "coverslip" else {}
     return {"model": model, "features": [], **limits}  # its own, whatever HistoQC's were
 
 
 def _templates(paths: list[str], folder: Path, notes: list[str]) -> list[str]:
     found = [path for text in paths if (path := _find(text, folder)) is not None]
-    if len(found) < len(paths):
-        notes.append(
-            f"templates: {len(paths) - len(found)} of {len(paths)} template pictures are not here; "
-            "their columns are NA. Name your own, or install HistoQC"
-        )
+    if missing := len(paths) - len(found):
+        what = f"templates: {missing} of {len(paths)} template pictures are not here"
+        notes.append(f"{what}; their columns are NA. Name your own, or install HistoQC")
     return [str(path) for path in found]
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ _BUILT_IN: tuple[type[QcCheck], ...] = (
     *(measures.CountPieces, measures.Contrast, measures.Brightness, measures.Stains),
     *(measures.Histogram, measures.Texture, artefacts.Focus, artefacts.Folds),
 )
+_PRESETS = Path(__file__).parent / "presets"
 _RESERVED_NAMES = ("mask_use", "overlay", "thumbnail")  # of files that are no check's
 _KINDS = {"name": str, "work_mpp": float, "work_from": WorkFrom, "statistics": Statistics}
 _VERSION = 3  # of the checks: raise it when one answers differently
@@ -37,9 +37,8 @@ class Pipeline:
     name: str  # of the preset or the file's own
     # resolution of the work image, µm/px; HistoQC's "1.25x" is 8 nominal µm/px
     work_mpp: float = 8.0
-    # 'objective_power' takes the nominal mpp of the objective power (10 / power), as HistoQC does;
-    # 'mpp' takes the slide's mpp. Where a slide lacks the one, the other is taken and a warning
-    # says so
+    # 'objective_power' takes the nominal mpp (10 / power), as HistoQC does; 'mpp' takes the slide's.
+    # Where a slide lacks the one, the other is taken and a warning says so
     work_from: WorkFrom = "objective_power"
     statistics: Statistics = "relative2mask"  # how a check's share is written
     checks: tuple[QcCheck, ...] = ()  # in order; names are unique
@@ -58,8 +57,7 @@ class Pipeline:
 
 def preset_names() -> tuple[str, ...]:
     """The pipelines that come with the package."""
-    items = (resources.files("thinsection.qc") / "presets").iterdir()
-    return tuple(sorted(i.name.removesuffix(".toml") for i in items if i.name.endswith(".toml")))
+    return tuple(sorted(path.stem for path in _PRESETS.glob("*.toml")))
 
 
 def load_pipeline(source: str | Path) -> Pipeline:
@@ -68,14 +66,12 @@ def load_pipeline(source: str | Path) -> Pipeline:
     Raises:
         ConfigError: no such preset or file, an unknown key, or a value that is not allowed.
     """
-    if str(source) in preset_names():
-        folder = resources.files("thinsection.qc") / "presets"
-        with resources.as_file(folder / f"{source}.toml") as path:
-            return pipeline_from_mapping(read_toml(path))
-    if not str(source).endswith(".toml"):
-        got = f"{str(source)!r}{nearest(str(source), preset_names())}"
+    known = preset_names()
+    path = _PRESETS / f"{source}.toml" if str(source) in known else Path(source)
+    if path.suffix != ".toml":
+        got = f"{str(source)!r}{nearest(str(source), known)}"
         raise ConfigError(f"qc pipeline must be a preset or a .toml file, got {got}")
-    return pipeline_from_mapping(read_toml(Path(source)))
+    return pipeline_from_mapping(read_toml(path))
 
 
 def dump_pipeline(pipeline: Pipeline) -> str:
@@ -92,11 +88,7 @@ def dump_pipeline(pipeline: Pipeline) -> str:
 
 
 def pipeline_from_mapping(data: Mapping[str, Any]) -> Pipeline:
-    """The pipeline of a TOML file's tables.
-
-    Raises:
-        ConfigError: an unknown key or kind, a wrong value, or two checks of one name.
-    """
+    """The pipeline of a TOML file's tables; ConfigError as of `load_pipeline`."""
     values = _coerced(data, {**_KINDS, "check": object})
     checks = values.pop("check", [])
     if "name" not in values or not isinstance(checks, list) or not checks:
@@ -123,10 +115,8 @@ def check_from_mapping(data: Mapping[str, Any]) -> QcCheck:
     kind = str(data.get("kind"))
     cls = CHECKS.load(kind)
     if not (isinstance(cls, type) and issubclass(cls, QcCheck) and cls.kind == kind):
-        raise InvalidInputError(
-            f"qc check {kind!r} must be a QcCheck of that kind, got {cls!r}; "
-            "mend or remove the package that brings it"
-        )
+        rule = f"qc check {kind!r} must be a QcCheck of that kind, got {cls!r}"
+        raise InvalidInputError(f"{rule}; mend or remove the package that brings it")
     settings = {key: value for key, value in data.items() if key != "kind"}
     return cls(**_coerced(settings, field_types(cls), f"{kind}."))
 

@@ -15,7 +15,7 @@ from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.files.pages import notebook_html
 from thinsection.qc.checks.check import Score
 from thinsection.qc.pipeline import Pipeline
-from thinsection.qc.tissue import Color, TissueMask, box_fractions, overlay
+from thinsection.qc.tissue import Color, box_fractions, overlay
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, RgbArray
 
 _GLASS_COLOR: Color = (222, 226, 231)
@@ -32,8 +32,9 @@ class QcResult:
 
     mask_use: MaskArray  # bool (H, W), True = tissue that passed every check
     frame: MaskFrame  # where the masks lie on the slide
-    # per check with a mask, what it removed (or filled), bool (H, W)
-    masks: Mapping[str, MaskArray]
+    masks: Mapping[
+        str, MaskArray
+    ]  # per check with a mask, what it removed (or filled), bool (H, W)
     scores: Mapping[str, Score]  # columns of the slide's row, in the order of the checks
     warnings: tuple[str, ...]  # sentences about the slide
     pipeline: Pipeline  # the pipeline that ran
@@ -48,17 +49,6 @@ class QcResult:
     def row(self) -> dict[str, Score]:
         """Facts, scores and warnings by column name; numbers are float, the rest str."""
         return {**self.facts, **self.scores, "warnings": "|".join(self.warnings)}
-
-    @property
-    def tissue(self) -> TissueMask:
-        """What passed every check, in the place of the default tissue mask."""
-        return TissueMask(
-            mask=self.mask_use,
-            frame=self.frame,
-            mask_mpp=(self.mpp_th, self.mpp_th),
-            thumbnail=self.rgb,
-            threshold=None,
-        )
 
     @property
     def colors(self) -> dict[str, Color]:
@@ -76,10 +66,9 @@ class QcResult:
         return overlay(self.rgb, self.mask_use, [(m, colors[n]) for n, m in self.masks.items()])
 
     def __repr__(self) -> str:
-        height, width = self.mask_use.shape
+        (height, width), used = self.mask_use.shape, f"{self.mask_use.mean():.1%} to use"
         size = f"{width} x {height} px, {self.mpp_th:.4g} µm/px"
         parts = f"{len(self.masks)} masks, {len(self.scores)} scores, {len(self.warnings)} warnings"
-        used = f"{self.mask_use.mean():.1%} to use"
         return f"QcResult(pipeline {self.pipeline.name!r}, {size}, {used}, {parts})"
 
     def _repr_html_(self) -> str:
@@ -93,14 +82,9 @@ def tile_qc_columns(
 ) -> dict[str, npt.NDArray[np.float32]]:
     """Per check, the share of each tile's area that it touched, float32 (N,) in [0, 1].
 
-    Checks that only measure, or that fill holes, have no column. The share is exact: px of the
-    mask that a tile's border cuts count by the part inside. Area outside the slide counts as
-    untouched.
-
-    Args:
-        result: of `run_qc` or `load_qc`.
-        coords_l0: (N, 2) x, y of the tiles' top-left corners, level-0 px.
-        tile_px_l0: edge of a tile, level-0 px.
+    Tiles of an edge in level-0 px have their top-left corners at coords_l0, (N, 2). Checks that
+    only measure, or that fill holes, have no column. The share is exact: px of the mask that a
+    tile's border cuts count by the part inside. Area outside the slide counts as untouched.
 
     Memory: O(H * W + N) for each check.
 
@@ -123,7 +107,7 @@ class QcRule:
     """A slide fails where a column of its row compares so with a number: `pixels_to_use<1000`."""
 
     column: str
-    symbol: str  # one of <, <=, >, >=, ==, !=
+    symbol: str  # <, <=, >, >=, == or !=
     limit: float
 
     def __str__(self) -> str:

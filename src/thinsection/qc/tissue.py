@@ -21,14 +21,11 @@ from thinsection.slide import Slide, read_resized
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, Mpp, RgbArray, Size
 from thinsection.units import format_mpp
 
-# Otsu always finds two classes. On an empty slide it splits scanner noise, so a threshold below
-# this saturation (0 to 255) is not believed; on an all-tissue slide it splits the tissue, so px
-# above the highest one count as tissue whatever Otsu says. H&E background stays under 15, and
-# even pale eosin is above 40.
-_SATURATION_FLOOR = 15.0
-_SATURATION_CEILING = 40.0
-# without an mpp the thumbnail's long side is this many px
-_BLIND_LONG_SIDE_TH = 2048
+# Otsu always finds two classes: scanner noise on an empty slide, two tissues on a full one. So its
+# threshold is held between these saturations (0 to 255): H&E background stays under the lower one,
+# and even pale eosin is above the higher one.
+_SATURATION_FLOOR, _SATURATION_CEILING = 15.0, 40.0
+_BLIND_LONG_SIDE_TH = 2048  # px of the thumbnail's long side without an mpp
 Color = tuple[int, int, int]  # RGB, 0 to 255
 TISSUE_COLOR: Color = (0, 160, 80)
 _DIMMED = 0.35  # share of its own colour that a px out of use keeps
@@ -56,8 +53,7 @@ class TissueMask:
     frame: MaskFrame  # how its px map to level 0
     mask_mpp: Mpp | None  # (x, y) µm per mask px, or None where the slide has no mpp
     thumbnail: RgbArray  # uint8 (H, W, 3), the image that it was made from
-    # the saturation (0 to 255) that separates tissue; None where QC made the mask
-    threshold: float | None
+    threshold: float | None  # saturation (0 to 255) above which is tissue; None where QC made it
 
     @property
     def tissue_fraction(self) -> float:
@@ -77,10 +73,9 @@ class TissueMask:
 def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     """Where the tissue of a slide is.
 
-    Saturation (HSV) of a thumbnail, smoothed by a 3 x 3 median, against Otsu's threshold, which is
-    held between two limits so that an empty slide gives an empty mask and a slide full of tissue a
-    full one. Pieces and holes below the configured areas go (without an mpp, the same numbers of
-    thumbnail px as at 8 µm/px).
+    Saturation (HSV) of a thumbnail, smoothed by a 3 x 3 median, against Otsu's threshold between
+    two limits: an empty slide gives an empty mask, a slide full of tissue a full one. Pieces and
+    holes below the configured areas go (without an mpp, as many px as at 8 µm/px).
 
     Memory: O(thumbnail): about 40 bytes per mask px, beside one strip of the level that is read.
 
@@ -91,15 +86,12 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     """
     config = config or TissueConfig()
     size_th = thumbnail_size(slide.size, slide.slide_mpp, config.mask_mpp)
-    thumbnail = read_resized(slide, size_th)
-    frame = MaskFrame(size_th=size_th, size_l0=slide.size)
+    rgb, frame = read_resized(slide, size_th), MaskFrame(size_th=size_th, size_l0=slide.size)
     (x, y), mpp = frame.downsample_xy, slide.slide_mpp
     mask_mpp = (mpp[0] * x, mpp[1] * y) if mpp else None
     area_um2 = math.prod(mask_mpp) if mask_mpp else config.mask_mpp**2
-    mask, threshold = segment_tissue(thumbnail, config, px_area_um2=area_um2)
-    return TissueMask(
-        mask=mask, frame=frame, mask_mpp=mask_mpp, thumbnail=thumbnail, threshold=threshold
-    )
+    mask, level = segment_tissue(rgb, config, px_area_um2=area_um2)
+    return TissueMask(mask=mask, frame=frame, mask_mpp=mask_mpp, thumbnail=rgb, threshold=level)
 
 
 def thumbnail_size(size_l0: Size, slide_mpp: Mpp | None, mask_mpp: float) -> Size:
@@ -122,8 +114,7 @@ def segment_tissue(
     counts = np.bincount(saturation[~dark], minlength=256).astype(np.float32)
     threshold = otsu_level(counts, np.arange(256))
     threshold = min(max(threshold, _SATURATION_FLOOR), _SATURATION_CEILING)
-    mask = (saturation > threshold) & ~dark
-    ns = get_namespace("cpu")
+    ns, mask = get_namespace("cpu"), (saturation > threshold) & ~dark
     # before filling holes, so that dots around a piece do not bridge it
     mask = drop_small(ns, mask, round(config.min_speck_um2 / px_area_um2))
     return fill_small(ns, mask, round(config.min_hole_um2 / px_area_um2)), threshold
@@ -148,14 +139,8 @@ def box_fractions(
 ) -> npt.NDArray[np.float32]:
     """The area-weighted share of each box that lies on True mask px, float32 (N,).
 
-    Mask px that a box cuts count by the part that it cuts (the integral image is bilinear between
-    its nodes). What lies outside the mask counts as False.
-
-    Args:
-        mask: (H, W), True = inside.
-        frame: where the mask lies on the slide.
-        coords_l0: (N, 2) top-left corners, level-0 px.
-        size_l0: (width, height) of every box, level-0 px.
+    Boxes of one size (width, height) have their top-left corners at coords_l0, (N, 2). Mask px that
+    a box cuts count by the part that it cuts; what lies outside the mask (H, W) counts as False.
 
     Memory: 8 bytes per mask px for the integral image, and about 100 bytes per box.
     """
@@ -167,10 +152,10 @@ def box_fractions(
 
     def up_to(row: npt.NDArray, column: npt.NDArray) -> npt.NDArray:
         """Area of the mask above and left of points, bilinear between nodes, clipped outside."""
-        row = np.clip(row, 0, integral.shape[0] - 1)
-        column = np.clip(column, 0, integral.shape[1] - 1)
-        r0 = np.minimum(row.astype(np.int64), integral.shape[0] - 2)
-        c0 = np.minimum(column.astype(np.int64), integral.shape[1] - 2)
+        height, width = mask.shape
+        row, column = np.clip(row, 0, height), np.clip(column, 0, width)
+        r0 = np.minimum(row.astype(np.int64), height - 1)
+        c0 = np.minimum(column.astype(np.int64), width - 1)
         fr, fc = row - r0, column - c0
         upper = integral[r0, c0] * (1 - fc) + integral[r0, c0 + 1] * fc
         lower = integral[r0 + 1, c0] * (1 - fc) + integral[r0 + 1, c0 + 1] * fc

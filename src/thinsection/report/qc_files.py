@@ -1,7 +1,11 @@
-"""The files that quality control leaves for one slide, and the result read back from them."""
+"""The files that quality control leaves: of one slide, read back from them, and in HistoQC's way.
+
+HistoQC's own layout (its UI and CohortFinder open it) is made of the rows and pictures of a run.
+"""
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from thinsection.errors import StoreError
-from thinsection.files.atomic import atomic_path, write_json
+from thinsection.files.atomic import atomic_path, write_json, write_text
 from thinsection.files.tables import write_table
 from thinsection.qc.checks.check import Score
 from thinsection.qc.pipeline import pipeline_from_mapping
@@ -23,8 +27,35 @@ from thinsection.types import MaskFrame, RgbArray
 Row = Mapping[str, Score]  # of one slide, by column name
 QC_FORMAT = "thinsection-qc/2"
 QC_JSON = "qc.json"  # written last: where it is, everything is
+_PLAIN = ("facts", "scores", "mpp_th", "seconds", "crossings")  # fields that are JSON as they are
 _HISTOGRAM_PX = (420, 200)  # width, height
 _REMEDY = "run quality control again"
+_REGIONS = (
+    *("fatlike_tissue_removed", "small_tissue_filled", "small_tissue_removed"),
+    "blurry_removed",
+)
+_OF_REGIONS = ("num_regions", "mean_area", "max_area", "percent")
+HISTOQC_COLUMNS: tuple[str, ...] = (
+    *("filename", "comments", "image_bounding_box", "base_mag", "type", "levels", "height"),
+    *("width", "mpp_x", "mpp_y", "comment", "pen_markings", "coverslip_edge", "bright", "dark"),
+    "flat_areas",
+    *(f"{regions}_{what}" for regions in _REGIONS for what in _OF_REGIONS),
+    *("spur_pixels", "areaThresh"),
+    *(f"template{n}_MSE_hist" for n in range(1, 5)),
+    *("tenenGrad_contrast", "michelson_contrast", "rms_contrast"),
+    *("grayscale_brightness", "grayscale_brightness_std"),
+    *(f"chan{n}_brightness{what}" for n in (1, 2, 3) for what in ("", "_std")),
+    *(f"chan{n}_brightness{what}_YUV" for n in (1, 2, 3) for what in ("", "_std")),
+    *(f"deconv_c{n}_{what}" for n in range(3) for what in ("mean", "std")),
+    *("pixels_to_use", "warnings"),
+)
+_HEADERS = ("start_time", "pipeline", "outdir", "config_file", "command_line_args")
+_SUFFIXES = {  # our picture -> the end of HistoQC's file name
+    **{"thumbnail": "thumb", "overlay": "fuse", "flat_areas": "flat", "histogram": "hist"},
+    **{"small_filled": "small_fill", "small_removed": "small_remove"},
+    "equalised": "equalized_thumb",
+}
+_SMALL_EDGE_PX = 500
 
 
 def write_qc(result: QcResult, folder: Path, *, key: str = "") -> None:
@@ -32,33 +63,22 @@ def write_qc(result: QcResult, folder: Path, *, key: str = "") -> None:
 
     `<check>.png` is what a check touched, `mask_use.png` what is left (both white = True),
     `thumbnail.png` the work image, `overlay.png` both together, `histogram.png` the colours in
-    the mask, `qc.geojson` all masks in level-0 px.
-
-    Args:
-        result: of `run_qc`.
-        folder: made if it is not there.
-        key: of `qc_key`, kept in `qc.json` so that a later run knows the result again.
+    the mask, `qc.geojson` all masks in level-0 px. A key is kept in `qc.json`, so that a later
+    run knows the result again.
     """
     drawn = {n: t if _is_picture(t) else _histogram(t) for n, t in result.tables.items()}
     pictures = {**result.masks, "mask_use": result.mask_use, "thumbnail": result.rgb}
     for name, picture in {**pictures, "overlay": result.overlay(), **drawn}.items():
-        write_png(folder / f"{name}.png", picture)
+        _write_png(folder / f"{name}.png", picture)
     masks = [("Usable tissue", result.mask_use, TISSUE_COLOR)]
     masks += [(name, result.masks[name], color) for name, color in result.colors.items()]
     write_masks_geojson(folder / "qc.geojson", masks, result.frame)
     document = {
-        "format": QC_FORMAT,
-        "key": key,
-        "facts": result.facts,
-        "scores": result.scores,
-        "warnings": result.warnings,
-        "size_l0": result.frame.size_l0,
-        "size_th": result.frame.size_th,
-        "mpp_th": result.mpp_th,
+        **{"format": QC_FORMAT, "key": key, "warnings": result.warnings},
+        **{name: getattr(result, name) for name in _PLAIN},
+        **{"size_l0": result.frame.size_l0, "size_th": result.frame.size_th},
         "masks": [*result.masks, "mask_use"],
         "pipeline": result.pipeline.as_mapping(),
-        "seconds": result.seconds,
-        "crossings": result.crossings,
         "tables": {n: None if _is_picture(t) else t.tolist() for n, t in result.tables.items()},
     }
     write_json(folder / QC_JSON, document)
@@ -87,7 +107,6 @@ def load_qc(folder: Path) -> QcResult:
         name: _read_png(folder / f"{name}.png") if rows is None else np.array(rows)
         for name, rows in document["tables"].items()
     }
-    same = ("scores", "mpp_th", "facts", "seconds", "crossings")
     return QcResult(
         mask_use=masks.pop("mask_use"),
         frame=MaskFrame(size_th=tuple(document["size_th"]), size_l0=tuple(document["size_l0"])),
@@ -96,7 +115,7 @@ def load_qc(folder: Path) -> QcResult:
         pipeline=pipeline_from_mapping(document["pipeline"]),
         rgb=_read_png(folder / "thumbnail.png"),
         tables=tables,
-        **{name: document[name] for name in same},
+        **{name: document[name] for name in _PLAIN},
     )
 
 
@@ -127,8 +146,7 @@ def _histogram(density: npt.NDArray[Any]) -> RgbArray:
     return np.asarray(image)
 
 
-def write_png(path: Path, picture: npt.NDArray[Any]) -> None:
-    """Writes bool, gray or RGB as PNG, atomically."""
+def _write_png(path: Path, picture: npt.NDArray[Any]) -> None:
     with atomic_path(path) as tmp:
         Image.fromarray(picture).save(tmp, format="PNG")
 
@@ -138,11 +156,51 @@ def write_qc_csv(path: Path, rows: Sequence[Row]) -> None:
 
     A row without a column has an empty cell there, so that rows never misalign.
     """
-    write_table(path, [{name: plain_number(v) for name, v in row.items()} for row in rows])
+    write_table(path, [{name: _plain_number(v) for name, v in row.items()} for row in rows])
 
 
-def plain_number(value: Score) -> Score | int:
+def _plain_number(value: Score) -> Score | int:
     """Whole numbers without a decimal point."""
-    if isinstance(value, float) and math.isfinite(value) and value == int(value):
-        return int(value)
-    return value
+    whole = isinstance(value, float) and math.isfinite(value) and value == int(value)
+    return int(value) if whole else value
+
+
+def write_histoqc(out: Path, rows: Sequence[Row], headers: Mapping[str, str]) -> None:
+    """Writes `results.tsv`, and per slide a folder named like its file with HistoQC's pictures.
+
+    A slide is named `<slide_id><suffix of its file>`: the file's own name, but for equal names
+    from different folders. Failed slides have no line, as in HistoQC. What a row lacks is NA, no
+    number to pandas and HistoQC's UI.
+
+    Args:
+        out: folder of HistoQC's files.
+        rows: of the run; `folder` (else `slide_id`) is where pictures lie, relative to `out`.
+        headers: 'start_time', 'pipeline', 'outdir', 'config_file' and 'command_line_args'.
+    """
+    lines = [f"#{key}:\t{_one_line(headers[key])}" for key in _HEADERS]
+    lines.append("#dataset:" + "\t".join(HISTOQC_COLUMNS))
+    for row in rows:
+        if row["status"] != "failed":
+            name = f"{row['slide_id']}{Path(str(row['slide_path'])).suffix or '.slide'}"
+            _copy_pictures(out / str(row.get("folder", row["slide_id"])), out / name)
+            known = {"warnings": "", **row, "filename": name, "comments": " "}
+            if "width" in row:
+                width, height = _plain_number(row["width"]), _plain_number(row["height"])
+                known["image_bounding_box"] = f"(0, 0, {width}, {height})"
+            cells = (str(_plain_number(known.get(column, "NA"))) for column in HISTOQC_COLUMNS)
+            lines.append("\t".join(map(_one_line, cells)))
+    write_text(out / "results.tsv", "\n".join(lines) + "\n")
+
+
+def _copy_pictures(source: Path, target: Path) -> None:
+    for path in sorted(source.glob("*.png")):
+        ending = _SUFFIXES.get(path.stem, path.stem)
+        with Image.open(path) as picture:
+            _write_png(target / f"{target.name}_{ending}.png", np.asarray(picture))
+            if path.stem == "thumbnail":
+                picture.thumbnail((_SMALL_EDGE_PX, _SMALL_EDGE_PX))
+                _write_png(target / f"{target.name}_thumb_small.png", np.asarray(picture))
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"[\t\n\r]", " ", text)

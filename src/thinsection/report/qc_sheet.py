@@ -12,6 +12,7 @@ from PIL import Image
 from thinsection.files.atomic import write_text
 from thinsection.files.pages import data_uri, render_page
 from thinsection.qc.checks.check import EMPTY_SCORE, Score
+from thinsection.report.qc_files import Row
 
 _THUMBNAIL_EDGE_PX = 160
 _OUTLIER_DEVIATIONS = 3.5  # of the median absolute deviation, scaled to a normal's sigma
@@ -20,32 +21,23 @@ _Usual = tuple[float, float] | None  # a column's median and scaled median absol
 _FIRST = ("pixels_to_use", "bright", "dark", "pen_markings", "coverslip_edge")
 
 
-def write_qc_sheet(path: Path, rows: Sequence[Mapping[str, Score]], *, title: str) -> None:
+def write_qc_sheet(path: Path, rows: Sequence[Row], *, title: str) -> None:
     """Writes the page: thumbnails with overlays, sortable columns, outliers marked.
 
-    Thumbnails are inside the page; the larger pictures are links into the slides' folders, so that
-    a page of 1,000 slides stays below 20 MB. No server, no address outside.
-
-    Args:
-        path: of the page.
-        rows: of the run, as in qc.csv; `folder` is where a slide's pictures lie, relative to the
-            page's folder (`slide_id` where a row has none).
-        title: of the page.
+    Rows are those of qc.csv; `folder` (else `slide_id`) is where a slide's pictures lie, relative
+    to the page's folder. Thumbnails are inside the page; the larger pictures are links, so that a
+    page of 1,000 slides stays below 20 MB. No server, no address outside.
     """
     names = dict.fromkeys(n for row in rows for n, v in row.items() if not isinstance(v, str))
     columns = sorted(names, key=_order(_FIRST))
     usual = {name: _usual([row.get(name) for row in rows]) for name in columns}
     lines = [_line(row, usual, path.parent) for row in rows]
-    page = render_page(
-        "thinsection.report",
-        "qc_sheet.html",
-        title=title,
-        columns=columns,
-        lines=lines,
-        num_failed=sum(line["failed"] for line in lines),
-        num_outliers=sum(line["num_outliers"] > 0 for line in lines),
-    )
-    write_text(path, page)
+    counts = {
+        "num_failed": sum(line["failed"] for line in lines),
+        "num_outliers": sum(line["num_outliers"] > 0 for line in lines),
+    }
+    values = {"title": title, "columns": columns, "lines": lines, **counts}
+    write_text(path, render_page("thinsection.report", "qc_sheet.html", **values))
 
 
 def _order(first: Sequence[str]) -> Callable[[str], int]:
@@ -55,8 +47,7 @@ def _order(first: Sequence[str]) -> Callable[[str], int]:
 
 def _usual(column: Sequence[Score | None]) -> _Usual:
     """Median and scaled median absolute deviation of a column; None where slides are too few."""
-    numbers = [v for v in column if isinstance(v, float) and math.isfinite(v)]
-    values = [v for v in numbers if v != EMPTY_SCORE]
+    values = [v for v in column if isinstance(v, float) and math.isfinite(v) and v != EMPTY_SCORE]
     if len(values) < _MIN_SLIDES:
         return None
     median = statistics.median(values)
@@ -72,16 +63,15 @@ def is_outlier(value: Score | None, usual: _Usual) -> bool:
     return abs(value - median) > _OUTLIER_DEVIATIONS * max(deviation, least)
 
 
-def _line(row: Mapping[str, Score], usual: Mapping[str, _Usual], folder: Path) -> dict[str, Any]:
+def _line(row: Row, usual: Mapping[str, _Usual], folder: Path) -> dict[str, Any]:
     """What the page's template shows of a slide."""
     cells = [_cell(row.get(name), usual[name]) for name in usual]
-    where = str(row.get("folder", row["slide_id"]))
-    order = _order(("overlay", "thumbnail", "mask_use"))
+    where, thumbnail = str(row.get("folder", row["slide_id"])), ""
     names = sorted(path.stem for path in (folder / where).glob("*.png"))
-    thumbnail = ""
     if "overlay" in names:
         with Image.open(folder / where / "overlay.png") as picture:
             thumbnail = data_uri(picture, _THUMBNAIL_EDGE_PX)
+    order = _order(("overlay", "thumbnail", "mask_use"))
     return {
         "slide_id": str(row["slide_id"]),
         "failed": row["status"] == "failed",

@@ -27,9 +27,7 @@ def openfold3(options: FrameOptions | None = None) -> Iterator[None]:
 
     Every module of openfold3 that holds the original function gets ours, also one that is imported
     within the block; all get the original back. Process-wide, not for concurrent use by threads.
-
-    Args:
-        options: FrameOptions(impl='rows') keeps the original's choice among equal distances.
+    FrameOptions(impl='rows') keeps the original's choice among equal distances.
 
     Raises:
         MissingDependencyError: openfold3 is not installed.
@@ -45,11 +43,7 @@ def openfold3(options: FrameOptions | None = None) -> Iterator[None]:
 
 
 def _recognised() -> Callable[..., Any]:
-    """The original function of a version that we know.
-
-    Raises:
-        MissingDependencyError, RescueError: as `openfold3`.
-    """
+    """The original function of a version that we know, or the errors of `openfold3`."""
     try:
         installed = version("openfold3")
     except PackageNotFoundError:

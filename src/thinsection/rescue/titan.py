@@ -1,8 +1,7 @@
 """Bounded-memory attention inside an already loaded Hugging Face TITAN (its remote code).
 
-Other pipelines call the model's own `encode_slide_from_patch_features`; this puts two things on
-the model's instances for the time of a `with` block: a `get_alibi` that returns the cells instead
-of the N x N bias, and an attention forward that computes the bias block by block.
+For the time of a `with` block two things stand on the model's instances: a `get_alibi` that returns
+the cells instead of the N x N bias, and an attention forward that computes the bias by blocks.
 """
 
 import inspect
@@ -18,12 +17,12 @@ from thinsection.errors import RescueError
 from thinsection.types import MIB
 
 DEFAULT_BUDGET_BYTES = 256 * MIB  # block buffers of the attention
-ENCODER_NAMES = ("blocks", "forward_features", "get_alibi", "norm", "num_heads", "pos_encode_type")
-ATTENTION_NAMES = (
+_ENCODER = ("blocks", "forward_features", "get_alibi", "norm", "num_heads", "pos_encode_type")
+_ATTENTION = (
     *("attn_drop_prob", "head_dim", "k_norm", "num_heads", "pos_encode", "proj", "proj_drop"),
     *("q_norm", "qkv"),
 )
-PROBE_TOLERANCE = 1e-4  # float32 attention on 16 tokens differs by 1e-6; a wrong bias by 1e-1
+_TOLERANCE = 1e-4  # float32 attention on 16 tokens differs by 1e-6; a wrong bias by 1e-1
 
 
 @contextmanager
@@ -77,34 +76,29 @@ class Cells:
 def _recognise(model: Any) -> Any:
     """The vision encoder of a model whose code has the expected form."""
     encoder = getattr(model, "vision_encoder", None)
-    missing = [n for n in ENCODER_NAMES if not hasattr(encoder, n)]
-    if encoder is None or missing:
-        got = f"a {type(model).__name__} without {', '.join(missing) or 'vision_encoder'}"
+    if missing := [name for name in _ENCODER if not hasattr(encoder, name)]:
+        got = f"a {type(model).__name__} without {', '.join(missing)}"
         raise RescueError(f"model must be a loaded TITAN, got {got}")
     if encoder.pos_encode_type != "alibi":
         raise RescueError(f"pos_encode_type must be 'alibi', got {encoder.pos_encode_type!r}")
-    _check_signature(encoder.get_alibi, ["w", "h", "bg_mask"], "get_alibi")
-    blocks = getattr(encoder.blocks, "modules_list", ())
-    if not len(blocks):
+    _check_signature(encoder.get_alibi, "w, h, bg_mask", "get_alibi")
+    attentions = [block.attn for block in getattr(encoder.blocks, "modules_list", ())]
+    if not attentions:
         raise RescueError("vision_encoder.blocks must hold modules_list, got none")
-    for block in blocks:
-        absent = [n for n in ATTENTION_NAMES if not hasattr(block.attn, n)]
-        if absent:
-            raise RescueError(f"attention must have {', '.join(absent)}, got {type(block.attn)}")
-        if block.attn.attn_drop_prob:
-            got = block.attn.attn_drop_prob
+    for attention in attentions:
+        if absent := [name for name in _ATTENTION if not hasattr(attention, name)]:
+            raise RescueError(f"attention must have {', '.join(absent)}, got {type(attention)}")
+        if got := attention.attn_drop_prob:
             raise RescueError(f"attn_drop_prob must be 0, got {got}; ours has no dropout")
-        _check_signature(block.attn.forward, ["x", "attn_bias", "bg_mask"], "attention forward")
-    for owner in (encoder, *(block.attn for block in blocks)):
-        if "forward" in owner.__dict__ or "get_alibi" in owner.__dict__:
-            raise RescueError("model must not be changed by another rescue, got one in place")
+        _check_signature(attention.forward, "x, attn_bias, bg_mask", "attention forward")
+    if any({"forward", "get_alibi"} & owner.__dict__.keys() for owner in (encoder, *attentions)):
+        raise RescueError("model must not be changed by another rescue, got one in place")
     return encoder
 
 
-def _check_signature(function: Callable[..., Any], wanted: list[str], name: str) -> None:
-    got = list(inspect.signature(function).parameters)
-    if got != wanted:
-        raise RescueError(f"{name} must take ({', '.join(wanted)}), got ({', '.join(got)})")
+def _check_signature(function: Callable[..., Any], wanted: str, name: str) -> None:
+    if (got := ", ".join(inspect.signature(function).parameters)) != wanted:
+        raise RescueError(f"{name} must take ({wanted}), got ({got})")
 
 
 @torch.no_grad()
@@ -115,18 +109,14 @@ def _probe(encoder: Any, attention: Any, budget_bytes: int) -> None:
     mask[0, 1, 2] = False
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 15, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
-    bias = encoder.get_alibi(3, 5, mask).to(weight.device, weight.dtype)
-    own = attention.forward(x, bias, None)
+    own = attention.forward(x, encoder.get_alibi(3, 5, mask).to(weight.device, weight.dtype), None)
     cells = Cells(mask[0].nonzero().to(weight.device))
     ours = _forward_of(attention, budget_bytes)(x, cells, None)
-    scale = float(own.abs().max())
-    tolerance = PROBE_TOLERANCE if weight.dtype == torch.float32 else 0.03
-    worst = float((own - ours).abs().max())
+    scale, worst = float(own.abs().max()), float((own - ours).abs().max())
+    tolerance = _TOLERANCE if weight.dtype == torch.float32 else 0.03
     if not worst <= tolerance * max(scale, 1e-6):
-        raise RescueError(
-            f"the model's attention must equal 2-D ALiBi attention, got a difference of {worst:.2g}"
-            f" at values of {scale:.2g}; it may be another revision"
-        )
+        got = f"a difference of {worst:.2g} at values of {scale:.2g}; it may be another revision"
+        raise RescueError(f"the model's attention must equal 2-D ALiBi attention, got {got}")
 
 
 def _cells_instead(original: Callable[..., Any]) -> Callable[..., Any]:
