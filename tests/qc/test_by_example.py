@@ -12,9 +12,9 @@ from tests.support.pixel_examples import coverslip_examples, pen_examples, train
 
 from thinsection.arrays import get_namespace
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.qc.checks import pixel_model
-from thinsection.qc.checks.by_example import ByExample, trained_model
-from thinsection.qc.checks.pixel_model import (
+from thinsection.qc.checks import by_example
+from thinsection.qc.checks.by_example import (
+    ByExample,
     Example,
     PixelModel,
     load_model,
@@ -22,6 +22,7 @@ from thinsection.qc.checks.pixel_model import (
     predict,
     probabilities,
     train,
+    trained_model,
 )
 
 RNG = np.random.default_rng(2)
@@ -83,7 +84,7 @@ def test_bands_give_what_the_whole_image_gives(
     models = {check: trained_model(check, tmp_path) for check in (every, colours)}
     picture, ns = RNG.integers(0, 255, (190, 43, 3), dtype=np.uint8), get_namespace("cpu")
     whole = probabilities(ns, picture, models)
-    monkeypatch.setattr(pixel_model, "_BAND_PX", 50 * 43)
+    monkeypatch.setattr(by_example, "_BAND_PX", 50 * 43)
     for check, expected in whole.items():
         got = probabilities(ns, picture, models)[check]
         np.testing.assert_allclose(got, expected, atol=1e-4)
@@ -106,7 +107,7 @@ def test_a_cached_model_is_read_and_a_damaged_one_trained_again(
     first = trained_model(own, tmp_path)
     (path,) = (tmp_path / "qc-models").iterdir()
     with np.load(path, allow_pickle=False) as arrays:
-        assert set(arrays) == {"features", *pixel_model.WEIGHTS}
+        assert set(arrays) == {"features", *by_example.WEIGHTS}
     stamp = path.stat().st_mtime_ns
     assert same(first, trained_model(own, tmp_path))
     assert path.stat().st_mtime_ns == stamp

@@ -11,9 +11,8 @@ import numpy as np
 from thinsection.arrays import Array, ArrayNamespace, get_namespace
 from thinsection.arrays.colour import gray32_from_rgb, gray_from_rgb
 from thinsection.config import user_cache_dir
-from thinsection.qc.checks.by_example import ByExample, trained_model
+from thinsection.qc.checks.by_example import ByExample, PixelModel, probabilities, trained_model
 from thinsection.qc.checks.check import Outcome, QcView, Score
-from thinsection.qc.checks.pixel_model import PixelModel, probabilities
 from thinsection.qc.pipeline import Pipeline, load_pipeline
 from thinsection.qc.result import QcResult
 from thinsection.qc.work_image import read_strips, read_work_images, scale_of, suspicions

@@ -10,7 +10,7 @@ from typing import Any
 
 from thinsection.config import nearest, read_toml
 from thinsection.errors import ConfigError
-from thinsection.qc.checks.pixel_model import check_features
+from thinsection.qc.checks.by_example import check_features
 from thinsection.qc.pipeline import Pipeline, pipeline_from_mapping
 from thinsection.slide.geometry import nominal_mpp
 

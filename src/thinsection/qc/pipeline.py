@@ -35,10 +35,9 @@ class Pipeline:
     """Checks in the order in which they narrow the mask."""
 
     name: str  # of the preset or the file's own
-    # resolution of the work image, µm/px; HistoQC's "1.25x" is 8 nominal µm/px
-    work_mpp: float = 8.0
-    # 'objective_power' takes the nominal mpp (10 / power), as HistoQC does; 'mpp' takes the slide's.
-    # Where a slide lacks the one, the other is taken and a warning says so
+    work_mpp: float = 8.0  # of the work image, µm/px; HistoQC's "1.25x" is 8 nominal µm/px
+    # the nominal mpp of the objective power (10 / power), as HistoQC takes it, or the slide's mpp;
+    # where a slide lacks the one, the other is taken and a warning says so
     work_from: WorkFrom = "objective_power"
     statistics: Statistics = "relative2mask"  # how a check's share is written
     checks: tuple[QcCheck, ...] = ()  # in order; names are unique

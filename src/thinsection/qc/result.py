@@ -32,9 +32,7 @@ class QcResult:
 
     mask_use: MaskArray  # bool (H, W), True = tissue that passed every check
     frame: MaskFrame  # where the masks lie on the slide
-    masks: Mapping[
-        str, MaskArray
-    ]  # per check with a mask, what it removed (or filled), bool (H, W)
+    masks: Mapping[str, MaskArray]  # by check, what it removed (or filled), bool (H, W)
     scores: Mapping[str, Score]  # columns of the slide's row, in the order of the checks
     warnings: tuple[str, ...]  # sentences about the slide
     pipeline: Pipeline  # the pipeline that ran
