@@ -7,7 +7,7 @@ import pytest
 from skimage import color, exposure, filters, measure, morphology
 from skimage.filters import rank
 
-from thinsection.arrays import ArrayNamespace, colour, get_namespace
+from thinsection.arrays import ArrayNamespace, get_namespace
 from thinsection.arrays import filters as ours
 from thinsection.arrays import morphology as masks
 from thinsection.errors import DeviceError, InvalidInputError
@@ -45,33 +45,33 @@ def same(ns: ArrayNamespace, got: object, expected: np.ndarray, rtol: float = 1e
 
 def test_gray_and_yuv_are_scikit_images(ns: ArrayNamespace) -> None:
     rgb = ns.upload(RGB)
-    same(ns, colour.gray_from_rgb(ns, rgb), color.rgb2gray(RGB))
-    same(ns, colour.yuv_from_rgb(ns, rgb), color.convert_colorspace(RGB, "RGB", "YUV"))
+    same(ns, ours.gray_from_rgb(ns, rgb), color.rgb2gray(RGB))
+    same(ns, ours.yuv_from_rgb(ns, rgb), color.convert_colorspace(RGB, "RGB", "YUV"))
 
 
 def test_gray_in_float32_is_the_same_to_its_precision(ns: ArrayNamespace) -> None:
-    gray = colour.gray32_from_rgb(ns, ns.upload(RGB))
+    gray = ours.gray32_from_rgb(ns, ns.upload(RGB))
     assert gray.dtype == np.float32
     same(ns, gray, color.rgb2gray(RGB).astype(np.float32), rtol=1e-6)
 
 
 def test_channel_std_is_the_population_std(ns: ArrayNamespace) -> None:
-    same(ns, colour.channel_std(ns, ns.upload(RGB)), RGB.std(axis=2))
+    same(ns, ours.channel_std(ns, ns.upload(RGB)), RGB.std(axis=2))
 
 
 def test_saturation_is_that_of_hsv(ns: ArrayNamespace) -> None:
-    same(ns, colour.saturation(ns, ns.upload(RGB)), color.rgb2hsv(RGB)[..., 1])
+    same(ns, ours.saturation(ns, ns.upload(RGB)), color.rgb2hsv(RGB)[..., 1])
 
 
-@pytest.mark.parametrize("stain", colour.STAINS)
+@pytest.mark.parametrize("stain", ours.STAINS)
 def test_stains_are_scikit_images(ns: ArrayNamespace, stain: str) -> None:
     expected = color.separate_stains(RGB, getattr(color, stain))
-    same(ns, colour.stains_from_rgb(ns, ns.upload(RGB), stain), expected)
+    same(ns, ours.stains_from_rgb(ns, ns.upload(RGB), stain), expected)
 
 
 def test_an_unknown_stain_is_refused(ns: ArrayNamespace) -> None:
     with pytest.raises(InvalidInputError, match=r"stain must be one of hed_from_rgb, .*got 'x'"):
-        colour.stains_from_rgb(ns, RGB, "x")
+        ours.stains_from_rgb(ns, RGB, "x")
 
 
 @pytest.mark.parametrize("edge_px", [3, 10])

@@ -83,7 +83,7 @@ def test_the_presets_are_histoqcs_and_our_own() -> None:
         ),
         (
             'name="x"\n[[check]]\nkind="flat"\nkernal="9 px"',
-            r"unknown qc key 'flat.kernal'; did you mean 'kernel'\?",
+            r"unknown config key 'flat.kernal'; did you mean 'flat.kernel'\?",
         ),
         ('name="x"\n[[check]]\nkind="flat"\nkernel="9"', r"flat.kernel must be a length such as"),
         ('name="x"\n[[check]]\nkind="flat"\nmin_area="9 um"', r"flat.min_area must be an area"),
@@ -147,7 +147,11 @@ def test_own_examples_beside_the_config_are_taken(tmp_path: Path) -> None:
         ("frangi_beta2: 15.0", "frangi_beta2: 9", r"frangi_beta2 must be 15 to be carried over"),
         ("BasicModule.finalProcessingSpur", "BasicModule.nope", r"unknown step 'BasicModule.nope'"),
         ("confirm_base_mag", "enable_bounding_box", None),
-        ("confirm_base_mag: False", "enable_bounding_box: True", r"unknown key 'enable_bounding"),
+        (
+            "confirm_base_mag: False",
+            "enable_bounding_box: True",
+            "enable_bounding_box must be false",
+        ),
         ("upper_threshold: .88", "upper_threshold: high", r"upper_threshold must be as HistoQC"),
         ("           rgb", "           gabor", r"features must be of rgb, .*got 'gabor'"),
         ("./pen/1k_version/pen_green.png:", "./mine.png:", r"got './mine.png' for 'pens'"),

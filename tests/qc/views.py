@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.arrays import get_namespace
-from thinsection.arrays.colour import gray_from_rgb
+from thinsection.arrays.filters import gray_from_rgb
 from thinsection.qc.checks.check import QcView, Strips
 
 

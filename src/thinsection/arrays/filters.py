@@ -1,7 +1,7 @@
-"""Filters on either device, with scikit-image's definitions and borders.
+"""Colour and filters on either device, with scikit-image's definitions and borders.
 
-Separable ones are products with a banded matrix, 32 rows at once: on a CPU several times as fast as
-filtering px by px, and rows that nobody asked for are not made.
+Separable filters are products with a banded matrix, 32 rows at once: on a CPU several times as fast
+as filtering px by px, and rows that nobody asked for are not made.
 """
 
 import math
@@ -11,11 +11,73 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.arrays.namespace import Array, ArrayNamespace
+from thinsection.errors import InvalidInputError
 
 Kernel = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 Shape = tuple[int, int]  # (H, W)
 _BLOCK_PX = 32  # rows or columns that one product makes
+_GRAY = (0.2125, 0.7154, 0.0721)  # luma weights of R, G, B
+_YUV = (  # rows: Y, U, V
+    (0.299, 0.587, 0.114),
+    (-0.14714119, -0.28886916, 0.43601035),
+    (0.61497538, -0.51496512, -0.10001026),
+)
+_FLOOR = 1e-6  # transmitted share below which a px counts as black, so that its log is finite
+_SETS = ("hed", "hdx", "fgx", "bex", "rbd", "gdx", "hax", "bro", "bpx", "ahx", "hpx")
+STAINS = tuple(f"{name}_from_rgb" for name in _SETS)
+
+
+def gray_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
+    """Luma in [0, 1], float64 (H, W), of uint8 (H, W, 3)."""
+    red, green, blue = (rgb[..., c] / 255.0 * weight for c, weight in enumerate(_GRAY))
+    return red + green + blue
+
+
+def gray32_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
+    """The same in float32, with 8 bytes a px in place of 32: for large strips."""
+    gray = rgb[..., 0] * ns.xp.float32(_GRAY[0] / 255)
+    gray += rgb[..., 1] * ns.xp.float32(_GRAY[1] / 255)
+    gray += rgb[..., 2] * ns.xp.float32(_GRAY[2] / 255)
+    return gray
+
+
+def yuv_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
+    """Y, U and V, float64 (H, W, 3), of uint8 (H, W, 3)."""
+    return (rgb / 255.0) @ ns.xp.asarray(_YUV).T
+
+
+def channel_std(ns: ArrayNamespace, rgb: Array) -> Array:
+    """Population standard deviation over R, G, B of each px, 0 to 255, float64 (H, W)."""
+    # sums of bytes and of their squares are whole numbers below 2**24: exact in float32
+    red, green, blue = (rgb[..., c].astype(ns.xp.float32) for c in range(3))
+    total = red + green + blue
+    squares = red * red + green * green + blue * blue
+    return ns.xp.sqrt((3 * squares - total * total).astype(ns.xp.float64)) / 3.0
+
+
+def saturation(ns: ArrayNamespace, rgb: Array) -> Array:
+    """Saturation of HSV, float64 (H, W) in [0, 1]."""
+    highest, lowest = rgb.max(axis=2).astype(ns.xp.float64), rgb.min(axis=2)
+    return (highest - lowest) / ns.xp.maximum(highest, 1.0)
+
+
+def stains_from_rgb(ns: ArrayNamespace, rgb: Array, stain: str) -> Array:
+    """Amount of each of the three stains of one of `STAINS`, float64 (H, W, 3), >= 0.
+
+    A channel's share of log(1e-6) stands for its optical density; vectors are scikit-image's.
+
+    Source: Ruifrok and Johnston, Quantification of histochemical staining by color
+        deconvolution, 2001.
+    """
+    if stain not in STAINS:
+        raise InvalidInputError(f"stain must be one of {', '.join(STAINS)}, got {stain!r}")
+    from skimage import color
+
+    levels = ns.xp.maximum(ns.xp.arange(256) / 255.0, _FLOOR)
+    log = (ns.xp.log(levels) / math.log(_FLOOR))[rgb]
+    amounts = log @ ns.xp.asarray(getattr(color, stain))
+    return ns.xp.maximum(amounts, 0.0, out=amounts)
 
 
 def gaussian_kernel(sigma_px: float, *, order: int = 0) -> Kernel:
@@ -32,10 +94,8 @@ def separable(
 ) -> Array:
     """The image, float (H, W), under two kernels of odd length; the border px goes on outside.
 
-    `down` and `along` are weights of the rows and of the columns around a px. Only the px that a
-    nearest resize to `shape` takes are made; None makes all.
-
-    Memory: O(H * W).
+    `down` and `along` weigh the rows and the columns around a px. Only the px that a nearest resize
+    to `shape` takes are made; None makes all. Memory: O(H * W).
     """
     rows, columns = (nearest(*edges) for edges in zip(image.shape, shape or image.shape))
     return _convolved(ns, _convolved(ns, image, along, columns, axis=1), down, rows, axis=0)
@@ -80,10 +140,7 @@ def _band(wanted: Indices, kernel: Kernel, length: int) -> Kernel:
 
 
 def box_mean(ns: ArrayNamespace, image: Array, edge_px: int) -> Array:
-    """Mean over a square of edge_px px, with zeros outside the image.
-
-    An even square reaches one px further up and left, as a full convolution cut to the middle.
-    """
+    """Mean over a square, with zeros outside; an even one reaches one px further up and left."""
     return ns.ndimage.uniform_filter(image, size=edge_px, mode="constant", cval=0.0)
 
 
@@ -111,10 +168,7 @@ def sobel_energy(ns: ArrayNamespace, image: Array) -> Array:
 def gaussian(
     ns: ArrayNamespace, image: Array, sigma_px: float, shape: Shape | None = None
 ) -> Array:
-    """Gaussian blur, cut at 4 sigma; the border px goes on outside; `shape` as of `separable`.
-
-    Memory: O(H * W).
-    """
+    """Gaussian blur, cut at 4 sigma; the border px goes on outside; `shape` as of `separable`."""
     kernel = gaussian_kernel(sigma_px)
     return separable(ns, image, kernel, kernel, shape)
 
@@ -172,8 +226,7 @@ def otsu_threshold(ns: ArrayNamespace, image: Array) -> float:
 def otsu_level(counts: npt.NDArray[np.floating], values: npt.NDArray[Any]) -> float:
     """The value that parts a histogram with the largest variance between both sides.
 
-    Where fewer than two values occur there is nothing to part: that value, or 0.0. Computed in the
-    precision of `counts`; scikit-image takes float32.
+    Where fewer than two values occur: that value, or 0.0. In the precision of `counts`.
     """
     values, counts = values[counts > 0], counts[counts > 0]
     if len(values) < 2:

@@ -34,10 +34,7 @@ def fill_small(ns: ArrayNamespace, mask: Array, min_area_px: float) -> Array:
 def keep_elongated(
     ns: ArrayNamespace, mask: Array, min_elongation: float, min_area_px: float
 ) -> Array:
-    """The 8-connected regions whose length is min_elongation times their mean width or more.
-
-    Length comes from the spread along the main axis, width is area over length.
-    """
+    """The 8-connected regions whose length, by their spread, is so many times their mean width."""
     xp, (labels, count) = ns.xp, labelled(ns, mask, connectivity=8)
     if count == 0:
         return mask.copy()
@@ -47,8 +44,7 @@ def keep_elongated(
     def sums(weights: Array | None = None) -> Array:
         return xp.bincount(region, weights=weights, minlength=count + 1).astype(xp.float64)
 
-    area = xp.maximum(sums(), 1)
-    y, x = rows.astype(xp.float64), columns.astype(xp.float64)
+    area, y, x = xp.maximum(sums(), 1), rows.astype(xp.float64), columns.astype(xp.float64)
     mean_y, mean_x = sums(y) / area, sums(x) / area
     yy = sums(y * y) / area - mean_y**2 + 1 / 12
     xx = sums(x * x) / area - mean_x**2 + 1 / 12

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from thinsection.arrays import Array, ArrayNamespace, get_namespace
-from thinsection.arrays.colour import gray32_from_rgb, gray_from_rgb
+from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
 from thinsection.config import user_cache_dir
 from thinsection.qc.checks.by_example import ByExample, PixelModel, probabilities, trained_model
 from thinsection.qc.checks.check import Outcome, QcView, Score
@@ -106,11 +105,11 @@ def _view(
     return QcView(
         ns=ns,
         rgb=rgb,
-        gray=gray_from_rgb(ns, rgb),
+        gray=filters.gray_from_rgb(ns, rgb),
         mask_use=ns.xp.ones(rgb.shape[:2], dtype=bool),
         mpp_th=slide_mpp * max(slide.size) / max(rgb.shape[:2]),
         statistics=pipeline.statistics,
-        gray_at=lambda nominal_mpp: gray32_from_rgb(ns, ns.upload(images[nominal_mpp])),
+        gray_at=lambda nominal_mpp: filters.gray32_from_rgb(ns, ns.upload(images[nominal_mpp])),
         strips_at=partial(read_strips, slide, slide_mpp),
         probability_of=lambda check: found()[check],
     )

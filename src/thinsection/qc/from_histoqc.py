@@ -16,12 +16,11 @@ from thinsection.slide.geometry import nominal_mpp
 
 Texts = Mapping[str, str]  # a section: key -> text
 _BASE = "BaseImage.BaseImage"
-_BASE_KEYS = ("image_work_size", "mask_statistics", "confirm_base_mag", "in_memory_compression")
 # pictures that come with HistoQC: not ours to ship, our generated ones stand in for them
 _OWN_MODELS = {"pen/": "pen", "models/coverslip": "coverslip"}
 _NO_STEP: dict[str, Any] = {"kind": "", "keys": {}, "fixed": {}, "ignored": [], "name": ""}
 _LETTERS = {"y": True, "t": True, "n": False, "f": False}
-_TRUTHS = configparser.ConfigParser.BOOLEAN_STATES | _LETTERS
+_TRUTHS = {**configparser.ConfigParser.BOOLEAN_STATES, **_LETTERS}
 
 
 @cache
@@ -32,9 +31,9 @@ def _steps() -> dict[str, dict[str, Any]]:
 
 
 def _truth(text: str) -> bool:
-    if (word := text.strip().lower()) not in _TRUTHS:
+    if (truth := _TRUTHS.get(text.strip().lower())) is None:
         raise ValueError(f"not a truth value: {text!r}")
-    return _TRUTHS[word]
+    return truth
 
 
 def _mpp(text: str) -> float:
@@ -76,21 +75,9 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
             while check["name"] in checks:
                 check["name"] += "_again"
             checks[check["name"]] = check
-    base = {"name": path.stem, **_base(sections.get(_BASE, {}))}
-    return pipeline_from_mapping({**base, "check": list(checks.values())}), notes
-
-
-def _base(section: Texts) -> dict[str, Any]:
-    for key, value in section.items():
-        boxless = key == "enable_bounding_box" and not _truth(value)
-        if key not in _BASE_KEYS and not boxless:
-            raise ConfigError(f"unknown key {key!r} in [{_BASE}]{nearest(key, _BASE_KEYS)}")
-    size = section.get("image_work_size", "1.25x")
-    return {
-        "work_mpp": _converted("magnification", size, f"{_BASE}.image_work_size"),
-        "work_from": "objective_power",
-        "statistics": section.get("mask_statistics", "relative2mask"),
-    }
+    base = _settings(_BASE, sections.get(_BASE, {}), _steps()[_BASE])
+    whole = {"name": path.stem, "work_from": "objective_power", **base}
+    return pipeline_from_mapping({**whole, "check": list(checks.values())}), notes
 
 
 def _check(step: str, section: Texts, folder: Path, notes: list[str]) -> dict[str, Any] | None:
@@ -98,40 +85,45 @@ def _check(step: str, section: Texts, folder: Path, notes: list[str]) -> dict[st
     function, _, label = step.partition(":")
     if function not in _steps():
         raise ConfigError(f"unknown step {step!r}{nearest(function, _steps())}")
-    kind, keys, fixed, ignored, name = _steps()[function].values()
-    values: dict[str, Any] = {}
-    for key, (ours, reading, *default) in keys.items():
-        if (text := section.get(key, *default)) is not None:
-            values.setdefault(ours, _converted(reading, text, f"{step}.{key}"))
-    known = (*keys, *fixed, *ignored)
+    table = _steps()[function]
+    values = _settings(step, section, table)
+    if not table["kind"]:
+        return None
+    values.setdefault("name", f"{table['name']}_{label}" if label else table["name"])
+    if table["kind"] == "by_example":
+        values |= _examples(values.pop("examples"), values, folder, notes)
+    if "templates" in values:
+        values["templates"] = _templates(values["templates"], folder, notes)
+    return {"kind": table["kind"], **values}
+
+
+def _settings(step: str, section: Texts, table: Mapping[str, Any]) -> dict[str, Any]:
+    """What a section sets, by our names; a key or value that cannot be carried over is refused."""
+    keys, fixed = table["keys"], table["fixed"]
+    known = (*keys, *fixed, *table["ignored"])
     for key, text in section.items():
         if key in fixed and not _same(text, fixed[key]):
             raise ConfigError(f"{step}.{key} must be {fixed[key]} to be carried over, got {text!r}")
         if key not in known:
             raise ConfigError(f"unknown key {key!r} in [{step}]{nearest(key, known)}")
-    if not kind:
-        return None
-    values.setdefault("name", f"{name}_{label}" if label else name)
-    if kind == "by_example":
-        values |= _examples(values.pop("examples"), values, folder, notes)
-    if "templates" in values:
-        values["templates"] = _templates(values["templates"], folder, notes)
-    return {"kind": kind, **values}
-
-
-def _converted(kind: str, text: str, key: str) -> Any:
-    try:
-        return _READ[kind](text)
-    except ValueError as error:
-        raise ConfigError(f"{key} must be as HistoQC takes it, got {text!r}: {error}") from None
+    values: dict[str, Any] = {}
+    for key, (ours, reading, *default) in keys.items():
+        if (text := section.get(key, *default)) is not None:
+            try:
+                values.setdefault(ours, _READ[reading](text))
+            except ValueError as error:
+                rule = f"{step}.{key} must be as HistoQC takes it"
+                raise ConfigError(f"{rule}, got {text!r}: {error}") from None
+    return values
 
 
 def _same(text: str, wanted: str) -> bool:
-    """Whether two values mean the same: numbers by value, the rest without spaces and case."""
+    """Whether two values mean the same: numbers and truths by value, else the letters."""
     try:
         return float(text) == float(wanted)
     except ValueError:
-        return "".join(text.split()).lower() == "".join(wanted.split()).lower()
+        one, other = ("".join(value.split()).lower() for value in (text, wanted))
+        return _TRUTHS.get(one, one) == _TRUTHS.get(other, other)
 
 
 def _examples(

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from thinsection.config import coerce, field_types, nearest, read_toml, toml_value
+from thinsection.config import coerce, from_mapping, nearest, read_toml, toml_value
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc.checks import artefacts, by_example, masking, measures
 from thinsection.qc.checks.check import QcCheck, Statistics
@@ -88,8 +88,10 @@ def dump_pipeline(pipeline: Pipeline) -> str:
 
 def pipeline_from_mapping(data: Mapping[str, Any]) -> Pipeline:
     """The pipeline of a TOML file's tables; ConfigError as of `load_pipeline`."""
-    values = _coerced(data, {**_KINDS, "check": object})
-    checks = values.pop("check", [])
+    known, checks = (*_KINDS, "check"), data.get("check")
+    if unknown := [key for key in data if key not in known]:
+        raise ConfigError(f"unknown qc key {unknown[0]!r}{nearest(unknown[0], known)}")
+    values = {key: coerce(data[key], kind, key) for key, kind in _KINDS.items() if key in data}
     if "name" not in values or not isinstance(checks, list) or not checks:
         raise ConfigError("qc pipeline must have a name and at least one [[check]] table")
     pipeline = Pipeline(**values, checks=tuple(check_from_mapping(c) for c in checks))
@@ -117,15 +119,7 @@ def check_from_mapping(data: Mapping[str, Any]) -> QcCheck:
         rule = f"qc check {kind!r} must be a QcCheck of that kind, got {cls!r}"
         raise InvalidInputError(f"{rule}; mend or remove the package that brings it")
     settings = {key: value for key, value in data.items() if key != "kind"}
-    return cls(**_coerced(settings, field_types(cls), f"{kind}."))
-
-
-def _coerced(data: Mapping[str, Any], kinds: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """The values as their declared types; an unknown key is refused by name."""
-    for key in data:
-        if key not in kinds:
-            raise ConfigError(f"unknown qc key {where + key!r}{nearest(key, kinds)}")
-    return {key: coerce(value, kinds[key], f"{where}{key}") for key, value in data.items()}
+    return from_mapping(cls, settings, where=f"{kind}.")
 
 
 def pipeline_identity(pipeline: Pipeline) -> dict[str, Any]:

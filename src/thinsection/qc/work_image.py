@@ -5,7 +5,7 @@ integer box, strip by strip, so that it never sits in memory, and then resized b
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,14 +83,12 @@ def fitted_size(size: Size, max_edge: int) -> Size:
     if max(size) <= max_edge:
         return size
     aspect = size[0] / size[1]
-
-    def nearest(ideal: float, aspect_of: Callable[[int], float]) -> int:
-        options = (math.floor(ideal), math.ceil(ideal))
-        return max(1, min(options, key=lambda n: abs(aspect - aspect_of(n)) if n else 0))
-
-    if aspect <= 1:
-        return nearest(max_edge * aspect, lambda n: n / max_edge), max_edge
-    return max_edge, nearest(max_edge / aspect, lambda n: max_edge / n)
+    ideal = max_edge * aspect if aspect <= 1 else max_edge / aspect
+    pairs = [
+        (n, max_edge) if aspect <= 1 else (max_edge, n) for n in (int(ideal), math.ceil(ideal))
+    ]
+    best = min(pairs, key=lambda pair: abs(aspect - pair[0] / pair[1]) if min(pair) else 0)
+    return max(1, best[0]), max(1, best[1])
 
 
 def read_work_images(slide: Slide, max_edges: Sequence[int]) -> list[RgbArray]:
@@ -110,10 +108,9 @@ def read_work_images(slide: Slide, max_edges: Sequence[int]) -> list[RgbArray]:
 
 
 def read_strips(slide: Slide, slide_mpp: float, mpp: float, rows_multiple: int) -> Strips:
-    """The slide at about `mpp`, by a box reduction of the best level, strip by strip.
+    """The slide at about `mpp`, by the nearest integer box reduction of the best level.
 
-    The nearest integer reduction of a level that is not coarser is taken; every strip but the last
-    has a multiple of rows_multiple rows.
+    Every strip but the last has a multiple of rows_multiple rows.
 
     Memory: one strip of the level that is read, about 24 MiB.
     """

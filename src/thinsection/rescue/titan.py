@@ -75,7 +75,7 @@ class Cells:
 
 def _recognise(model: Any) -> Any:
     """The vision encoder of a model whose code has the expected form."""
-    encoder = getattr(model, "vision_encoder", None)
+    encoder: Any = getattr(model, "vision_encoder", None)
     if missing := [name for name in _ENCODER if not hasattr(encoder, name)]:
         got = f"a {type(model).__name__} without {', '.join(missing)}"
         raise RescueError(f"model must be a loaded TITAN, got {got}")

@@ -12,7 +12,6 @@ from typing import ClassVar
 import numpy as np
 
 from thinsection.arrays import Array, ArrayNamespace, filters
-from thinsection.arrays.colour import gray32_from_rgb, saturation
 from thinsection.arrays.morphology import drop_small, fill_small, keep_elongated
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, Strips, area, length
 from thinsection.types import MaskArray
@@ -51,18 +50,15 @@ class Focus(QcCheck):
         return replace(outcome, scores={**outcome.scores, **median})
 
     def _sharpness(self, ns: ArrayNamespace, strips: Strips, tissue: MaskArray) -> Array:
-        """Amplitude of the finest band over that of the next one, per block, float32.
-
-        The finest band lies between no blur and a Gaussian of 1 px, the next between 1 and 2 px.
-        Only the columns of a strip with tissue are looked at; blocks elsewhere are 0.
+        """Amplitude of the finest band over that of the next, per block, float32; 0 without tissue.
 
         Memory: O(one strip + blocks).
         """
         (width, height), (mask_height, mask_width), edge = strips.size, tissue.shape, self.block_px
         rows: list[Array] = []
-        top = 0
+        bottom = 0
         for rgb in strips.strips:
-            bottom = top + len(rgb)
+            top, bottom = bottom, bottom + len(rgb)
             first, last = (round(row * mask_height / height) for row in (top, bottom))
             part = tissue[min(first, mask_height - 1) : max(last, first + 1)]
             shape = math.ceil(len(rgb) / edge), math.ceil(width / edge)
@@ -72,12 +68,12 @@ class Focus(QcCheck):
                 left = int(columns[0]) // edge
                 right = min(shape[1], int(columns[-1] + width / mask_width) // edge + 1)
                 pixels = ns.upload(rgb[:, left * edge : right * edge], reason="strip")
-                values[:, left:right] = self._band_ratio(ns, gray32_from_rgb(ns, pixels))
+                values[:, left:right] = self._band_ratio(ns, filters.gray32_from_rgb(ns, pixels))
             rows.append(values)
-            top = bottom
         return ns.xp.concatenate(rows)
 
     def _band_ratio(self, ns: ArrayNamespace, gray: Array) -> Array:
+        """The finest band lies between no blur and a Gaussian of 1 px, the next up to 2 px."""
         once, twice = (filters.gaussian(ns, gray, sigma) for sigma in (1.0, 2.0))
         fine = filters.block_means(ns, abs(gray - once), self.block_px)
         return fine / (filters.block_means(ns, abs(once - twice), self.block_px) + self.floor)
@@ -102,7 +98,7 @@ class Folds(QcCheck):
         if not bool(tissue.any()):
             return Outcome(warnings=(f"{self.name}: no tissue to look for folds in",))
         sigma = view.length_px(self.width) / 6
-        colour = filters.gaussian(ns, saturation(ns, view.rgb), sigma)
+        colour = filters.gaussian(ns, filters.saturation(ns, view.rgb), sigma)
         thick = _relative_thickness(view, sigma) > self.min_thickness
         usual_colour = float(ns.xp.median(colour[tissue]))
         found = tissue & thick & (colour > self.min_saturation * usual_colour)
@@ -113,8 +109,8 @@ class Folds(QcCheck):
 def _relative_thickness(view: QcView, sigma_px: float) -> Array:
     """Smoothed optical density over that of tissue with the same balance of stains, float64 (H, W).
 
-    Two layers absorb twice as much in every channel, so that the balance between channels stays.
-    Dark epithelium is dark for its balance as well, and gets about 1. The mask must not be empty.
+    Two layers absorb twice as much in every channel, so that the balance stays. Dark epithelium is
+    dark for its balance as well, and gets about 1. The mask must not be empty.
     """
     ns, xp, mask = view.ns, view.ns.xp, view.mask_use
     table = -xp.log10(xp.maximum(xp.arange(256) / 255.0, 1 / 255.0))
@@ -125,7 +121,6 @@ def _relative_thickness(view: QcView, sigma_px: float) -> Array:
     stain_bin = xp.searchsorted(edges, balance)
     usual = xp.ones(_NUM_STAIN_BINS)
     for n in range(_NUM_STAIN_BINS):
-        values = total[mask & (stain_bin == n)]
-        if values.size:
+        if (values := total[mask & (stain_bin == n)]).size:
             usual[n] = xp.median(values)
     return total / xp.maximum(usual[stain_bin], 1e-6)

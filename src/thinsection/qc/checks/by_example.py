@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
-from thinsection.arrays.colour import gray32_from_rgb
 from thinsection.arrays.morphology import dilated_by_square, drop_small, keep_elongated
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.files.atomic import atomic_path
@@ -153,7 +152,7 @@ def pixel_features(ns: ArrayNamespace, rgb: Array, names: Sequence[str]) -> dict
     """
     check_features(names)
     channels = [rgb[..., c] * ns.xp.float32(1 / 255) for c in range(3)]
-    gray = gray32_from_rgb(ns, rgb)
+    gray = filters.gray32_from_rgb(ns, rgb)
 
     def planes(name: str) -> list[Array]:
         match name:

@@ -1,8 +1,7 @@
 """What a check is, what it sees and what it answers.
 
 A check is a frozen dataclass: its fields are the settings of a `[[check]]` table, and calling it
-with a view of a slide gives an outcome. Another package adds one by a subclass of `QcCheck` and an
-entry point of the group `thinsection.qc_checks` (docs/qc.md).
+with a view of a slide gives an outcome. Another package adds its own by entry point (docs/qc.md).
 """
 
 import re
@@ -86,11 +85,9 @@ class QcView:
     def share(self, new_mask: Array) -> float:
         """What a step took from `mask_use`, in the view's statistics."""
         left, before = (int(self.ns.xp.count_nonzero(m)) for m in (new_mask, self.mask_use))
-        if self.statistics == "absolute":
-            return float(left)
-        if self.statistics == "relative2image":
-            return left / float(new_mask.size)
-        return EMPTY_SCORE if before == 0 else 1.0 - left / before
+        if self.statistics == "relative2mask":
+            return EMPTY_SCORE if before == 0 else 1.0 - left / before
+        return float(left) if self.statistics == "absolute" else left / float(new_mask.size)
 
     def left(self, new: Array, column: str, *, enforce: bool = False) -> Outcome:
         """The outcome of a check that leaves `new` of the mask; its share is one column."""

@@ -7,7 +7,6 @@ from typing import ClassVar
 import numpy as np
 
 from thinsection.arrays import Array, filters
-from thinsection.arrays.colour import channel_std
 from thinsection.arrays.morphology import (
     dilated_by_square,
     disk_footprint,
@@ -33,7 +32,7 @@ class Intensity(QcCheck):
     def __call__(self, view: QcView) -> Outcome:
         kept = _between(view.gray, self.lower_gray, self.upper_gray)
         if self.lower_std is not None or self.upper_std is not None:
-            kept &= _between(channel_std(view.ns, view.rgb), self.lower_std, self.upper_std)
+            kept &= _between(filters.channel_std(view.ns, view.rgb), self.lower_std, self.upper_std)
         return view.left(view.mask_use & (kept ^ self.invert), self.name)
 
     @property

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from thinsection.arrays import Array, ArrayNamespace, colour, filters
+from thinsection.arrays import Array, ArrayNamespace, filters
 from thinsection.errors import ConfigError
 from thinsection.qc.checks.check import EMPTY_SCORE, Outcome, QcCheck, QcView, Score
 
-_Floats = npt.NDArray[np.float64]
+_Floats, _Indices = npt.NDArray[np.float64], npt.NDArray[np.integer]
 _TEXTURE = ("contrast", "dissimilarity", "homogeneity", "ASM", "energy", "correlation")
 
 
@@ -24,8 +24,7 @@ class Contrast(QcCheck):
     name: str = "contrast"
     prefix: str = ""  # put before the column names, with an underscore
     limit_to_mask: bool = True  # False measures the whole image
-    # True takes the gradient outside the mask; gray values stay those of the mask, as in HistoQC
-    invert: bool = False
+    invert: bool = False  # takes the gradient outside the mask, gray inside, as HistoQC does
 
     def __call__(self, view: QcView) -> Outcome:
         energy, gray = filters.sobel_energy(view.ns, view.gray), view.gray
@@ -58,7 +57,7 @@ class Brightness(QcCheck):
             channels = {"grayscale": view.gray}
         else:
             yuv, ns = self.space == "YUV", view.ns
-            image = colour.yuv_from_rgb(ns, view.rgb) if yuv else view.rgb.astype(ns.xp.float64)
+            image = filters.yuv_from_rgb(ns, view.rgb) if yuv else view.rgb.astype(ns.xp.float64)
             channels = {f"chan{c + 1}": image[..., c] for c in range(3)}
         suffix = "_YUV" if self.space == "YUV" else ""
         scores: dict[str, Score] = {}
@@ -76,22 +75,20 @@ class Stains(QcCheck):
 
     kind: ClassVar[str] = "stains"
     name: str = "stains"
-    stain: str = "hed_from_rgb"  # stain set, one of `arrays.colour.STAINS`
+    stain: str = "hed_from_rgb"  # stain set, one of `arrays.filters.STAINS`
     use_mask: bool = True  # False measures the whole image
 
     def __call__(self, view: QcView) -> Outcome:
+        names = [f"deconv_c{c}_{statistic}" for c in range(3) for statistic in ("mean", "std")]
         if self.use_mask and not bool(view.mask_use.any()):
-            names = [f"deconv_c{c}_{stat}" for c in range(3) for stat in ("mean", "std")]
             return _no_tissue(self.name, names)
-        scores: dict[str, Score] = {}
-        amounts = colour.stains_from_rgb(view.ns, view.rgb, self.stain)
-        for c in range(3):
-            most = view.ns.xp.quantile(amounts[..., c], 0.99)
-            clipped = view.ns.xp.clip(amounts[..., c], 0.0, most)
+        found: list[float] = []
+        amounts = filters.stains_from_rgb(view.ns, view.rgb, self.stain)
+        for amount in (amounts[..., c] for c in range(3)):
+            clipped = view.ns.xp.clip(amount, 0.0, view.ns.xp.quantile(amount, 0.99))
             values = clipped[view.mask_use] if self.use_mask else clipped
-            scores[f"deconv_c{c}_mean"] = float(values.mean())
-            scores[f"deconv_c{c}_std"] = float(values.std())
-        return Outcome(scores=scores)
+            found += [float(values.mean()), float(values.std())]
+        return Outcome(scores=dict(zip(names, found, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,17 +151,11 @@ class Texture(QcCheck):
         scores: dict[str, Score] = {}
         for measure, values in self.measured(gray, rows, columns).items():
             column = _prefixed(self.prefix, measure)
-            scores[column] = float(values.mean())
-            scores[f"{column}_std"] = float(values.std())
+            scores |= {column: float(values.mean()), f"{column}_std": float(values.std())}
         return Outcome(scores=scores)
 
-    def measured(
-        self, gray: _Floats, rows: npt.NDArray[np.integer], columns: npt.NDArray[np.integer]
-    ) -> dict[str, _Floats]:
-        """Each measure of each square, (squares,); squares are cut at the image's border.
-
-        A gray value v lies in level ceil(v * (num_levels - 1)). On the host: cuCIM has no
-        counterpart.
+    def measured(self, gray: _Floats, rows: _Indices, columns: _Indices) -> dict[str, _Floats]:
+        """Each measure of each square, (squares,), cut at the border; on the host, as skimage.
 
         Source: Haralick et al., Textural features for image classification, 1973.
         """
@@ -173,7 +164,7 @@ class Texture(QcCheck):
         edge, limits = self.square_px, np.linspace(0, 1, self.num_levels)
         settings: dict[str, Any] = {"levels": self.num_levels, "symmetric": True}
         counts = []
-        for r, c in zip(rows, columns, strict=True):
+        for r, c in zip(rows, columns, strict=True):  # a value v lies in level ceil(v * levels - v)
             square = np.digitize(gray[r : r + edge, c : c + edge], limits, right=True)
             counts.append(graycomatrix(square, [self.distance_px], [0], **settings)[:, :, 0, 0])
         stacked = np.stack(counts, axis=2)[..., None]  # squares in the place of distances
