@@ -19,8 +19,6 @@ def labelled(ns: ArrayNamespace, mask: Array, *, connectivity: int = 4) -> tuple
 def drop_small(ns: ArrayNamespace, mask: Array, min_area_px: float) -> Array:
     """The mask without its 4-connected regions of fewer than min_area_px px."""
     labels, count = labelled(ns, mask)
-    if count == 0:
-        return mask.copy()
     keep = ns.xp.bincount(labels.ravel(), minlength=count + 1) >= min_area_px
     keep[0] = False
     return keep[labels]

@@ -1,9 +1,16 @@
 """Tissue mask and artefact checks: array in, mask or score out."""
 
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
-from thinsection.qc.engine import prepare_models, run_qc
+from thinsection.qc.engine import (
+    QcResult,
+    QcRule,
+    parse_rule,
+    prepare_models,
+    qc_fail,
+    run_qc,
+    tile_qc_columns,
+)
 from thinsection.qc.pipeline import CHECKS, Pipeline, load_pipeline, pipeline_identity, preset_names
-from thinsection.qc.result import QcResult, QcRule, parse_rule, qc_fail, tile_qc_columns
 from thinsection.qc.tissue import TissueConfig, TissueMask, box_fractions, tissue_mask
 
 __all__ = [

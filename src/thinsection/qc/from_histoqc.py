@@ -108,12 +108,12 @@ def _settings(step: str, section: Texts, table: Mapping[str, Any]) -> dict[str, 
             raise ConfigError(f"unknown key {key!r} in [{step}]{nearest(key, known)}")
     values: dict[str, Any] = {}
     for key, (ours, reading, *default) in keys.items():
-        if (text := section.get(key, *default)) is not None:
+        if (set_to := section.get(key, *default)) is not None:
             try:
-                values.setdefault(ours, _READ[reading](text))
+                values.setdefault(ours, _READ[reading](set_to))
             except ValueError as error:
                 rule = f"{step}.{key} must be as HistoQC takes it"
-                raise ConfigError(f"{rule}, got {text!r}: {error}") from None
+                raise ConfigError(f"{rule}, got {set_to!r}: {error}") from None
     return values
 
 

@@ -127,13 +127,7 @@ def pipeline_identity(pipeline: Pipeline) -> dict[str, Any]:
 
     Pictures that checks read count by size and modification time.
     """
-    pictures = [_stamp(path) for check in pipeline.checks for path in check.files]
+    files = [Path(name) for check in pipeline.checks for name in check.files]
+    stats = [path.stat() if path.is_file() else None for path in files]  # the run says what is gone
+    pictures = [[stat.st_size, stat.st_mtime_ns] if stat else [] for stat in stats]
     return {"version": _VERSION, "pipeline": pipeline.as_mapping(), "pictures": pictures}
-
-
-def _stamp(path: str) -> list[int]:
-    try:
-        stat = Path(path).stat()
-    except OSError:  # a URL, or gone: the run itself will say so
-        return []
-    return [stat.st_size, stat.st_mtime_ns]

@@ -84,11 +84,10 @@ def fitted_size(size: Size, max_edge: int) -> Size:
         return size
     aspect = size[0] / size[1]
     ideal = max_edge * aspect if aspect <= 1 else max_edge / aspect
-    pairs = [
-        (n, max_edge) if aspect <= 1 else (max_edge, n) for n in (int(ideal), math.ceil(ideal))
-    ]
-    best = min(pairs, key=lambda pair: abs(aspect - pair[0] / pair[1]) if min(pair) else 0)
-    return max(1, best[0]), max(1, best[1])
+    edges = (math.floor(ideal), math.ceil(ideal))
+    sizes = [(edge, max_edge) if aspect <= 1 else (max_edge, edge) for edge in edges]
+    width, height = min(sizes, key=lambda wh: abs(aspect - wh[0] / wh[1]) if min(wh) else 0)
+    return max(1, width), max(1, height)
 
 
 def read_work_images(slide: Slide, max_edges: Sequence[int]) -> list[RgbArray]:

@@ -24,14 +24,10 @@ def draw_overview(
     tile_size_l0: Size,
     size_l0: Size,
 ) -> None:
-    """Writes a PNG: tiles shaded blue with thin borders, the tissue outlined.
+    """Writes a PNG, atomically: tiles shaded blue with thin borders, the tissue outlined.
 
-    Args:
-        path: of the picture, written atomically.
-        thumbnail: uint8 (H, W, 3) of the whole slide.
-        mask: bool, True = tissue, of the whole slide at any resolution.
-        coords_l0: (N, 2) x, y of the tiles' top-left corners, level-0 px.
-        tile_size_l0, size_l0: (width, height) of a tile and of the slide, level-0 px.
+    Thumbnail, uint8 (H, W, 3), and mask, True = tissue, show the whole slide, each at its own
+    resolution. Sizes are (width, height); tiles have their top-left corners at coords_l0.
 
     Memory: O(picture), at most 1600 px along its long side.
     """
@@ -43,10 +39,8 @@ def draw_overview(
     draw_shade, draw_borders = ImageDraw.Draw(shade), ImageDraw.Draw(borders)
     scale = np.array(size) / np.array(size_l0)
     edge = np.array(tile_size_l0) * scale
-    for x, y in (coords_l0 * scale).tolist():
-        left, top = round(x), round(y)
-        right, bottom = round(x + edge[0]) - 1, round(y + edge[1]) - 1
-        box = (left, top, max(left, right), max(top, bottom))
+    first, end = np.rint(coords_l0 * scale), np.rint(coords_l0 * scale + edge)
+    for box in np.hstack([first, np.maximum(first, end - 1)]).astype(int).tolist():
         draw_shade.rectangle(box, fill=_SHADE)
         draw_borders.rectangle(box, outline=_BORDER)
     base.paste(blue, mask=shade)

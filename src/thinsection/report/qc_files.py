@@ -18,8 +18,8 @@ from thinsection.errors import StoreError
 from thinsection.files.atomic import atomic_path, write_json, write_text
 from thinsection.files.tables import write_table
 from thinsection.qc.checks.check import Score
+from thinsection.qc.engine import QcResult
 from thinsection.qc.pipeline import pipeline_from_mapping
-from thinsection.qc.result import QcResult
 from thinsection.qc.tissue import TISSUE_COLOR
 from thinsection.store.geojson import write_masks_geojson
 from thinsection.types import MaskFrame, RgbArray
@@ -66,7 +66,8 @@ def write_qc(result: QcResult, folder: Path, *, key: str = "") -> None:
     the mask, `qc.geojson` all masks in level-0 px. A key is kept in `qc.json`, so that a later
     run knows the result again.
     """
-    drawn = {n: t if _is_picture(t) else _histogram(t) for n, t in result.tables.items()}
+    densities = {name: t for name, t in result.tables.items() if t.dtype != np.uint8}
+    drawn = {**result.tables, **{name: _histogram(t) for name, t in densities.items()}}
     pictures = {**result.masks, "mask_use": result.mask_use, "thumbnail": result.rgb}
     for name, picture in {**pictures, "overlay": result.overlay(), **drawn}.items():
         _write_png(folder / f"{name}.png", picture)
@@ -79,7 +80,8 @@ def write_qc(result: QcResult, folder: Path, *, key: str = "") -> None:
         **{"size_l0": result.frame.size_l0, "size_th": result.frame.size_th},
         "masks": [*result.masks, "mask_use"],
         "pipeline": result.pipeline.as_mapping(),
-        "tables": {n: None if _is_picture(t) else t.tolist() for n, t in result.tables.items()},
+        "tables": dict.fromkeys(result.tables)
+        | {name: density.tolist() for name, density in densities.items()},
     }
     write_json(folder / QC_JSON, document)
 
@@ -126,10 +128,6 @@ def _read_png(path: Path) -> npt.NDArray[Any]:
     except (OSError, SyntaxError) as error:  # a damaged PNG is a SyntaxError to Pillow
         got = f"{str(path)!r}: {error}"
         raise StoreError(f"qc picture must be readable, got {got}; {_REMEDY}") from None
-
-
-def _is_picture(table: npt.NDArray[Any]) -> bool:
-    return table.dtype == np.uint8
 
 
 def _histogram(density: npt.NDArray[Any]) -> RgbArray:

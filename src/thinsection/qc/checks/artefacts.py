@@ -52,6 +52,8 @@ class Focus(QcCheck):
     def _sharpness(self, ns: ArrayNamespace, strips: Strips, tissue: MaskArray) -> Array:
         """Amplitude of the finest band over that of the next, per block, float32; 0 without tissue.
 
+        The finest lies between no blur and a Gaussian of 1 px, the next between 1 and 2 px.
+
         Memory: O(one strip + blocks).
         """
         (width, height), (mask_height, mask_width), edge = strips.size, tissue.shape, self.block_px
@@ -68,15 +70,15 @@ class Focus(QcCheck):
                 left = int(columns[0]) // edge
                 right = min(shape[1], int(columns[-1] + width / mask_width) // edge + 1)
                 pixels = ns.upload(rgb[:, left * edge : right * edge], reason="strip")
-                values[:, left:right] = self._band_ratio(ns, filters.gray32_from_rgb(ns, pixels))
+                gray = filters.gray32_from_rgb(ns, pixels)
+                once, twice = (filters.gaussian(ns, gray, sigma) for sigma in (1.0, 2.0))
+                fine, coarse = (
+                    filters.block_means(ns, abs(finer - coarser), edge)
+                    for finer, coarser in ((gray, once), (once, twice))
+                )
+                values[:, left:right] = fine / (coarse + self.floor)
             rows.append(values)
         return ns.xp.concatenate(rows)
-
-    def _band_ratio(self, ns: ArrayNamespace, gray: Array) -> Array:
-        """The finest band lies between no blur and a Gaussian of 1 px, the next up to 2 px."""
-        once, twice = (filters.gaussian(ns, gray, sigma) for sigma in (1.0, 2.0))
-        fine = filters.block_means(ns, abs(gray - once), self.block_px)
-        return fine / (filters.block_means(ns, abs(once - twice), self.block_px) + self.floor)
 
 
 @dataclass(frozen=True, kw_only=True)

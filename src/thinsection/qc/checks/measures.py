@@ -12,7 +12,8 @@ from thinsection.arrays import Array, ArrayNamespace, filters
 from thinsection.errors import ConfigError
 from thinsection.qc.checks.check import EMPTY_SCORE, Outcome, QcCheck, QcView, Score
 
-_Floats, _Indices = npt.NDArray[np.float64], npt.NDArray[np.integer]
+_Floats = npt.NDArray[np.float64]
+_Indices = npt.NDArray[np.integer]
 _TEXTURE = ("contrast", "dissimilarity", "homogeneity", "ASM", "energy", "correlation")
 
 
@@ -164,7 +165,8 @@ class Texture(QcCheck):
         edge, limits = self.square_px, np.linspace(0, 1, self.num_levels)
         settings: dict[str, Any] = {"levels": self.num_levels, "symmetric": True}
         counts = []
-        for r, c in zip(rows, columns, strict=True):  # a value v lies in level ceil(v * levels - v)
+        for r, c in zip(rows, columns, strict=True):
+            # a gray value v lies in level ceil(v * (num_levels - 1))
             square = np.digitize(gray[r : r + edge, c : c + edge], limits, right=True)
             counts.append(graycomatrix(square, [self.distance_px], [0], **settings)[:, :, 0, 0])
         stacked = np.stack(counts, axis=2)[..., None]  # squares in the place of distances
