@@ -6,8 +6,7 @@ import pytest
 
 from thinsection.errors import ConfigError
 from thinsection.qc import load_pipeline, preset_names
-from thinsection.qc.from_histoqc import pipeline_from_ini
-from thinsection.qc.pipeline import dump_pipeline
+from thinsection.qc.pipeline import dump_pipeline, pipeline_from_ini
 
 # the steps and values of a HistoQC config, in its own syntax
 INI = """

@@ -10,13 +10,13 @@ from tests.qc.slides import ArraySlide
 
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc import (
-    box_fractions,
     load_pipeline,
-    parse_rule,
     qc_fail,
     run_qc,
     tile_qc_columns,
 )
+from thinsection.qc.engine import parse_rule
+from thinsection.qc.tissue import box_fractions
 from thinsection.types import MaskFrame
 
 ROW = {"pixels_to_use": 900.0, "bright": 0.5, "small_removed_percent": -0.1, "type": "aperio"}

@@ -55,6 +55,8 @@ def test_a_stored_result_equals_the_fresh_one_in_every_field(
     stored = load_qc(tmp_path / "qc")
     assert_same(stored, fresh)
     assert stored.row == fresh.row
+    np.testing.assert_array_equal(stored.tissue.mask, fresh.mask_use)
+    assert stored.tissue.mask_mpp == (fresh.mpp_th, fresh.mpp_th)
 
 
 def test_columns_of_another_grid_come_from_the_stored_masks(

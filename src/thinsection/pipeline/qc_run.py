@@ -13,9 +13,9 @@ from thinsection.pipeline.qc_tables import failing_rules, qc_rows, qc_stage
 from thinsection.pipeline.records import RECORDS
 from thinsection.pipeline.results import SlideResult
 from thinsection.pipeline.run import run
-from thinsection.qc import Pipeline, QcRule, load_pipeline, parse_rule
-from thinsection.qc.from_histoqc import pipeline_from_ini
-from thinsection.qc.pipeline import dump_pipeline
+from thinsection.qc import Pipeline, load_pipeline
+from thinsection.qc.engine import QcRule, parse_rule
+from thinsection.qc.pipeline import dump_pipeline, pipeline_from_ini
 from thinsection.report.qc_files import write_histoqc
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesConfig

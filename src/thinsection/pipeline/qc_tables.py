@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.pipeline.results import read_failure
-from thinsection.qc import QcRule, load_pipeline, parse_rule, qc_fail
+from thinsection.qc import load_pipeline, qc_fail
 from thinsection.qc.checks.check import Score
+from thinsection.qc.engine import QcRule, parse_rule
 from thinsection.report.qc_files import QC_FORMAT, QC_JSON, write_qc_csv
 from thinsection.report.qc_sheet import write_qc_sheet
 from thinsection.slide.cohort import SlideEntry

@@ -23,7 +23,8 @@ from thinsection.pipeline.records import RECORDS, Record, begin_record, end_reco
 from thinsection.pipeline.results import SlideResult, write_tables
 from thinsection.pipeline.task import RunTask, filesystem_now
 from thinsection.pipeline.usage import write_efficiency
-from thinsection.qc import load_pipeline, parse_rule, prepare_models
+from thinsection.qc import load_pipeline, prepare_models
+from thinsection.qc.engine import parse_rule
 from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.stages.config import RunConfig, batch_size_of, budget_of
 from thinsection.stages.formats import FORMATS

@@ -1,17 +1,9 @@
 """Tissue mask and artefact checks: array in, mask or score out."""
 
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
-from thinsection.qc.engine import (
-    QcResult,
-    QcRule,
-    parse_rule,
-    prepare_models,
-    qc_fail,
-    run_qc,
-    tile_qc_columns,
-)
+from thinsection.qc.engine import QcResult, prepare_models, qc_fail, run_qc, tile_qc_columns
 from thinsection.qc.pipeline import CHECKS, Pipeline, load_pipeline, pipeline_identity, preset_names
-from thinsection.qc.tissue import TissueConfig, TissueMask, box_fractions, tissue_mask
+from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
 
 __all__ = [
     "CHECKS",
@@ -19,15 +11,12 @@ __all__ = [
     "Pipeline",
     "QcCheck",
     "QcResult",
-    "QcRule",
     "QcView",
     "TissueConfig",
     "TissueMask",
     "area",
-    "box_fractions",
     "length",
     "load_pipeline",
-    "parse_rule",
     "pipeline_identity",
     "prepare_models",
     "preset_names",

@@ -20,7 +20,7 @@ from thinsection.files.pages import notebook_html
 from thinsection.qc.checks.by_example import ByExample, PixelModel, probabilities, trained_model
 from thinsection.qc.checks.check import Outcome, QcView, Score
 from thinsection.qc.pipeline import Pipeline, load_pipeline
-from thinsection.qc.tissue import Color, box_fractions, overlay
+from thinsection.qc.tissue import Color, TissueMask, box_fractions, overlay
 from thinsection.qc.work_image import read_strips, read_work_images, scale_of, suspicions
 from thinsection.slide import Slide
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, RgbArray
@@ -54,6 +54,13 @@ class QcResult:
     def row(self) -> dict[str, Score]:
         """Facts, scores and warnings by column name; numbers are float, the rest str."""
         return {**self.facts, **self.scores, "warnings": "|".join(self.warnings)}
+
+    @property
+    def tissue(self) -> TissueMask:
+        """What passed every check, in the place of the default tissue mask."""
+        mpp, rgb = (self.mpp_th, self.mpp_th), self.rgb
+        mask, frame = self.mask_use, self.frame
+        return TissueMask(mask=mask, frame=frame, mask_mpp=mpp, thumbnail=rgb, threshold=None)
 
     @property
     def colors(self) -> dict[str, Color]:

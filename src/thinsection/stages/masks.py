@@ -11,15 +11,8 @@ from PIL import Image
 
 from thinsection.errors import QcExclusion
 from thinsection.files.atomic import TMP_MARK, atomic_path
-from thinsection.qc import (
-    Pipeline,
-    QcResult,
-    parse_rule,
-    pipeline_identity,
-    qc_fail,
-    run_qc,
-    tile_qc_columns,
-)
+from thinsection.qc import Pipeline, QcResult, pipeline_identity, qc_fail, run_qc, tile_qc_columns
+from thinsection.qc.engine import parse_rule
 from thinsection.qc.pipeline import preset_names
 from thinsection.qc.tissue import TISSUE_COLOR, TissueConfig, TissueMask, tissue_mask
 from thinsection.report.qc_files import load_qc, write_qc
