@@ -20,7 +20,7 @@ from thinsection.qc import Pipeline, QcResult, load_pipeline, run_qc
 from thinsection.qc.checks.check import QcCheck
 from thinsection.qc.pipeline import check_from_mapping
 from thinsection.slide import Slide, open_slide
-from thinsection.testing.array_slide import ArraySlide
+from thinsection.testing.synthetic import ArraySlide
 
 Picture = npt.NDArray[np.uint8]
 SLIDE = "CMU-1-Small-Region.svs"

@@ -48,9 +48,7 @@ class TestDaskClusterFromPython(WorkerContract):
     def handed_in(self, dask_cluster: Any) -> None:
         self.cluster = dask_cluster
 
-    def test_what_dies_for_want_of_memory_climbs_to_the_end_of_the_list(
-        self, tmp_path: Path
-    ) -> None:
+    def test_what_dies_for_want_of_memory_climbs_the_whole_list(self, tmp_path: Path) -> None:
         """Not here: its workers have the memory that they have."""
         task = SquareTask(folder=tmp_path, killed={"2": 9})
         told = self.run(task, chunk_slides=3, job_memory="2GiB,3GiB,4GiB")
@@ -87,9 +85,7 @@ class TestRay(WorkerContract):
     def started(self, local_ray: Any) -> None:
         assert local_ray.is_initialized()
 
-    def test_what_dies_for_want_of_memory_climbs_to_the_end_of_the_list(
-        self, tmp_path: Path
-    ) -> None:
+    def test_what_dies_for_want_of_memory_climbs_the_whole_list(self, tmp_path: Path) -> None:
         """In what the scheduler sets aside for it; a test's Ray has little."""
         task = SquareTask(folder=tmp_path, killed={"2": 9, "4": 2})
         told = self.run(task, chunk_slides=3, job_memory="200MiB,250MiB,300MiB")

@@ -105,9 +105,7 @@ class TestSlurm(WorkerContract):
     def use(self, slurm: FakeSlurm) -> None:
         self.slurm = slurm
 
-    def test_an_error_that_is_nobodys_fault_is_tried_again_and_then_recorded(
-        self, tmp_path: Path
-    ) -> None:
+    def test_nobodys_error_is_tried_again_and_then_recorded(self, tmp_path: Path) -> None:
         """A batch job that ends by its own error would do so again: it is not tried again."""
         told = self.run(SquareTask(folder=tmp_path, raised={"1": 1}), chunk_slides=3)
         assert [told.results[v].status for v in range(6)] == ["done", "lost", "lost", *["done"] * 3]

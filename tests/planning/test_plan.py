@@ -28,8 +28,7 @@ from thinsection.planning.cost import (
 from thinsection.planning.encoder import is_quick, measure_cpu_peak
 from thinsection.planning.plan import plan, planned_gpu
 from thinsection.stages.config import EncodeConfig, RunConfig
-from thinsection.stream import stream_budget
-from thinsection.stream.budget import MAX_SLOTS
+from thinsection.stream.plan import MAX_SLOTS, stream_budget
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB, MIB
 

@@ -11,8 +11,8 @@ from tests.slide.measured_reading import write_flat
 from thinsection.errors import SlideOpenError, SlideReadError
 from thinsection.slide import image_reader, open_slide
 from thinsection.testing import run_and_measure
-from thinsection.testing.array_slide import position_pixels
 from thinsection.testing.slide_contract import SIZE, crop_on_white, regions
+from thinsection.testing.synthetic import position_pixels
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg"])

@@ -13,7 +13,7 @@ from thinsection.config import from_mapping
 from thinsection.errors import ConfigError
 from thinsection.slide import available_readers
 from thinsection.slide.cohort import load_cohort
-from thinsection.slide.readers import OURS, READERS, reader_choices, slide_suffixes
+from thinsection.slide.open import OURS, READERS, reader_choices, slide_suffixes
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import he_texture
 

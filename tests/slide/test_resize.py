@@ -6,8 +6,7 @@ from PIL import Image
 
 from thinsection.errors import InvalidInputError
 from thinsection.slide import read_resized, resize
-from thinsection.testing.array_slide import ArraySlide
-from thinsection.testing.synthetic import he_texture
+from thinsection.testing.synthetic import ArraySlide, he_texture
 
 PIXELS = np.tile(he_texture(np.random.default_rng(1)), (2, 1, 1))[:1403, :917]
 SIZES = [(91, 140), (300, 459), (917, 1403), (1, 1), (57, 1000)]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from thinsection.store.tiles_h5 import TilesWriter, tile_attributes
-from thinsection.testing.array_slide import ArraySlide
+from thinsection.testing.synthetic import ArraySlide
 from thinsection.tiles import TilesConfig, tile_grid
 from thinsection.types import Mpp
 

@@ -4,18 +4,19 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
+from tests.support.watched_slide import WatchedSlide
 
 from thinsection.stream import (
     SlideFailed,
     SlideFinished,
     SlideStarted,
     SlideTiles,
-    StreamBudget,
     TileBatch,
     TileStream,
     iter_tiles,
 )
-from thinsection.testing.array_slide import ArraySlide, position_pixels
+from thinsection.stream.plan import StreamBudget
+from thinsection.testing.synthetic import position_pixels
 from thinsection.tiles import TileFilter, TilesConfig, TileTable, tile_grid
 
 PX = 32
@@ -36,8 +37,8 @@ FILTERS = {
 }
 
 
-def grid() -> tuple[ArraySlide, TileTable]:
-    slide = ArraySlide([PIXELS])
+def grid() -> tuple[WatchedSlide, TileTable]:
+    slide = WatchedSlide([PIXELS])
     return slide, tile_grid(slide, TilesConfig(tile_px=PX))
 
 
@@ -69,7 +70,7 @@ def test_batches_are_those_of_the_kept_tiles_alone(name: str, batch_size: int) -
 def test_an_encoder_sees_full_batches_but_the_last_of_each_slide() -> None:
     tile_filter = FILTERS["half"]
     sizes: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    with stream_of([ArraySlide([PIXELS]) for _ in sizes], tile_filter) as stream:
+    with stream_of([WatchedSlide([PIXELS]) for _ in sizes], tile_filter) as stream:
         for event in stream:
             if isinstance(event, TileBatch):
                 sizes[event.key].append(len(event))
@@ -88,7 +89,7 @@ def test_a_consumer_may_hold_a_batch_while_it_asks_for_the_next_in_no_more_buffe
 
     held: TileBatch | None = None
     seen = 0
-    slides = [ArraySlide([PIXELS]), ArraySlide([PIXELS])]
+    slides = [WatchedSlide([PIXELS]), WatchedSlide([PIXELS])]
     with stream_of(slides, FILTERS["most"], allocate=allocate) as stream:
         for event in stream:
             if isinstance(event, TileBatch):
@@ -101,8 +102,8 @@ def test_a_consumer_may_hold_a_batch_while_it_asks_for_the_next_in_no_more_buffe
 
 
 def test_slides_that_break_while_a_batch_is_filled_give_its_buffer_back() -> None:
-    broken = [ArraySlide([PIXELS], broken_below_lv=100) for _ in range(8)]
-    with stream_of([*broken, ArraySlide([PIXELS])], FILTERS["most"]) as stream:
+    broken = [WatchedSlide([PIXELS], broken_below_lv=100) for _ in range(8)]
+    with stream_of([*broken, WatchedSlide([PIXELS])], FILTERS["most"]) as stream:
         ends = []
         for event in stream:
             if isinstance(event, TileBatch):
@@ -114,16 +115,16 @@ def test_slides_that_break_while_a_batch_is_filled_give_its_buffer_back() -> Non
 
 
 def test_leaving_early_closes_the_slide_that_is_read() -> None:
-    slides = [ArraySlide([PIXELS]) for _ in range(4)]
+    slides = [WatchedSlide([PIXELS]) for _ in range(4)]
     with stream_of(slides, FILTERS["half"]) as stream:
         next(event for event in stream if isinstance(event, TileBatch))
     assert slides[0].closed
 
 
-def stream_of(slides: list[ArraySlide], tile_filter: TileFilter, **options: object) -> TileStream:
+def stream_of(slides: list[WatchedSlide], tile_filter: TileFilter, **options: object) -> TileStream:
     """A stream with the fewest buffers, batches of 8 tiles."""
 
-    def prepare(entry: tuple[int, ArraySlide]) -> SlideTiles:
+    def prepare(entry: tuple[int, WatchedSlide]) -> SlideTiles:
         key, slide = entry
         return SlideTiles(key=key, slide=slide, table=tile_grid(slide, TilesConfig(tile_px=PX)))
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.support.watched_slide import WatchedSlide
 
 from thinsection.errors import BudgetError, SlideReadError
 from thinsection.slide.geometry import origins_lv
@@ -18,10 +19,9 @@ from thinsection.stream import (
     TileBatch,
     TileStream,
     iter_tiles,
-    stream_budget,
 )
-from thinsection.stream.reading import RegionRead, TileRun, plan_batch, plan_regions
-from thinsection.testing.array_slide import ArraySlide, position_pixels
+from thinsection.stream.plan import Read, plan_batch, plan_regions, stream_budget
+from thinsection.testing.synthetic import position_pixels
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
 
 PIXELS = position_pixels((700, 430))
@@ -37,7 +37,7 @@ def budget(batch_size: int, workers: int = 2):  # type: ignore[no-untyped-def]
     )
 
 
-def collect(slide: ArraySlide, table: TileTable, batch_size: int) -> np.ndarray:
+def collect(slide: WatchedSlide, table: TileTable, batch_size: int) -> np.ndarray:
     seen = np.zeros((len(table), table.plan.tile_px, table.plan.tile_px, 3), np.uint8)
     for batch in iter_tiles(slide, table, batch_size=batch_size):
         seen[batch.indices] = batch.tiles
@@ -50,7 +50,7 @@ def collect(slide: ArraySlide, table: TileTable, batch_size: int) -> np.ndarray:
 def test_every_tile_has_its_own_pixels_whatever_the_batch(
     batch_size: int, segment: tuple[int, int] | None
 ) -> None:
-    slide = ArraySlide([PIXELS], segment=segment)
+    slide = WatchedSlide([PIXELS], segment=segment)
     table = tile_grid(slide, TilesConfig(tile_px=32))
     tiles = collect(slide, table, batch_size)
     for (x, y), tile in zip(table.coords_l0.tolist(), tiles):
@@ -58,7 +58,7 @@ def test_every_tile_has_its_own_pixels_whatever_the_batch(
 
 
 def test_overlapping_and_padded_tiles_are_white_outside() -> None:
-    slide = ArraySlide([PIXELS])
+    slide = WatchedSlide([PIXELS])
     table = tile_grid(slide, TilesConfig(tile_px=32, overlap=8, edge="pad"))
     tiles = collect(slide, table, 16)
     padded = np.pad(PIXELS, ((0, 32), (0, 32), (0, 0)), constant_values=255)
@@ -70,7 +70,7 @@ def test_overlapping_and_padded_tiles_are_white_outside() -> None:
 def test_a_resampled_tile_equals_the_tile_read_and_resampled_alone(
     segment: tuple[int, int] | None,
 ) -> None:
-    slide = ArraySlide([PIXELS], slide_mpp=(0.5, 0.25), segment=segment)
+    slide = WatchedSlide([PIXELS], slide_mpp=(0.5, 0.25), segment=segment)
     table = tile_grid(slide, TilesConfig(tile_px=32, tile_mpp="1.0"))
     assert table.plan.size_lv == (64, 128)
     tiles = collect(slide, table, 5)
@@ -79,7 +79,7 @@ def test_a_resampled_tile_equals_the_tile_read_and_resampled_alone(
 
 
 def test_regions_cover_each_tile_once_and_stay_small() -> None:
-    slide = ArraySlide([PIXELS])
+    slide = WatchedSlide([PIXELS])
     table = tile_grid(slide, TilesConfig(tile_px=16))
     rng = np.random.default_rng(0)
     table = table.select(np.sort(rng.permutation(len(table))[:600]))
@@ -96,33 +96,34 @@ def test_regions_cover_each_tile_once_and_stay_small() -> None:
 
 
 def test_a_whole_block_is_one_read() -> None:
-    slide = ArraySlide([PIXELS])
+    slide = WatchedSlide([PIXELS])
     table = tile_grid(slide, TilesConfig(tile_px=16))
-    corners, tasks = plan_batch(table.coords_l0[:64], table.plan)
-    assert tasks == [[RegionRead(0, 64, tuple(corners[0].tolist()), (128, 128))]]
+    tasks = plan_batch(table.coords_l0[:64], table.plan)
+    corner_lv = origins_lv(table.coords_l0[:1], table.plan.downsample)[0]
+    assert tasks == [[Read(0, 64, tuple(corner_lv.tolist()), (128, 128))]]
 
 
 @pytest.mark.parametrize("segment", [(32, 32), (16, 32), (16, 16)])
 def test_tiles_of_whole_segments_are_read_one_by_one(segment: tuple[int, int]) -> None:
-    slide = ArraySlide([PIXELS], segment=segment)
+    slide = WatchedSlide([PIXELS], segment=segment)
     table = tile_grid(slide, TilesConfig(tile_px=32))
-    _, tasks = plan_batch(table.coords_l0[:21], table.plan, segment=segment)
-    assert tasks == [(TileRun(0, 8),), (TileRun(8, 16),), (TileRun(16, 21),)]
+    tasks = plan_batch(table.coords_l0[:21], table.plan, segment=segment)
+    assert tasks == [[Read(0, 8)], [Read(8, 16)], [Read(16, 21)]]
 
 
 @pytest.mark.parametrize("segment", [(64, 64), (48, 32), (32, 20)])
 def test_tiles_that_share_segments_are_read_together(segment: tuple[int, int]) -> None:
-    slide = ArraySlide([PIXELS], segment=segment)
+    slide = WatchedSlide([PIXELS], segment=segment)
     table = tile_grid(slide, TilesConfig(tile_px=32))
-    _, tasks = plan_batch(table.coords_l0[:64], table.plan, segment=segment)
-    assert all(isinstance(read, RegionRead) for reads in tasks for read in reads)
+    tasks = plan_batch(table.coords_l0[:64], table.plan, segment=segment)
+    assert all(read.origin_lv is not None for reads in tasks for read in reads)
 
 
-def entries(*slides: ArraySlide | Exception) -> Iterator[tuple[int, ArraySlide | Exception]]:
+def entries(*slides: WatchedSlide | Exception) -> Iterator[tuple[int, WatchedSlide | Exception]]:
     yield from enumerate(slides)
 
 
-def prepare(entry: tuple[int, ArraySlide | Exception]) -> SlideTiles | SlideFailed:
+def prepare(entry: tuple[int, WatchedSlide | Exception]) -> SlideTiles | SlideFailed:
     key, slide = entry
     if isinstance(slide, Exception):
         return SlideFailed(key=key, stage="open", error=slide)
@@ -131,8 +132,8 @@ def prepare(entry: tuple[int, ArraySlide | Exception]) -> SlideTiles | SlideFail
 
 
 def test_slides_follow_each_other_and_a_bad_one_stops_no_other() -> None:
-    good, broken, last = ArraySlide([PIXELS]), ArraySlide([PIXELS], broken_below_lv=100), None
-    last = ArraySlide([PIXELS[:200]])
+    good, broken, last = WatchedSlide([PIXELS]), WatchedSlide([PIXELS], broken_below_lv=100), None
+    last = WatchedSlide([PIXELS[:200]])
     story: list[tuple[int, str]] = []
     source = entries(good, OSError("not a slide"), broken, last)
     with TileStream(source, prepare, budget=budget(8), batch_size=8) as stream:
@@ -153,13 +154,13 @@ def test_slides_follow_each_other_and_a_bad_one_stops_no_other() -> None:
 
 
 def test_an_empty_table_starts_and_finishes() -> None:
-    slide = ArraySlide([PIXELS[:20, :20]])
+    slide = WatchedSlide([PIXELS[:20, :20]])
     with TileStream(entries(slide), prepare, budget=budget(8), batch_size=8) as stream:
         assert [type(event) for event in stream] == [SlideStarted, SlideFinished]
 
 
 def test_leaving_early_ends_every_thread_and_closes_the_slides() -> None:
-    slides = [ArraySlide([PIXELS]) for _ in range(5)]
+    slides = [WatchedSlide([PIXELS]) for _ in range(5)]
     before = threading.active_count()
     with TileStream(entries(*slides), prepare, budget=budget(4), batch_size=4) as stream:
         for event in stream:
@@ -169,7 +170,7 @@ def test_leaving_early_ends_every_thread_and_closes_the_slides() -> None:
 
 
 def test_at_most_the_budgeted_batches_exist_at_once() -> None:
-    slide = ArraySlide([PIXELS])
+    slide = WatchedSlide([PIXELS])
     made: list[tuple[int, ...]] = []
 
     def allocate(shape: tuple[int, ...]) -> np.ndarray:
@@ -184,7 +185,7 @@ def test_at_most_the_budgeted_batches_exist_at_once() -> None:
         scratch_bytes=1000,
     )
     assert limit.slots == 3
-    source = entries(*[ArraySlide([PIXELS]) for _ in range(3)])
+    source = entries(*[WatchedSlide([PIXELS]) for _ in range(3)])
     with TileStream(source, prepare, budget=limit, batch_size=8, allocate=allocate) as stream:
         for event in stream:
             if isinstance(event, TileBatch):
@@ -199,7 +200,7 @@ def test_a_budget_that_is_too_small_says_what_would_do() -> None:
 
 
 def test_reading_one_broken_slide_raises_its_error() -> None:
-    slide = ArraySlide([PIXELS], broken_below_lv=64)
+    slide = WatchedSlide([PIXELS], broken_below_lv=64)
     table = tile_grid(slide, TilesConfig(tile_px=32))
     with pytest.raises(SlideReadError, match="rows"):
         for _ in iter_tiles(slide, table, config=StreamConfig(decode_workers=2)):

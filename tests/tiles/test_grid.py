@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from thinsection.errors import ConfigError, InvalidInputError, UpsamplingError
-from thinsection.testing.array_slide import ArraySlide
+from thinsection.testing.synthetic import ArraySlide
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
 from thinsection.types import MaskFrame
 

@@ -10,8 +10,7 @@ from PIL import Image
 
 from thinsection.qc import TissueMask, tissue_mask
 from thinsection.slide import Slide
-from thinsection.testing.array_slide import ArraySlide
-from thinsection.testing.synthetic import he_texture
+from thinsection.testing.synthetic import ArraySlide, he_texture
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
 
 TEXTURE = he_texture(np.random.default_rng(0))

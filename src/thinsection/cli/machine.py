@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 # what other packages may add to; each registry says itself what its entries are
 REGISTRIES = (
-    "thinsection.slide.readers:READERS",
-    "thinsection.tiles.filters:FILTERS",
+    "thinsection.slide.open:READERS",
+    "thinsection.tiles.grid:FILTERS",
     "thinsection.qc.pipeline:CHECKS",
     "thinsection.encode.registry:ENCODERS",
     "thinsection.pool.encoder:SLIDE_ENCODERS",

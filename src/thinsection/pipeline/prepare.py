@@ -1,9 +1,6 @@
 """One slide from its file to the tiles that are still to be read: what comes before the stream."""
 
-from pathlib import Path
-
 from thinsection.slide import open_slide
-from thinsection.slide.geometry import plan_read
 from thinsection.stages.config import RunConfig
 from thinsection.stages.features import FeaturesStage
 from thinsection.stages.masks import QcStage
@@ -40,14 +37,7 @@ def prepare(
         work.opened(slide)
         grid = next((s for s in work.stages if isinstance(s, TilesStage)), None)
         if grid is not None:  # a missing mpp is said before any pixel is read
-            plan_read(
-                slide.levels,
-                slide.slide_mpp,
-                tile_px=grid.config.tile_px,
-                tile_mpp=grid.config.mpp,
-                overlap=grid.config.overlap,
-                slide=Path(slide.slide_path).name,
-            )
+            grid.config.plan(slide)
         masks = [s for s in work.missing if s.reads == "slide" and not isinstance(s, TilesStage)]
         for stage in masks:
             work.perform(stage)

@@ -12,7 +12,7 @@ from thinsection.stages.features import FeaturesStage, OpenResult, TokensStage
 from thinsection.stages.stage import SlideWork
 from thinsection.stages.tiles import TilesStage
 from thinsection.stream import StageClock
-from thinsection.stream.threads import Channel, ChannelClosed
+from thinsection.stream.batches import Channel, ChannelClosed
 
 if TYPE_CHECKING:
     from thinsection.encode.embed import EmbeddedBatch

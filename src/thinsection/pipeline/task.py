@@ -25,7 +25,7 @@ from thinsection.stages.config import GPU_BATCH, SCRATCH_LIMIT, RunConfig
 from thinsection.stages.request import Goal
 from thinsection.store.ledger import ledger_path, load_ledger
 from thinsection.stream import StageClock, cpu_count
-from thinsection.stream.budget import CHANNELS, MIN_SLOTS
+from thinsection.stream.plan import CHANNELS, MIN_SLOTS
 from thinsection.units import parse_bytes
 from thinsection.usage.monitor import ResourceMonitor
 

@@ -4,8 +4,8 @@ Host peak = process + weights + batch + buffers + scratch + caches + prepared + 
     process   interpreter, libraries, allocator: measured once per machine (plan.calibration)
     weights   of the encoder, and once more while they are loaded
     batch     what one encoding batch holds (encode.memory.batch_bytes, a dry pass); on a CPU
-    buffers   min(slots * batch_size, tiles of the run) * tile_px² * 3 (stream.budget)
-    scratch   decode workers * (region + tile of the level that is read) (stream.budget)
+    buffers   min(slots * batch_size, tiles of the run) * tile_px² * 3 (stream.plan)
+    scratch   decode workers * (region + tile of the level that is read) (stream.plan)
     caches    decoded segments that readers keep, per opened slide
     prepared  (prefetched + 2) * 40 bytes per px of the tissue mask, and what the threads hold that
               prepare and write slides beside the encoder
@@ -28,7 +28,7 @@ from thinsection.config import nearest
 from thinsection.errors import ConfigError
 from thinsection.planning.calibration import Calibration
 from thinsection.slide.tiff_reader import CACHE_BYTES
-from thinsection.stream.budget import CHANNELS, REGION_BYTES, StreamBudget
+from thinsection.stream.plan import CHANNELS, REGION_BYTES, StreamBudget
 from thinsection.types import GIB, MIB
 
 MASK_BYTES_PER_PX = 40

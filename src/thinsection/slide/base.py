@@ -20,9 +20,10 @@ WHITE = 255
 class Slide(Closing):
     """An opened slide. Thread-safe: any number of threads may read at once.
 
-    A reader calls this constructor with what it found in the file, and fills regions that lie
-    inside a level (`_fill`); where another package brings it, it also says its `help`, `suffixes`,
-    `needs` and `extra`, see `thinsection.registry.Entry`.
+    A reader calls this constructor with what it found in the file, fills regions that lie inside a
+    level (`_fill`) and reads the associated images that it names (`_associated`); where another
+    package brings it, it also says its `help`, `suffixes`, `needs` and `extra`, see
+    `thinsection.registry.Entry`.
 
     Attributes:
         reader: name of the reader that holds it: 'openslide', 'tiff', 'cucim', 'image'.
@@ -70,8 +71,8 @@ class Slide(Closing):
 
     def _facts(self) -> list[str]:
         levels = f"{len(self.levels)} level{'s' * (len(self.levels) > 1)}"
-        facts = [f"{self.size[0]} x {self.size[1]} px", levels, format_mpp(self.slide_mpp)]
-        return [*facts, f"reader {self.reader!r}", *["closed"] * self._closed]
+        size, mpp = f"{self.size[0]} x {self.size[1]} px", format_mpp(self.slide_mpp)
+        return [size, levels, mpp, f"reader {self.reader!r}", *["closed"] * self._closed]
 
     @abstractmethod
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
@@ -81,6 +82,10 @@ class Slide(Closing):
         """Fills `out` (B, h, w, 3) with regions that all lie inside the level."""
         for origin, region in zip(origins_lv, out):
             self._fill(origin, level, region)
+
+    def _associated(self, name: str) -> RgbArray:
+        """The image of one of `associated_names`, for readers that find any."""
+        raise NotImplementedError
 
     def read_region(
         self, origin_l0: PointL0, level: int, size: Size, *, out: RgbArray | None = None
@@ -94,8 +99,8 @@ class Slide(Closing):
             out: C-contiguous uint8 array of that shape to decode into; it is what is returned.
 
         Returns:
-            The region; px outside the slide, and transparent ones, are white (255). Px (0, 0) of
-            it is px round(origin_l0 / downsample) of the level.
+            The region; px outside the slide, and transparent ones, are white (255). Its px (0, 0)
+            is px round(origin_l0 / downsample) of the level.
 
         Memory: the region plus the compressed and decoded segments that it touches.
 
@@ -107,13 +112,13 @@ class Slide(Closing):
         width, height = size
         if width < 1 or height < 1:
             raise InvalidInputError(f"size must be >= (1, 1), got {size}")
-        region = np.empty((height, width, 3), dtype=np.uint8) if out is None else out
-        if region.shape != (height, width, 3) or region.dtype != np.uint8:
+        shape = (height, width, 3)
+        region = np.empty(shape, dtype=np.uint8) if out is None else out
+        if region.shape != shape or region.dtype != np.uint8:
             got = f"{region.dtype} {region.shape}"
-            raise InvalidInputError(f"out must be uint8 of shape {(height, width, 3)}, got {got}")
-        down = self.levels[level].downsample
+            raise InvalidInputError(f"out must be uint8 of shape {shape}, got {got}")
+        down, (level_width, level_height) = self.levels[level].downsample, self.levels[level].size
         x, y = lv_from_l0(origin_l0[0], down), lv_from_l0(origin_l0[1], down)
-        level_width, level_height = self.levels[level].size
         x0, y0 = max(x, 0), max(y, 0)
         x1, y1 = min(x + width, level_width), min(y + height, level_height)
         if (x0, y0, x1, y1) != (x, y, x + width, y + height):
@@ -131,10 +136,6 @@ class Slide(Closing):
             out: C-contiguous uint8 (B, height, width, 3); the size is read off it.
 
         Memory: as of one region, and up to 1 MiB of compressed segments.
-
-        Raises:
-            SlideReadError: a segment cannot be decoded.
-            InvalidInputError: no such level, or an `out` of another kind.
         """
         self._check(level)
         count, size = len(origins_l0), out.shape[2:0:-1]
@@ -172,15 +173,11 @@ class Slide(Closing):
         return read_resized(self, fitted_size(self.size, max_size))
 
     def associated_image(self, name: str) -> RgbArray:
-        """One associated image, uint8 (H, W, 3).
-
-        Raises:
-            InvalidInputError: there is none of that name.
-        """
-        known = ", ".join(self.associated_names) or "none"
-        raise InvalidInputError(
-            f"associated image must be one of: {known}; got {name!r} in {self.slide_path!r}"
-        )
+        """One of `associated_names`, uint8 (H, W, 3)."""
+        if name in self.associated_names:
+            return self._associated(name)
+        known = f"{', '.join(self.associated_names) or 'none'}; got {name!r}"
+        raise InvalidInputError(f"associated image must be one of: {known} in {self.slide_path!r}")
 
     def close(self) -> None:
         """Lets go of the file. Reads that threads have begun end well, later ones raise."""

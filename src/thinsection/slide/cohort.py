@@ -2,7 +2,6 @@
 
 import csv
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +10,12 @@ from pathlib import Path
 from thinsection.config import nearest
 from thinsection.errors import CohortError
 from thinsection.files.sources import is_url
-from thinsection.slide.readers import slide_suffixes
+from thinsection.slide.geometry import positive_number
+from thinsection.slide.open import slide_suffixes
 from thinsection.types import Mpp
 
 _MAX_ID_BYTES = 200
+_COLUMNS = ("slide_path", "slide_id", "slide_mpp", "patient_id", "label", "split")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +28,6 @@ class SlideEntry:
     patient_id: str | None = None
     label: str | None = None
     split: str | None = None
-
-
-_COLUMNS = ("slide_path", "slide_id", "slide_mpp", "patient_id", "label", "split")
 
 
 def load_cohort(
@@ -51,41 +49,30 @@ def load_cohort(
     entries = [entry for item in slides for entry in _expand(str(item))]
     if not entries:
         given = ", ".join(repr(str(s)) for s in slides) or "nothing"
-        raise CohortError(
-            f"slides must name at least one slide, got {given}; "
-            f"known suffixes: {' '.join(slide_suffixes())}"
-        )
+        known = f"known suffixes: {' '.join(slide_suffixes())}"
+        raise CohortError(f"slides must name at least one slide, got {given}; {known}")
     entries = _unique(entries)
     for entry in entries:
         _check_id(entry)
-    return tuple(replace(e, slide_mpp=slide_mpp) if e.slide_mpp is None else e for e in entries)
+    return tuple(replace(e, slide_mpp=e.slide_mpp or slide_mpp) for e in entries)
 
 
 def parse_mpp(text: str, *, where: str) -> Mpp:
-    """(x, y) from '0.25' or '0.25x0.26'.
-
-    Raises:
-        CohortError: not one or two positive numbers.
-    """
-    try:
-        values = [float(part) for part in text.lower().split("x")]
-    except ValueError:
-        values = []
-    if len(values) not in (1, 2) or not all(v > 0 and math.isfinite(v) for v in values):
+    """(x, y) from '0.25' or '0.25x0.26'; CohortError for what is not one or two numbers > 0."""
+    x, *others = map(positive_number, text.lower().split("x"))
+    y = others[0] if others else x
+    if x is None or y is None or len(others) > 1:
         raise CohortError(f"slide_mpp must be '0.25' or '0.25x0.26', got {text!r} in {where}")
-    return (values[0], values[-1])
+    return (x, y)
 
 
 def _expand(item: str) -> list[SlideEntry]:
-    path, paths = Path(item), [item]
-    if is_url(item):
-        pass
-    elif path.is_dir():
-        paths = _find(path)
-    elif not path.is_file():
+    path, url = Path(item), is_url(item)
+    if not (url or path.is_file() or path.is_dir()):
         raise CohortError(f"slide must be an existing file, folder or URL, got {item!r}")
-    elif path.suffix.lower() == ".csv":
+    if not url and path.is_file() and path.suffix.lower() == ".csv":
         return _read_csv(path)
+    paths = _find(path) if not url and path.is_dir() else [item]
     return [SlideEntry(slide_id=_id_of(name), slide_path=name) for name in paths]
 
 
@@ -123,12 +110,9 @@ def _entry(row: dict[str, str | None], cohort: Path, line: int) -> SlideEntry:
         raise CohortError(f"slide_path must not be empty, got '' in {where}")
     if not is_url(path):
         path = str(cohort.parent / path)  # an absolute path stays as it is
-    return SlideEntry(
-        slide_id=slide_id or _id_of(path),
-        slide_path=path,
-        slide_mpp=parse_mpp(mpp, where=where) if mpp else None,
-        **{name: text or None for name, text in zip(_COLUMNS[3:], others, strict=True)},
-    )
+    labels = {name: text or None for name, text in zip(_COLUMNS[3:], others, strict=True)}
+    own_mpp, slide_id = parse_mpp(mpp, where=where) if mpp else None, slide_id or _id_of(path)
+    return SlideEntry(slide_id=slide_id, slide_path=path, slide_mpp=own_mpp, **labels)
 
 
 def _unique(entries: Iterable[SlideEntry]) -> list[SlideEntry]:
@@ -138,10 +122,8 @@ def _unique(entries: Iterable[SlideEntry]) -> list[SlideEntry]:
         path = entry.slide_path
         known = by_path.setdefault(path if is_url(path) else str(Path(path).resolve()), entry)
         if known.slide_id != entry.slide_id:
-            raise CohortError(
-                f"slide_id must be one per slide, got {known.slide_id!r} and {entry.slide_id!r} "
-                f"for {entry.slide_path!r}"
-            )
+            got = f"{known.slide_id!r} and {entry.slide_id!r} for {path!r}"
+            raise CohortError(f"slide_id must be one per slide, got {got}")
     counts = Counter(e.slide_id.casefold() for e in by_path.values())
     for path, entry in by_path.items():
         if counts[entry.slide_id.casefold()] > 1:
@@ -155,7 +137,5 @@ def _check_id(entry: SlideEntry) -> None:
     name = entry.slide_id
     bad = not name or name.startswith(".") or any(c in '/\\:*?"<>|' or ord(c) < 32 for c in name)
     if bad or len(name.encode()) > _MAX_ID_BYTES:
-        raise CohortError(
-            f"slide_id must be usable as a folder's name, got {name!r} for {entry.slide_path!r}; "
-            "set a slide_id column in the cohort"
-        )
+        got = f"{name!r} for {entry.slide_path!r}; set a slide_id column in the cohort"
+        raise CohortError(f"slide_id must be usable as a folder's name, got {got}")

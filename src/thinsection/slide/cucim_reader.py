@@ -28,7 +28,7 @@ class CucimSlide(Slide):
     reader = "cucim"
 
     def __init__(self, path: str, *, slide_mpp: Mpp | None = None, device: str = "cpu") -> None:
-        layout = open_layout(path)
+        layout = open_layout(path, slide_mpp)
         try:
             with _native_stderr_silenced():
                 self._image: Any = CuImage(path)
@@ -36,17 +36,13 @@ class CucimSlide(Slide):
             self._downsamples = tuple(map(float, self._image.resolutions["level_downsamples"]))
         except (RuntimeError, ValueError) as error:
             raise SlideOpenError(f"cucim: {str(error).splitlines()[0]}") from None
-        levels = [item.level for item in layout.levels]
-        if sizes != [level.size for level in levels]:
-            raise SlideOpenError(f"cucim: sees levels {sizes}, not {[lv.size for lv in levels]}")
+        if sizes != (ours := [level.size for level in layout.levels]):
+            raise SlideOpenError(f"cucim: sees levels {sizes}, not {ours}")
         self._device = device
-        super().__init__(path, levels, slide_mpp=slide_mpp or layout.slide_mpp, **layout.facts)
+        super().__init__(path, layout.levels, **layout.facts)
         self.associated_names = tuple(sorted(self._image.associated_images))
 
-    def associated_image(self, name: str) -> RgbArray:
-        """See `Slide.associated_image`."""
-        if name not in self.associated_names:
-            return super().associated_image(name)
+    def _associated(self, name: str) -> RgbArray:
         return np.ascontiguousarray(np.asarray(self._image.associated_image(name))[..., :3])
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
@@ -57,12 +53,14 @@ class CucimSlide(Slide):
             raise closed_error(self.slide_path)
         try:
             region = image.read_region(location=origin_l0, size=size, level=level, device=device)
-            # a CUDA region speaks CuPy's protocol, a host region NumPy's
-            pixels = _to_host(region) if device != "cpu" else np.asarray(region)
+            if device != "cpu":  # a CUDA region speaks CuPy's protocol, a host region NumPy's
+                import cupy
+
+                region = cupy.asnumpy(cupy.asarray(region))
         except (RuntimeError, ValueError) as error:
             what = f"region must be readable, got {error} at {origin_l0}, level {level}"
             raise self._unreadable(what) from None
-        out[:] = pixels[..., :3]
+        out[:] = np.asarray(region)[..., :3]
 
     def close(self) -> None:
         """Lets go of the file; reads that other threads have begun end well."""
@@ -75,12 +73,6 @@ def _l0_within(value_lv: int, downsample: float) -> int:
     if downsample >= 2:
         return math.floor((value_lv + 0.5) * downsample)
     return math.ceil(value_lv * downsample)
-
-
-def _to_host(region: Any) -> np.ndarray:
-    import cupy
-
-    return np.asarray(cupy.asnumpy(cupy.asarray(region)))
 
 
 @contextlib.contextmanager

@@ -1,7 +1,4 @@
-"""Pure geometry of reading: resolutions, level choice and read plans. No file is touched here.
-
-A read plan is made once per slide, before any work; the stream then only executes it.
-"""
+"""Pure geometry of reading: resolutions, level choice, and the read plan made once per slide."""
 
 import math
 from collections.abc import Sequence
@@ -15,17 +12,11 @@ from thinsection.types import CoordsL0, CoordsLv, Level, Mpp, Size
 # A resolution that differs by less than this is the same one: scanners write 0.2498 for 0.25.
 # 0.5 % of a 256 px tile is 1.3 px.
 MPP_TOLERANCE = 0.005
-
-# 10x is 1 µm/px by the convention of most scanners; only `nominal_mpp` may use it.
-_UM_PX_TIMES_POWER = 10.0
+_UM_PX_TIMES_POWER = 10.0  # 10x is 1 µm/px by the convention of most scanners
 
 
 def nominal_mpp(objective_power: float) -> float:
-    """The µm/px that an objective power usually means (20x: 0.5). A guess: warn when it is used.
-
-    Raises:
-        InvalidInputError: the power is not positive and finite.
-    """
+    """The µm/px that an objective power usually means (20x: 0.5). A guess: warn when it is used."""
     if not (objective_power > 0 and math.isfinite(objective_power)):
         raise InvalidInputError(f"objective_power must be > 0, got {objective_power!r}")
     return _UM_PX_TIMES_POWER / objective_power
@@ -68,25 +59,15 @@ def origins_lv(coords_l0: CoordsL0, downsample: float) -> CoordsLv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """How each tile of one slide is read.
+    """How each tile of one slide is read; made once, before any work."""
 
-    Attributes:
-        tile_px: edge of a finished tile, px.
-        tile_mpp: its resolution, µm/px; None where the slide has none and 'native' was asked for.
-        level: pyramid level that is read.
-        downsample: level-0 px per px of that level.
-        size_lv: (width, height) to read on that level; (tile_px, tile_px) without resampling.
-        size_l0: (width, height) that a tile covers in level-0 px.
-        stride_l0: (x, y) from one tile to the next in level-0 px.
-    """
-
-    tile_px: int
-    tile_mpp: float | None
-    level: int
-    downsample: float
-    size_lv: Size
-    size_l0: Size
-    stride_l0: tuple[int, int]
+    tile_px: int  # edge of a finished tile, px
+    tile_mpp: float | None  # its resolution, µm/px; None: 'native' of a slide that has none
+    level: int  # of the pyramid, that is read
+    downsample: float  # level-0 px per px of that level
+    size_lv: Size  # to read on that level; (tile_px, tile_px) without resampling
+    size_l0: Size  # that a tile covers in level-0 px
+    stride_l0: tuple[int, int]  # (x, y) from one tile to the next in level-0 px
 
     @property
     def resamples(self) -> bool:
@@ -95,11 +76,7 @@ class ReadPlan:
 
 
 def best_level(levels: Sequence[Level], downsample: float) -> Level:
-    """The coarsest level that is not coarser than wanted (within `MPP_TOLERANCE`).
-
-    Raises:
-        UpsamplingError: even level 0 is coarser.
-    """
+    """The coarsest level that is not coarser than wanted (within `MPP_TOLERANCE`)."""
     fit = [lv for lv in levels if lv.downsample <= downsample * (1 + MPP_TOLERANCE)]
     if not fit:
         raise UpsamplingError(f"downsample must be >= 1, got {downsample:g}")
@@ -118,13 +95,13 @@ def plan_read(
     """Chooses level and resampling for tiles of `tile_px` at `tile_mpp`.
 
     The coarsest level that is not coarser than `tile_mpp` is read and, where it is finer, reduced
-    with an anti-aliasing filter. Upsampling is refused.
+    with an anti-aliasing filter.
 
     Args:
         levels, slide_mpp: of the slide, finest first.
         tile_px: edge of a finished tile, px.
         tile_mpp: its resolution, µm/px; None reads level 0 as it is ('native').
-        overlap: px of a finished tile shared with the next one, 0 <= overlap < tile_px.
+        overlap: px of a finished tile shared with the next one.
         slide: name for messages.
 
     Raises:
@@ -141,10 +118,8 @@ def plan_read(
     elif not (tile_mpp > 0 and math.isfinite(tile_mpp)):
         raise InvalidInputError(f"tile_mpp must be > 0, got {tile_mpp!r}")
     elif slide_mpp is None:
-        raise MissingMppError(
-            f"slide_mpp is missing in {slide!r}; pass --slide-mpp, add a slide_mpp column to "
-            "the cohort, or use --tile-mpp native"
-        )
+        remedy = "add a slide_mpp column to the cohort, or use --tile-mpp native"
+        raise MissingMppError(f"slide_mpp is missing in {slide!r}; pass --slide-mpp, {remedy}")
     else:
         x, y = (_ratio(tile_mpp, mpp, slide) for mpp in slide_mpp)
     level = best_level(levels, min(x, y))
@@ -164,10 +139,8 @@ def _ratio(tile_mpp: float, mpp: float, slide: str) -> float:
     """Level-0 px per tile px along one axis, snapped to a whole number within the tolerance."""
     ratio = tile_mpp / mpp
     if ratio < 1 - MPP_TOLERANCE:
-        raise UpsamplingError(
-            f"tile_mpp must be >= {mpp:.4g}, got {tile_mpp:g} in {slide!r}; "
-            "upsampling is not supported"
-        )
+        rule = f">= {mpp:.4g}, got {tile_mpp:g} in {slide!r}"
+        raise UpsamplingError(f"tile_mpp must be {rule}; upsampling is not supported")
     nearest = max(1, round(ratio))
     return float(nearest) if abs(ratio / nearest - 1) <= MPP_TOLERANCE else ratio
 

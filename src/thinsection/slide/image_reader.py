@@ -28,13 +28,12 @@ class FlatSlide(Slide):
     reader = "image"
 
     def __init__(self, path: str, head: bytes, slide_mpp: Mpp | None) -> None:
-        self._png = head.startswith(_PNG)
-        size = _png_size(head) if self._png else _jpeg_size(path)
-        if size[0] * size[1] * 3 > MAX_DECODED_BYTES:
-            raise SlideOpenError(
-                f"image: {size[0]} x {size[1]} px of {'PNG' if self._png else 'JPEG'} cannot be "
-                "read in parts; convert it to a tiled TIFF"
-            )
+        self._png, size = head.startswith(_PNG), _size(path, head)
+        width, height = size
+        if width * height * 3 > MAX_DECODED_BYTES:
+            what = f"{width} x {height} px of {'PNG' if self._png else 'JPEG'}"
+            rule = "cannot be read in parts; convert it to a tiled TIFF"
+            raise SlideOpenError(f"image: {what} {rule}")
         super().__init__(path, [Level(index=0, size=size, downsample=1.0)], slide_mpp=slide_mpp)
         self._pixels: RgbArray | None = None
         self._lock = threading.Lock()
@@ -52,9 +51,8 @@ class FlatSlide(Slide):
         except (ValueError, RuntimeError) as error:
             raise self._unreadable(f"image must be whole, got {error}") from None
         if pixels.shape[:2] != self.size[::-1]:
-            raise SlideReadError(
-                f"image must have {self.size} px, got {pixels.shape[1::-1]} in {self.slide_path!r}"
-            )
+            got = f"{pixels.shape[1::-1]} in {self.slide_path!r}"
+            raise SlideReadError(f"image must have {self.size} px, got {got}")
         return np.asarray(pixels)
 
     def close(self) -> None:
@@ -65,11 +63,7 @@ class FlatSlide(Slide):
 
 
 def open_image(path: str, *, slide_mpp: Mpp | None = None) -> Slide:
-    """A PNG, JPEG or single-level TIFF.
-
-    Raises:
-        SlideOpenError: it is none of these.
-    """
+    """A PNG, JPEG or single-level TIFF; SlideOpenError for what is none of these."""
     try:
         with Path(path).open("rb") as file:
             head = file.read(64)
@@ -87,13 +81,11 @@ def open_image(path: str, *, slide_mpp: Mpp | None = None) -> Slide:
     return slide
 
 
-def _png_size(head: bytes) -> Size:
-    if len(head) < 26 or head[12:16] != b"IHDR":
-        raise SlideOpenError("image: a PNG without its header; the file is truncated")
-    return (int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big"))
-
-
-def _jpeg_size(path: str) -> Size:
+def _size(path: str, head: bytes) -> Size:
+    if head.startswith(_PNG):
+        if len(head) < 26 or head[12:16] != b"IHDR":
+            raise SlideOpenError("image: a PNG without its header; the file is truncated")
+        return (int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big"))
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(Path(path).read_bytes())
     except (ValueError, RuntimeError) as error:

@@ -1,13 +1,14 @@
-"""Opening slides: by a named reader, by the fastest that agrees with OpenSlide, or by URL.
+"""The readers that are known, and opening a slide: by name, by 'auto', or by URL.
 
-By URL a TIFF is streamed by range requests: its metadata through a block cache, its segments one by
-one as tiles need them, so that of a pyramid only the levels which a run reads are fetched. Other
-files are staged to a local folder while they are in use.
+Everything that lists readers derives from `READERS`: `--reader`, `thinsection doctor`, which files
+of a folder are slides, what 'auto' tries, and every error that names them.
 """
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,18 +25,55 @@ from thinsection.errors import (
     SlideReadError,
 )
 from thinsection.files.sources import FsspecSource, is_url, metadata_file
+from thinsection.registry import Entry, Registry
 from thinsection.slide.base import Slide
 from thinsection.slide.geometry import l0_from_lv
-from thinsection.slide.readers import AUTO, OURS, READERS, reader_choices
-from thinsection.types import GIB, MIB, Mpp, RgbArray, TileArray
+from thinsection.types import MIB, Mpp, RgbArray, TileArray
 from thinsection.units import format_bytes, parse_bytes
 
-CACHE_VARIABLE = "THINSECTION_STAGING_BYTES"  # how much staged slides may take, e.g. 50GiB
-_DEFAULT_STAGING = 20 * GIB
+AUTO = "auto"
+_TIFF = (".tif", ".tiff", ".svs")
+_OPENSLIDE = (".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm")
+_OURS = (
+    Entry(
+        name="tiff",
+        help="Tiled and striped TIFF, BigTIFF and SVS, decoded straight into place.",
+        target="thinsection.slide.tiff_reader:TiffSlide",
+        suffixes=_TIFF,
+        needs=("tifffile", "imagecodecs", "simplejpeg"),
+    ),
+    Entry(
+        name="cucim",
+        help="Tiled TIFF and SVS by cuCIM, on the CPU or a GPU.",
+        target="thinsection.slide.cucim_reader:CucimSlide",
+        suffixes=_TIFF,
+        needs=("cucim",),
+        extra="cucim",
+    ),
+    Entry(
+        name="openslide",
+        help="Every format of OpenSlide, DICOM included.",
+        target="thinsection.slide.openslide_reader:OpenSlideSlide",
+        suffixes=(*_TIFF, *_OPENSLIDE),
+        needs=("openslide",),
+    ),
+    Entry(
+        name="image",
+        help="PNG, JPEG, and TIFF of one level.",
+        target="thinsection.slide.image_reader:open_image",
+        suffixes=(".png", ".jpg", ".jpeg", ".tif", ".tiff"),
+        needs=("imagecodecs", "simplejpeg"),
+    ),
+)
+OURS = tuple(entry.name for entry in _OURS)
+# a class or function called with the path and `slide_mpp`; SlideOpenError where a file is not its
+READERS: Registry[Callable[..., Slide]] = Registry("reader", "thinsection.readers", _OURS)
+
+CACHE_VARIABLE = "THINSECTION_STAGING_BYTES"  # how much staged slides may take, by default 20GiB
 _CHUNK = 8 * MIB  # that staging copies at once
-# What 'auto' tries before OpenSlide, fastest first. Not cuCIM: of a tile that it cannot decode it
-# returns memory that nobody wrote, without an error, and no probe can find every such tile.
-_AUTO = ("tiff",)
+# What 'auto' prefers to OpenSlide. Not cuCIM: of a tile that it cannot decode it returns memory
+# that nobody wrote, without an error, and no probe can find every such tile.
+_FASTEST = "tiff"
 _WITHOUT_REFERENCE = ("tiff", "image")  # for formats that OpenSlide does not know
 # where 'auto' compares px: shares of a level's width and height, its border included
 _PROBES = ((0.5, 0.5), (0.31, 0.23), (0.23, 0.71), (0.77, 0.42), (0.62, 0.83), (0, 0), (1, 1))
@@ -45,23 +83,61 @@ _PROBE_PX = 48
 _LOWER_LEVEL_TOLERANCE = 2.0
 
 
+def reader_choices() -> tuple[str, ...]:
+    """What `--reader` takes."""
+    return (AUTO, *READERS.names())
+
+
+def slide_suffixes() -> tuple[str, ...]:
+    """Suffixes of the files that some reader says it opens, sorted, lower case, with the dot."""
+    return tuple(sorted({suffix for entry in READERS for suffix in entry.suffixes}))
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStatus:
+    """Whether a reader can be used here."""
+
+    name: str
+    available: bool
+    detail: str  # versions of its packages, or what is missing and how to install it
+
+
+def available_readers() -> list[ReaderStatus]:
+    """Every reader, with its packages' versions or what it lacks."""
+    return [_status(name) for name in READERS.names()]
+
+
+def _status(name: str) -> ReaderStatus:
+    try:
+        entry = READERS.entry(name)
+        entry.load()
+        packages = [import_module(package) for package in entry.needs]
+    except (ImportError, InvalidInputError) as error:
+        return ReaderStatus(name, False, str(error))
+    versions = [f"{p.__name__} {getattr(p, '__version__', '')}".strip() for p in packages]
+    return ReaderStatus(name, True, ", ".join(versions) or entry.help)
+
+
 def open_slide(path: str | Path, *, reader: str = AUTO, slide_mpp: Mpp | None = None) -> Slide:
     """Opens a slide.
 
     'auto' opens the file with OpenSlide and with the faster reader, compares levels, resolution
     and a few probe regions of each level, and keeps the faster one if it agrees (level 0 to the
     bit; lower levels to a mean difference of 2 of 255). `slide.choice` says which it took and why.
+    By URL a TIFF is streamed by range requests, its segments as tiles need them, so that of a
+    pyramid only the levels which a run reads are fetched; other files are staged while in use.
 
     Args:
-        path: file, or a URL that fsspec knows (a TIFF is streamed, others are staged).
+        path: file, or a URL that fsspec knows.
         reader: 'auto', or a name of `available_readers()`.
         slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
 
     Raises:
-        SlideOpenError: no reader opens it; says what each answered.
-        MissingDependencyError: the named reader's package is not installed.
+        SlideOpenError: no reader opens it, or the URL is not reachable; says what each answered.
+        MissingDependencyError: the named reader's package is not installed, or the URL's.
         ConfigError: no such reader.
         InvalidInputError: slide_mpp is not positive.
+        DiskSpaceError: the staging folder has no room for it.
     """
     name = str(path)
     if slide_mpp is not None and not all(0 < mpp < float("inf") for mpp in slide_mpp):
@@ -93,19 +169,15 @@ def _open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
             if slide := _try(path, name, slide_mpp, answers):
                 slide.choice = f"{name}: OpenSlide does not know the format"
                 return slide
-        raise SlideOpenError(
-            f"no reader opens {Path(path).name!r}: {'; '.join(answers)}; check that the file is "
-            "complete and that files which belong to it lie beside it"
-        )
-    for name in _AUTO:
-        if not (slide := _try(path, name, slide_mpp, answers)):
-            continue
-        difference = compare(slide, reference)
-        if not difference:
+        remedy = "check that the file is complete and that files which belong to it lie beside it"
+        why = "; ".join([*answers, remedy])
+        raise SlideOpenError(f"no reader opens {Path(path).name!r}: {why}")
+    if slide := _try(path, _FASTEST, slide_mpp, answers):
+        if not (difference := compare(slide, reference)):
             reference.close()
-            slide.choice = f"{name}: fastest that agrees with OpenSlide"
+            slide.choice = f"{_FASTEST}: fastest that agrees with OpenSlide"
             return slide
-        answers.append(f"{name}: {difference}")
+        answers.append(f"{_FASTEST}: {difference}")
         slide.close()
     reference.choice = "openslide: " + "; ".join(answers)
     return reference
@@ -159,18 +231,45 @@ def compare(slide: Slide, reference: Slide) -> str:
     return ""
 
 
-class StagedSlide(Slide):
-    """A slide whose local copy goes when it is closed."""
+def _open_url(url: str, reader: str, slide_mpp: Mpp | None) -> Slide:
+    """Streamed where it is a TIFF that our own reader opens, else staged."""
+    source = FsspecSource(url)
+    if reader in (AUTO, "tiff"):
+        try:
+            handle = metadata_file(source)
+            slide = READERS.load("tiff")(url, slide_mpp=slide_mpp, source=source, handle=handle)
+            slide.choice, slide.source = "tiff: streamed by range requests", source
+            return slide
+        except SlideOpenError:
+            if reader == "tiff":
+                raise
+    return StagedSlide(source, reader, slide_mpp)
 
-    def __init__(self, slide: Slide, folder: TemporaryDirectory[str], source: FsspecSource) -> None:
+
+class StagedSlide(Slide):
+    """A slide by URL, copied to a local folder, which goes when it is closed.
+
+    Memory: one piece of 8 MiB while it is copied.
+    """
+
+    def __init__(self, source: FsspecSource, reader: str, slide_mpp: Mpp | None) -> None:
+        _check_room(source.size, name=source.name)
+        self._folder = TemporaryDirectory(prefix=f"thinsection-staged-{source.size}-")
+        try:
+            local = Path(self._folder.name) / Path(source.name.split("?", 1)[0]).name
+            with local.open("wb") as file:
+                for start in range(0, source.size, _CHUNK):
+                    file.write(source.read_at(start, min(_CHUNK, source.size - start)))
+            slide = self._slide = open_slide(local, reader=reader, slide_mpp=slide_mpp)
+        except BaseException:
+            self._folder.cleanup()
+            raise
         facts = ("slide_mpp", "objective_power", "vendor", "properties")
         super().__init__(source.name, slide.levels, **{f: getattr(slide, f) for f in facts})
         self.reader, self.choice, self.source = slide.reader, slide.choice, source
         self.associated_names = slide.associated_names
-        self._slide, self._folder = slide, folder
 
-    def associated_image(self, name: str) -> RgbArray:
-        """See `Slide.associated_image`."""
+    def _associated(self, name: str) -> RgbArray:
         return self._slide.associated_image(name)
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
@@ -186,55 +285,11 @@ class StagedSlide(Slide):
         self._folder.cleanup()
 
 
-def _open_url(url: str, reader: str, slide_mpp: Mpp | None) -> Slide:
-    """A slide by URL: streamed where it is a TIFF that our own reader opens, else staged.
-
-    Raises:
-        SlideOpenError: not reachable, or no reader opens it.
-        DiskSpaceError: the staging folder has no room for it.
-        MissingDependencyError: fsspec or the URL's own package is not installed.
-    """
-    source = FsspecSource(url)
-    if reader in (AUTO, "tiff"):
-        try:
-            handle = metadata_file(source)
-            slide = READERS.load("tiff")(url, slide_mpp=slide_mpp, source=source, handle=handle)
-            slide.choice, slide.source = "tiff: streamed by range requests", source
-            return slide
-        except SlideOpenError:
-            if reader == "tiff":
-                raise
-    return _stage(source, reader, slide_mpp)
-
-
-def _stage(source: FsspecSource, reader: str, slide_mpp: Mpp | None) -> StagedSlide:
-    """Copies a slide to a local folder, which goes when it is closed, and opens it there.
-
-    Memory: one piece of 8 MiB.
-    """
-    _check_room(source.size, name=source.name)
-    folder = TemporaryDirectory(prefix=f"thinsection-staged-{source.size}-")
-    try:
-        local = Path(folder.name) / Path(source.name.split("?", 1)[0]).name
-        with local.open("wb") as file:
-            for start in range(0, source.size, _CHUNK):
-                file.write(source.read_at(start, min(_CHUNK, source.size - start)))
-        slide = open_slide(local, reader=reader, slide_mpp=slide_mpp)
-    except BaseException:
-        folder.cleanup()
-        raise
-    return StagedSlide(slide, folder, source)
-
-
 def _check_room(num_bytes: int, *, name: str) -> None:
-    """Refuses a copy that would exceed the bound of all staged slides of this machine.
-
-    Raises:
-        DiskSpaceError: says what is there and which variable raises the bound.
-    """
-    limit = parse_bytes(os.environ.get(CACHE_VARIABLE, str(_DEFAULT_STAGING)), name=CACHE_VARIABLE)
-    parent = Path(tempfile.gettempdir())
-    held = sum(int(path.name.split("-")[2]) for path in parent.glob("thinsection-staged-*-*"))
+    """Refuses a copy that would exceed the bound of all staged slides of this machine."""
+    limit = parse_bytes(os.environ.get(CACHE_VARIABLE, "20GiB"), name=CACHE_VARIABLE)
+    staged = Path(tempfile.gettempdir()).glob("thinsection-staged-*-*")
+    held = sum(int(path.name.split("-")[2]) for path in staged)
     if held + num_bytes > limit:
         raise DiskSpaceError(
             f"staged slides must fit into {format_bytes(limit)}, got {format_bytes(held)} and "

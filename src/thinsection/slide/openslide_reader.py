@@ -1,6 +1,7 @@
 """The OpenSlide reader: every format that it knows, and the reference for the others' pixels."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import openslide
@@ -27,58 +28,44 @@ class OpenSlideSlide(Slide):
 
     def __init__(self, path: str, *, slide_mpp: Mpp | None = None) -> None:
         self._lock = threading.Lock()
-        handle = _open(path)
-        self._handle: openslide.OpenSlide | None = handle
+        self._handle: openslide.OpenSlide | None = (handle := _open(path))
         self.associated_names = tuple(sorted(handle.associated_images))
         found = dict(handle.properties)
         pyramid = enumerate(zip(handle.level_dimensions, handle.level_downsamples))
+        levels = [Level(index=i, size=size, downsample=max(1.0, d)) for i, (size, d) in pyramid]
         x, y, power = (positive_number(found.get(name)) for name in _NUMBERS)
-        super().__init__(
-            path,
-            [Level(index=i, size=size, downsample=max(1.0, down)) for i, (size, down) in pyramid],
-            slide_mpp=slide_mpp or ((x, y) if x and y else None),
-            objective_power=power,
-            vendor=found.get(openslide.PROPERTY_NAME_VENDOR),
-            properties=found,
-        )
+        mpp, vendor = (x, y) if x and y else None, found.get(openslide.PROPERTY_NAME_VENDOR)
+        facts: dict[str, Any] = {"objective_power": power, "vendor": vendor, "properties": found}
+        super().__init__(path, levels, slide_mpp=slide_mpp or mpp, **facts)
 
-    def associated_image(self, name: str) -> RgbArray:
-        """See `Slide.associated_image`."""
-        if name not in self.associated_names:
-            return super().associated_image(name)
-        handle = _open(self.slide_path)  # one of its own: damage here must not spoil the other
+    def _associated(self, name: str) -> RgbArray:
         try:
-            return np.ascontiguousarray(on_white(np.asarray(handle.associated_images[name])))
+            with _open(self.slide_path) as own:  # damage here must not spoil the other
+                return np.ascontiguousarray(on_white(np.asarray(own.associated_images[name])))
         except openslide.OpenSlideError as error:
             what = f"associated image {name!r} must be readable, got {error}"
             raise self._unreadable(what) from None
-        finally:
-            handle.close()
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
         down, handle = self.levels[level].downsample, self._handle
         origin_l0 = (l0_from_lv(origin_lv[0], down), l0_from_lv(origin_lv[1], down))
-        size = (out.shape[1], out.shape[0])
+        region = (origin_l0, level, (out.shape[1], out.shape[0]))
         if handle is None:
             raise closed_error(self.slide_path)
         try:
-            out[:] = on_white(np.asarray(handle.read_region(origin_l0, level, size)))
+            out[:] = on_white(np.asarray(handle.read_region(*region)))
             return
         except openslide.OpenSlideError:
-            self._replace(handle)
+            with self._lock:
+                if self._handle is handle:  # else another thread has replaced it, or it was closed
+                    self._handle = _open(self.slide_path)
         # The handle may be in error because of another thread's region: a handle of its own, not
         # shared with anybody, says whether this one can be read.
         try:
-            own = _open(self.slide_path)
-            out[:] = on_white(np.asarray(own.read_region(origin_l0, level, size)))
+            out[:] = on_white(np.asarray(_open(self.slide_path).read_region(*region)))
         except (openslide.OpenSlideError, SlideOpenError) as error:
-            what = f"region must be readable, got {error} at {origin_l0}, level {level}, {size} px"
+            what = "region must be readable, got {} at {}, level {}, {} px".format(error, *region)
             raise self._unreadable(what, "; the file is damaged or truncated") from None
-
-    def _replace(self, failed: openslide.OpenSlide) -> None:
-        with self._lock:
-            if self._handle is failed:  # else another thread has replaced it, or it was closed
-                self._handle = _open(self.slide_path)
 
     def close(self) -> None:
         """Lets go of the file; the last thread that reads from it closes it."""

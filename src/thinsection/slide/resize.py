@@ -1,7 +1,7 @@
 """Reading with resampling: tiles under a read plan, and the whole slide at a small size."""
 
 import math
-from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,10 +30,10 @@ def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
     """The slide resampled to exactly `size_th`, uint8 (H, W, 3).
 
     The coarsest level that is not coarser than wanted is read once, strip by strip, reduced along
-    x and then along y. The result equals Pillow's `resize(size_th, LANCZOS)` of that whole level
-    to the bit where the aspect is about kept (Pillow 13 reduces along y first where the height
-    shrinks much more than the width). Where the rows reduced along x exceed 128 MiB (a huge slide
-    without levels) they are reduced along y in parts, and single values may differ by 1.
+    x and then along y. That equals Pillow's `resize(size_th, LANCZOS)` of the whole level to the
+    bit where the aspect is about kept (Pillow 13 reduces along y first where the height shrinks
+    much more than the width). Where the rows reduced along x exceed 128 MiB (a huge slide without
+    levels) they are reduced along y in parts, and single values may differ by 1.
 
     Memory: about 100 MiB for strips, 128 MiB for reduced rows, and the result.
 
@@ -43,9 +43,8 @@ def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
     """
     (width, height), (width_th, height_th) = slide.size, size_th
     if not (1 <= width_th <= width and 1 <= height_th <= height):
-        raise InvalidInputError(
-            f"size_th must be from (1, 1) to {slide.size}, got {size_th} in {slide.slide_path!r}"
-        )
+        rule = f"from (1, 1) to {slide.size}, got {size_th} in {slide.slide_path!r}"
+        raise InvalidInputError(f"size_th must be {rule}")
     level = best_level(slide.levels, min(width / width_th, height / height_th))
     rows_at_once = height_th
     if level.size[1] * width_th * 3 > _EXACT_BYTES:
@@ -58,13 +57,17 @@ def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
 
 def _rows(slide: "Slide", level: Level, size_th: Size, first: int, last: int) -> RgbArray:
     """Rows [first, last) of the result, from the source rows that their filter reaches."""
-    (width_th, height_th), height = size_th, level.size[1]
+    (width_th, height_th), (width, height) = size_th, level.size
     scale = height / height_th
     top = max(0, math.floor(first * scale - _reach(scale)))
     bottom = min(height, math.ceil(last * scale + _reach(scale)))
     rows = np.empty((bottom - top, width_th, 3), dtype=np.uint8)
-    for y, strip in _strips(slide, level, top, bottom):
-        rows[y - top : y - top + len(strip)] = _resize(strip, (width_th, len(strip)))
+    at_once = _strip_rows(level)
+    cuts = range((top // at_once + 1) * at_once, bottom, at_once)
+    for y, end in pairwise([top, *cuts, bottom]):
+        origin_l0 = (0, l0_from_lv(y, level.downsample))
+        strip = slide.read_region(origin_l0, level.index, (width, end - y))
+        rows[y - top : end - top] = _resize(strip, (width_th, end - y))
     box = (0.0, first * scale - top, float(width_th), last * scale - top)
     return _resize(rows, (width_th, last - first), None if last - first == height_th else box)
 
@@ -74,17 +77,11 @@ def _reach(scale: float) -> float:
     return _LANCZOS_SUPPORT * max(scale, 1.0) + 1
 
 
-def _strips(slide: "Slide", level: Level, top: int, bottom: int) -> Iterator[tuple[int, RgbArray]]:
-    """Rows [top, bottom) of a level in strips that end where the file's own segments end."""
-    width = level.size[0]
-    rows = max(1, _STRIP_BYTES // (3 * width))
-    unit = level.segment[1] if level.segment else 1
-    rows = max(unit, rows // unit * unit) if unit * width * 3 <= 4 * _STRIP_BYTES else rows
-    y = top
-    while y < bottom:
-        size = (width, min(bottom, (y // rows + 1) * rows) - y)
-        yield y, slide.read_region((0, l0_from_lv(y, level.downsample)), level.index, size)
-        y += size[1]
+def _strip_rows(level: Level) -> int:
+    """Rows of a level that are read at once; strips of them end where the file's segments end."""
+    row_bytes, unit = 3 * level.size[0], level.segment[1] if level.segment else 1
+    rows = max(1, _STRIP_BYTES // row_bytes)
+    return max(unit, rows // unit * unit) if unit * row_bytes <= 4 * _STRIP_BYTES else rows
 
 
 def _resize(pixels: RgbArray, size: Size, box: Box | None = None) -> RgbArray:

@@ -1,6 +1,5 @@
 """What a TIFF file holds: levels, associated images, resolution; parsed by tifffile."""
 
-import math
 import re
 import struct
 from dataclasses import dataclass
@@ -10,45 +9,31 @@ import tifffile
 
 from thinsection.errors import SlideOpenError
 from thinsection.slide.geometry import positive_number
-from thinsection.types import Level, Mpp, Size
+from thinsection.types import Level, Mpp
 
 _ASPECT_TOLERANCE = 0.02
 _RESOLUTION_TAGS = ("ResolutionUnit", "XResolution", "YResolution")
 _UM_PER_UNIT = {2: 25_400.0, 3: 10_000.0}  # TIFF's ResolutionUnit: inch, cm
 # what OpenSlide treats in a way of its own (overlaps, sparse layouts, restart markers)
-_LEFT_TO_OPENSLIDE = {
-    "is_ndpi": "Hamamatsu NDPI",
-    "is_bif": "Ventana BIF",
-    "is_scn": "Leica SCN",
-    "is_philips": "Philips TIFF",
-}
+_LEFT_TO_OPENSLIDE = {"ndpi": "Hamamatsu NDPI", "bif": "Ventana BIF", "scn": "Leica SCN"}
+_LEFT_TO_OPENSLIDE |= {"philips": "Philips TIFF"}
 _COMPRESSIONS = {1, 5, 7, 8, 32946, 33005, 34712}  # none, LZW, JPEG, deflate, JPEG 2000 as RGB
 # what tifffile raises for files that are damaged or no TIFF
 _BROKEN = (tifffile.TiffFileError, struct.error, LookupError, ValueError, TypeError, OSError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TiffLevel:
-    """One level and the page that holds it."""
-
-    level: Level
-    page: Any  # tifffile's; only what needs no open file is used of it
-    segment: Size  # (width, height) of a TIFF tile or strip
-    grid: tuple[int, int]  # columns and rows of segments
-
-
-@dataclass(frozen=True, kw_only=True)
 class TiffLayout:
-    """The parsed structure of a TIFF slide."""
+    """The parsed structure of a TIFF slide; of tifffile's pages use what needs no open file."""
 
-    levels: tuple[TiffLevel, ...]  # finest first
-    associated: dict[str, TiffLevel]  # name -> the only level of that image
-    slide_mpp: Mpp | None
+    levels: list[Level]  # finest first
+    pages: list[Any]  # of the levels
+    associated: dict[str, tuple[Level, Any]]  # name -> the only level of that image, and its page
     facts: dict[str, Any]  # further arguments of `Slide`
 
 
-def read_layout(handle: Any, name: str) -> TiffLayout:
-    """The layout of an opened binary file.
+def read_layout(handle: Any, name: str, slide_mpp: Mpp | None) -> TiffLayout:
+    """The layout of an opened binary file; `slide_mpp` in place of what it says.
 
     Raises:
         SlideOpenError: not a TIFF, truncated, or of a kind that is left to OpenSlide.
@@ -64,18 +49,20 @@ def read_layout(handle: Any, name: str) -> TiffLayout:
     if not whole:  # tifffile only logs it and gives the pages so far: levels would be missing
         raise SlideOpenError("tiff: the chain of pages leads beyond the end; the file is truncated")
     for flag, what in _LEFT_TO_OPENSLIDE.items():
-        if getattr(file, flag):
+        if getattr(file, f"is_{flag}"):
             raise SlideOpenError(f"tiff: {what} is left to OpenSlide")
     base, description = pages[0], str(pages[0].description or "")
     found, associated = _sort_pages(pages)
     aperio = _aperio(description)
     mpp = positive_number(aperio.get("MPP"))
+    own_mpp = (mpp, mpp) if mpp else _ome_mpp(file) or (None if aperio else _tag_mpp(base))
     properties = {f"aperio.{k}": v for k, v in aperio.items()}
     return TiffLayout(
-        levels=tuple(_level(page, index, base) for index, page in enumerate(found)),
-        associated={name: _level(page, 0, page) for name, page in associated.items()},
-        slide_mpp=(mpp, mpp) if mpp else _ome_mpp(file) or (None if aperio else _tag_mpp(base)),
+        levels=[_level(page, index, base) for index, page in enumerate(found)],
+        pages=found,
+        associated={name: (_level(page, 0, page), page) for name, page in associated.items()},
         facts={
+            "slide_mpp": slide_mpp or own_mpp,
             "objective_power": positive_number(aperio.get("AppMag")),
             "vendor": "aperio" if aperio else "generic-tiff" if base.is_tiled else None,
             "properties": properties | {"tiff.ImageDescription": description},
@@ -93,24 +80,20 @@ def _next_page_offset(file: tifffile.TiffFile, page: Any) -> int:
     return int(offset)
 
 
-def _level(page: Any, index: int, base: Any) -> TiffLevel:
-    """Raises SlideOpenError where the page is of a kind that is not decoded here."""
+def _level(page: Any, index: int, base: Any) -> Level:
+    """The level that a page holds; SlideOpenError where it is of a kind that is left out here."""
     if what := _unsupported(page):
         raise SlideOpenError(f"tiff: {what} is not supported")
     size = width, height = (int(page.imagewidth), int(page.imagelength))
     segment = (width, min(int(page.rowsperstrip or height), height))
     if page.is_tiled:
         segment = (int(page.tilewidth), int(page.tilelength))
-    grid = (-(-width // segment[0]), -(-height // segment[1]))
-    found = min(len(page.dataoffsets), len(page.databytecounts))
-    if not found == max(len(page.dataoffsets), len(page.databytecounts)) == math.prod(grid):
-        raise SlideOpenError(
-            f"tiff: page {page.index} lists {found} of {math.prod(grid)} segments; "
-            "the file is truncated"
-        )
+    count, found = -(-width // segment[0]) * -(-height // segment[1]), len(page.dataoffsets)
+    if not found == len(page.databytecounts) == count:
+        what = f"page {page.index} lists {found} of {count} segments"
+        raise SlideOpenError(f"tiff: {what}; the file is truncated")
     down = (base.imagewidth / width + base.imagelength / height) / 2
-    level = Level(index=index, size=size, downsample=float(down), segment=segment)
-    return TiffLevel(level=level, page=page, segment=segment, grid=grid)
+    return Level(index=index, size=size, downsample=float(down), segment=segment)
 
 
 def _sort_pages(pages: list[Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -122,24 +105,21 @@ def _sort_pages(pages: list[Any]) -> tuple[list[Any], dict[str, Any]]:
             levels.append(page)
         elif not _unsupported(page):
             associated.setdefault(_associated_name(page, len(associated)), page)
-    levels.sort(key=lambda page: -int(page.imagewidth))
-    return levels, associated
+    return sorted(levels, key=lambda page: -int(page.imagewidth)), associated
 
 
 def _is_reduced(page: Any, base: Any) -> bool:
-    ratio_x = base.imagewidth / page.imagewidth
-    ratio_y = base.imagelength / page.imagelength
+    ratio_x, ratio_y = base.imagewidth / page.imagewidth, base.imagelength / page.imagelength
     same_kind = page.samplesperpixel == base.samplesperpixel and page.dtype == base.dtype
     tolerance = _ASPECT_TOLERANCE + 2 / page.imagelength
     return bool(same_kind and ratio_x > 1 and abs(ratio_x / ratio_y - 1) < tolerance)
 
 
 def _associated_name(page: Any, index: int) -> str:
-    for line in str(page.description or "").splitlines()[:2]:
-        word = line.split(" ", 1)[0].lower()
-        if word in ("label", "macro", "thumbnail"):
-            return word
-    return "thumbnail" if index == 0 else f"image{index}"
+    lines = str(page.description or "").splitlines()[:2]
+    words = [line.split(" ", 1)[0].lower() for line in lines]
+    known = [word for word in words if word in ("label", "macro", "thumbnail")]
+    return known[0] if known else f"image{index}" if index else "thumbnail"
 
 
 def _unsupported(page: Any) -> str | None:

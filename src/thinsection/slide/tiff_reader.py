@@ -3,9 +3,11 @@
 A segment that a region cuts is kept for a while, since its other part will be asked for soon.
 """
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ import simplejpeg
 from thinsection.errors import SlideOpenError, SlideReadError
 from thinsection.files.sources import ByteSource, FileSource
 from thinsection.slide.base import WHITE, Slide
-from thinsection.slide.tiff_layout import TiffLayout, TiffLevel, read_layout
-from thinsection.types import MIB, Mpp, RgbArray, TileArray
+from thinsection.slide.tiff_layout import TiffLayout, read_layout
+from thinsection.types import MIB, Level, Mpp, RgbArray, TileArray
 
 CACHE_BYTES = 48 * MIB  # of decoded segments that a region cut, per slide
 # a strip or tile must fit a budget that the user never sees; larger ones are refused on opening
@@ -30,59 +32,23 @@ _JPEG, _RGB = 7, 2
 _APP14_RGB = bytes.fromhex("ffee000e41646f626500640000000000")
 
 
-class SegmentCache:
-    """Least recently used decoded segments within a number of bytes. Thread-safe."""
-
-    def __init__(self, budget_bytes: int) -> None:
-        self._budget_bytes, self._used_bytes = budget_bytes, 0
-        self._items: OrderedDict[tuple[int, int, int], RgbArray] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: tuple[int, int, int]) -> RgbArray | None:
-        """The segment, or None."""
-        with self._lock:
-            if (found := self._items.get(key)) is not None:
-                self._items.move_to_end(key)
-            return found
-
-    def put(self, key: tuple[int, int, int], pixels: RgbArray) -> None:
-        """Keeps a segment and drops the oldest ones beyond the budget."""
-        with self._lock:
-            if key in self._items or pixels.nbytes > self._budget_bytes:
-                return
-            self._items[key] = pixels
-            self._used_bytes += pixels.nbytes
-            while self._used_bytes > self._budget_bytes:
-                self._used_bytes -= self._items.popitem(last=False)[1].nbytes
-
-
 class SegmentDecoder:
-    """Decodes the segments of one level into arrays of (segment height, segment width, 3).
+    """Decodes segments of one level, whole: also what the file has beyond the image's border."""
 
-    What a segment holds beyond the image's border is whatever the file has there.
-    """
-
-    def __init__(self, level: TiffLevel, source: ByteSource) -> None:
-        page = level.page
-        self.segment, self.columns = level.segment, level.grid[0]  # px; segments in a row
-        self._size, self._source, self._page = level.level.size, source, page
+    def __init__(self, level: Level, page: Any, source: ByteSource) -> None:
+        assert level.segment is not None
+        self.size, self.segment, self._source, self._page = level.size, level.segment, source, page
+        self.columns = -(-self.size[0] // self.segment[0])  # segments in a row
         self._offsets, self._counts = tuple(page.dataoffsets), tuple(page.databytecounts)
         self._jpeg = int(page.compression) == _JPEG and page.samplesperpixel == 3
         app14 = _APP14_RGB if int(page.photometric) == _RGB else b""
         tables = (page.jpegtables or b"")[2:-2]  # without its own SOI and EOI
         self._head = b"\xff\xd8" + app14 + tables
 
-    def decode(self, column: int, row: int, out: RgbArray) -> None:
-        """Fills `out`, (segment height, segment width, 3), perhaps strided; see `decode_all`."""
-        self.decode_all([row * self.columns + column], [out])
-
-    def decode_all(self, indices: Sequence[int], outs: Iterable[RgbArray]) -> None:
-        """Fills each of `outs` with the segment of that number: row * columns + column.
+    def decode(self, indices: Sequence[int], outs: Iterable[RgbArray]) -> None:
+        """Fills `outs`, each (segment height, width, 3), with the segments row * columns + column.
 
         Memory: `MAX_READ_BYTES` of compressed segments, or one that is larger.
-
-        Raises:
-            SlideReadError: a segment is missing, truncated or damaged.
         """
         targets = iter(outs)
         for together in self._reads(indices):
@@ -113,45 +79,34 @@ class SegmentDecoder:
             yield together
 
     def _decode_one(self, index: int, data: memoryview, out: RgbArray) -> None:
-        if not data:  # sparse: nothing was scanned here
-            out[:] = WHITE
-            return
+        (height, width), in_place = out.shape[:2], self._jpeg and out.flags.c_contiguous
         try:
-            if self._jpeg:
-                self._decode_jpeg(data, out)
-            else:
-                self._decode_other(bytes(data), index, out)
+            pixels = self._pixels(index, data, out if in_place else None)
+            if self._jpeg and data and (pixels.shape[1] != width or len(pixels) > height):
+                raise ValueError(f"a JPEG of {pixels.shape[1::-1]} px, expected {(width, height)}")
         except (ValueError, RuntimeError, TypeError) as error:
             raise self._error(index, str(error)) from None
+        rows, columns = min(len(pixels), height), min(pixels.shape[1], width)
+        if not in_place:
+            out[:rows, :columns] = pixels[:rows, :columns, :3]
+        out[rows:] = WHITE  # nothing was scanned here, or this is the last strip
+        out[:rows, columns:] = WHITE
 
-    def _decode_jpeg(self, data: memoryview, out: RgbArray) -> None:
-        joined = b"".join((self._head, data[2:]))
-        if out.flags.c_contiguous:
-            decoded = simplejpeg.decode_jpeg(joined, "RGB", buffer=out)
-        else:
-            decoded = simplejpeg.decode_jpeg(joined, "RGB")
-            out[: len(decoded)] = decoded
-        if decoded.shape[1] != out.shape[1]:
-            raise ValueError(f"a JPEG of {decoded.shape[1]} columns, expected {out.shape[1]}")
-        out[len(decoded) :] = WHITE  # the last strip has fewer rows
-
-    def _decode_other(self, data: bytes, index: int, out: RgbArray) -> None:
-        decoded, _, _ = self._page.decode(data, index, jpegtables=self._page.jpegtables)
-        if decoded is None:
-            out[:] = WHITE
-            return
-        pixels = decoded[0]  # (height, width, samples), one of them or RGB(A)
-        rows, columns = min(len(pixels), len(out)), min(pixels.shape[1], out.shape[1])
-        if rows < len(out) or columns < out.shape[1]:  # the last strip has fewer rows
-            out[:] = WHITE
-        out[:rows, :columns] = pixels[:rows, :columns, :3]
+    def _pixels(self, index: int, data: memoryview, out: RgbArray | None) -> np.ndarray:
+        """(height, width, samples), one of them or RGB(A); a JPEG is decoded into `out`."""
+        if data and self._jpeg:
+            joined = b"".join((self._head, data[2:]))
+            return np.asarray(simplejpeg.decode_jpeg(joined, "RGB", buffer=out))
+        tables = self._page.jpegtables
+        found = self._page.decode(bytes(data), index, jpegtables=tables)[0] if data else None
+        return np.empty((0, 0, 3), dtype=np.uint8) if found is None else np.asarray(found[0])
 
     def _error(self, index: int, why: str) -> SlideReadError:
         row, column = divmod(index, self.columns)
-        name = Path(self._source.name).name
+        place = f"column {column}, row {row} of a level of {self.size} px"
+        name, remedy = Path(self._source.name).name, "the file is damaged or truncated"
         return SlideReadError(
-            f"segment must be decodable, got {why} at column {column}, row {row} of a level of "
-            f"{self._size} px in {name!r}; the file is damaged or truncated"
+            f"segment must be decodable, got {why} at {place} in {name!r}; {remedy}"
         )
 
 
@@ -174,34 +129,26 @@ class TiffSlide(Slide):
         source: ByteSource | None = None,
         handle: Any = None,
     ) -> None:
-        layout = open_layout(path, handle)
-        largest = max(s.segment[0] * s.segment[1] * 3 for s in layout.levels)
+        layout = open_layout(path, slide_mpp, handle)
+        super().__init__(path, layout.levels, **layout.facts)
+        self._source = source or FileSource(path)
+        pages = zip(layout.levels, layout.pages)
+        self._decoders = [SegmentDecoder(*pair, self._source) for pair in pages]
+        largest = max(math.prod(decoder.segment) * 3 for decoder in self._decoders)
         if largest > MAX_SEGMENT_BYTES:
             raise SlideOpenError(
                 f"tiff: its largest strip or tile is {largest >> 20} MiB, more than "
                 f"{MAX_SEGMENT_BYTES >> 20}; convert it to a tiled TIFF"
             )
-        self._source = source or FileSource(path)
-        self._cache = SegmentCache(CACHE_BYTES)
-        levels = [item.level for item in layout.levels]
-        super().__init__(path, levels, slide_mpp=slide_mpp or layout.slide_mpp, **layout.facts)
-        self._decoders = [SegmentDecoder(item, self._source) for item in layout.levels]
-        self._associated = layout.associated
-        self.associated_names = tuple(sorted(layout.associated))
+        self._lock, self._cut_bytes = threading.Lock(), 0
+        self._cut: OrderedDict[tuple[SegmentDecoder, int], RgbArray] = OrderedDict()
+        self._others, self.associated_names = layout.associated, tuple(sorted(layout.associated))
 
-    def associated_image(self, name: str) -> RgbArray:
-        """See `Slide.associated_image`."""
-        item = self._associated.get(name)
-        if item is None:
-            return super().associated_image(name)
-        decoder = SegmentDecoder(item, self._source)
-        (columns, rows), (width, height) = item.grid, item.segment
-        padded = np.empty((rows * height, columns * width, 3), dtype=np.uint8)
-        for row, column in np.ndindex(rows, columns):
-            top, left = row * height, column * width
-            decoder.decode(column, row, padded[top : top + height, left : left + width])
-        size = item.level.size
-        return np.ascontiguousarray(padded[: size[1], : size[0]])
+    def _associated(self, name: str) -> RgbArray:
+        decoder = SegmentDecoder(*self._others[name], self._source)
+        image = np.empty((*decoder.size[::-1], 3), dtype=np.uint8)
+        self._fill_from(decoder, (0, 0), image)
+        return image
 
     def _fill_all(self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray) -> None:
         decoder = self._decoders[level]
@@ -209,37 +156,43 @@ class TiffSlide(Slide):
         aligned = out.shape[1:3] == (height, width)
         if aligned and not any(x % width or y % height for x, y in origins_lv):
             places = [y // height * decoder.columns + x // width for x, y in origins_lv]
-            decoder.decode_all(places, out)
+            decoder.decode(places, out)
             return
         super()._fill_all(origins_lv, level, out)
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
-        decoder = self._decoders[level]
-        seg_width, seg_height = decoder.segment
-        x, y = origin_lv
-        height, width = out.shape[:2]
-        for row in range(y // seg_height, -(-(y + height) // seg_height)):
-            top = row * seg_height
+        self._fill_from(self._decoders[level], origin_lv, out)
+
+    def _fill_from(self, decoder: SegmentDecoder, origin: tuple[int, int], out: RgbArray) -> None:
+        (seg_width, seg_height), (x, y), (height, width) = decoder.segment, origin, out.shape[:2]
+        rows = range(y // seg_height, -(-(y + height) // seg_height))
+        columns = range(x // seg_width, -(-(x + width) // seg_width))
+        for row, column in product(rows, columns):
+            top, left, index = row * seg_height, column * seg_width, row * decoder.columns + column
             y0, y1 = max(y, top), min(y + height, top + seg_height)
-            for column in range(x // seg_width, -(-(x + width) // seg_width)):
-                left = column * seg_width
-                x0, x1 = max(x, left), min(x + width, left + seg_width)
-                target = out[y0 - y : y1 - y, x0 - x : x1 - x]
-                if (x1 - x0, y1 - y0) == decoder.segment:
-                    decoder.decode(column, row, target)
-                    continue
-                pixels = self._segment(level, column, row)
+            x0, x1 = max(x, left), min(x + width, left + seg_width)
+            target = out[y0 - y : y1 - y, x0 - x : x1 - x]
+            if (x1 - x0, y1 - y0) == decoder.segment:
+                decoder.decode([index], [target])
+            else:
+                pixels = self._cut_segment(decoder, index)
                 target[:] = pixels[y0 - top : y1 - top, x0 - left : x1 - left]
 
-    def _segment(self, level: int, column: int, row: int) -> RgbArray:
-        """A decoded segment that a region cuts."""
-        key = (level, column, row)
-        pixels = self._cache.get(key)
-        if pixels is None:
-            decoder = self._decoders[level]
-            pixels = np.empty((*decoder.segment[::-1], 3), dtype=np.uint8)
-            decoder.decode(column, row, pixels)
-            self._cache.put(key, pixels)
+    def _cut_segment(self, decoder: SegmentDecoder, index: int) -> RgbArray:
+        """A decoded segment that a region cuts; the least recently used ones are dropped."""
+        key = (decoder, index)
+        with self._lock:
+            if key in self._cut:
+                self._cut.move_to_end(key)
+                return self._cut[key]
+        pixels = np.empty((*decoder.segment[::-1], 3), dtype=np.uint8)
+        decoder.decode([index], [pixels])
+        with self._lock:
+            if key not in self._cut and pixels.nbytes <= CACHE_BYTES:
+                self._cut[key] = pixels
+                self._cut_bytes += pixels.nbytes
+            while self._cut_bytes > CACHE_BYTES:
+                self._cut_bytes -= self._cut.popitem(last=False)[1].nbytes
         return pixels
 
     def close(self) -> None:
@@ -248,14 +201,14 @@ class TiffSlide(Slide):
         self._source.close()
 
 
-def open_layout(path: str, handle: Any = None) -> TiffLayout:
+def open_layout(path: str, slide_mpp: Mpp | None, handle: Any = None) -> TiffLayout:
     """The layout of a local file, or of an opened binary file object (which stays open)."""
     name = Path(path).name
     if handle is not None:
-        return read_layout(handle, name)
+        return read_layout(handle, name, slide_mpp)
     try:
         with Path(path).open("rb") as opened:
-            return read_layout(opened, name)
+            return read_layout(opened, name, slide_mpp)
     except SlideOpenError:  # is an OSError; its text already says all
         raise
     except OSError as error:

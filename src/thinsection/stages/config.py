@@ -7,10 +7,15 @@ from thinsection.config import option, section
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
-from thinsection.slide.readers import AUTO, reader_choices
+from thinsection.slide.open import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS
-from thinsection.stream import StreamBudget, StreamConfig, cpu_count, stream_budget
-from thinsection.stream.budget import REGION_BYTES
+from thinsection.stream.plan import (
+    REGION_BYTES,
+    StreamBudget,
+    StreamConfig,
+    cpu_count,
+    stream_budget,
+)
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.units import parse_bytes

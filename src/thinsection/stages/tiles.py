@@ -13,10 +13,9 @@ from thinsection.stages.labels import grid_label
 from thinsection.stages.masks import QcStage, TissueStage
 from thinsection.stages.stage import Output, Reads, SlideWork, Stage
 from thinsection.store.tiles_h5 import TilesWriter, read_tiles
-from thinsection.stream import scratch_bytes
+from thinsection.stream.plan import scratch_bytes
 from thinsection.tiles import TileTable, tile_grid
-from thinsection.tiles.filters import MASK_FILTER
-from thinsection.tiles.grid import TilesConfig
+from thinsection.tiles.grid import MASK_FILTER, TilesConfig
 from thinsection.units import format_bytes
 
 

@@ -24,7 +24,8 @@ from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import atomic_path
 from thinsection.slide import Slide
 from thinsection.slide.geometry import nominal_power
-from thinsection.tiles import TileTable, check_coords
+from thinsection.tiles import TileTable
+from thinsection.tiles.grid import check_coords
 from thinsection.types import Closing, CoordsL0
 
 # embeddings are read whole or in runs: chunks of about 256 KiB

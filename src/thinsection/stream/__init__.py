@@ -5,17 +5,10 @@ from thinsection.stream.batches import (
     SlideFinished,
     SlideStarted,
     SlideTiles,
-    StreamEvent,
+    StageClock,
     TileBatch,
 )
-from thinsection.stream.budget import (
-    StreamBudget,
-    StreamConfig,
-    cpu_count,
-    scratch_bytes,
-    stream_budget,
-)
-from thinsection.stream.threads import StageClock
+from thinsection.stream.plan import StreamConfig, cpu_count
 from thinsection.stream.tile_stream import TileStream, iter_tiles
 
 __all__ = [
@@ -24,13 +17,9 @@ __all__ = [
     "SlideStarted",
     "SlideTiles",
     "StageClock",
-    "StreamBudget",
     "StreamConfig",
-    "StreamEvent",
     "TileBatch",
     "TileStream",
     "cpu_count",
     "iter_tiles",
-    "scratch_bytes",
-    "stream_budget",
 ]

@@ -1,39 +1,36 @@
-"""What the stream takes and yields, and batches in the making between the two.
+"""What the stream takes and yields, batches in the making, and what threads share: queue, clock."""
 
-Threads decode into buffers; where filters refuse tiles, full batches are made of sifted ones.
-"""
-
+import math
 import threading
+import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.slide import Slide
 from thinsection.tiles import TileTable, TileTransform
-from thinsection.types import CoordsL0, CoordsLv, RgbArray, TileArray
+from thinsection.types import CoordsL0, TileArray
+
+T = TypeVar("T")
+Indices = npt.NDArray[np.int64]  # (b,), places in a tile table
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class SlideTiles:
-    """An opened slide and the tiles to read from it.
+    """An opened slide and the tiles to read from it."""
 
-    Attributes:
-        key: whatever the caller knows the slide by; comes back with every event.
-        slide: opened; None where no tile of it is to be read.
-        table: its tiles; may be empty. None with no slide.
-        transform: changes the tiles that filters keep, in the decode workers; None leaves them.
-        owned: whether the stream closes the slide when it is done with it.
-    """
-
-    key: Any
-    slide: Slide | None
-    table: TileTable | None
-    transform: TileTransform | None = None
-    owned: bool = True
+    key: Any  # whatever the caller knows the slide by; comes back with every event
+    slide: Slide | None  # None where no tile of it is to be read
+    table: TileTable | None  # may be empty; None with no slide
+    transform: TileTransform | None = None  # changes kept tiles, in the decode workers
+    owned: bool = True  # whether the stream closes the slide when it is done with it
+    error: Exception | None = field(default=None, init=False)  # that decoding met: it is given up
 
     @property
     def num_tiles(self) -> int:
@@ -56,19 +53,12 @@ class SlideStarted:
 
 @dataclass(kw_only=True)
 class TileBatch:
-    """Decoded tiles of one slide, in table order.
+    """Decoded tiles of one slide, in table order."""
 
-    Attributes:
-        key: of its slide.
-        indices: int64 (b,), the tiles' places in the table.
-        coords_l0: int64 (b, 2).
-        tiles: uint8 (b, tile_px, tile_px, 3), a view of a buffer that `release` gives back.
-    """
-
-    key: Any
-    indices: npt.NDArray[np.int64]
-    coords_l0: CoordsL0
-    tiles: RgbArray
+    key: Any  # of its slide
+    indices: Indices  # int64 (b,), the tiles' places in the table
+    coords_l0: CoordsL0  # int64 (b, 2)
+    tiles: TileArray  # (b, tile_px, tile_px, 3), a view of a buffer that `release` gives back
     _release: Callable[[], None] = field(repr=False)
     _released: bool = field(default=False, repr=False)
 
@@ -91,10 +81,7 @@ class SlideFinished:
 
 @dataclass(frozen=True, kw_only=True)
 class SlideFailed:
-    """The slide could not be prepared or decoded; no further event of it follows.
-
-    `prepare` returns it in place of `SlideTiles` for a slide that cannot be read.
-    """
+    """The slide could not be prepared (by `prepare`) or decoded; no event of it follows."""
 
     key: Any
     stage: str
@@ -103,43 +90,31 @@ class SlideFailed:
 
 StreamEvent = SlideStarted | TileBatch | SlideFinished | SlideFailed
 
-Allocate = Callable[[tuple[int, ...]], TileArray]
 
-
-@dataclass(kw_only=True, eq=False)
-class OpenedSlide:
-    """A slide while it is decoded; among decoded batches it stands for their end."""
-
-    source: SlideTiles
-    error: Exception | None = None  # the first that decoding met; the slide is given up then
-
-
-@dataclass(kw_only=True)
 class DecodedBatch:
-    """Tiles of a slide, in table order, while workers decode them, and after."""
+    """Tiles of a slide, in table order, while workers decode them, and after.
 
-    owner: OpenedSlide
-    indices: npt.NDArray[np.int64]  # (b,), the tiles' places in the table
-    corners_lv: CoordsLv  # (b, 2)
-    buffer: TileArray  # (batch_size, tile_px, tile_px, 3); the first b are used
-    keep: npt.NDArray[np.bool_]  # (b,), False where a filter refused the tile
-    pending: int  # reads that are not done
-    done: threading.Event = field(default_factory=threading.Event)  # set when none is pending
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    Of `buffer` (batch_size, tile_px, tile_px, 3) the first b are used, `keep` (b,) is False where a
+    filter refused the tile, `done` is set when none of the tasks is left.
+    """
+
+    def __init__(self, source: SlideTiles, indices: Indices, buffer: TileArray, tasks: int) -> None:
+        self.source, self.indices, self.buffer = source, indices, buffer
+        self.keep = np.ones(len(indices), dtype=np.bool_)
+        self.done, self._lock, self._tasks = threading.Event(), threading.Lock(), tasks
 
     def finish_one(self) -> None:
-        """Counts one read as done."""
-        with self.lock:
-            self.pending -= 1
-            if self.pending == 0:
+        """Counts one task as done."""
+        with self._lock:
+            self._tasks -= 1
+            if self._tasks == 0:
                 self.done.set()
 
 
 class BatchPacker:
     """Closes the gaps that filters leave, so that all batches of a slide but its last are full.
 
-    What a batch holds depends on the tiles that are kept, not on those that were refused. A buffer
-    that is free again goes to `give_back`.
+    A buffer that is free again goes to `give_back`.
 
     Memory: none of its own; the batch that is being filled is one of the stream's buffers. A row
     that closes a gap is copied once.
@@ -171,17 +146,16 @@ class BatchPacker:
         filling, self._filling = self._filling, None
         if filling is None:
             return
-        owner, indices = filling.owner, filling.indices
-        if owner.error is not None:
-            self._give_back(filling.buffer)
+        source, indices, buffer = filling.source, filling.indices, filling.buffer
+        if source.error is not None or source.table is None:
+            self._give_back(buffer)
             return
-        assert owner.source.table is not None
         yield TileBatch(
-            key=owner.source.key,
+            key=source.key,
             indices=indices,
-            coords_l0=owner.source.table.coords_l0[indices],
-            tiles=filling.buffer[: len(indices)],
-            _release=partial(self._give_back, filling.buffer),
+            coords_l0=source.table.coords_l0[indices],
+            tiles=buffer[: len(indices)],
+            _release=partial(self._give_back, buffer),
         )
 
     def _full(self) -> Iterator[TileBatch]:
@@ -189,8 +163,103 @@ class BatchPacker:
             yield from self.finish()
 
 
-def _move(source: TileArray, rows: npt.NDArray, target: TileArray, start: int) -> None:
+def _move(source: TileArray, rows: Indices, target: TileArray, start: int) -> None:
     """Copies rows to `target[start:]`; within one array a row only moves towards the front."""
     for place, row in enumerate(rows.tolist(), start):
         if source is not target or row != place:
             target[place] = source[row]
+
+
+class ChannelClosed(Exception):
+    """The channel was closed: nothing will come, and nothing is taken any more."""
+
+
+class Channel(Generic[T]):
+    """First in, first out, or last in, first out; `put` waits for room, `get` for an item.
+
+    `finish` lets readers drain what is there and then raises; `close` raises at once on both
+    sides, so that no thread of a stopped stream waits for ever. Iteration ends in either case.
+
+    Memory: at most `capacity` items (unbounded by default).
+    """
+
+    def __init__(self, capacity: float = math.inf, *, newest_first: bool = False) -> None:
+        self._capacity, self._newest_first = capacity, newest_first
+        self._items: deque[T] = deque()
+        lock = threading.Lock()
+        self._filled, self._drained = threading.Condition(lock), threading.Condition(lock)
+        self._closed = self._finished = False
+
+    def __iter__(self) -> Iterator[T]:
+        with suppress(ChannelClosed):
+            while True:
+                yield self.get()
+
+    def put(self, *items: T) -> None:
+        """Appends items, waiting for room for each; ChannelClosed where it is closed."""
+        with self._filled:
+            for item in items:
+                while len(self._items) >= self._capacity and not self._closed:
+                    self._drained.wait()
+                if self._closed or self._finished:
+                    raise ChannelClosed
+                self._items.append(item)
+                self._filled.notify()
+
+    def get(self) -> T:
+        """The next item, waiting for one; ChannelClosed where none will come."""
+        with self._filled:
+            while not self._items and not self._closed and not self._finished:
+                self._filled.wait()
+            if self._closed or not self._items:
+                raise ChannelClosed
+            item = self._items.pop() if self._newest_first else self._items.popleft()
+            self._drained.notify()
+            return item
+
+    def finish(self) -> None:
+        """Says that nothing more will be put."""
+        with self._filled:
+            self._finished = True
+            self._filled.notify_all()
+
+    def close(self) -> list[T]:
+        """Wakes everybody with ChannelClosed; returns the items that nobody took."""
+        with self._filled:
+            self._closed = True
+            left = list(self._items)
+            self._items.clear()
+            self._filled.notify_all()
+            self._drained.notify_all()
+            return left
+
+
+class StageClock:
+    """Adds up seconds by name over all threads.
+
+    Names: prepare_busy (open, tissue, grid), decode_busy, decode_wait (for a free batch),
+    encode_wait (for a decoded batch), transfer_busy, encode_busy, write_busy.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the block's wall-clock time to `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - start)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Adds seconds to `name`."""
+        with self._lock:
+            self._seconds[name] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """What was added up so far, by name."""
+        with self._lock:
+            return dict(sorted(self._seconds.items()))

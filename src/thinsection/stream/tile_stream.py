@@ -4,47 +4,30 @@
                                                          |                  |
                                 free buffers <- consumer <- full batches <- decoded ones, in order
 
-The next slide is opened, its tissue found and its grid laid while this one is decoded, and the
-decoders go on into it without a pause. Batches come in table order and never mix slides, so that
-what a batch holds does not depend on timing. Where filters refuse tiles, the tiles after them close
-the gaps: a batch is smaller than asked for only at the end of its slide.
+The next slide is prepared while this one is decoded, and the decoders go on into it without a
+pause. Batches come in table order and never mix slides, so that what a batch holds does not depend
+on timing; tiles close the gaps that filters leave, and only a slide's last batch may be smaller.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from thinsection.slide import Slide
-from thinsection.slide.resize import read_tiles
-from thinsection.stream.batches import (
-    Allocate,
-    BatchPacker,
-    DecodedBatch,
-    OpenedSlide,
-    SlideFailed,
-    SlideFinished,
-    SlideStarted,
-    SlideTiles,
-    StreamEvent,
-    TileBatch,
-)
-from thinsection.stream.budget import (
-    StreamBudget,
-    StreamConfig,
-    cpu_count,
-    scratch_bytes,
-    stream_budget,
-)
-from thinsection.stream.reading import Reads, RegionRead, TileRun, decode_region, plan_batch
-from thinsection.stream.threads import Channel, ChannelClosed, StageClock
+from thinsection.stream import batches, plan
+from thinsection.stream.batches import Channel, ChannelClosed, DecodedBatch, SlideTiles, TileBatch
+from thinsection.stream.plan import Read, StreamBudget, StreamConfig
 from thinsection.tiles import TileFilter, TileTable, TileTransform
 from thinsection.types import TileArray
 from thinsection.units import parse_bytes
 
-_Ordered = SlideFailed | SlideStarted | DecodedBatch | OpenedSlide
+_Task = tuple[DecodedBatch, list[Read]]
+_Prepared = SlideTiles | batches.SlideFailed
+_Ordered = _Prepared | batches.SlideStarted | DecodedBatch  # `SlideTiles`: the end of a slide
 
 
 class TileStream:
@@ -54,7 +37,7 @@ class TileStream:
         entries: what `prepare` turns into `SlideTiles`, or `SlideFailed`; taken lazily.
         prepare: runs in a thread of its own, ahead of decoding; must not raise.
         budget: buffers, scratch and worker count.
-        batch_size: tiles per batch; the last batch of a slide may be smaller.
+        batch_size: tiles per batch.
         filters: pixel filters; tiles that one of them refuses are left out.
         prefetch_slides: slides that wait opened.
         allocate: makes a batch buffer (pinned memory for CUDA); None: pageable memory.
@@ -68,80 +51,77 @@ class TileStream:
     def __init__(
         self,
         entries: Iterable[Any],
-        prepare: Callable[[Any], SlideTiles | SlideFailed],
+        prepare: Callable[[Any], _Prepared],
         *,
         budget: StreamBudget,
         batch_size: int,
         filters: Sequence[TileFilter] = (),
         prefetch_slides: int = 2,
-        allocate: Allocate | None = None,
-        clock: StageClock | None = None,
+        allocate: Callable[[tuple[int, ...]], TileArray] | None = None,
+        clock: batches.StageClock | None = None,
     ) -> None:
         self._entries, self._prepare = entries, prepare
-        self._budget, self._batch_size = budget, batch_size
-        self._filters = tuple(filters)
-        self._allocate: Allocate = allocate or (lambda shape: np.empty(shape, dtype=np.uint8))
-        self.clock = clock or StageClock()
-        self._prepared: Channel[SlideTiles | SlideFailed] = Channel(prefetch_slides)
+        self._batch_size, self._filters = batch_size, tuple(filters)
+        self._allocate = allocate or (lambda shape: np.empty(shape, dtype=np.uint8))
+        self.clock = clock or batches.StageClock()
+        self._prepared: Channel[_Prepared] = Channel(prefetch_slides)
         # None is a buffer that nobody needed yet; the one that came back last is still in the CPU's
         # caches, and where the consumer keeps up some are never made
         self._free: Channel[TileArray | None] = Channel(newest_first=True)
         self._free.put(*[None] * budget.slots)
         self._ordered: Channel[_Ordered] = Channel()
-        self._packer = BatchPacker(self._give_back)
+        self._packer = batches.BatchPacker(self._give_back)
         self._failure: BaseException | None = None
-        self._opened: list[OpenedSlide] = []
+        self._opened: list[SlideTiles] = []
         self._tasks, self._taking = self._plan_tasks(), threading.Lock()
         targets = [self._run_prepare, *[self._run_worker] * budget.workers]
-        self._threads = [threading.Thread(target=self._guard, args=(t,)) for t in targets]
+        guarded = [partial(self._guard, target) for target in targets]
+        self._threads = [threading.Thread(target=target, daemon=True) for target in guarded]
 
     def __enter__(self) -> "TileStream":
         for thread in self._threads:
-            thread.daemon = True
             thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        left = self._prepared.close()
-        for channel in (self._free, self._ordered):
-            channel.close()
+        waiting = self._prepared.close()
+        self._free.close()
+        self._ordered.close()
         for thread in self._threads:
             thread.join()
-        waiting = [item for item in left if isinstance(item, SlideTiles)]
-        for source in [*waiting, *[owner.source for owner in self._opened]]:
-            source.close()
+        for source in (*waiting, *self._opened):
+            if isinstance(source, SlideTiles):
+                source.close()
 
-    def __iter__(self) -> Iterator[StreamEvent]:
-        """Yields each slide's events in the order of the entries.
-
-        Raises:
-            BaseException: whatever broke a thread of the stream itself, not a slide.
-        """
+    def __iter__(self) -> Iterator[batches.StreamEvent]:
+        """Yields each slide's events in order; raises what broke the stream itself, not a slide."""
         for item in self._ordered:
             yield from self._events(item)
-        if self._failure is not None:
-            raise self._failure
+        self._check()
 
-    def _events(self, item: _Ordered) -> Iterator[StreamEvent]:
-        if isinstance(item, SlideFailed | SlideStarted):
+    def _events(self, item: _Ordered) -> Iterator[batches.StreamEvent]:
+        if isinstance(item, batches.SlideFailed | batches.SlideStarted):
             yield item
         elif isinstance(item, DecodedBatch):
             with self.clock.timed("encode_wait"):
                 while not item.done.wait(0.5):
-                    if self._failure is not None:
-                        raise self._failure
-            if item.owner.error is None:
+                    self._check()
+            if item.source.error is None:
                 yield from self._packer.add(item)
             else:
                 self._give_back(item.buffer)
         else:
             yield from self._packer.finish()
             self._opened.remove(item)
-            item.source.close()
-            if item.error is not None:
-                yield SlideFailed(key=item.source.key, stage="decode", error=item.error)
+            item.close()
+            if item.error is None:
+                yield batches.SlideFinished(key=item.key)
             else:
-                yield SlideFinished(key=item.source.key)
+                yield batches.SlideFailed(key=item.key, stage="decode", error=item.error)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _give_back(self, buffer: TileArray) -> None:
         with suppress(ChannelClosed):  # the stream has ended; the buffer goes with it
@@ -169,46 +149,39 @@ class TileStream:
                 raise
         self._prepared.finish()
 
-    def _plan_tasks(self) -> Iterator[tuple[DecodedBatch, Reads]]:
+    def _plan_tasks(self) -> Iterator[_Task]:
         """What workers take, in order: a batch and some of its reads.
 
         A worker that finds nothing left of a batch plans the next one here, so a buffer is taken
         no sooner than somebody decodes into it, and never before that of an earlier batch.
         """
         for source in self._prepared:
-            if isinstance(source, SlideFailed):
+            if isinstance(source, batches.SlideFailed):
                 self._ordered.put(source)
                 continue
-            owner = OpenedSlide(source=source)
-            self._opened.append(owner)
-            self._ordered.put(SlideStarted(key=source.key, num_tiles=source.num_tiles))
+            self._opened.append(source)
+            self._ordered.put(batches.SlideStarted(key=source.key, num_tiles=source.num_tiles))
             for start in range(0, source.num_tiles, self._batch_size):
-                batch, tasks = self._plan_batch(owner, start)
-                self._ordered.put(batch)
-                for reads in tasks:
-                    yield batch, reads
-            self._ordered.put(owner)
+                yield from self._plan_batch(source, start)
+            self._ordered.put(source)
         self._ordered.finish()
 
-    def _plan_batch(self, owner: OpenedSlide, start: int) -> tuple[DecodedBatch, list[Reads]]:
-        table, slide = owner.source.table, owner.source.slide
+    def _plan_batch(self, source: SlideTiles, start: int) -> Iterator[_Task]:
+        table, slide = source.table, source.slide
         assert table is not None and slide is not None  # there are tiles to read
-        coords_l0, plan = table.coords_l0[start : start + self._batch_size], table.plan
-        segment = slide.levels[plan.level].segment
-        corners_lv, tasks = plan_batch(coords_l0, plan, segment=segment)
+        coords_l0, tile_px = table.coords_l0[start : start + self._batch_size], table.plan.tile_px
+        segment = slide.levels[table.plan.level].segment
+        tasks = plan.plan_batch(coords_l0, table.plan, segment=segment)
         with self.clock.timed("decode_wait"):
             buffer = self._free.get()
-        shape = (self._batch_size, plan.tile_px, plan.tile_px, 3)
+        shape = (self._batch_size, tile_px, tile_px, 3)
         if buffer is None or buffer.shape != shape:
             buffer = self._allocate(shape)
-        return DecodedBatch(
-            owner=owner,
-            indices=np.arange(start, start + len(coords_l0)),
-            corners_lv=corners_lv,
-            buffer=buffer,
-            keep=np.ones(len(coords_l0), dtype=bool),
-            pending=len(tasks),
-        ), tasks
+        indices = np.arange(start, start + len(coords_l0))
+        batch = DecodedBatch(source, indices, buffer, len(tasks))
+        self._ordered.put(batch)
+        for reads in tasks:
+            yield batch, reads
 
     def _run_worker(self) -> None:
         while True:
@@ -220,27 +193,23 @@ class TileStream:
             try:
                 with self.clock.timed("decode_busy"):
                     for read in reads:
-                        if batch.owner.error is None:
+                        if batch.source.error is None:
                             self._decode(batch, read)
             except Exception as error:  # noqa: BLE001 - the per-slide boundary of decoding
-                batch.owner.error = error
+                batch.source.error = error
             finally:
                 batch.finish_one()
 
-    def _decode(self, batch: DecodedBatch, read: RegionRead | TileRun) -> None:
-        rows, source = slice(read.start, read.stop), batch.owner.source
-        slide, table, transform = source.slide, source.table, source.transform
+    def _decode(self, batch: DecodedBatch, read: Read) -> None:
+        rows, source = slice(read.start, read.stop), batch.source
+        slide, table, out = source.slide, source.table, batch.buffer[rows]
         assert slide is not None and table is not None
-        out = batch.buffer[rows]
-        if isinstance(read, TileRun):
-            read_tiles(slide, table.plan, table.coords_l0[batch.indices[rows]], out)
-        else:
-            decode_region(slide, table.plan, read, batch.corners_lv[rows], out)
+        plan.execute_read(slide, table.plan, read, table.coords_l0[batch.indices[rows]], out)
         for tile_filter in self._filters:
             batch.keep[rows] &= tile_filter(out)
-        if transform is not None:
+        if source.transform is not None:
             for index in np.flatnonzero(batch.keep[rows]).tolist():
-                transform(out[index : index + 1])
+                source.transform(out[index : index + 1])
 
 
 def iter_tiles(
@@ -274,12 +243,12 @@ def iter_tiles(
         BudgetError: the memory does not hold three batches.
     """
     config = config or StreamConfig()
-    budget = stream_budget(
+    budget = plan.stream_budget(
         budget_bytes=parse_bytes(config.memory),
         batch_size=batch_size,
         tile_px=tiles.plan.tile_px,
-        workers=config.decode_workers or cpu_count(),
-        scratch_bytes=scratch_bytes(tiles.plan),
+        workers=config.decode_workers or plan.cpu_count(),
+        scratch_bytes=plan.scratch_bytes(tiles.plan),
     )
     key = slide.slide_path
     source = SlideTiles(key=key, slide=slide, table=tiles, transform=transform, owned=False)
@@ -288,7 +257,7 @@ def iter_tiles(
     )
     with stream:
         for event in stream:
-            if isinstance(event, SlideFailed):
+            if isinstance(event, batches.SlideFailed):
                 raise event.error
             if isinstance(event, TileBatch):
                 yield event

@@ -1,7 +1,4 @@
-"""Peak memory, measured: a function in an interpreter of its own, by its high-water mark.
-
-A fresh process gives a clean baseline. RSS counts file-backed pages too.
-"""
+"""Peak memory of a function in a fresh interpreter, by its high-water mark; RSS has file pages."""
 
 import json
 import os
@@ -13,21 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one function call in a fresh process took.
+    """What one function call in a fresh process took."""
 
-    Attributes:
-        result: what the function returned, through JSON.
-        seconds: wall-clock time of the call, without imports.
-        cpu_seconds: user plus system time of the call, all threads.
-        baseline_bytes: RSS just before the call, after `setup`.
-        peak_bytes: high-water RSS of the process after the call.
-    """
-
-    result: Any
-    seconds: float
-    cpu_seconds: float
-    baseline_bytes: int
-    peak_bytes: int
+    result: Any  # what the function returned, through JSON
+    seconds: float  # wall-clock time of the call, without imports
+    cpu_seconds: float  # user plus system time of the call, all threads
+    baseline_bytes: int  # RSS just before the call, after `setup`
+    peak_bytes: int  # high-water RSS of the process after the call
 
     @property
     def growth_bytes(self) -> int:
@@ -36,7 +25,7 @@ class Measured:
 
 
 _CHILD = """
-import importlib, json, os, resource, sys, time
+import importlib, json, sys, time
 import psutil
 module, name, setup, kwargs = json.loads(sys.argv[1])
 m = importlib.import_module(module)
@@ -64,17 +53,12 @@ def run_and_measure(
 
     With `setup`, `module.setup(**kwargs)` runs first, unmeasured, and its value is the function's
     first argument. Arguments and the result must be JSON. Linux only (VmHWM of /proc/self/status).
-
-    Raises:
-        RuntimeError: the child failed; its standard error is in the message.
+    A child that fails raises RuntimeError with its standard error.
     """
+    command = [sys.executable, "-c", _CHILD, json.dumps([module, function, setup, kwargs])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     child = subprocess.run(
-        [sys.executable, "-c", _CHILD, json.dumps([module, function, setup, kwargs])],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        command, capture_output=True, text=True, timeout=timeout_s, check=False, env=env
     )
     marked = [line for line in child.stdout.splitlines() if line.startswith("@measured ")]
     if child.returncode != 0 or not marked:

@@ -1,7 +1,12 @@
-"""The tile grid: every tile of a slide, ordered so that neighbours are read together."""
+"""The tile grid: every tile of a slide, ordered so that neighbours are read together; filters.
 
-from collections.abc import Mapping
+A filter looks at px of tiles and says which stay; what the tissue mask says is applied to the grid,
+before anything is read.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -11,10 +16,10 @@ from thinsection.config import option
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.files.pages import notebook_html
 from thinsection.qc.tissue import TissueMask, box_fractions
+from thinsection.registry import Entry, Registry
 from thinsection.slide import Slide
-from thinsection.slide.geometry import ReadPlan, plan_read
-from thinsection.tiles.filters import FILTERS, MASK_FILTER
-from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size
+from thinsection.slide.geometry import ReadPlan, plan_read, positive_number
+from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size, TileArray
 from thinsection.units import format_mpp
 
 # Tiles are ordered in blocks of this many columns and rows: a block is read as one region, so that
@@ -22,6 +27,50 @@ from thinsection.units import format_mpp
 BLOCK_TILES = 8
 
 Tissue = TissueMask | tuple[MaskArray, MaskFrame]  # what says where tissue is
+TileFilter = Callable[[TileArray], npt.NDArray[np.bool_]]  # (B, H, W, 3) -> (B,), True = keep
+
+
+def contrast(tiles: TileArray) -> npt.NDArray[np.bool_]:
+    """Keeps tiles with both dark and white px: (B, H, W, 3) -> (B,).
+
+    Over all channel values of a tile: minimum < 135, maximum >= 255, 5th percentile < 162 and
+    median < 225, percentiles with linear interpolation between order statistics.
+
+    Memory: 2 KiB per tile, beside one tile's values widened to 8 bytes.
+
+    Source: the tile rule of the OHSU GPU tutorial.
+    """
+    counts = np.stack([np.bincount(tile.ravel(), minlength=256) for tile in tiles])
+    cumulative = counts.cumsum(axis=1)
+    low, middle = _percentile(cumulative, 5.0), _percentile(cumulative, 50.0)
+    dark, white = cumulative[:, 134] > 0, counts[:, 255] > 0
+    return np.asarray(dark & white & (low < 162) & (middle < 225))
+
+
+def _percentile(cumulative: npt.NDArray[np.int64], percent: float) -> npt.NDArray[np.float64]:
+    """NumPy's default percentile of each row's values, from cumulative histograms (B, 256)."""
+    last = int(cumulative[0, -1]) - 1
+    position = percent / 100 * last
+    below = int(position)
+    low, high = ((cumulative <= min(i, last)).sum(axis=1) for i in (below, below + 1))
+    return np.asarray(low + (position - below) * (high - low), dtype=np.float64)
+
+
+MASK_FILTER = "tissue"  # applied on the grid
+_OURS = (
+    Entry(name=MASK_FILTER, help="Tiles that hold enough tissue.", target=None),
+    Entry(name="contrast", help="Tiles with both dark and white px.", target=contrast),
+)
+FILTERS: Registry[TileFilter] = Registry("tile filter", "thinsection.tile_filters", _OURS)
+
+
+def load_filters(names: Sequence[str]) -> tuple[TileFilter, ...]:
+    """The pixel filters of these names, in order; 'tissue' is skipped.
+
+    Raises:
+        ConfigError: no filter of that name, with the nearest that is known.
+    """
+    return tuple(FILTERS.load(name) for name in names if name != MASK_FILTER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,47 +95,41 @@ class TilesConfig:
             raise ConfigError(f"tiles.overlap must be in [0, tile_px), got {self.overlap}")
         if not 0 <= (fraction := self.min_tissue_fraction) <= 1:
             raise ConfigError(f"tiles.min_tissue_fraction must be in [0, 1], got {fraction}")
-        _ = self.mpp
+        if self.mpp is None and self.tile_mpp != "native":
+            rule = f"a number > 0 or 'native', got {self.tile_mpp!r}"
+            raise ConfigError(f"tiles.tile_mpp must be {rule}")
 
     @property
     def mpp(self) -> float | None:
         """`tile_mpp` as a number; None for 'native'."""
-        if self.tile_mpp == "native":
-            return None
-        try:
-            value = float(self.tile_mpp)
-        except ValueError:
-            value = 0.0
-        if not 0 < value < float("inf"):
-            raise ConfigError(
-                f"tiles.tile_mpp must be a number > 0 or 'native', got {self.tile_mpp!r}"
-            )
-        return value
+        return positive_number(self.tile_mpp)
+
+    def plan(self, slide: Slide) -> ReadPlan:
+        """How tiles of a slide are read; raises as `plan_read` does."""
+        sizes = {"tile_px": self.tile_px, "overlap": self.overlap}
+        name = Path(slide.slide_path).name
+        return plan_read(slide.levels, slide.slide_mpp, tile_mpp=self.mpp, slide=name, **sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TileTable:
     """Tiles of one slide, in the order in which they are read and stored.
 
-    Attributes:
-        coords_l0: int64 (N, 2), x and y of top-left corners in level-0 px.
-        plan: how each of them is read.
-        columns: name -> (N,) array, what is known per tile ('tissue_fraction', QC checks).
+    `columns` holds what is known per tile ('tissue_fraction', QC checks): name -> (N,) array.
 
     Memory: 16 bytes per tile and the columns' items.
     """
 
-    coords_l0: CoordsL0
-    plan: ReadPlan
+    coords_l0: CoordsL0  # int64 (N, 2), x and y of top-left corners in level-0 px
+    plan: ReadPlan  # how each of them is read
     columns: Mapping[str, npt.NDArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_coords(self.coords_l0)
         for name, column in self.columns.items():
-            if column.shape != (shape := (len(self),)):
-                raise InvalidInputError(
-                    f"column {name!r} must have shape {shape}, got {column.shape}"
-                )
+            if column.shape != (len(self),):
+                got = f"{(len(self),)}, got {column.shape}"
+                raise InvalidInputError(f"column {name!r} must have shape {got}")
 
     def __len__(self) -> int:
         return int(self.coords_l0.shape[0])
@@ -118,11 +161,7 @@ class TileTable:
 
 
 def check_coords(coords_l0: npt.NDArray) -> None:
-    """Refuses what is not int64 (N, 2).
-
-    Raises:
-        InvalidInputError: with the dtype and shape that came.
-    """
+    """Raises InvalidInputError for what is not int64 (N, 2)."""
     if coords_l0.dtype != np.int64 or coords_l0.ndim != 2 or coords_l0.shape[1] != 2:
         got = f"{coords_l0.dtype} {tuple(coords_l0.shape)}"
         raise InvalidInputError(f"coords_l0 must be int64 of shape (N, 2), got {got}")
@@ -148,35 +187,22 @@ def tile_grid(
         UpsamplingError: tile_mpp is finer than the slide.
     """
     config = config or TilesConfig()
-    plan = plan_read(
-        slide.levels,
-        slide.slide_mpp,
-        tile_px=config.tile_px,
-        tile_mpp=config.mpp,
-        overlap=config.overlap,
-        slide=slide.slide_path,
-    )
+    plan = config.plan(slide)
     coords_l0 = grid_coords(slide.size, plan, pad=config.edge == "pad")
     fraction = np.full(len(coords_l0), np.nan, dtype=np.float32)
     if tissue is not None:
         fraction = box_fractions(*mask_and_frame(tissue), coords_l0, plan.size_l0)
     table = TileTable(coords_l0=coords_l0, plan=plan, columns={"tissue_fraction": fraction})
-    if tissue is None:
-        return table
-    # a threshold of 0 still needs some tissue: 'tissue' asked for, tissue given
-    return table.select(fraction >= max(config.min_tissue_fraction, 1e-30))
+    least = max(config.min_tissue_fraction, 1e-30)  # 0 still needs some tissue where it is given
+    return table if tissue is None else table.select(fraction >= least)
 
 
 def mask_and_frame(tissue: Tissue) -> tuple[MaskArray, MaskFrame]:
-    """The mask, bool (H, W), and where it lies.
-
-    Raises:
-        InvalidInputError: another dtype, or a shape that is not the frame's.
-    """
+    """The mask, bool (H, W), and where it lies; InvalidInputError where it is not the frame's."""
     mask, frame = tissue if isinstance(tissue, tuple) else (tissue.mask, tissue.frame)
-    if mask.dtype != np.bool_ or mask.shape != frame.size_th[::-1]:
-        rule = f"bool of shape {frame.size_th[::-1]}"
-        raise InvalidInputError(f"tissue_mask must be {rule}, got {mask.dtype} {mask.shape}")
+    if mask.dtype != np.bool_ or mask.shape != (shape := frame.size_th[::-1]):
+        got = f"bool of shape {shape}, got {mask.dtype} {mask.shape}"
+        raise InvalidInputError(f"tissue_mask must be {got}")
     return mask, frame
 
 

@@ -1,8 +1,7 @@
 """What happens to tiles between reading and encoding: stain normalisation, off by default.
 
-The look of a slide is estimated once, from px of its tissue at a stated resolution. Every tile of
-it is then mapped, px by px, to the target's look, so that slides which different laboratories
-stained come to the encoder alike.
+The look of a slide is estimated once, from px of its tissue at a stated resolution; every tile is
+then mapped, px by px, to the target's look, so that differently stained slides are encoded alike.
 """
 
 import math
@@ -36,7 +35,7 @@ _MIN_PX = 256  # of tissue, for a look
 _MIN_SPREAD = 1e-3  # of a colour axis; real slides have 0.02 to 0.6
 
 Px = npt.NDArray[np.uint8]  # (n, 3)
-Vector = tuple[float, float, float]
+Vector = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +67,14 @@ class StainTransform:
     """Maps uint8 tiles in place: log px, an affine map, and back. Thread-safe.
 
     With u = log(M (I + offset)), a px becomes M⁻¹ exp(A u + b), rounded and clipped to 0 to 255.
-
-    Attributes:
-        matrix: A, float (3, 3); None leaves tiles as they are.
-        shift: b, float (3,).
-        offset: added to a channel before its logarithm; what stays below 1 counts as 1.
-        mix: M, float (3, 3); None for the identity.
-        warning: why tiles are left as they are; None where they are not.
-        ns: where tiles live.
     """
 
-    matrix: npt.NDArray[np.float64] | None
-    shift: npt.NDArray[np.float64]
-    offset: float = 0.0
-    mix: npt.NDArray[np.float64] | None = None
-    warning: str | None = None
-    ns: ArrayNamespace = field(default_factory=get_namespace)
+    matrix: npt.NDArray[np.float64] | None = None  # A, (3, 3); None leaves tiles as they are
+    shift: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))  # b, (3,)
+    offset: float = 0.0  # added to a channel before its logarithm; what stays below 1 counts as 1
+    mix: npt.NDArray[np.float64] | None = None  # M, (3, 3); None for the identity
+    warning: str | None = None  # why tiles are left as they are; None where they are not
+    ns: ArrayNamespace = field(default_factory=get_namespace)  # of another device: `replace` it
 
     def __call__(self, tiles: TileArray) -> TileArray:
         """The same array, (B, H, W, 3), with other colours.
@@ -96,15 +87,16 @@ class StainTransform:
             InvalidInputError: not uint8, not C-contiguous, or not of three channels.
         """
         if tiles.dtype != np.uint8 or tiles.shape[-1] != 3 or not tiles.flags.c_contiguous:
-            raise InvalidInputError(
-                f"tiles must be contiguous uint8 (B, H, W, 3), got {tiles.dtype} {tiles.shape}"
-            )
+            rule = "contiguous uint8 (B, H, W, 3)"
+            raise InvalidInputError(f"tiles must be {rule}, got {tiles.dtype} {tiles.shape}")
         if self.matrix is None:
             return tiles
         xp = self.ns.xp
         matrix, shift = (xp.asarray(a, dtype=xp.float32) for a in (self.matrix.T, self.shift))
-        mix = None if self.mix is None else xp.asarray(self.mix.T, dtype=xp.float32)
-        unmix = None if mix is None else xp.linalg.inv(mix)
+        mix = unmix = None
+        if self.mix is not None:
+            mix = xp.asarray(self.mix.T, dtype=xp.float32)
+            unmix = xp.linalg.inv(mix)
         px = tiles.reshape(-1, 3)
         for start in range(0, len(px), _CHUNK_PX):
             part = px[start : start + _CHUNK_PX]
@@ -124,13 +116,13 @@ def _log(xp: Array, values: Array, offset: float, mix: Array | None) -> Array:
     return xp.log(values, out=values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StainVectors:
     """Two stains, as optical density of R, G, B per unit, and how strong they get."""
 
     hematoxylin: Vector  # of length about 1
     eosin: Vector
-    strengths: tuple[float, float]  # 99th percentile of the amount of either
+    strengths: Vector  # 99th percentile of the amount of either
 
     @classmethod
     def of(cls, px: Px, where: str) -> "StainVectors":
@@ -138,9 +130,6 @@ class StainVectors:
 
         Source: Macenko et al., A method for normalizing histology slides for quantitative
             analysis, ISBI 2009; alpha 1, beta 0.15 and white 240 as in its common implementations.
-
-        Raises:
-            InvalidInputError: too few px absorb light, or all have one hue.
         """
         density = -np.log((px.astype(np.float64) + 1.0) / _WHITE)
         density = density[(density >= _MIN_DENSITY).all(axis=1)]
@@ -154,15 +143,14 @@ class StainVectors:
         if math.degrees(high - low) < _MIN_ANGLE_DEG:
             raise _degenerate(where, f"hues {math.degrees(high - low):.1f}° apart", "two stains in")
         ends = [plane @ (math.cos(angle), math.sin(angle)) for angle in (low, high)]
-        first, second = sorted(ends, key=lambda v: -float(v[0]))  # hematoxylin absorbs more red
+        first, second = sorted(ends, key=lambda v: -v[0])  # hematoxylin absorbs more red
         amounts = density @ np.linalg.pinv(np.stack([first, second], axis=1)).T
         strengths = np.percentile(amounts, 99, axis=0)
         if strengths.min() <= 0:
             raise _degenerate(where, f"amounts of {strengths.tolist()}", "two stains in")
-        x, y = strengths.tolist()
-        return cls(hematoxylin=_vector(first), eosin=_vector(second), strengths=(x, y))
+        return cls(*(tuple(values.tolist()) for values in (first, second, strengths)))
 
-    def to(self, target: "StainLook", ns: ArrayNamespace) -> StainTransform:
+    def to(self, target: "StainLook") -> StainTransform:
         """What gives tiles of this look the target's."""
         assert isinstance(target, StainVectors)
         amounts = np.linalg.pinv(np.stack([self.hematoxylin, self.eosin], axis=1))
@@ -170,7 +158,7 @@ class StainVectors:
         matrix = np.stack([target.hematoxylin, target.eosin], axis=1) @ scaled
         # log(I / white) = matrix @ log(I / white), with the white moved into the shift
         shift = math.log(_WHITE) * (1.0 - matrix.sum(axis=1))
-        return StainTransform(matrix=matrix, shift=shift, offset=1.0, ns=ns)
+        return StainTransform(matrix=matrix, shift=shift, offset=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +174,6 @@ class ColourMoments:
 
         Source: Reinhard et al., Color transfer between images, 2001; the axes are those of
             Ruderman et al., Statistics of cone responses to natural images, 1998.
-
-        Raises:
-            InvalidInputError: too few px, or an axis along which all are alike.
         """
         if len(px) < _MIN_PX:
             raise _degenerate(where, f"{len(px)} px", f">= {_MIN_PX} px of")
@@ -196,22 +181,21 @@ class ColourMoments:
         mean, spread = axes.mean(axis=0), axes.std(axis=0)
         if spread.min() < _MIN_SPREAD:
             raise _degenerate(where, f"spreads of {spread.round(5).tolist()}", "several colours in")
-        return cls(mean=_vector(mean), spread=_vector(spread))
+        return cls(mean=tuple(mean.tolist()), spread=tuple(spread.tolist()))
 
-    def to(self, target: "StainLook", ns: ArrayNamespace) -> StainTransform:
+    def to(self, target: "StainLook") -> StainTransform:
         """What gives tiles of this look the target's."""
         assert isinstance(target, ColourMoments)
         ratio, back = np.divide(target.spread, self.spread), np.linalg.inv(_AXES_FROM_LMS)
         matrix = back @ (ratio[:, None] * _AXES_FROM_LMS)
         shift = back @ (np.array(target.mean) - ratio * self.mean)
-        return StainTransform(matrix=matrix, shift=shift, mix=_LMS_FROM_RGB, ns=ns)
+        return StainTransform(matrix=matrix, shift=shift, mix=_LMS_FROM_RGB)
 
 
 StainLook = StainVectors | ColourMoments
 
-_LMS_FROM_RGB = np.array(
-    [[0.3811, 0.5783, 0.0402], [0.1967, 0.7244, 0.0782], [0.0241, 0.1288, 0.8444]]
-)
+_LMS = [[0.3811, 0.5783, 0.0402], [0.1967, 0.7244, 0.0782], [0.0241, 0.1288, 0.8444]]
+_LMS_FROM_RGB = np.array(_LMS)
 _AXES_FROM_LMS = np.array([[1, 1, 1], [1, 1, -2], [1, -1, 0]]) / np.sqrt([[3], [6], [2]])
 
 # Macenko: the reference of mitkovetta/staining-normalization, which its Python ports share.
@@ -229,24 +213,17 @@ STANDARDS: dict[str, StainLook] = {
 
 
 def fit_stain(
-    slide: Slide,
-    tissue: Tissue | None,
-    config: StainConfig,
-    *,
-    target: StainLook | None = None,
-    ns: ArrayNamespace | None = None,
+    slide: Slide, tissue: Tissue | None, config: StainConfig, *, target: StainLook | None = None
 ) -> StainTransform:
-    """What gives the tiles of a slide the target's look.
+    """What gives the tiles of a slide the target's look, the same to the bit each time.
 
-    The same slide, mask and settings give the same transform, to the bit. A slide without tissue
-    gets one that changes nothing and says so in `warning`.
+    A slide without tissue gets one that changes nothing and says so in `warning`.
 
     Args:
         slide: opened.
         tissue: a mask and its frame, or a `TissueMask`; None takes the whole slide.
         config: method and how the slide is sampled.
         target: from `stain_target`, where it was made once for many slides.
-        ns: where tiles live; None the host.
 
     Memory: 40 MiB for 2**20 px at most, beside the reader's own.
 
@@ -254,14 +231,14 @@ def fit_stain(
         InvalidInputError: the tissue has one stain, or none, such as a grey slide.
         SlideReadError: a place cannot be decoded.
     """
-    ns = ns or get_namespace()
     if config.stain_norm == "none":
-        return StainTransform(matrix=None, shift=np.zeros(3), ns=ns)
+        return StainTransform()
     px = sample_px(slide, tissue, config)
     if len(px) == 0:
         warning = "no tissue to estimate the stains from: tiles are left as they are"
-        return StainTransform(matrix=None, shift=np.zeros(3), warning=warning, ns=ns)
-    return _look(px, config, slide.slide_path).to(target or stain_target(config), ns)
+        return StainTransform(warning=warning)
+    look = type(STANDARDS[config.stain_norm]).of(px, slide.slide_path)
+    return look.to(target or stain_target(config))
 
 
 def stain_target(config: StainConfig) -> StainLook:
@@ -271,17 +248,13 @@ def stain_target(config: StainConfig) -> StainLook:
         SlideOpenError: the reference cannot be opened.
         InvalidInputError: no method is set, or the reference has not two stains.
     """
-    if config.stain_norm not in STANDARDS:
+    if (standard := STANDARDS.get(config.stain_norm)) is None:
         raise InvalidInputError(f"stain_norm must be a method, got {config.stain_norm!r}")
     if config.stain_reference is None:
-        return STANDARDS[config.stain_norm]
+        return standard
     with open_slide(config.stain_reference) as slide:
-        return _look(sample_px(slide, tissue_mask(slide), config), config, config.stain_reference)
-
-
-def _look(px: Px, config: StainConfig, where: str) -> StainLook:
-    kind = StainVectors if config.stain_norm == "macenko" else ColourMoments
-    return kind.of(px, where)
+        px = sample_px(slide, tissue_mask(slide), config)
+    return type(standard).of(px, config.stain_reference)
 
 
 def sample_px(slide: Slide, tissue: Tissue | None, config: StainConfig) -> Px:
@@ -289,8 +262,8 @@ def sample_px(slide: Slide, tissue: Tissue | None, config: StainConfig) -> Px:
 
     They are read at `stain_mpp`, or at level 0 where that is coarser or has no mpp.
     """
-    coarsest = max(slide.slide_mpp or (math.inf,))
-    mpp = config.stain_mpp if config.stain_mpp >= coarsest * (1 - MPP_TOLERANCE) else None
+    finest = max(slide.slide_mpp or (math.inf,)) * (1 - MPP_TOLERANCE)
+    mpp = config.stain_mpp if config.stain_mpp >= finest else None
     plan = plan_read(slide.levels, slide.slide_mpp, tile_px=_SAMPLE_PX, tile_mpp=mpp)
     if tissue is None:
         tissue = (np.ones((1, 1), dtype=bool), MaskFrame(size_th=(1, 1), size_l0=slide.size))
@@ -304,21 +277,13 @@ def sample_px(slide: Slide, tissue: Tissue | None, config: StainConfig) -> Px:
     found = [np.empty((0, 3), dtype=np.uint8)]
     tile = np.empty((1, _SAMPLE_PX, _SAMPLE_PX, 3), dtype=np.uint8)
     padded = np.pad(mask, ((0, 1), (0, 1)))  # what lies beyond the slide is no tissue
-    centres = (np.arange(_SAMPLE_PX) + 0.5) / _SAMPLE_PX
+    centres_l0 = (np.arange(_SAMPLE_PX)[:, None] + 0.5) / _SAMPLE_PX * plan.size_l0
     for place in places:
         read_tiles(slide, plan, place[None], tile)
-        columns, rows = (
-            np.minimum(((corner + centres * extent) / down).astype(np.int64), edge)
-            for corner, extent, down, edge in zip(
-                place.tolist(), plan.size_l0, frame.downsample_xy, frame.size_th
-            )
-        )
+        centres_th = ((place + centres_l0) / frame.downsample_xy).astype(np.int64)
+        columns, rows = np.minimum(centres_th, frame.size_th).T
         found.append(tile[0][padded[rows[:, None], columns]][::step])
     return np.concatenate(found)
-
-
-def _vector(values: npt.NDArray[np.float64]) -> Vector:
-    return (float(values[0]), float(values[1]), float(values[2]))
 
 
 def _degenerate(where: str, got: str, rule: str) -> InvalidInputError:
