@@ -107,7 +107,7 @@ def one_resolution(
 
     At 0.5 µm/px the work images have four times the px that they have at 0.25.
     """
-    from thinsection.planning.request import qc_peak_bytes, qc_seconds
+    from thinsection.planning.cost import qc_peak_bytes, qc_seconds
     from thinsection.testing.synthetic import write_he_slide
 
     with_levels, flat = root / "slide.svs", root / "flat.svs"

@@ -27,8 +27,8 @@ import os, sys, torch
 os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[4])]})
 torch.set_num_threads(1)
 from thinsection.config import replace_flat
-from thinsection.pipeline.models import load_models
-from thinsection.pipeline.process import process_slides
+from thinsection.pipeline.process import SlideJob
+from thinsection.pipeline.task import load_models
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig
 from pathlib import Path
@@ -37,7 +37,7 @@ config = replace_flat(RunConfig(), {"decode_workers": 1, "precision": "fp32"})
 models = load_models(config, "aggregate")
 entries = load_cohort([slides])
 print("ready", flush=True); sys.stdin.readline()
-process_slides(entries[first:] + entries[:first], out=out, config=config, models=models)
+SlideJob(out=out, config=config, models=models).process(entries[first:] + entries[:first])
 """
 
 
@@ -46,7 +46,7 @@ import os, sys, torch
 os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[2])]})
 torch.set_num_threads(1)
 from thinsection.stages.config import RunConfig
-from thinsection.pipeline.models import load_models
+from thinsection.pipeline.task import load_models
 (encoder,) = load_models(RunConfig(), "embed").encoders
 tiles = torch.randint(0, 256, (32, 256, 256, 3), dtype=torch.uint8)
 encoder.encode(tiles)

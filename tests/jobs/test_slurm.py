@@ -214,7 +214,7 @@ def test_a_running_task_that_is_cancelled_loses_no_slide(
     await_end(job)
     (found,) = collect(out, TASKS)
     assert [result.status for result in found.results.values()] == ["failed"]
-    task = make_task(out, settings(), "tissue", command="test")
+    task = make_task(out, settings(), "tissue")
     report = task(
         job.attempt.entries, on_event=lambda event: None
     )  # the dead task's lock is no obstacle

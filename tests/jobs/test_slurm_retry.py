@@ -92,7 +92,7 @@ def execute_slides(out: Path, slides: Path) -> tuple[dict[str, SlideResult], lis
     messages: list[str] = []
     execute(
         load_cohort([slides]),
-        make_task(out, CONFIG, "tile", command="test"),
+        make_task(out, CONFIG, "tile"),
         CONFIG.executor,
         folder=out,
         on_report=reports.append,

@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
 from thinsection.errors import InvalidInputError, StoreError
-from thinsection.pipeline.anndata_export import export_anndata
-from thinsection.pipeline.folder import EmbeddingRows, Results, open_results
+from thinsection.files.tables import write_table
+from thinsection.pipeline.folder import EmbeddingRows, Results, export_anndata, open_results
 from thinsection.pipeline.run import run
 from thinsection.stages.config import RunConfig
+from thinsection.store.ledger import SlideLedger
 from thinsection.store.tiles_h5 import read_slide_embedding
 from thinsection.testing.synthetic import write_he_slide
 
@@ -75,7 +76,7 @@ def test_what_is_there_is_listed(results: Results) -> None:
     assert list(results.failures()) == ["bad"]
     assert "no reader opens 'bad.svs'" in results.failures()["bad"]
     commands = [record.document["command"] for record in results.records]
-    assert commands == ["run"] * 3
+    assert commands == ["embed", "run", "tile"]  # the subcommands that do the same
     started = [record.document["started"] for record in results.records]
     assert started == sorted(started)
 
@@ -116,6 +117,13 @@ def test_labels_are_joined_by_slide_id(results: Results, tmp_path: Path) -> None
         results.rows(labels)
     with pytest.raises(StoreError, match=r"labels must be a UTF-8 CSV, got .*none.csv"):
         results.rows(tmp_path / "none.csv")
+
+
+def test_labels_of_our_own_tables_are_joined_by_the_text_that_was_written(tmp_path: Path) -> None:
+    results = Results(folder=tmp_path, ledgers={"=a": SlideLedger(out=tmp_path, slide_id="=a")})
+    write_table(tmp_path / "labels.csv", [{"slide_id": "=a", "event": "-1"}])
+    (row,) = results.rows(tmp_path / "labels.csv")
+    assert (row["slide_id"], row["event"]) == ("=a", "-1")
 
 
 def test_embeddings_are_arrays_with_their_tiles(results: Results) -> None:
@@ -224,7 +232,7 @@ def test_the_shell_lists_the_same(out: Path, results: Results) -> None:
     assert [line for line in lines if line.startswith("  failed: bad: ")]
     records = [line for line in lines if line.startswith("  records/")]
     assert len(records) == 3
-    assert records[0].endswith("run: 2 done, 1 failed")
+    assert records[0].endswith("embed: 2 done, 1 failed")
 
 
 def test_what_is_no_results_folder_is_said(tmp_path: Path) -> None:

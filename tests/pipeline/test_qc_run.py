@@ -23,8 +23,8 @@ from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.execute import execute
 from thinsection.pipeline.process import RunEvent
 from thinsection.pipeline.qc_run import QcRunConfig, QcSummary, check_slides
-from thinsection.pipeline.qc_tables import failing_rules
-from thinsection.pipeline.results import FAILURE_NAME, SlideResult
+from thinsection.pipeline.records import read_records
+from thinsection.pipeline.results import FAILURE_NAME, SlideResult, failing_rules
 from thinsection.pipeline.run import make_task, run
 from thinsection.pipeline.task import RunTask
 from thinsection.qc import load_pipeline
@@ -76,7 +76,7 @@ def check(*slides: Path, out: Path, **changes: object) -> QcSummary:
 def task_of(out: Path, **output: object) -> RunTask:
     """What `qc --pipeline light` has its workers do."""
     config = replace_flat(RunConfig(qc=QcConfig(qc="light")), output)
-    return make_task(out, config, "qc", command="qc")
+    return make_task(out, config, "qc")
 
 
 def files(out: Path) -> dict[str, object]:
@@ -176,6 +176,8 @@ def test_a_run_takes_up_what_quality_control_left(folder: Path, tmp_path: Path) 
     assert files(tmp_path / "slides" / "s0" / "qc_light") == before
     assert (tmp_path / "256px_0.5mpp_qc-light" / "tiles" / "s0.h5").is_file()
     assert states(check(folder / "s0.svs", out=tmp_path)) == {"s0": "skipped"}
+    commands = [record.document["command"] for record in read_records(tmp_path)]
+    assert commands == ["qc", "tile", "qc"]
 
 
 def test_a_slide_that_another_process_is_at_is_waited_for_and_not_done_twice(
@@ -247,7 +249,7 @@ def test_a_worker_killed_in_the_middle_loses_no_slide(
 ) -> None:
     if wide is DASK:
         pytest.importorskip("distributed", reason="dask is not installed")
-    plain = task_of(tmp_path).with_threads(1)
+    plain = task_of(tmp_path).on_worker(threads=1, monitored=False)
     task = KilledEntryTask(
         **vars(plain), killed_once=frozenset({"s1"}), killed_always=frozenset({"s2"})
     )
@@ -362,7 +364,7 @@ def test_what_a_process_of_this_invocation_finished_is_done_even_if_its_worker_d
 @pytest.mark.parametrize("pipeline", ["extended", "clinical"])
 def test_a_task_comes_back_from_its_document(tmp_path: Path, pipeline: str) -> None:
     config = replace_flat(RunConfig(qc=QcConfig(qc=pipeline)), {"resume": False})
-    task = make_task(tmp_path / "out", config, "qc", command="qc").with_threads(2)
+    task = make_task(tmp_path / "out", config, "qc").on_worker(threads=2, monitored=False)
     assert from_mapping(RunTask, json.loads(json.dumps(as_mapping(task)))) == task
 
 

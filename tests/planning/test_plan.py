@@ -10,27 +10,29 @@ from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.planning.calibration import (
     Calibration,
+    EncoderSize,
     calibrate,
-    encoder_peak,
-    encoder_rate,
+    encoder_number,
+    is_quick,
+    measure_cpu_peak,
     measure_decoding,
 )
 from thinsection.planning.cost import (
     ASSUMED_EFFICIENCY,
     GPUS,
     MARGIN,
-    EncoderSize,
+    Gpu,
+    MemoryPlan,
+    Planner,
     SlideSize,
+    TimePlan,
     find_gpu,
-    memory_plan,
-    time_plan,
 )
-from thinsection.planning.encoder import is_quick, measure_cpu_peak
 from thinsection.planning.plan import plan, planned_gpu
 from thinsection.stages.config import EncodeConfig, RunConfig
-from thinsection.stream.plan import MAX_SLOTS, stream_budget
+from thinsection.stream.plan import MAX_SLOTS, StreamConfig
 from thinsection.testing.synthetic import write_he_slide
-from thinsection.types import GIB, MIB
+from thinsection.types import MIB
 
 ENCODER = EncoderSize(weights_bytes=50 * MIB, batch_bytes=400 * MIB, dim=1280, flops_per_tile=8e9)
 MACHINE = Calibration(process_bytes=300 * MIB, start_s=5.0, decode_px_per_s=1e8, slide_s=0.5)
@@ -42,25 +44,19 @@ def slide(num_tiles: int) -> SlideSize:
     )
 
 
-def memory(
-    num_tiles: int,
-    *,
-    on_gpu: bool = False,
-    batch_size: int = 32,
-    encoder: EncoderSize = ENCODER,
-) -> Any:
-    stream = stream_budget(
-        budget_bytes=2 * GIB, batch_size=batch_size, tile_px=256, workers=2, scratch_bytes=32 * MIB
-    )
-    return memory_plan(
-        (slide(num_tiles),),
-        stream=stream,
-        batch_size=batch_size,
-        encoder=encoder,
-        process_bytes=300 * MIB,
-        prefetch_slides=2,
-        on_gpu=on_gpu,
-    )
+def planner(gpu: Gpu | None = None, encoder: EncoderSize = ENCODER, rate: float = 25) -> Planner:
+    stream = StreamConfig(memory="2GiB", decode_workers=2, prefetch_slides=2)
+    config = RunConfig(stream=stream, encode=EncodeConfig(batch_size=32))
+    return Planner(config=config, gpu=gpu, encoder=encoder, machine=MACHINE, tiles_per_s=rate)
+
+
+def memory(num_tiles: int, *, on_gpu: bool = False, encoder: EncoderSize = ENCODER) -> MemoryPlan:
+    by = planner(find_gpu("a40") if on_gpu else None, encoder)
+    return by.memory([slide(num_tiles)], cpus=2)
+
+
+def time(num_tiles: int, *, cpus: int, gpu: Gpu | None = None, rate: float = 25) -> TimePlan:
+    return planner(gpu, rate=rate).time([slide(num_tiles)], cpus=cpus)
 
 
 def test_the_peak_is_the_sum_of_its_parts_and_the_margin() -> None:
@@ -109,25 +105,21 @@ def test_a_slow_measurement_is_not_made() -> None:
 
 
 def test_on_a_cpu_time_adds_up_and_is_shared_by_the_cpus() -> None:
-    one = time_plan((slide(1000),), calibration=MACHINE, encoder=ENCODER, tiles_per_s=25, cpus=1)
+    one = time(1000, cpus=1)
     assert one.encode_s == 40
     assert one.decode_s == pytest.approx(0.65536)
     assert one.prepare_s == pytest.approx(0.51)
     assert one.wall_s == pytest.approx(one.cpu_s) == pytest.approx(46.16536)
-    two = time_plan((slide(1000),), calibration=MACHINE, encoder=ENCODER, tiles_per_s=25, cpus=2)
+    two = time(1000, cpus=2)
     assert two.wall_s - 5 == pytest.approx((one.wall_s - 5) / 2)
 
 
 def test_on_a_gpu_the_slower_of_decoding_and_encoding_sets_the_pace() -> None:
     card = find_gpu("a40")
-    plan = time_plan(
-        (slide(10**6),), calibration=MACHINE, encoder=ENCODER, tiles_per_s=1, cpus=1, gpu=card
-    )
+    plan = time(10**6, cpus=1, gpu=card, rate=1)
     assert plan.encode_s == pytest.approx(8e15 / (149.7e12 * ASSUMED_EFFICIENCY))
     assert plan.wall_s == pytest.approx(5 + 655.36 + 0.51)  # decoding on one CPU is slower
-    many = time_plan(
-        (slide(10**6),), calibration=MACHINE, encoder=ENCODER, tiles_per_s=1, cpus=64, gpu=card
-    )
+    many = time(10**6, cpus=64, gpu=card, rate=1)
     assert many.wall_s == pytest.approx(5 + many.encode_s)
 
 
@@ -137,7 +129,10 @@ def test_every_gpu_of_the_issue_is_known_and_another_name_is_helped() -> None:
         find_gpu("a100-8")
 
 
-def test_a_machine_is_measured_once_and_an_encoder_once(tmp_path: Path) -> None:
+def test_a_machine_is_measured_once_and_an_encoder_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     calls: list[str] = []
 
     def machine() -> Calibration:
@@ -148,17 +143,17 @@ def test_a_machine_is_measured_once_and_an_encoder_once(tmp_path: Path) -> None:
         calls.append("encoder")
         return 12.5
 
-    path = tmp_path / "cache" / "plan.json"
-    assert calibrate(path=path, measure=machine) == MACHINE
-    assert calibrate(path=path, measure=machine) == MACHINE
-    assert encoder_rate("lite0", rate, path=path)[1] == 12.5
-    assert encoder_rate("lite0", rate, path=path)[1] == 12.5
-    assert encoder_peak("lite0|32", lambda: 5, path=path) == 5
-    assert encoder_peak("lite0|32", lambda: 6, path=path) == 5
-    assert encoder_rate("lite0", rate, path=path)[1] == 12.5
+    path = tmp_path / "thinsection" / "plan.json"
+    assert calibrate(machine) == MACHINE
+    assert calibrate(machine) == MACHINE
+    assert encoder_number("encoders", "lite0", rate) == 12.5
+    assert encoder_number("encoders", "lite0", rate) == 12.5
+    assert encoder_number("peaks", "lite0|32", lambda: 5) == 5
+    assert encoder_number("peaks", "lite0|32", lambda: 6) == 5
+    assert encoder_number("encoders", "lite0", rate) == 12.5
     assert calls == ["machine", "encoder"]
     path.write_text("{ torn")
-    calibrate(path=path, measure=machine)
+    calibrate(machine)
     assert calls == ["machine", "encoder", "machine"]
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.planning.request import TRAINING_S, qc_peak_bytes, qc_request
-from thinsection.qc import Pipeline, load_pipeline
+from thinsection.jobs.request import JobRequest
+from thinsection.planning.cost import TRAINING_S, qc_peak_bytes
+from thinsection.planning.plan import run_request
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import RunConfig
+from thinsection.stages.config import QcConfig, RunConfig
 from thinsection.testing import run_and_measure
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB, MIB
@@ -17,13 +18,9 @@ from thinsection.types import GIB, MIB
 SIZE = (3000, 2400)
 
 
-@pytest.fixture
-def checks() -> Pipeline:
-    return load_pipeline("default")
-
-
-def asked(executor: ExecutorConfig | None = None) -> RunConfig:
-    return RunConfig(executor=executor or ExecutorConfig())
+def asked(chunks: list[list[SlideEntry]], **flags: str) -> JobRequest:
+    config = RunConfig(executor=ExecutorConfig(**flags), qc=QcConfig(qc="default"))
+    return run_request(chunks, config, stage="qc")
 
 
 @pytest.fixture
@@ -33,25 +30,23 @@ def entry(tmp_path: Path) -> SlideEntry:
 
 
 def test_array_tasks_ask_for_what_the_largest_slide_may_take(
-    entry: SlideEntry, checks: Pipeline, tmp_path: Path
+    entry: SlideEntry, tmp_path: Path
 ) -> None:
     bad = SlideEntry(slide_id="bad", slide_path=str(tmp_path / "bad.svs"))
     Path(bad.slide_path).write_bytes(b"no slide")
-    found = qc_request([[entry, bad]], asked(), checks)
+    found = asked([[entry, bad]])
     bound = qc_peak_bytes(SIZE[0] * SIZE[1], slide_mpp=0.5)
     assert found.request.cpus == 1
     assert bound * 1.2 <= found.request.memory_bytes < bound * 1.2 + 256 * MIB
     assert found.request.walltime_s == 300  # the least
-    many = qc_request([[entry] * 500], asked(), checks)
+    many = asked([[entry] * 500])
     assert many.request.walltime_s > 1.5 * (TRAINING_S + 500)
     assert any("the largest of 1 opened, +20%" in line for line in found.origins)
 
 
-def test_a_slide_given_as_finer_is_larger_and_so_is_a_finer_work_image(
-    entry: SlideEntry, checks: Pipeline
-) -> None:
+def test_a_slide_given_as_finer_is_larger_and_so_is_a_finer_work_image(entry: SlideEntry) -> None:
     huge = replace(entry, slide_mpp=(50.0, 50.0))
-    plain, more = (qc_request([[e]], asked(), checks) for e in (entry, huge))
+    plain, more = (asked([[e]]) for e in (entry, huge))
     assert more.request.memory_bytes > 10 * plain.request.memory_bytes
     one, four = (qc_peak_bytes(10**9, slide_mpp=0.25, work_mpp=mpp) for mpp in (2.0, 4.0))
     none = qc_peak_bytes(0, slide_mpp=0.25)
@@ -59,13 +54,12 @@ def test_a_slide_given_as_finer_is_larger_and_so_is_a_finer_work_image(
 
 
 def test_flags_win_and_without_a_slide_that_opens_defaults_are_asked_for(
-    entry: SlideEntry, checks: Pipeline, tmp_path: Path
+    entry: SlideEntry, tmp_path: Path
 ) -> None:
-    given = ExecutorConfig(job_memory="3GiB", walltime="02:00:00")
-    found = qc_request([[entry]], asked(given), checks)
+    found = asked([[entry]], job_memory="3GiB", walltime="02:00:00")
     assert (found.request.memory_bytes, found.request.walltime_s) == (3 * GIB, 7200)
     gone = SlideEntry(slide_id="gone", slide_path=str(tmp_path / "gone.svs"))
-    lost = qc_request([[gone]], asked(), checks)
+    lost = asked([[gone]])
     assert lost.request.memory_bytes == 8 * GIB
     assert "no slide is a local file" in lost.warning
 

@@ -9,11 +9,10 @@ import pytest
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import array_chunks
-from thinsection.planning import request as module
-from thinsection.planning.calibration import Calibration, keep
-from thinsection.planning.cost import EncoderSize, SlideSize
-from thinsection.planning.plan import Planner, planned_gpu
-from thinsection.planning.request import MAX_OPENED, run_request
+from thinsection.planning import plan as module
+from thinsection.planning.calibration import Calibration, EncoderSize, keep
+from thinsection.planning.cost import Planner, SlideSize
+from thinsection.planning.plan import MAX_OPENED, planned_gpu, run_request
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
@@ -41,25 +40,21 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[SlideEntry]:
     """Slides with a thousand tiles more each, on a machine of known rates."""
     opened: list[SlideEntry] = []
 
-    def sizes(found: list[SlideEntry], config: RunConfig) -> Any:
-        opened.extend(found)
-        sized = tuple(
-            SlideSize(
-                slide_id=e.slide_id,
-                num_tiles=1000 * (1 + int(e.slide_id[1:])),
-                read_px=65536,
-                mask_px=10_000,
-                thumbnail_px=10**6,
-            )
-            for e in found
+    def size(entry: SlideEntry, config: RunConfig) -> SlideSize:
+        opened.append(entry)
+        return SlideSize(
+            slide_id=entry.slide_id,
+            num_tiles=1000 * (1 + int(entry.slide_id[1:])),
+            read_px=65536,
+            mask_px=10_000,
+            thumbnail_px=10**6,
         )
-        return sized, {}
 
     def plan(config: RunConfig, *, stage: str) -> Planner:
         gpu = planned_gpu(config)
         return Planner(config=config, gpu=gpu, encoder=ENCODER, machine=MACHINE, tiles_per_s=25)
 
-    monkeypatch.setattr(module, "slide_sizes", sizes)
+    monkeypatch.setattr(module, "slide_size", size)
     monkeypatch.setattr(module, "planner", plan)
     return opened
 
@@ -163,7 +158,7 @@ def test_plan_and_script_print_the_same_request(
     from thinsection.cli.main import build_app
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    keep(MACHINE, path=tmp_path / "cache" / "thinsection" / "plan.json")
+    keep(MACHINE)
     slides = tmp_path / "slides"
     slides.mkdir()
     for index in range(2):

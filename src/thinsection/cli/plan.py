@@ -60,12 +60,10 @@ def _show_request(slides: list[str], config: Any) -> None:
     """Prints what `thinsection slurm script` would write for the same slides and settings."""
     from thinsection.jobs.executor import Rung, array_chunks
     from thinsection.jobs.slurm_script import resource_directives
-    from thinsection.planning.request import run_request
-    from thinsection.slide.cohort import load_cohort, parse_mpp
+    from thinsection.planning.plan import run_request
+    from thinsection.stages.request import cohort_of
 
-    given = config.slides.slide_mpp
-    mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
-    chunks = array_chunks(load_cohort(slides, slide_mpp=mpp), config.executor)
+    chunks = array_chunks(cohort_of(slides, config), config.executor)
     found = run_request(chunks, config)
     for line in (f"for each of {len(chunks)} array tasks", *found.lines()):
         typer.echo(f"# {line}")

@@ -60,7 +60,7 @@ def efficiency(folder: FolderArgument) -> None:
 
     Example: thinsection efficiency results
     """
-    from thinsection.pipeline.usage import efficiency as analyse
+    from thinsection.pipeline.records import efficiency as analyse
 
     analysis, page = analyse(folder)
     console = Console()
@@ -90,7 +90,7 @@ def export_anndata(
 
     Example: thinsection export anndata results --out results/tiles.h5ad
     """
-    from thinsection.pipeline.anndata_export import export_anndata as export
+    from thinsection.pipeline.folder import export_anndata as export
 
     print(f"wrote {export(folder, out, features=features)} tiles to {out}")
 

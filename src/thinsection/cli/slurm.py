@@ -116,15 +116,15 @@ def _collect(out: FolderArgument, retry: Annotated[bool, RETRY] = True) -> None:
         if found.waiting:
             typer.echo(f"{found.waiting} array tasks still wait or run: collect again later")
         if found.task.kind == "run":
+            from thinsection.jobs.task import Report
             from thinsection.pipeline.run import finish_run
 
-            finish_run(
-                found.task,
-                list(found.entries.values()),
-                tuple(found.results[n] for n in found.entries if n in found.results),
-                clock=dict(found.stage_seconds),
-                identities=found.facts,
+            report: Report[Any] = Report(
+                results=tuple(found.results[n] for n in found.entries if n in found.results),
+                stage_seconds=found.stage_seconds,
+                facts=found.facts,
             )
+            finish_run(found.task, list(found.entries.values()), report)
             typer.echo(f"-> {out / 'summary.csv'}, {out / 'failed.csv'}")
         elif not found.waiting:
             typer.echo("its tables: the same command again, which keeps what is done")

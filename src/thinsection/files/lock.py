@@ -12,7 +12,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -130,8 +130,8 @@ class FileLock:
 
 
 @contextmanager
-def heartbeat(locks: set[FileLock]) -> Iterator[None]:
-    """Touches the locks of a (changing) set from a thread while the block runs."""
+def heartbeat(locks: Collection[FileLock]) -> Iterator[None]:
+    """Touches the locks of a (changing) collection from a thread while the block runs."""
     stop = threading.Event()
 
     def beat() -> None:

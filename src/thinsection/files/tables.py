@@ -52,11 +52,11 @@ def write_rows(
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a table that `write_table` wrote, as text.
+    """The rows of a table that `write_table` wrote, as text; a byte order mark is no part of it.
 
     Memory: all rows.
     """
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         lines = csv.reader(file, delimiter=_delimiter(path))
         header = [_text(cell) for cell in next(lines, [])]
         return [dict(zip(header, map(_text, line))) for line in lines]

@@ -1,4 +1,4 @@
-"""A results folder as Python sees it: slides, tables, embeddings."""
+"""A results folder as Python sees it: slides, tables, embeddings; and as AnnData."""
 
 import base64
 import csv
@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, MissingDependencyError, StoreError
+from thinsection.files.atomic import atomic_path
+from thinsection.files.tables import read_table
 from thinsection.pipeline.records import Record, read_records
 from thinsection.pipeline.results import grid_rows, read_failure
 from thinsection.stages.labels import features_label
@@ -37,41 +39,27 @@ def open_results(out: str | Path) -> "Results":
     """
     folder = Path(out)
     if not (folder / SLIDES).is_dir():
-        raise StoreError(
-            f"results must be a folder of `thinsection run` with {SLIDES}/ in it, got "
-            f"{str(folder)!r}"
-        )
+        rule = f"results must be a folder of `thinsection run` with {SLIDES}/ in it"
+        raise StoreError(f"{rule}, got {str(folder)!r}")
     return Results(folder=folder, ledgers={lg.slide_id: lg for lg in load_ledgers(folder)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderRow:
-    """One folder of results, over all slides.
+    """One folder of results, over all slides."""
 
-    Attributes:
-        address: '256px_0.5mpp/features_uni2_h'.
-        num_slides: that have a result there.
-        num_bytes: of its files.
-        facts: of the newest slide: encoder, dim, ...
-    """
-
-    address: str
-    num_slides: int
-    num_bytes: int
-    facts: Mapping[str, Any]
+    address: str  # '256px_0.5mpp/features_uni2_h'
+    num_slides: int  # that have a result there
+    num_bytes: int  # of its files
+    facts: Mapping[str, Any]  # of the last slide: encoder, dim and so on
 
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """A results folder; what is read is read when it is asked for.
-
-    Attributes:
-        folder: on disk.
-        ledgers: of each slide, by slide id.
-    """
+    """A results folder; what is read is read when it is asked for."""
 
     folder: Path
-    ledgers: Mapping[str, SlideLedger]
+    ledgers: Mapping[str, SlideLedger]  # by slide id
 
     @property
     def slides(self) -> tuple[str, ...]:
@@ -81,23 +69,23 @@ class Results:
     @cached_property
     def folders(self) -> tuple[FolderRow, ...]:
         """Every folder of results: masks, grids, embeddings, slide embeddings, pictures."""
-        found: dict[str, list[Any]] = {}
+        found: dict[str, FolderRow] = {}
         for ledger in self.ledgers.values():
             for address, record in ledger.stages.items():
-                row = found.setdefault(address, [0, 0, {}])
-                row[0] += 1
-                row[1] += sum(record.files.values())
-                row[2] = record.facts
-        return tuple(
-            FolderRow(address=name, num_slides=row[0], num_bytes=row[1], facts=row[2])
-            for name, row in sorted(found.items(), key=lambda item: _order(item[0]))
-        )
+                row = found.get(address)
+                found[address] = FolderRow(
+                    address=address,
+                    num_slides=(row.num_slides if row else 0) + 1,
+                    num_bytes=(row.num_bytes if row else 0) + sum(record.files.values()),
+                    facts=record.facts,
+                )
+        return tuple(sorted(found.values(), key=lambda row: (_of_grid(row.address), row.address)))
 
     @property
     def grids(self) -> tuple[str, ...]:
         """Names of the tile grids."""
-        names = [row.address.split("/")[0] for row in self.folders]
-        return tuple(dict.fromkeys(name for name in names if name != SLIDES))
+        names = [row.address for row in self.folders if _of_grid(row.address)]
+        return tuple(dict.fromkeys(name.split("/")[0] for name in names))
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -269,15 +257,12 @@ def one_address(known: Sequence[str], name: str | None, what: str) -> str:
     Raises:
         InvalidInputError: none or several of that name.
     """
-    if name is None:
-        found = list(known)
-    else:
-        parts = {address: address.rpartition("/")[2] for address in known}
-        found = [
-            address
-            for address, last in parts.items()
-            if name in (address, last, features_label(last), last.removeprefix("slide_features_"))
-        ]
+    found = []
+    for address in known:
+        last = address.rpartition("/")[2]
+        short = (features_label(last), last.removeprefix("slide_features_"))
+        if name is None or name in (address, last, *short):
+            found.append(address)
     if len(found) != 1:
         raise InvalidInputError(
             f"{what} must name one of {list(known)}, got {name!r}; pass the whole name"
@@ -287,16 +272,63 @@ def one_address(known: Sequence[str], name: str | None, what: str) -> str:
 
 def _labels(path: Path) -> dict[str, dict[str, str]]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
+        rows = read_table(path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise StoreError(f"labels must be a UTF-8 CSV, got {str(path)!r}: {error}") from None
-    if rows and "slide_id" not in rows[0]:
+    named = {row["slide_id"]: row for row in rows if "slide_id" in row}
+    if rows and not named:
         raise StoreError(
             f"labels must have a column slide_id, got {list(rows[0])} in {str(path)!r}"
         )
-    return {row["slide_id"]: row for row in rows}
+    return named
 
 
-def _order(address: str) -> tuple[bool, str]:
-    return (not address.startswith(f"{SLIDES}/"), address)
+def _of_grid(address: str) -> bool:
+    return not address.startswith(f"{SLIDES}/")
+
+
+def export_anndata(folder: Path, target: Path, *, features: str | None = None) -> int:
+    """Number of tiles written to an .h5ad: X = embeddings, obsm['spatial'] = level-0 coordinates.
+
+    `obs` has slide_id, patient_id, label, split and the per-tile columns that all slides share;
+    its index is `<slide_id>:<x>x<y>`. `features` is 'GRID/features_NAME' or NAME; None where there
+    is one.
+
+    Memory: the embeddings of all slides, twice while they are joined.
+
+    Raises:
+        StoreError: no embeddings in the folder.
+        InvalidInputError: several embeddings and none named.
+    """
+    try:
+        import anndata
+        import pandas as pd
+    except ImportError as error:
+        message = "export needs anndata; pip install 'thinsection[export]'"
+        raise MissingDependencyError(message) from error
+    results = open_results(folder)
+    address = one_address(results.features, features, "features") if results.features else ""
+    tables, arrays = [], []
+    for slide_id, ledger in results.ledgers.items():
+        stored = results.tile_embeddings(slide_id, address) if address in ledger.stages else None
+        if stored is None or len(stored.coords_l0) == 0:
+            continue
+        columns = {name: ledger.slide.get(name) for name in ("patient_id", "label", "split")}
+        columns |= dict(results.tiles(slide_id, address.split("/")[0]).columns)
+        names = [f"{slide_id}:{x}x{y}" for x, y in stored.coords_l0.tolist()]
+        tables.append(pd.DataFrame({"slide_id": slide_id, **columns}, index=names))
+        arrays.append((stored.features, stored.coords_l0))
+        encoder = str(stored.attributes.get("encoder", ""))
+    if not tables:
+        raise StoreError(
+            f"folder must hold tile embeddings, got none in {str(folder)!r}; "
+            "run `thinsection embed` first"
+        )
+    obs = pd.concat(tables, join="inner")
+    for name in ("slide_id", "patient_id", "label", "split"):
+        obs[name] = obs[name].astype("string").astype("category")
+    embeddings, coords_l0 = map(np.concatenate, zip(*arrays))
+    uns = {"encoder": encoder, "features": address}
+    with atomic_path(target) as tmp:
+        anndata.AnnData(X=embeddings, obs=obs, obsm={"spatial": coords_l0}, uns=uns).write_h5ad(tmp)
+    return len(obs)

@@ -1,5 +1,6 @@
 """Slide embeddings from stored tile embeddings: of a results folder, of TRIDENT's or of CLAM's."""
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.execute import execute
 from thinsection.jobs.task import Report, Task
 from thinsection.pipeline.records import begin_record, end_record
-from thinsection.pipeline.results import LOST_STAGE, SlideResult, write_tables
+from thinsection.pipeline.results import LOST_STAGE, SlideResult, Status, write_tables
 from thinsection.pipeline.task import set_threads
 from thinsection.pool import SlideEncoder, check_fit, load_slide_encoder
 from thinsection.pool.encoder import check_slide_encoder
@@ -37,44 +38,49 @@ from thinsection.units import parse_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeaturesFile:
-    """The tile embeddings of one slide.
-
-    Attributes:
-        slide_id: of the slide.
-        path: the HDF5 file.
-        out: where slide embeddings go: `OUT/slide_features_NAME/ID.h5`.
-        results: the results folder whose ledger knows the file; None for files of others.
-    """
+    """The tile embeddings of one slide."""
 
     slide_id: str
-    path: Path
-    out: Path
+    path: Path  # the HDF5 file
+    out: Path  # where slide embeddings go: `OUT/slide_features_NAME/ID.h5`
+    # the results folder whose ledger knows the file; None for files of others
     results: Path | None = None
+
+    def ended(self, status: Status, **more: Any) -> SlideResult:
+        """The end of this slide."""
+        return SlideResult(slide_id=self.slide_id, slide_path=str(self.path), status=status, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingTask(Task[FeaturesFile, SlideResult]):
-    """See `Task`: some features files in one process, which loads the slide encoder once.
-
-    Attributes:
-        pooling: the slide encoder and its settings.
-        threads: CPU threads of torch; 0 leaves them.
-    """
+    """See `Task`: some features files in one process, which loads the slide encoder once."""
 
     kind: ClassVar[str] = "aggregate"
     entry_type: ClassVar[type[Any]] = FeaturesFile
     result_type: ClassVar[type[Any]] = SlideResult
 
     pooling: PoolingConfig
-    threads: int = 0
+    threads: int = 0  # CPU threads of torch; 0 leaves them
 
     def __call__(
         self, entries: Sequence[FeaturesFile], *, on_event: Callable[[Any], None]
     ) -> Report[SlideResult]:
-        """See `Task.__call__`."""
+        """See `Task.__call__`; a bad file is a failed result.
+
+        Memory: a slide's embeddings, 4 N D bytes, and the slide encoder's own bound.
+        """
         set_threads(self.threads, torch_too=True)
-        encoder = loaded_encoder(self.pooling)
-        return Report(results=tuple(pool_file(e, encoder, self.pooling) for e in entries))
+        encoder, results = loaded_encoder(self.pooling), []
+        for file in entries:
+            try:
+                if file.results is not None:
+                    results.append(_pool_recorded(file, file.results, encoder))
+                else:
+                    results.append(_pool_foreign(file, encoder, self.pooling.tile_px_l0))
+            except (ThinsectionError, OSError) as error:
+                message = f"{type(error).__name__}: {error}"
+                results.append(file.ended("failed", stage=PoolingStage.title, error=message))
+        return Report(results=tuple(results))
 
     def on_worker(self, *, threads: int, monitored: bool) -> Self:
         """See `Task.on_worker`; pooling is not monitored."""
@@ -82,7 +88,7 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
 
     def lost(self, entry: FeaturesFile, reason: str) -> SlideResult:
         """See `Task.lost`."""
-        return _result(entry, "failed", stage=LOST_STAGE, error=reason)
+        return entry.ended("failed", stage=LOST_STAGE, error=reason)
 
 
 def aggregate_folder(
@@ -93,7 +99,7 @@ def aggregate_folder(
     on_result: Callable[[SlideResult], None] = lambda result: None,
     on_message: Callable[[str], None] = lambda text: None,
 ) -> list[SlideResult]:
-    """Pools every features file of a folder; what is done with the same settings is skipped.
+    """A result per features file of a folder, pooled now or before with the same settings.
 
     In a results folder the embeddings of every grid and encoder are pooled (or those that
     `pooling.features` names), into `GRID/slide_features_NAME/`; of other folders of HDF5 files
@@ -105,9 +111,6 @@ def aggregate_folder(
         config: all settings.
         on_result: told of each slide as it ends.
         on_message: lines for the person who waits.
-
-    Returns:
-        One result per file, in the order of `find_features`.
 
     Memory: in each worker one slide's embeddings, 4 N D bytes, and the slide encoder's own bound.
 
@@ -148,22 +151,18 @@ def aggregate_folder(
 def find_features(
     folder: Path, *, out: Path | None = None, wanted: str | None = None
 ) -> list[FeaturesFile]:
-    """The features files of a folder, see `aggregate_folder`.
-
-    Args:
-        folder: a results folder, a folder of HDF5 files, or one file.
-        out: where slide embeddings go instead.
-        wanted: of a results folder, only features whose address contains this.
+    """The features files of a folder, see `aggregate_folder`; `wanted` is part of an address.
 
     Raises:
         StoreError: there is none; says what was looked for.
     """
     if (folder / SLIDES).is_dir():
         return _of_results(folder, out, wanted)
-    paths = [folder] if folder.is_file() else sorted(folder.rglob("*.h5"))
+    home = folder.parent if folder.is_file() else folder
+    beside = home.parent if home.name.startswith("features_") else home
     found = [
-        FeaturesFile(slide_id=path.stem, path=path, out=out or _beside(folder, path))
-        for path in paths
+        FeaturesFile(slide_id=path.stem, path=path, out=out or beside)
+        for path in ([folder] if folder.is_file() else sorted(folder.rglob("*.h5")))
         if not path.name.startswith(".") and "slide_features" not in path.parent.name
     ]
     if not found:
@@ -174,50 +173,31 @@ def find_features(
     return found
 
 
-def _beside(folder: Path, path: Path) -> Path:
-    """Where slide embeddings go: beside a folder `features_X`, else into the folder itself."""
-    home = path.parent if folder.is_file() else folder
-    return home.parent if home.name.startswith("features_") else home
-
-
 def _of_results(folder: Path, out: Path | None, wanted: str | None) -> list[FeaturesFile]:
-    found, known = [], set()
-    for ledger in load_ledgers(folder):
-        for address, record in ledger.stages.items():
-            if not address.rpartition("/")[2].startswith("features_"):
-                continue
-            known.add(address)
-            if wanted is None or wanted in address:
-                path = folder / next(iter(record.files))
-                target = out / address.split("/")[0] if out else path.parent.parent
-                results = None if out else folder
-                file = FeaturesFile(
-                    slide_id=ledger.slide_id, path=path, out=target, results=results
-                )
-                found.append(file)
+    known = [
+        (ledger.slide_id, address, folder / next(iter(record.files)))
+        for ledger in load_ledgers(folder)
+        for address, record in ledger.stages.items()
+        if address.rpartition("/")[2].startswith("features_")
+    ]
+    found = [
+        FeaturesFile(
+            slide_id=slide_id,
+            path=path,
+            out=out / address.split("/")[0] if out else path.parent.parent,
+            results=None if out else folder,
+        )
+        for slide_id, address, path in known
+        if wanted is None or wanted in address
+    ]
     if not found:
         given = f" for --features {wanted!r}" if wanted else ""
         raise StoreError(
-            f"results folder must hold embeddings, got {sorted(known) or 'none'}{given} in "
+            "results folder must hold embeddings, got "
+            f"{sorted({address for _, address, _ in known}) or 'none'}{given} in "
             f"{str(folder)!r}; run `thinsection embed` first"
         )
     return found
-
-
-def pool_file(
-    file: FeaturesFile, slide_encoder: SlideEncoder, pooling: PoolingConfig
-) -> SlideResult:
-    """Pools one file under its lock; a bad one is a failed result.
-
-    Memory: the slide's embeddings, 4 N D bytes, and the slide encoder's own bound.
-    """
-    try:
-        if file.results is not None:
-            return _pool_recorded(file, file.results, slide_encoder)
-        return _pool_foreign(file, slide_encoder, pooling.tile_px_l0)
-    except (ThinsectionError, OSError) as error:
-        message = f"{type(error).__name__}: {error}"
-        return _result(file, "failed", stage=PoolingStage.title, error=message)
 
 
 def _pool_recorded(file: FeaturesFile, results: Path, slide_encoder: SlideEncoder) -> SlideResult:
@@ -229,26 +209,17 @@ def _pool_recorded(file: FeaturesFile, results: Path, slide_encoder: SlideEncode
             raise StoreError(f"embeddings must be in the ledger, got {address!r} of another run")
         features = RecordedStage(recorded_address=address, recorded_key=ledger.stages[address].key)
         tiles = read_tiles(file.path)
-        stage = PoolingStage(
-            features=features,
-            slide_encoder=slide_encoder,
-            warnings=fit_warnings(tiles, slide_encoder),
-        )
-        facts = {**ledger.slide, "num_tiles": len(tiles.coords_l0)}
-        facts["warnings"] = "; ".join(stage.warnings)
-        work = SlideWork(
-            entry=SlideEntry(slide_id=file.slide_id, slide_path=str(file.path)),
-            out=results,
-            source="",
-            ledger=ledger,
-            stages=(stage,),
-        )
+        warnings = fit_warnings(tiles, slide_encoder)
+        stage = PoolingStage(features=features, slide_encoder=slide_encoder, warnings=warnings)
+        facts = {**ledger.slide, **_facts(tiles, warnings)}
+        entry = SlideEntry(slide_id=file.slide_id, slide_path=str(file.path))
+        work = SlideWork(entry=entry, out=results, source="", ledger=ledger, stages=(stage,))
         if work.done(stage):
-            return _result(file, "skipped", facts=facts)
+            return file.ended("skipped", facts=facts)
         work.missing = [stage]
         work.check_stale()
         work.perform(stage)
-        return _result(file, "done", facts=facts)
+        return file.ended("done", facts=facts)
 
 
 def _pool_foreign(
@@ -267,15 +238,15 @@ def _pool_foreign(
             f"tile_px_l0 is missing in {str(file.path)!r}; pass --tile-px-l0 (512 for 512 px "
             "tiles of a 20x slide)"
         )
-    warnings = fit_warnings(tiles, slide_encoder)
-    facts = {"num_tiles": len(tiles.coords_l0), "warnings": "; ".join(warnings)}
+    facts = _facts(tiles, fit_warnings(tiles, slide_encoder))
     name = slide_encoder.label(features_label(file.path.parent.name))
     folder = file.out / f"slide_features_{name}"
     target = folder / f"{file.slide_id}.h5"
     key = _content_key(tiles, slide_encoder)
     with hold(folder / f"{LOCK_NAME}-{file.slide_id}"):  # another process may have been at it
-        if _has_key(target, key):
-            return _result(file, "skipped", facts=facts)
+        with contextlib.suppress(StoreError):  # none is there
+            if read_slide_embedding(target).attributes.get("key") == key:
+                return file.ended("skipped", facts=facts)
         embedding = slide_encoder.encode(tiles.features, tiles.coords_l0, tile_px_l0=edge)
         attributes = {
             "name": file.slide_id,
@@ -285,7 +256,11 @@ def _pool_foreign(
             "key": key,
         }
         write_slide_embedding(target, embedding, attributes)
-    return _result(file, "done", facts=facts)
+    return file.ended("done", facts=facts)
+
+
+def _facts(tiles: TilesFile, warnings: Sequence[str]) -> dict[str, Any]:
+    return {"num_tiles": len(tiles.coords_l0), "warnings": "; ".join(warnings)}
 
 
 def fit_warnings(tiles: TilesFile, slide_encoder: SlideEncoder) -> tuple[str, ...]:
@@ -312,17 +287,6 @@ def _content_key(tiles: TilesFile, slide_encoder: SlideEncoder) -> str:
     for array in (tiles.features, tiles.coords_l0):
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     return digest.hexdigest()
-
-
-def _has_key(target: Path, key: str) -> bool:
-    try:
-        return bool(read_slide_embedding(target).attributes.get("key") == key)
-    except StoreError:
-        return False
-
-
-def _result(file: FeaturesFile, status: Any, **more: Any) -> SlideResult:
-    return SlideResult(slide_id=file.slide_id, slide_path=str(file.path), status=status, **more)
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,40 +1,46 @@
 """A chunk of slides through one process: claim, prepare, stream, encode, write."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinsection.errors import StoreError
 from thinsection.files.lock import LOCK_NAME, FileLock, heartbeat
-from thinsection.pipeline.models import Models, load_models, pipeline_of
-from thinsection.pipeline.prepare import check_quality, prepare
 from thinsection.pipeline.results import (
     SlideResult,
-    clear_failure,
+    Status,
+    failure_path,
     read_failure,
     record_failure,
 )
-from thinsection.pipeline.sink import Fail, Finish, Kept, ResultSink
+from thinsection.pipeline.sink import Item, ResultSink, encoder_of
+from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import OutputConfig, RunConfig, batch_size_of, budget_of
 from thinsection.stages.features import FeaturesStage, TokensStage
-from thinsection.stages.request import Goal, stages_of
+from thinsection.stages.masks import QcStage
+from thinsection.stages.request import Goal, Models, stages_of
 from thinsection.stages.stage import SlideWork, Stage, source_key
+from thinsection.stages.tiles import TilesStage
 from thinsection.store.ledger import SLIDES, fingerprint, load_ledger
+from thinsection.store.tiles_h5 import tile_attributes
 from thinsection.stream import (
+    SlideFailed,
     SlideFinished,
     SlideStarted,
+    SlideTiles,
     StageClock,
     TileBatch,
     TileStream,
 )
-from thinsection.tiles import load_filters
+from thinsection.tiles import TileTable, load_filters
+from thinsection.tiles.transforms import StainLook, fit_stain
 
 if TYPE_CHECKING:
     from thinsection.encode import TileEncoder
-    from thinsection.encode.embed import BatchEncoder, EmbeddedBatch, Wanted
+    from thinsection.encode.embed import BatchEncoder, Wanted
 
 _POLL_S = 1.0  # how often a slide that another process holds is looked at again
 
@@ -46,9 +52,6 @@ class RunEvent:
     Attributes:
         kind: 'started' (num_tiles to come), 'tiles' (num_tiles done), 'ended' (result set),
             'waiting' (another process holds the slide).
-        slide_id: the slide.
-        num_tiles: see kind.
-        result: of an ended slide.
     """
 
     kind: str
@@ -60,87 +63,50 @@ class RunEvent:
 OnEvent = Callable[[RunEvent], None]
 
 
-def process_slides(
-    entries: Sequence[SlideEntry],
-    *,
-    out: Path,
-    config: RunConfig,
-    goal: Goal = "aggregate",
-    models: Models | None = None,
-    clock: StageClock | None = None,
-    on_event: OnEvent = lambda event: None,
-) -> list[SlideResult]:
-    """Takes slides up to a goal, streaming from one into the next; any number of processes may
-    work on one results folder.
-
-    Args:
-        entries: the slides.
-        out: results folder.
-        config: all settings.
-        goal: the last stage: 'tissue', 'qc', 'tile', 'embed' or 'aggregate'.
-        models: loaded encoders; None loads them.
-        clock: where busy and waiting time is added up.
-        on_event: progress, from any thread.
-
-    Returns:
-        A result per slide, in the order of the entries. A bad slide is a failed result, never an
-        exception.
+@dataclass(kw_only=True)
+class SlideJob:
+    """Slides through one process up to a goal; any number of them may work on one folder.
 
     Memory: the stream's budget, the encoders, and one slide's embeddings while it is pooled.
     """
-    job = _Job(
-        out=out,
-        config=config,
-        goal=goal,
-        models=models or load_models(config, goal),
-        clock=clock or StageClock(),
-        on_event=on_event,
-    )
-    with heartbeat(job.locks):
-        waiting = list(entries)
-        while waiting:
-            job.held_elsewhere = []
-            job.process(waiting)
-            waiting = job.held_elsewhere
-            if waiting:
-                for entry in waiting:
-                    on_event(RunEvent(kind="waiting", slide_id=entry.slide_id))
-                threading.Event().wait(_POLL_S)
-    return [job.results[entry.slide_id] for entry in entries]
 
+    out: Path  # results folder
+    config: RunConfig
+    models: Models
+    goal: Goal = "aggregate"
+    clock: StageClock = field(default_factory=StageClock)  # where busy and waiting time is added up
+    on_event: OnEvent = lambda event: None  # progress, from any thread
+    stages: tuple[Stage, ...] = field(init=False)
+    results: dict[str, SlideResult] = field(default_factory=dict, init=False)
+    locks: dict[str, FileLock] = field(default_factory=dict, init=False)
+    held_elsewhere: list[SlideEntry] = field(default_factory=list, init=False)
 
-class _Job:
-    """The state of one call of `process_slides`."""
+    def __post_init__(self) -> None:
+        self.stages = stages_of(self.config, self.goal, self.models)
 
-    def __init__(
-        self,
-        *,
-        out: Path,
-        config: RunConfig,
-        goal: Goal,
-        models: Models,
-        clock: StageClock,
-        on_event: OnEvent,
-    ) -> None:
-        self.out, self.config = out, config
-        self.models, self.clock, self.on_event = models, clock, on_event
-        self.stages = stages_of(
-            config,
-            goal,
-            pipeline=models.pipeline,
-            encoders=models.encoders,
-            slide_encoders=models.slide_encoders,
-            target=models.stain_target,
-        )
-        self.results: dict[str, SlideResult] = {}
-        self.locks: set[FileLock] = set()
-        self.held_elsewhere: list[SlideEntry] = []
-        self._lock_of: dict[str, FileLock] = {}
+    def process(self, entries: Sequence[SlideEntry]) -> list[SlideResult]:
+        """A result per slide, in their order; a bad one is a failed result, never an exception."""
+        with heartbeat(self.locks.values()):
+            waiting = list(entries)
+            while waiting:
+                self.held_elsewhere = []
+                self._pass(waiting)
+                waiting = self.held_elsewhere
+                if waiting:
+                    for entry in waiting:
+                        self.on_event(RunEvent(kind="waiting", slide_id=entry.slide_id))
+                    threading.Event().wait(_POLL_S)
+        return [self.results[entry.slide_id] for entry in entries]
 
-    def process(self, entries: Sequence[SlideEntry]) -> None:
+    def _pass(self, entries: Sequence[SlideEntry]) -> None:
         """One pass over slides; those that others hold are left in `held_elsewhere`."""
-        encoders = self.models.encoders
-        batch_size = batch_size_of(self.config, on_gpu=self.models.on_gpu)
+        encoders, batches, allocate = self.models.encoders, None, None
+        if encoders:
+            from thinsection.encode.embed import BatchEncoder, pinned_allocator
+
+            batches, allocate = BatchEncoder(encoders, clock=self.clock), pinned_allocator(encoders)
+        on_gpu = any(encoder.device.type != "cpu" for encoder in encoders)
+        batch_size = batch_size_of(self.config, on_gpu=on_gpu)
         stream = TileStream(
             self._claim(entries),
             lambda work: prepare(work, self.config, target=self.models.stain_target),
@@ -148,59 +114,37 @@ class _Job:
             batch_size=batch_size,
             filters=load_filters(self.config.tiles.tile_filter),
             prefetch_slides=self.config.stream.prefetch_slides,
+            allocate=allocate,
             clock=self.clock,
-            **self.models.allocate,
         )
         dims = {encoder.label: encoder.dim for encoder in encoders}
         with ResultSink(dims=dims, on_end=self._ended, clock=self.clock) as sink, stream:
-            self._pump(stream, sink)
+            self._pump(stream, batches, sink)
 
-    def _pump(self, stream: TileStream, sink: ResultSink) -> None:
-        batches = self._batch_encoder()
+    def _pump(self, stream: TileStream, batches: "BatchEncoder | None", sink: ResultSink) -> None:
+        """Hands the stream's events on, with embeddings in the place of the tiles they are of."""
         for event in stream:
             if isinstance(event, SlideStarted):
-                slide_id = event.key.entry.slide_id
-                self.on_event(
-                    RunEvent(kind="started", slide_id=slide_id, num_tiles=event.num_tiles)
-                )
+                self._tell("started", event.key, event.num_tiles)
                 continue
-            ready: Iterator[EmbeddedBatch | Kept | Finish | Fail]
             if isinstance(event, TileBatch):
                 wanted = wanted_of(event.key, self.models.encoders)
-                if batches is None or not any(wanted):
-                    kept = Kept(work=event.key, indices=event.indices.copy())
-                    event.release()
-                    ready = iter([kept])
-                else:
-                    ready = batches.submit(event, wanted)
-            else:
-                marker: Finish | Fail = (
-                    Finish(work=event.key)
-                    if isinstance(event, SlideFinished)
-                    else Fail(work=event.key, stage=event.stage, error=event.error)
-                )
-                ready = batches.mark(marker) if batches else iter([marker])
-            self._hand_over(ready, sink)
+                if batches is not None and any(wanted):
+                    self._hand_over(batches.submit(event, wanted), sink)
+                    continue
+                event.release()  # only which tiles the filters kept is asked for
+            self._hand_over(batches.mark(event) if batches else [event], sink)
         if batches is not None:
             self._hand_over(batches.flush(), sink)
 
-    def _batch_encoder(self) -> "BatchEncoder | None":
-        if not self.models.encoders:
-            return None
-        from thinsection.encode.embed import BatchEncoder
-
-        return BatchEncoder(self.models.encoders, clock=self.clock)
-
-    def _hand_over(
-        self, ready: Iterator["EmbeddedBatch | Kept | Finish | Fail"], sink: ResultSink
-    ) -> None:
-        for item in ready:
-            if not isinstance(item, Kept | Finish | Fail):
-                slide_id = item.key.entry.slide_id
-                self.on_event(
-                    RunEvent(kind="tiles", slide_id=slide_id, num_tiles=len(item.indices))
-                )
+    def _hand_over(self, items: Iterable[Item], sink: ResultSink) -> None:
+        for item in items:
+            if not isinstance(item, TileBatch | SlideFinished | SlideFailed):
+                self._tell("tiles", item.key, len(item.indices))
             sink.put(item)
+
+    def _tell(self, kind: str, work: SlideWork, num_tiles: int) -> None:
+        self.on_event(RunEvent(kind=kind, slide_id=work.entry.slide_id, num_tiles=num_tiles))
 
     def _claim(self, entries: Sequence[SlideEntry]) -> Iterator[SlideWork]:
         """Slides that are not done and that nobody else holds; runs in the prepare thread."""
@@ -210,53 +154,124 @@ class _Job:
                 if not lock.acquire():
                     self.held_elsewhere.append(entry)
                     continue
-                self.locks.add(lock)
-                self._lock_of[entry.slide_id] = lock
-                work = slide_work(entry, self.stages, out=self.out, options=self.config.output)
+                self.locks[entry.slide_id] = lock
+                work = slide_work(entry, self.stages, self.out, self.config.output)
             except StoreError as error:
                 self._end(entry, record_failure(self.out, entry, "open", error))
                 continue
-            if not work.missing and self._settled(work):
+            if work.missing:
+                yield work
                 continue
-            yield work
+            try:
+                check_quality(work)
+            except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded
+                self._ended(work, work.at, error)
+            else:
+                self._ended(work, "", None, status="skipped")
 
-    def _settled(self, work: SlideWork) -> bool:
-        """Ends a slide that is done; False where its rules were not looked at before."""
-        try:
-            check_quality(work)
-        except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded
-            self._ended(work, work.at, error)
-            return True
-        clear_failure(self.out, work.entry.slide_id)
-        self._end(work.entry, _skipped(work))
-        return True
-
-    def _ended(self, work: SlideWork, stage: str, error: Exception | None) -> None:
+    def _ended(
+        self, work: SlideWork, stage: str, error: Exception | None, *, status: Status = "done"
+    ) -> None:
         entry = work.entry
         if error is not None:
             error.add_note(f"slide {entry.slide_id!r}, stage {stage}")
-            result = record_failure(self.out, entry, stage, error)
-        else:
-            clear_failure(self.out, entry.slide_id)
-            result = SlideResult(
-                slide_id=entry.slide_id,
-                slide_path=entry.slide_path,
-                status="done",
-                facts=work.facts() | work.fetched(),
-            )
-        self._end(entry, result)
+            self._end(entry, record_failure(self.out, entry, stage, error))
+            return
+        failure_path(self.out, entry.slide_id).unlink(missing_ok=True)  # of an earlier run
+        self._end(entry, SlideResult.of(entry, status, facts=work.facts() | work.fetched()))
 
     def _end(self, entry: SlideEntry, result: SlideResult) -> None:
-        lock = self._lock_of.pop(entry.slide_id, None)
-        if lock is not None:
-            self.locks.discard(lock)
+        if lock := self.locks.pop(entry.slide_id, None):
             lock.release()
         self.results[entry.slide_id] = result
         self.on_event(RunEvent(kind="ended", slide_id=entry.slide_id, result=result))
 
 
+def prepare(
+    work: SlideWork, config: RunConfig, *, target: StainLook | None
+) -> SlideTiles | SlideFailed:
+    """Does what needs the slide but no tiles, and says which tiles are to be read.
+
+    Runs in the stream's prepare thread while other slides are decoded and encoded. A slide that
+    lacks only what is made from stored files is not opened. A bad slide comes back as
+    `SlideFailed`. `target` is of stain normalisation; None where it is off.
+    """
+    grid = next((stage for stage in work.stages if isinstance(stage, TilesStage)), None)
+    try:
+        work.at = "open"
+        work.check_stale()
+        if any(stage.reads != "store" for stage in work.missing):
+            _open(work, config, grid)
+        check_quality(work)
+        tiles = None
+        if work.slide is not None and grid is not None:
+            tiles = _tiles(work, grid, config, target)
+        if work.slide is not None and tiles is None:  # nobody needs its tiles: closed at once
+            work.slide.close()
+        return tiles or SlideTiles(key=work, slide=None, table=None)
+    except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded with its traceback
+        if work.slide is not None:
+            work.slide.close()
+        return SlideFailed(key=work, stage=work.at, error=error)
+
+
+def check_quality(work: SlideWork) -> None:
+    """Leaves the slide out where a rule of the run's quality control holds.
+
+    Raises:
+        QcExclusion: names the rule and the value.
+    """
+    for stage in work.stages:
+        if isinstance(stage, QcStage) and stage.rules:
+            work.at = stage.title
+            stage.check_rules(work)
+
+
+def _open(work: SlideWork, config: RunConfig, grid: TilesStage | None) -> None:
+    """Opens the slide and finds its tissue."""
+    path, mpp = work.entry.slide_path, work.entry.slide_mpp
+    slide = open_slide(path, reader=config.slides.reader, slide_mpp=mpp)
+    work.opened(slide)
+    if grid is not None:
+        grid.config.plan(slide)  # a missing mpp is said before any pixel is read
+    for stage in [s for s in work.missing if s.reads == "slide" and s is not grid]:
+        work.perform(stage)
+
+
+def _tiles(
+    work: SlideWork, grid: TilesStage, config: RunConfig, target: StainLook | None
+) -> SlideTiles | None:
+    """The grid, and which of its tiles are read; None where none is."""
+    work.at = grid.title
+    slide = work.slide
+    assert slide is not None
+    missing = grid in work.missing
+    streamed = missing and grid.reads == "tiles"
+    table: TileTable = grid.candidates(work) if missing else work.value(grid)
+    overlap = grid.config.overlap
+    work.attributes = tile_attributes(work.entry.slide_id, slide, table, overlap=overlap)
+    if streamed:
+        work.values["candidates"] = table
+    elif missing:
+        work.begin(grid)
+        work.finish(grid, grid.write(work, table))
+    if not streamed:
+        for stage in [s for s in work.missing if isinstance(s, FeaturesStage)]:
+            found = stage.reuse(work, table)
+            if found is not None:
+                work.finish(stage, found)
+    if not any(stage.reads == "tiles" for stage in work.missing):
+        return None
+    transform = None
+    if target is not None and len(table):
+        transform = fit_stain(slide, work.value(grid.mask), config.stain, target=target)
+        if transform.warning:
+            work.warnings.append(transform.warning)
+    return SlideTiles(key=work, slide=slide, table=table, transform=transform)
+
+
 def slide_work(
-    entry: SlideEntry, stages: Sequence[Stage], *, out: Path, options: OutputConfig
+    entry: SlideEntry, stages: tuple[Stage, ...], out: Path, options: OutputConfig
 ) -> SlideWork:
     """A slide as its ledger tells it, with what is missing of these stages.
 
@@ -268,7 +283,7 @@ def slide_work(
         out=out,
         source=source_key(fingerprint(entry.slide_path), entry),
         ledger=load_ledger(out, entry.slide_id),
-        stages=tuple(stages),
+        stages=stages,
         overwrite=options.overwrite,
     )
     work.missing = [stage for stage in stages if not options.resume or not work.done(stage)]
@@ -284,33 +299,17 @@ def skipped_result(
     """
     if config.qc.qc_fail or read_failure(out, entry.slide_id) is not None:
         return None
-    stages = stages_of(config, goal, pipeline=pipeline_of(config))
     try:
-        work = slide_work(entry, stages, out=out, options=config.output)
+        work = slide_work(entry, stages_of(config, goal, Models()), out, config.output)
     except StoreError:
         return None
-    return None if work.missing else _skipped(work)
-
-
-def _skipped(work: SlideWork) -> SlideResult:
-    entry = work.entry
-    return SlideResult(
-        slide_id=entry.slide_id,
-        slide_path=entry.slide_path,
-        status="skipped",
-        facts=work.facts(),
-    )
+    return None if work.missing else SlideResult.of(entry, "skipped", facts=work.facts())
 
 
 def wanted_of(work: SlideWork, encoders: Sequence["TileEncoder"]) -> list["Wanted"]:
     """What a slide lacks of each encoder: '' nothing, 'embeddings', or 'tokens' for both."""
     wanted: list[Wanted] = []
     for encoder in encoders:
-        features = any(
-            isinstance(s, FeaturesStage) and s.encoder == encoder.label for s in work.missing
-        )
-        tokens = any(
-            isinstance(s, TokensStage) and s.features.encoder == encoder.label for s in work.missing
-        )
-        wanted.append("tokens" if tokens else "embeddings" if features else "")
+        lacks = {type(stage) for stage in work.missing if encoder_of(stage) == encoder.label}
+        wanted.append("tokens" if TokensStage in lacks else "embeddings" if lacks else "")
     return wanted

@@ -1,27 +1,32 @@
 """`qc`: quality control of a cohort by the same stages as a run."""
 
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from thinsection.config import option, section
 from thinsection.files.atomic import write_text
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.pipeline.process import OnEvent
-from thinsection.pipeline.qc_tables import failing_rules, qc_rows, qc_stage
 from thinsection.pipeline.records import RECORDS
-from thinsection.pipeline.results import SlideResult
+from thinsection.pipeline.results import SlideResult, failing_rules, qc_rows, qc_stage
 from thinsection.pipeline.run import run
 from thinsection.qc import Pipeline, load_pipeline
-from thinsection.qc.engine import QcRule, parse_rule
+from thinsection.qc.engine import QcRule
 from thinsection.qc.pipeline import dump_pipeline, pipeline_from_ini
 from thinsection.report.qc_files import write_histoqc
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesConfig
 from thinsection.stages.labels import short_hash
 
-QC_OUTPUTS = ("histoqc",)
+
+def _same(section_type: type, name: str) -> Any:
+    """The setting of a section of a run: default, help and choices."""
+    (f,) = (f for f in dataclasses.fields(section_type) if f.name == name)
+    return dataclasses.field(default=f.default, metadata=f.metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,24 +37,18 @@ class ChecksConfig:
         "default", "default, extended, light, ihc, clinical, v2.1, or a .toml file."
     )
     from_histoqc: Path | None = option(None, "Take the pipeline from HistoQC's config.ini.")
-    qc_fail: tuple[str, ...] = option(
-        (), "A slide fails where this holds: 'pixels_to_use<1000'; repeat."
-    )
-
-    def __post_init__(self) -> None:
-        for rule in self.qc_fail:
-            parse_rule(rule)
+    qc_fail: tuple[str, ...] = _same(QcConfig, "qc_fail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkConfig:
     """What computes the checks, and what is written."""
 
-    device: str = option("cpu", "cpu or cuda[:index].")
-    resume: bool = option(True, "Keep what is finished with the same checks and file.")
-    overwrite: bool = option(False, "Replace results of a slide file that has changed since.")
+    device: str = _same(QcConfig, "qc_device")
+    resume: bool = _same(OutputConfig, "resume")
+    overwrite: bool = _same(OutputConfig, "overwrite")
     write: tuple[str, ...] = option(
-        (), "Further outputs: histoqc (results.tsv, pictures).", choices=lambda: QC_OUTPUTS
+        (), "Further outputs: histoqc (results.tsv, pictures).", choices=lambda: ("histoqc",)
     )
 
 
@@ -65,17 +64,11 @@ class QcRunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class QcSummary:
-    """What a QC run left.
+    """What a QC run left."""
 
-    Attributes:
-        results: one per slide, in the order of the cohort.
-        failing: (slide_id, rule) for each rule that holds.
-        page: the contact sheet.
-    """
-
-    results: tuple[SlideResult, ...]
-    failing: tuple[tuple[str, QcRule], ...]
-    page: Path
+    results: tuple[SlideResult, ...]  # one per slide, in the order of the cohort
+    failing: tuple[tuple[str, QcRule], ...]  # (slide_id, rule) for each rule that holds
+    page: Path  # the contact sheet
 
     @property
     def num_failed(self) -> int:
@@ -116,13 +109,17 @@ def check_slides(
     Raises:
         ThinsectionError: bad settings or no slides, before work starts. A bad slide does not raise.
     """
+    checks, work = config.checks, config.work
     pipeline, _ = chosen_pipeline(config)
-    source = _source(config, pipeline, out)
-    rules = config.checks.qc_fail
+    source = checks.pipeline
+    if checks.from_histoqc is not None:  # as a file that any process can load
+        name = f"{checks.from_histoqc.stem}-{short_hash(pipeline.as_mapping())}.toml"
+        source = str(out.resolve() / RECORDS / "pipelines" / name)
+        write_text(Path(source), dump_pipeline(pipeline))
     settings = RunConfig(
         slides=config.slides,
-        qc=QcConfig(qc=source, qc_fail=rules, qc_device=config.work.device),
-        output=OutputConfig(resume=config.work.resume, overwrite=config.work.overwrite),
+        qc=QcConfig(qc=source, qc_fail=checks.qc_fail, qc_device=work.device),
+        output=OutputConfig(resume=work.resume, overwrite=work.overwrite),
         executor=config.executor,
     )
     summary = run(
@@ -131,27 +128,17 @@ def check_slides(
     entries = [SlideEntry(slide_id=r.slide_id, slide_path=r.slide_path) for r in summary.results]
     stage = qc_stage(settings)
     rows = qc_rows(out, entries, stage)
-    if "histoqc" in config.work.write:
+    if "histoqc" in work.write:
         headers = {
             "start_time": summary.record.name,
             "pipeline": " ".join(f"{c.kind}:{c.name}" for c in pipeline.checks),
             "outdir": str(out.resolve()),
-            "config_file": str(config.checks.from_histoqc or config.checks.pipeline),
+            "config_file": str(checks.from_histoqc or checks.pipeline),
             "command_line_args": " ".join(sys.argv[1:]),
         }
         write_histoqc(out, rows, headers)
     return QcSummary(
         results=summary.results,
-        failing=tuple(failing_rules(rows, rules)),
+        failing=tuple(failing_rules(rows, checks.qc_fail)),
         page=out / f"qc_{stage.name}.html",
     )
-
-
-def _source(config: QcRunConfig, pipeline: Pipeline, out: Path) -> str:
-    """What `load_pipeline` makes the same pipeline of, in any process."""
-    if config.checks.from_histoqc is None:
-        return config.checks.pipeline
-    stem, mark = config.checks.from_histoqc.stem, short_hash(pipeline.as_mapping())
-    path = out.resolve() / RECORDS / "pipelines" / f"{stem}-{mark}.toml"
-    write_text(path, dump_pipeline(pipeline))
-    return str(path)

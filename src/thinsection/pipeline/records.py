@@ -7,34 +7,34 @@ records/20261121-231430-host-4711/run.json      config, versions, counts, second
 """
 
 import contextlib
-import datetime
+import itertools
 import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import thinsection
 from thinsection.errors import StoreError
-from thinsection.files.atomic import write_json
+from thinsection.files.atomic import write_json, write_text
+from thinsection.usage.analysis import Efficiency, analyse
+from thinsection.usage.monitor import read_usage
+from thinsection.usage.page import efficiency_page
 
 RECORDS = "records"
 RECORD_NAME = "run.json"
+PAGE_NAME = "efficiency.html"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One invocation.
+    """One invocation."""
 
-    Attributes:
-        folder: OUT/records/NAME.
-        document: of run.json.
-    """
-
-    folder: Path
-    document: Mapping[str, Any]
+    folder: Path  # OUT/records/NAME
+    document: Mapping[str, Any]  # of run.json
 
     @classmethod
     def read(cls, folder: Path) -> "Record":
@@ -52,41 +52,25 @@ class Record:
             raise StoreError(f"record must be a JSON object, got {str(path)!r}")
         return cls(folder=folder, document=document)
 
-    def seconds_since(self) -> float:
-        """Wall-clock seconds since the invocation began."""
-        started = datetime.datetime.fromisoformat(self.document["started"])
-        return (datetime.datetime.now(datetime.UTC) - started).total_seconds()
-
-    @property
-    def worked(self) -> bool:
-        """Whether it finished any slide, rather than found all of them done."""
-        return bool(self.document.get("counts", {}).get("done"))
-
 
 def begin_record(out: Path, command: str, config: Mapping[str, Any]) -> Record:
     """Makes the folder of an invocation that begins now, and says with what."""
-    now = datetime.datetime.now(datetime.UTC)
-    stamp = now.strftime("%Y%m%d-%H%M%S")
-    for attempt in range(1000):  # two invocations of one process within a second
-        last = f"-{attempt}" if attempt else ""
-        folder = out / RECORDS / f"{stamp}-{platform.node()}-{os.getpid()}{last}"
-        try:
+    now = datetime.now(UTC)
+    name = f"{now:%Y%m%d-%H%M%S}-{platform.node()}-{os.getpid()}"
+    for again in itertools.count():  # two invocations of one process within a second
+        folder = out / RECORDS / (f"{name}-{again}" if again else name)
+        with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             break
-        except FileExistsError:
-            continue
-    record = Record(
-        folder=folder,
-        document={
-            "thinsection_version": thinsection.__version__,
-            "command": command,
-            "started": now.isoformat(timespec="milliseconds"),
-            "host": platform.node(),
-            "config": dict(config),
-        },
-    )
-    write_json(folder / RECORD_NAME, record.document)
-    return record
+    document = {
+        "thinsection_version": thinsection.__version__,
+        "command": command,
+        "started": now.isoformat(timespec="milliseconds"),
+        "host": platform.node(),
+        "config": dict(config),
+    }
+    write_json(folder / RECORD_NAME, document)
+    return Record(folder=folder, document=document)
 
 
 def end_record(record: Record, facts: Mapping[str, Any]) -> Record:
@@ -106,15 +90,33 @@ def read_records(out: Path) -> list[Record]:
     return sorted(found, key=lambda record: str(record.document.get("started", "")))
 
 
-def last_record(out: Path) -> Record:
-    """The newest invocation that did work.
+def efficiency(out: Path) -> tuple[Efficiency, Path]:
+    """The analysis of the newest invocation that finished any slide, and its page.
 
     Raises:
-        StoreError: there is none.
+        StoreError: no invocation did work there, or it left no record of what it used.
     """
-    worked = [record for record in read_records(out) if record.worked]
+    worked = [r for r in read_records(out) if r.document.get("counts", {}).get("done")]
     if not worked:
         raise StoreError(
             f"out must hold records of a run that did work, got none in {str(out / RECORDS)!r}"
         )
-    return worked[-1]
+    return write_efficiency(worked[-1].folder), worked[-1].folder / PAGE_NAME
+
+
+def write_efficiency(folder: Path) -> Efficiency:
+    """Writes efficiency.html of a record, and its section 'efficiency' of run.json.
+
+    Raises:
+        StoreError: no process left a record of what it used.
+    """
+    usages = read_usage(folder)
+    if not any(usage.samples for usage in usages):
+        raise StoreError(f"record must hold usage/*.jsonl of a run, got none in {str(folder)!r}")
+    analysis = analyse(usages)
+    write_text(folder / PAGE_NAME, efficiency_page(analysis, usages))
+    document = asdict(analysis)
+    if analysis.next_request is not None:
+        document["next_request"]["sbatch"] = list(analysis.next_request.sbatch_lines())
+    end_record(Record.read(folder), {"efficiency": document})
+    return analysis

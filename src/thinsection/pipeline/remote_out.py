@@ -18,14 +18,12 @@ from thinsection.files.atomic import TMP_MARK
 from thinsection.files.lock import LOCK_NAME
 from thinsection.files.sources import RemoteFolder
 from thinsection.pipeline.process import OnEvent, RunEvent
-from thinsection.pipeline.records import RECORDS
+from thinsection.pipeline.records import RECORD_NAME, RECORDS
 from thinsection.pipeline.results import FAILURE_NAME, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
 from thinsection.store.ledger import ELSEWHERE_NAME, LEDGER_NAME, SLIDES, Elsewhere, load_ledger
 
-UPLOAD_STAGE = "upload"
-_PREFIX = "thinsection-out-"
 _KEPT = (LEDGER_NAME, FAILURE_NAME)  # what the tables of a run are made from
 _LOCAL = (LOCK_NAME, ELSEWHERE_NAME)
 
@@ -55,34 +53,24 @@ def uploads_to(
         )
     target = RemoteFolder(out)
     target.check()
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
-        uploads = Uploads(
-            target=target,
-            folder=Path(name).resolve(),
-            entries={entry.slide_id: entry for entry in entries},
-        )
+    by_id = {entry.slide_id: entry for entry in entries}
+    with tempfile.TemporaryDirectory(prefix="thinsection-out-") as name:
+        uploads = Uploads(target=target, folder=Path(name).resolve(), entries=by_id)
         uploads.fetch_ledgers()
         yield uploads
 
 
 @dataclass(kw_only=True)
 class Uploads:
-    """What goes from the local folder to the target.
-
-    Attributes:
-        target: the URL's folder.
-        folder: the local one.
-        entries: of the run, by slide id.
-        there: name -> bytes of what the target holds.
-        recorded: files of each slide that the target's ledger names.
-        failed: slides whose files did not arrive, by id.
-    """
+    """What goes from the local folder to the target."""
 
     target: RemoteFolder
-    folder: Path
-    entries: dict[str, SlideEntry]
-    there: dict[str, int] = field(default_factory=dict)
+    folder: Path  # the local one
+    entries: dict[str, SlideEntry]  # of the run, by slide id
+    there: dict[str, int] = field(default_factory=dict)  # name -> bytes of what the target holds
+    # files of each slide that the target's ledger names
     recorded: dict[str, set[str]] = field(default_factory=dict)
+    # slides whose files did not arrive, by id
     failed: dict[str, SlideResult] = field(default_factory=dict)
 
     def fetch_ledgers(self) -> None:
@@ -94,9 +82,8 @@ class Uploads:
                 local.parent.mkdir(parents=True, exist_ok=True)
                 local.write_bytes(self.target.read(name))
         for path in (self.folder / SLIDES).glob(f"*/{LEDGER_NAME}"):
-            ledger = load_ledger(self.folder, path.parent.name)
-            names = {name for record in ledger.stages.values() for name in record.files}
-            self.recorded[ledger.slide_id] = names
+            slide_id = path.parent.name
+            self.recorded[slide_id] = names = self._recorded_here(slide_id)
             sizes = {name: self.there[name] for name in names if name in self.there}
             Elsewhere(url=self.target.url, files=sizes).save(path.parent)
 
@@ -124,9 +111,12 @@ class Uploads:
         Raises:
             StoreError: the target refuses.
         """
-        names = [name for name in self._files() if not name.startswith(f"{SLIDES}/")]
+        files = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
+        done = [p for p in files if p.name not in _LOCAL and TMP_MARK not in p.name]
+        names = [str(path.relative_to(self.folder)) for path in done]
+        names = [name for name in names if not name.startswith(f"{SLIDES}/")]
         names += [f"{SLIDES}/{slide_id}/{FAILURE_NAME}" for slide_id in self.failed]
-        last = f"{RECORDS}/{record}/run.json"
+        last = f"{RECORDS}/{record}/{RECORD_NAME}"
         try:
             for name in sorted(names, key=lambda name: name == last):
                 self.target.put(self.folder / name, name)
@@ -144,41 +134,28 @@ class Uploads:
         try:
             self._move(entry.slide_id)
         except Exception as error:  # noqa: BLE001 - the per-slide boundary of uploading
-            self._drop(entry.slide_id)
-            result = record_failure(self.folder, entry, UPLOAD_STAGE, error)
+            result = record_failure(self.folder, entry, "upload", error)
             self.failed[entry.slide_id] = result
+        for name in self._recorded_here(entry.slide_id):  # the tables need none of these
+            (self.folder / name).unlink(missing_ok=True)
         return result
 
     def _move(self, slide_id: str) -> None:
         ledger_name, failure_name = (f"{SLIDES}/{slide_id}/{name}" for name in _KEPT)
         ledger = load_ledger(self.folder, slide_id)
-        wanted = [name for record in ledger.stages.values() for name in record.files]
-        kept = ledger.elsewhere.brought  # fetched to be read, and there as they were
-        here = [n for n in wanted if n not in kept and (self.folder / n).is_file()]
-        here += [name for name in (failure_name,) if (self.folder / name).is_file()]
-        outdated = self.recorded.get(slide_id, set()) - set(wanted)
-        for name in (ledger_name, failure_name, *outdated):
+        wanted = self._recorded_here(slide_id)
+        # what was fetched to be read is there as it was
+        candidates = [*sorted(wanted - set(ledger.elsewhere.brought)), failure_name]
+        here = [name for name in candidates if (self.folder / name).is_file()]
+        for name in (ledger_name, failure_name, *self.recorded.get(slide_id, set()) - wanted):
             if self.there.pop(name, None) is not None:
                 self.target.delete(name)
-        if ledger.stages:
-            here.append(ledger_name)
-        for name in here:
+        for name in [*here, *([ledger_name] if ledger.stages else [])]:
             self.target.put(self.folder / name, name)
             self.there[name] = (self.folder / name).stat().st_size
-        self.recorded[slide_id] = set(wanted)
-        self._drop(slide_id)
+        self.recorded[slide_id] = wanted
 
-    def _drop(self, slide_id: str) -> None:
-        """Deletes the local files of a slide but for what the tables need."""
-        ledger = load_ledger(self.folder, slide_id)
-        for record in ledger.stages.values():
-            for name in record.files:
-                (self.folder / name).unlink(missing_ok=True)
-
-    def _files(self) -> list[str]:
-        """Relative names of the finished files that are here."""
-        return [
-            str(path.relative_to(self.folder))
-            for path in sorted(self.folder.rglob("*"))
-            if path.is_file() and path.name not in _LOCAL and TMP_MARK not in path.name
-        ]
+    def _recorded_here(self, slide_id: str) -> set[str]:
+        """The files that the local ledger of a slide names."""
+        stages = load_ledger(self.folder, slide_id).stages.values()
+        return {name for record in stages for name in record.files}

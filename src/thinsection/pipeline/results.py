@@ -10,10 +10,17 @@ from typing import Any, Literal
 from thinsection.errors import QcExclusion
 from thinsection.files.atomic import write_json
 from thinsection.files.tables import write_table
+from thinsection.qc import qc_fail
+from thinsection.qc.checks.check import Score
+from thinsection.qc.engine import QcRule, parse_rule
+from thinsection.report.qc_files import QC_FORMAT, QC_JSON, write_qc_csv
+from thinsection.report.qc_sheet import write_qc_sheet
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.labels import features_label
+from thinsection.stages.config import RunConfig
+from thinsection.stages.masks import QcStage
+from thinsection.stages.request import mask_stage
 from thinsection.stages.stage import ledger_facts
-from thinsection.store.ledger import SLIDES, SlideLedger, load_ledger, load_ledgers
+from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
 
 FAILURE_NAME = "failure.json"
 SUMMARY_COLUMNS = (
@@ -46,25 +53,21 @@ class SlideResult:
     error: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, entry: SlideEntry, status: Status, **more: Any) -> "SlideResult":
+        """The end of a slide of the cohort."""
+        return cls(slide_id=entry.slide_id, slide_path=entry.slide_path, status=status, **more)
+
 
 def record_failure(out: Path, entry: SlideEntry, stage: str, error: BaseException) -> SlideResult:
     """Writes `slides/ID/failure.json` (stage, message, traceback, entry) and returns the result."""
     excluded = isinstance(error, QcExclusion)
     message = str(error) if excluded else f"{type(error).__name__}: {error}".replace("\n", " ")
-    result = SlideResult(
-        slide_id=entry.slide_id,
-        slide_path=entry.slide_path,
-        status="excluded" if excluded else "failed",
-        stage=stage,
-        error=message,
-    )
-    document = {
-        **{name: getattr(result, name) for name in ("status", "stage", "error")},
-        "entry": asdict(entry),
-        "traceback": "".join(traceback.format_exception(error)),
-    }
-    write_json(failure_path(out, entry.slide_id), document)
-    return result
+    status: Status = "excluded" if excluded else "failed"
+    trace = "".join(traceback.format_exception(error))
+    document = {"status": status, "stage": stage, "error": message, "entry": asdict(entry)}
+    write_json(failure_path(out, entry.slide_id), document | {"traceback": trace})
+    return SlideResult.of(entry, status, stage=stage, error=message)
 
 
 def failure_path(out: Path, slide_id: str) -> Path:
@@ -72,20 +75,13 @@ def failure_path(out: Path, slide_id: str) -> Path:
     return out / SLIDES / slide_id / FAILURE_NAME
 
 
-def clear_failure(out: Path, slide_id: str) -> None:
-    """Removes what an earlier failure of the slide left."""
-    failure_path(out, slide_id).unlink(missing_ok=True)
-
-
 def read_failure(out: Path, slide_id: str) -> SlideResult | None:
     """The failure that is recorded of a slide; None where there is none, or it is not readable."""
     try:
         document = json.loads(failure_path(out, slide_id).read_text(encoding="utf-8"))
-        return SlideResult(
-            slide_id=slide_id,
-            slide_path=str(document["entry"]["slide_path"]),
-            **{name: document[name] for name in ("status", "stage", "error")},
-        )
+        told = {name: document[name] for name in ("status", "stage", "error")}
+        path = str(document["entry"]["slide_path"])
+        return SlideResult(slide_id=slide_id, slide_path=path, **told)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -133,29 +129,66 @@ def grid_rows(ledger: SlideLedger) -> Iterator[dict[str, Any]]:
         folders = [a.split("/")[1] for a in ledger.stages if a.startswith(f"{grid}/")]
         tiles = ledger.stages.get(f"{grid}/tiles")
         addresses = [*(tiles.needs if tiles else ()), *(f"{grid}/{name}" for name in folders)]
-        pooled = [n.removeprefix("slide_features_") for n in folders if n.startswith("slide_")]
-        features = [features_label(n) for n in folders if n.startswith("features_")]
         also = [n for n in folders if not n.startswith(("features_", "slide_features_", "tiles"))]
-        yield (
-            slide
-            | ledger_facts(ledger, addresses)
-            | {
-                "grid": grid,
-                "features": "|".join(features),
-                "slide_features": "|".join(pooled),
-                "also": "|".join(also),
-            }
-        )
+        columns = {
+            "features": _named(folders, "features_"),
+            "slide_features": _named(folders, "slide_features_"),
+            "also": "|".join(also),
+        }
+        yield slide | ledger_facts(ledger, addresses) | {"grid": grid} | columns
 
 
-def done_result(out: Path, entry: SlideEntry, addresses: Sequence[str]) -> SlideResult | None:
-    """The result of a slide whose ledger names all these stages and that has no failure."""
-    if read_failure(out, entry.slide_id) is not None:
+def _named(folders: Iterable[str], prefix: str) -> str:
+    return "|".join(name.removeprefix(prefix) for name in folders if name.startswith(prefix))
+
+
+def qc_stage(config: RunConfig) -> QcStage:
+    """The stage of a run's quality control."""
+    stage = mask_stage(config)
+    assert isinstance(stage, QcStage)
+    return stage
+
+
+def write_qc_tables(out: Path, entries: Sequence[SlideEntry], config: RunConfig) -> None:
+    """Writes qc_NAME.csv and qc_NAME.html of the slides that quality control has looked at."""
+    stage = qc_stage(config)
+    rows = qc_rows(out, entries, stage)
+    failing = failing_rules(rows, config.qc.qc_fail)
+    for row in rows:
+        row["fails"] = "|".join(str(rule) for slide, rule in failing if slide == row["slide_id"])
+    write_qc_csv(out / f"qc_{stage.name}.csv", rows)
+    write_qc_sheet(out / f"qc_{stage.name}.html", rows, title="Quality control")
+
+
+def qc_rows(out: Path, entries: Sequence[SlideEntry], stage: QcStage) -> list[dict[str, Score]]:
+    """The line of each slide: what its qc.json says, or why there is none."""
+    rows: list[dict[str, Score]] = []
+    for entry in entries:
+        folder = stage.folder(entry.slide_id)
+        row: dict[str, Score] = {"slide_id": entry.slide_id, "slide_path": entry.slide_path}
+        row["folder"] = folder
+        document = _qc_document(out / folder / QC_JSON)
+        if document is not None:
+            found = {**document["facts"], **document["scores"]}
+            warnings = "|".join(document["warnings"])
+            rows.append({**row, "status": "done", **found, "warnings": warnings})
+        elif (failure := read_failure(out, entry.slide_id)) is not None:
+            rows.append({**row, "status": "failed", "warnings": failure.error})
+    return rows
+
+
+def _qc_document(path: Path) -> dict[str, Any] | None:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
-    ledger = load_ledger(out, entry.slide_id)
-    if not all(address in ledger.stages for address in addresses):
-        return None
-    facts = ledger_facts(ledger, list(addresses))
-    return SlideResult(
-        slide_id=entry.slide_id, slide_path=entry.slide_path, status="done", facts=facts
-    )
+    return document if document.get("format") == QC_FORMAT else None
+
+
+def failing_rules(
+    rows: Sequence[dict[str, Score]], rules: Sequence[str]
+) -> list[tuple[str, QcRule]]:
+    """(slide_id, rule) for each rule that holds for a slide that was looked at."""
+    parsed = [parse_rule(rule) for rule in rules]
+    done = [row for row in rows if row["status"] == "done"]
+    return [(str(row["slide_id"]), rule) for row in done for rule in parsed if qc_fail(row, rule)]

@@ -1,10 +1,12 @@
 """`run`: slides in, results out; every invocation leaves a record of its own."""
 
+import functools
 import html
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +16,27 @@ from thinsection.files.atomic import atomic_path
 from thinsection.files.sources import is_url
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import chosen_executor
-from thinsection.jobs.task import Report
+from thinsection.jobs.task import Report, merged
 from thinsection.neighbors import parse_graph_spec
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.process import OnEvent
-from thinsection.pipeline.qc_tables import write_qc_tables
-from thinsection.pipeline.records import RECORDS, Record, begin_record, end_record, read_records
-from thinsection.pipeline.results import SlideResult, write_tables
+from thinsection.pipeline.records import (
+    RECORDS,
+    Record,
+    begin_record,
+    end_record,
+    read_records,
+    write_efficiency,
+)
+from thinsection.pipeline.results import SlideResult, write_qc_tables, write_tables
 from thinsection.pipeline.task import RunTask, filesystem_now
-from thinsection.pipeline.usage import write_efficiency
 from thinsection.qc import load_pipeline, prepare_models
 from thinsection.qc.engine import parse_rule
-from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
+from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig, batch_size_of, budget_of
 from thinsection.stages.formats import FORMATS
-from thinsection.stages.request import Goal, check_goal
+from thinsection.stages.request import ENCODING, Goal, check_goal, cohort_of
 from thinsection.store.ledger import SLIDES
-from thinsection.stream import StageClock
 from thinsection.tiles import load_filters
 from thinsection.types import MIB
 from thinsection.units import format_bytes
@@ -43,21 +49,13 @@ _WHERE = ("executor", "stream")  # settings that decide where work happens, not 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """What a run left.
+    """What a run left."""
 
-    Attributes:
-        out: the results folder, or its URL.
-        record: folder of the invocation's record.
-        results: one per slide, in the order of the cohort.
-        stage_seconds: busy and waiting seconds by stage.
-        seconds: wall-clock time.
-    """
-
-    out: Path | str
-    record: Path
-    results: tuple[SlideResult, ...]
-    stage_seconds: dict[str, float]
-    seconds: float
+    out: Path | str  # the results folder, or its URL
+    record: Path  # folder of the invocation's record
+    results: tuple[SlideResult, ...]  # one per slide, in the order of the cohort
+    stage_seconds: dict[str, float]  # busy and waiting seconds by stage
+    seconds: float  # wall-clock time
 
     @property
     def counts(self) -> dict[str, int]:
@@ -77,22 +75,6 @@ class RunSummary:
     def _repr_html_(self) -> str:
         here = "" if is_url(str(self.out)) else open_results(self.out)._repr_html_()
         return f"<p>{html.escape(repr(self))}</p>{here}"
-
-
-@dataclass(kw_only=True)
-class _Work:
-    """What came of a run's slides so far."""
-
-    results: dict[str, SlideResult] = field(default_factory=dict)
-    clock: StageClock = field(default_factory=StageClock)
-    identities: dict[str, Any] = field(default_factory=dict)
-
-    def take(self, report: Report[SlideResult]) -> None:
-        """Adds the report of a chunk."""
-        self.results |= {result.slide_id: result for result in report.results}
-        for name, seconds in report.stage_seconds.items():
-            self.clock.add(name, seconds)
-        self.identities |= report.facts
 
 
 def run(
@@ -131,37 +113,23 @@ def run(
     """
     config = replace_flat(config or RunConfig(), settings)
     goal = check_goal(stage)
-    given = config.slides.slide_mpp
-    mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
-    entries = load_cohort(slides, slide_mpp=mpp)
+    entries = cohort_of(slides, config)
     check_settings(config, goal)
-    if is_url(str(out)):
-        from thinsection.pipeline.remote_out import uploads_to
-
-        with uploads_to(str(out), entries, config, executor) as uploads:
-            summary = run_in_folder(
-                entries,
-                out=uploads.folder,
-                config=config,
-                goal=goal,
-                on_event=uploads.watch(on_event),
-                on_message=on_message,
-                settle=uploads.settle,
-            )
-            uploads.put_rest(summary.record.name)
-        return replace(summary, out=str(out))
-    return run_in_folder(
-        entries,
-        out=check_folder(Path(out)),
-        config=config,
-        goal=goal,
-        executor=executor,
-        on_event=on_event,
-        on_message=on_message,
+    work = functools.partial(
+        _run_in_folder, entries, config=config, goal=goal, on_message=on_message
     )
+    if not is_url(str(out)):
+        return work(out=check_folder(Path(out)), executor=executor, on_event=on_event)
+    from thinsection.pipeline.remote_out import uploads_to
+
+    with uploads_to(str(out), entries, config, executor) as uploads:
+        on_event = uploads.watch(on_event)
+        summary = work(out=uploads.folder, on_event=on_event, settle=uploads.settle)
+        uploads.put_rest(summary.record.name)
+    return replace(summary, out=str(out))
 
 
-def run_in_folder(
+def _run_in_folder(
     entries: Sequence[SlideEntry],
     *,
     out: Path,
@@ -173,33 +141,36 @@ def run_in_folder(
     settle: Callable[[SlideResult], SlideResult] = lambda result: result,
 ) -> RunSummary:
     """`run` on checked settings and a folder that exists; `settle` has the last word on a slide."""
-    task = make_task(out, config, goal, command="run")
-    work = _Work()
+    task = make_task(out, config, goal)
+    reports: list[Report[SlideResult]] = []
     facts: dict[str, Any] = {}
     if executor is None and config.executor.in_process:
         facts = task.facts(task.models())  # errors of settings and weights come before any work
     else:
         check_encoder_names(config, goal)
-    with ResourceMonitor(task.record, facts=facts, stage_seconds=work.clock.seconds):
+    with ResourceMonitor(
+        task.record, facts=facts, stage_seconds=lambda: merged(reports).stage_seconds
+    ):
         execute(
             entries,
             task,
             config.executor,
             folder=task.record,
-            on_report=work.take,
+            on_report=reports.append,
             on_event=on_event,
             on_message=on_message,
             cluster=executor,
         )
-    results = tuple(settle(work.results[entry.slide_id]) for entry in entries)
-    return finish_run(
-        task, entries, results, clock=work.clock.seconds(), identities=work.identities
-    )
+    report = merged(reports)
+    ended = {result.slide_id: settle(result) for result in report.results}
+    results = tuple(ended[entry.slide_id] for entry in entries)
+    return finish_run(task, entries, replace(report, results=results))
 
 
-def make_task(out: Path, config: RunConfig, goal: Goal, *, command: str) -> RunTask:
+def make_task(out: Path, config: RunConfig, goal: Goal) -> RunTask:
     """The task of an invocation that begins now, and its record."""
     folder = out.resolve()
+    command = "run" if goal == "aggregate" else goal  # each goal is a subcommand
     record = begin_record(folder, command, as_mapping(config) | {"stage": goal})
     return RunTask(
         out=folder,
@@ -215,46 +186,41 @@ def make_task(out: Path, config: RunConfig, goal: Goal, *, command: str) -> RunT
 def _same_settings(out: Path, record: Record) -> tuple[Path, ...]:
     """Earlier records with the settings that decide the results; none where all is to be redone."""
 
-    def wanted(one: Record) -> dict[str, Any]:
-        config = one.document["config"]
-        return {name: value for name, value in config.items() if name not in _WHERE}
+    def deciding(one: Record) -> dict[str, Any]:
+        return {k: v for k, v in one.document["config"].items() if k not in _WHERE}
 
     if not record.document["config"]["output"]["resume"]:
         return ()
-    others = [one for one in read_records(out) if one.folder != record.folder]
-    runs = [one for one in others if "stage" in one.document["config"]]
-    return tuple(one.folder for one in runs if wanted(one) == wanted(record))
+    same = [one.folder for one in read_records(out) if deciding(one) == deciding(record)]
+    return tuple(folder for folder in same if folder != record.folder)
 
 
 def finish_run(
-    task: RunTask,
-    entries: Sequence[SlideEntry],
-    results: tuple[SlideResult, ...],
-    *,
-    clock: dict[str, float],
-    identities: dict[str, Any],
+    task: RunTask, entries: Sequence[SlideEntry], report: Report[SlideResult]
 ) -> RunSummary:
-    """Writes the tables, the record, its efficiency page, and the QC page where there was QC."""
+    """Writes the tables, the record, its efficiency page, and the QC page where there was QC.
+
+    The report is of all chunks, merged; of a batch job not yet of all entries.
+    """
     record = Record.read(task.record)
+    spent = datetime.now(UTC) - datetime.fromisoformat(record.document["started"])
     summary = RunSummary(
         out=task.out,
         record=task.record,
-        results=results,
-        stage_seconds=clock,
-        seconds=record.seconds_since(),
+        results=report.results,
+        stage_seconds=dict(sorted(report.stage_seconds.items())),
+        seconds=spent.total_seconds(),
     )
-    write_tables(task.out, entries, results)
+    write_tables(task.out, entries, report.results)
     if task.config.qc.qc != "off":
         write_qc_tables(task.out, entries, task.config)
-    end_record(
-        record,
-        {
-            "seconds": round(summary.seconds, 3),
-            "counts": summary.counts,
-            "models": identities,
-            "stage_seconds": {name: round(value, 3) for name, value in clock.items()},
-        },
-    )
+    facts = {
+        "seconds": round(summary.seconds, 3),
+        "counts": summary.counts,
+        "models": dict(report.facts),
+        "stage_seconds": {name: round(s, 3) for name, s in summary.stage_seconds.items()},
+    }
+    end_record(record, facts)
     if summary.counts["done"]:
         write_efficiency(task.record)
     return summary
@@ -292,7 +258,7 @@ def check_encoder_names(config: RunConfig, goal: Goal) -> None:
     Raises:
         UnknownEncoderError: no such name.
     """
-    if goal not in ("embed", "aggregate"):
+    if goal not in ENCODING:
         return
     from thinsection.encode.load import find_spec
     from thinsection.encode.registry import ENCODERS

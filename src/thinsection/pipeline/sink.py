@@ -2,66 +2,37 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.stages.features import FeaturesStage, OpenResult, TokensStage
-from thinsection.stages.stage import SlideWork
+from thinsection.stages.stage import SlideWork, Stage
 from thinsection.stages.tiles import TilesStage
-from thinsection.stream import StageClock
+from thinsection.stream import SlideFailed, SlideFinished, StageClock, TileBatch
 from thinsection.stream.batches import Channel, ChannelClosed
 
 if TYPE_CHECKING:
     from thinsection.encode.embed import EmbeddedBatch
 
+# what the sink takes, in order: of a batch without embeddings only which tiles filters kept
+Item = Union["EmbeddedBatch", TileBatch, SlideFinished, SlideFailed]
 # batches of embeddings that may wait for the disk: 4 x 256 x 2560 x 4 B = 10 MiB at the largest
 _QUEUED = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finish:
-    """Marker: every batch of the slide was handed over."""
-
-    work: SlideWork
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fail:
-    """Marker: the slide failed in the stream."""
-
-    work: SlideWork
-    stage: str
-    error: Exception
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """Tiles that pixel filters kept, where no encoder asks for them."""
-
-    work: SlideWork
-    indices: npt.NDArray[np.int64]
-
-
-@dataclass(kw_only=True)
-class _Growing:
-    """The files of one slide under construction."""
-
-    work: SlideWork
-    files: list[tuple[int, OpenResult]]
-    indices: list[npt.NDArray[np.int64]] = field(default_factory=list)
+def encoder_of(stage: Stage) -> str:
+    """Label of the encoder that feeds a stage; '' for stages that none feeds."""
+    source = stage.features if isinstance(stage, TokensStage) else stage
+    return source.encoder if isinstance(source, FeaturesStage) else ""
 
 
 class ResultSink:
-    """Takes embedded batches and markers, in order, and leaves finished slides.
+    """Takes a stream's events, batches of tiles embedded, and leaves finished slides.
 
-    Args:
-        dims: width of each encoder's embeddings by label, in the order of a batch's embeddings.
-        on_end: called with each slide's work, failing stage and error (None when done), in the
-            sink's thread.
-        clock: busy time goes to 'write_busy' and 'aggregate_busy'.
+    `dims` is the width of each encoder's embeddings by label, in the order of a batch's; `on_end`
+    is told of each slide's work, failing stage and error (None when done), in the sink's thread.
 
     Memory: `_QUEUED` batches of embeddings; while one slide is pooled its (N, D) embeddings.
     """
@@ -73,15 +44,16 @@ class ResultSink:
         on_end: Callable[[SlideWork, str, Exception | None], None],
         clock: StageClock,
     ) -> None:
-        self._labels, self._dims = list(dims), dims
-        self._on_end, self._clock = on_end, clock
-        self._channel: Channel[EmbeddedBatch | Kept | Finish | Fail] = Channel(_QUEUED)
-        self._open: _Growing | None = None
+        self._dims, self._on_end, self._clock = dims, on_end, clock
+        self._channel: Channel[Item] = Channel(_QUEUED)
+        # of the slide at work: its files with their encoders' labels, and the tiles that were kept
+        self._files: list[tuple[str, OpenResult]] | None = None
+        self._kept: list[npt.NDArray[np.int64]] = []
         self._given_up: SlideWork | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def put(self, item: "EmbeddedBatch | Kept | Finish | Fail") -> None:
+    def put(self, item: Item) -> None:
         """Hands an item over, waiting for room.
 
         Raises:
@@ -108,75 +80,70 @@ class ResultSink:
 
     def _run(self) -> None:
         try:
-            while True:
-                self._take(self._channel.get())
-        except ChannelClosed:
-            return
+            for item in self._channel:
+                self._take(item)
         except BaseException as error:  # noqa: BLE001 - raised again in the run's thread
             self._failure = error
             self._channel.close()
 
-    def _take(self, item: "EmbeddedBatch | Kept | Finish | Fail") -> None:
-        work: SlideWork = item.work if isinstance(item, Kept | Finish | Fail) else item.key
-        if isinstance(item, Fail):
-            self._abandon()
-            if self._given_up is not work:
-                self._on_end(work, item.stage, item.error)
-            return
+    def _take(self, item: Item) -> None:
+        work: SlideWork = item.key
         if self._given_up is work:
             return
+        if isinstance(item, SlideFailed):
+            self._give_up(work, item.stage, item.error)
+            return
         try:
-            if isinstance(item, Finish):
-                self._finish(work)
-            else:
+            if not isinstance(item, SlideFinished):
                 with self._clock.timed("write_busy"):
                     self._append(work, item)
                 return
+            self._finish(work)
         except Exception as error:  # noqa: BLE001 - the per-slide boundary of writing
-            self._abandon()
-            self._given_up = work
-            self._on_end(work, work.at, error)
-            return
-        self._on_end(work, "", None)
+            self._give_up(work, work.at, error)
+        else:
+            self._on_end(work, "", None)
 
-    def _growing(self, work: SlideWork) -> _Growing:
+    def _give_up(self, work: SlideWork, stage: str, error: Exception) -> None:
+        self._abandon()
+        self._given_up = work
+        self._on_end(work, stage, error)
+
+    def _growing(self, work: SlideWork) -> list[tuple[str, OpenResult]]:
         """The files of the stages that the stream feeds and that the slide lacks."""
-        if self._open is None:
+        if self._files is None:
             work.at = "write"
-            self._open = _Growing(work=work, files=[])
+            self._files, self._kept = [], []
             for stage in work.missing:
                 if isinstance(stage, FeaturesStage | TokensStage):
-                    source = stage if isinstance(stage, FeaturesStage) else stage.features
-                    index = self._labels.index(source.encoder)
-                    self._open.files.append((index, OpenResult(work, stage)))
-        return self._open
+                    self._files.append((encoder_of(stage), OpenResult(work, stage)))
+        return self._files
 
-    def _append(self, work: SlideWork, item: "EmbeddedBatch | Kept") -> None:
-        growing = self._growing(work)
-        growing.indices.append(item.indices)
-        if isinstance(item, Kept):
+    def _append(self, work: SlideWork, item: "EmbeddedBatch | TileBatch") -> None:
+        files, labels = self._growing(work), list(self._dims)
+        self._kept.append(item.indices)
+        if isinstance(item, TileBatch):
             return
-        for index, file in growing.files:
+        for label, file in files:
             tokens = isinstance(file.stage, TokensStage)
-            values = (item.tokens if tokens else item.tile_embeddings)[index]
+            values = (item.tokens if tokens else item.tile_embeddings)[labels.index(label)]
             assert values is not None
             file.append(item.coords_l0, values)
 
     def _finish(self, work: SlideWork) -> None:
         """Completes the files of the stream, then all that is made from what is stored."""
         with self._clock.timed("write_busy"):
-            growing = self._growing(work)
+            files = self._growing(work)
             for stage in [s for s in work.missing if isinstance(s, TilesStage)]:
-                kept = np.concatenate(growing.indices or [np.empty(0, dtype=np.int64)])
+                kept = np.concatenate(self._kept or [np.empty(0, dtype=np.int64)])
                 table = work.values["candidates"].select(kept)
                 work.at = stage.title
                 work.begin(stage)
                 work.finish(stage, stage.write(work, table))
-            for index, file in growing.files:
+            for label, file in files:
                 work.at = file.stage.title
-                dim = self._dims[self._labels[index]]
-                work.finish(file.stage, file.close((dim,)))
-            self._open = None
+                work.finish(file.stage, file.close((self._dims[label],)))
+            self._files = None
         for stored in [s for s in work.stages if s.reads == "store" and s in work.missing]:
             clock = "aggregate_busy" if stored.title == "aggregate" else "write_busy"
             with self._clock.timed(clock):
@@ -184,6 +151,6 @@ class ResultSink:
 
     def _abandon(self) -> None:
         """Drops half-written files."""
-        growing, self._open = self._open, None
-        for _, file in growing.files if growing else ():
+        files, self._files = self._files, None
+        for _, file in files or ():
             file.abandon()

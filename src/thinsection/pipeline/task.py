@@ -10,48 +10,34 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from thinsection.errors import ClusterError
 from thinsection.files.atomic import TMP_MARK
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report, Task
-from thinsection.pipeline.models import ENCODING, Models, load_models, pipeline_of
-from thinsection.pipeline.process import RunEvent, process_slides, skipped_result
+from thinsection.pipeline.process import RunEvent, SlideJob, skipped_result
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
-from thinsection.qc import load_pipeline
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import GPU_BATCH, SCRATCH_LIMIT, RunConfig
-from thinsection.stages.request import Goal
+from thinsection.stages.request import ENCODING, Goal, Models
 from thinsection.store.ledger import ledger_path, load_ledger
 from thinsection.stream import StageClock, cpu_count
 from thinsection.stream.plan import CHANNELS, MIN_SLOTS
+from thinsection.tiles.transforms import stain_target
 from thinsection.units import parse_bytes
 from thinsection.usage.monitor import ResourceMonitor
 
 if TYPE_CHECKING:
     from thinsection.jobs.request import JobRequest
 
+Stamps = tuple[tuple[str, int, int], ...]  # name, time and size of files
+_ENDED = "ended"  # folder of a record: a line of JSON per slide that a process finished
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunTask(Task[SlideEntry, SlideResult]):
-    """See `Task`: slides up to a goal, of `run` and of each of its stages, `qc` too.
-
-    Attributes:
-        out: results folder, absolute, on a file system that every worker sees.
-        record: folder of this invocation below it.
-        config: of the run.
-        goal: the last stage.
-        threads: of the encoder; 0 leaves the library's own choice. On a CPU the last bit of an
-            embedding may depend on it: the same number gives the same bytes everywhere.
-        monitored: record what this process uses; for workers that are no descendants of a
-            monitored process.
-        started: when the run began, by the clock of the file system (`filesystem_now`). A slide
-            that a worker finished since and could not report, because it died, was done, not
-            skipped.
-        kept: records of earlier invocations with the same settings: what they finished and nobody
-            touched since need not be sent to a batch system.
-    """
+    """See `Task`: slides up to a goal, of `run` and of each of its stages, `qc` too."""
 
     kind: ClassVar[str] = "run"
     entry_type: ClassVar[type[Any]] = SlideEntry
@@ -59,30 +45,55 @@ class RunTask(Task[SlideEntry, SlideResult]):
     event_type: ClassVar[type[Any] | None] = RunEvent
     streams: ClassVar[bool] = True
 
-    out: Path
-    record: Path
+    out: Path  # results folder, absolute, on a file system that every worker sees
+    record: Path  # folder of this invocation below it
     config: RunConfig
-    goal: Goal
+    goal: Goal  # the last stage
+    # CPU threads of the encoder; 0 leaves the library's own choice. The last bit of an embedding
+    # may depend on it: the same number gives the same bytes everywhere
     threads: int = 0
-    monitored: bool = False
+    monitored: bool = False  # record what this process uses: none above it does
+    # when the run began, by `filesystem_now`: a slide that a worker finished since and could not
+    # report, because it died, was done, not skipped
     started: float = float("inf")
+    # records of earlier invocations with the same settings: what they finished and nobody touched
+    # since need not be sent to a batch system
     kept: tuple[Path, ...] = ()
 
     def __call__(
         self, entries: Sequence[SlideEntry], *, on_event: Callable[[RunEvent], None]
     ) -> Report[SlideResult]:
-        """See `Task.__call__`."""
+        """See `Task.__call__`; each slide is noted in the record as it ends."""
         started = time.perf_counter()
         set_threads(self.threads, torch_too=self.goal in ENCODING)
         models, clock = self.models(), StageClock()
-        if self.monitored:
-            facts = self.facts(models)
-            with ResourceMonitor(self.record, facts=facts, stage_seconds=clock.seconds):
-                results = self._process(entries, models, clock, on_event)
-        else:
-            results = self._process(entries, models, clock, on_event)
+        worker = f"{socket.gethostname()}-{os.getpid()}"
+        folder = self.record / _ENDED
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            if self.monitored:
+                facts = self.facts(models)
+                monitor = ResourceMonitor(self.record, facts=facts, stage_seconds=clock.seconds)
+                stack.enter_context(monitor)
+            path = folder / f"{worker}.jsonl"
+            log = stack.enter_context(path.open("a", encoding="utf-8", buffering=1))
+
+            def note(event: RunEvent) -> None:
+                if event.result is not None and event.result.status in ("done", "skipped"):
+                    log.write(json.dumps(asdict(self._truly(event.result))) + "\n")
+                on_event(event)
+
+            job = SlideJob(
+                out=self.out,
+                config=self.config,
+                models=models,
+                goal=self.goal,
+                clock=clock,
+                on_event=note,
+            )
+            results = job.process(entries)
         return Report(
-            results=tuple(results),
+            results=tuple(self._truly(result) for result in results),
             stage_seconds=clock.seconds(),
             worker=f"{socket.gethostname()}:{os.getpid()}",
             seconds=time.perf_counter() - started,
@@ -93,8 +104,11 @@ class RunTask(Task[SlideEntry, SlideResult]):
         """The encoders, loaded once per process, settings and files that these name."""
         plain = RunConfig()  # settings that change nothing about the encoders
         config = replace(self.config, qc=plain.qc, stream=plain.stream, executor=plain.executor)
-        models = _models(config, self.goal, stamps_of(config))
-        return replace(models, pipeline=pipeline_of(self.config))
+        named = [*config.encode.encoders, config.encode.weights, config.aggregate.slide_weights]
+        files = [Path(name) for name in (*named, config.stain.stain_reference) if name]
+        stats = [(str(path), path.stat()) for path in files if path.is_file()]
+        stamps = tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+        return load_models(config, self.goal, stamps)
 
     def facts(self, models: Models) -> dict[str, Any]:
         """Settings that explain a resource record."""
@@ -106,36 +120,32 @@ class RunTask(Task[SlideEntry, SlideResult]):
             "decode_workers": self.config.stream.decode_workers or cpu_count(),
         }
 
-    def with_threads(self, threads: int) -> Self:
-        """The task in a worker that has so many CPUs; 0 leaves everything as it is."""
-        stream = self.config.stream
-        stream = replace(stream, decode_workers=stream.decode_workers or threads)
-        return replace(self, threads=threads, config=replace(self.config, stream=stream))
-
     def on_worker(self, *, threads: int, monitored: bool) -> Self:
-        """See `Task.on_worker`."""
-        return replace(self.with_threads(threads), monitored=monitored)
+        """See `Task.on_worker`; 0 threads leave everything as it is."""
+        workers = self.config.stream.decode_workers or threads
+        return replace(
+            self._streaming(decode_workers=workers), threads=threads, monitored=monitored
+        )
 
     def smaller(self) -> Self:
         """Half the stream's memory, or what three batches need; one decoding thread.
 
         Batches keep their size: what a batch holds may show in the last bit of its embeddings.
         """
-        stream = self.config.stream
         batch = self.config.encode.batch_size or GPU_BATCH
         least = MIN_SLOTS * batch * self.config.tiles.tile_px**2 * CHANNELS + SCRATCH_LIMIT
-        given = parse_bytes(stream.memory)
-        memory = min(given, max(least, given // 2))
-        stream = replace(stream, memory=str(memory), decode_workers=1, prefetch_slides=1)
+        given = parse_bytes(self.config.stream.memory)
+        memory = str(min(given, max(least, given // 2)))
+        return self._streaming(memory=memory, decode_workers=1, prefetch_slides=1)
+
+    def _streaming(self, **changes: Any) -> Self:
+        stream = replace(self.config.stream, **changes)
         return replace(self, config=replace(self.config, stream=stream))
 
     def lost(self, entry: SlideEntry, reason: str) -> SlideResult:
         """Records a slide that no worker survives; what this run finished stays done."""
-        return self.done(entry) or record_failure(self.out, entry, LOST_STAGE, ClusterError(reason))
-
-    def done(self, entry: SlideEntry) -> SlideResult | None:
-        """The result of a slide that a process of this invocation finished, or found done."""
-        return ended_slides(self.record).get(entry.slide_id)
+        done = ended_slides(self.record).get(entry.slide_id)
+        return done or record_failure(self.out, entry, LOST_STAGE, ClusterError(reason))
 
     def name(self, entry: SlideEntry) -> str:
         """See `Task.name`."""
@@ -146,7 +156,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
 
         Whether embeddings are done to the letter is decided by the worker, which has the weights.
         """
-        done = self.done(entry)
+        done = ended_slides(self.record).get(entry.slide_id)
         if done is not None:
             return done
         if self.goal not in ENCODING:
@@ -160,7 +170,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
     def _untouched(self, entry: SlideEntry, record: Path) -> bool:
         """Whether the slide is older than the record's last word, and its files are all there."""
         path = Path(entry.slide_path)
-        last = max(log.stat().st_mtime for log in (record / ENDED).glob("*.jsonl"))
+        last = max(log.stat().st_mtime for log in (record / _ENDED).glob("*.jsonl"))
         if not path.is_file() or path.stat().st_mtime > last:
             return False
         ledger = load_ledger(self.out, entry.slide_id)
@@ -174,37 +184,9 @@ class RunTask(Task[SlideEntry, SlideResult]):
         self, chunks: Sequence[Sequence[SlideEntry]], config: ExecutorConfig
     ) -> "JobRequest":
         """See `Task.request`: what the plan predicts."""
-        from thinsection.planning.request import qc_request, run_request
+        from thinsection.planning.plan import run_request
 
-        planned = replace(self.config, executor=config)
-        if self.goal == "qc":
-            return qc_request(chunks, planned, load_pipeline(self.config.qc.qc))
-        return run_request(chunks, planned, stage=self.goal)
-
-    def _process(
-        self,
-        entries: Sequence[SlideEntry],
-        models: Models,
-        clock: StageClock,
-        on_event: Callable[[RunEvent], None],
-    ) -> list[SlideResult]:
-        with ended_log(self.record) as log:
-
-            def note(event: RunEvent) -> None:
-                if event.result is not None and event.result.status in ("done", "skipped"):
-                    log.write(json.dumps(asdict(self._truly(event.result))) + "\n")
-                on_event(event)
-
-            results = process_slides(
-                entries,
-                out=self.out,
-                config=self.config,
-                goal=self.goal,
-                models=models,
-                clock=clock,
-                on_event=note,
-            )
-        return [self._truly(result) for result in results]
+        return run_request(chunks, replace(self.config, executor=config), stage=self.goal)
 
     def _truly(self, result: SlideResult) -> SlideResult:
         """A slide that a dead worker of this very run finished was done, not skipped."""
@@ -214,20 +196,9 @@ class RunTask(Task[SlideEntry, SlideResult]):
         return replace(result, status="done") if written >= self.started else result
 
 
-ENDED = "ended"  # folder of a record: what each process finished
-
-
-def ended_log(record: Path) -> TextIO:
-    """A file of this process to which a line per finished slide is added at once."""
-    folder = record / ENDED
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{socket.gethostname()}-{os.getpid()}.jsonl"
-    return path.open("a", encoding="utf-8", buffering=1)
-
-
 def ended_slides(record: Path) -> dict[str, SlideResult]:
     """The slides that an invocation finished or found done, from what its processes noted."""
-    logs = sorted((record / ENDED).glob("*.jsonl"))
+    logs = sorted((record / _ENDED).glob("*.jsonl"))
     return _ended_slides(tuple((path, path.stat().st_size) for path in logs))
 
 
@@ -261,14 +232,39 @@ def set_threads(threads: int, *, torch_too: bool) -> None:
         torch.set_num_threads(threads)
 
 
-def stamps_of(config: RunConfig) -> tuple[tuple[str, int, int], ...]:
-    """Name, time and size of each local file that the models are read from."""
-    named = [*config.encode.encoders, config.encode.weights, config.aggregate.slide_weights]
-    files = [Path(name) for name in (*named, config.stain.stain_reference) if name]
-    stats = [(str(path), path.stat()) for path in files if path.is_file()]
-    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
-
-
 @functools.lru_cache(maxsize=1)
-def _models(config: RunConfig, goal: Goal, stamps: tuple[tuple[str, int, int], ...]) -> Models:
-    return load_models(config, goal)
+def load_models(config: RunConfig, goal: Goal, stamps: Stamps = ()) -> Models:
+    """Loads what a run up to a goal needs, once per settings and stamps of the files they name.
+
+    On a CPU this process then keeps freed memory.
+    """
+    if goal not in ENCODING:
+        return Models()
+    from thinsection.encode import load_encoder  # torch: goals before it start without
+    from thinsection.encode.memory import keep_freed_memory
+    from thinsection.pool import load_slide_encoder
+
+    options, pooling = config.encode, config.aggregate
+    encoders = tuple(
+        load_encoder(
+            name,
+            device=options.device,
+            precision=options.precision,
+            weights=options.weights,
+            pretrained=options.pretrained,
+            allow_remote_code=options.allow_remote_code,
+            seed=options.seed,
+        )
+        for name in options.encoders
+    )
+    if any(encoder.device.type == "cpu" for encoder in encoders):
+        keep_freed_memory()
+    budget_bytes = parse_bytes(pooling.aggregate_memory)
+    loaded = (
+        load_slide_encoder(
+            name, weights=pooling.slide_weights, device=options.device, budget_bytes=budget_bytes
+        )
+        for name in (pooling.slide_encoders if goal == "aggregate" else ())
+    )
+    target = None if config.stain.stain_norm == "none" else stain_target(config.stain)
+    return Models(encoders=encoders, slide_encoders=tuple(loaded), stain_target=target)

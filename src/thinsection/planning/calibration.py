@@ -1,13 +1,14 @@
-"""What the cost models need to know of this machine: measured once in some seconds, then kept.
+"""What the cost models need to know of this machine and of an encoder, without its weights.
 
-Kept at ~/.cache/thinsection/plan.json (XDG_CACHE_HOME is respected), by CPU, core count and
-library versions.
+Rates are measured once in some seconds and kept at ~/.cache/thinsection/plan.json (XDG_CACHE_HOME
+is respected), by CPU, core count and library versions.
 """
 
 import hashlib
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -15,107 +16,103 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+import simplejpeg
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from thinsection.config import user_cache_dir
-from thinsection.errors import StoreError
+from thinsection.encode import NetworkTileEncoder, TileEncoder
+from thinsection.encode.memory import batch_bytes, keep_freed_memory, weights_bytes
+from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import write_json
 from thinsection.stream import cpu_count
 
 # CPU-seconds per slide for tissue, polygons, pictures and files, beside decoding its thumbnail
 SLIDE_S = 0.35
-_DECODE_S = 0.5
-_TILE_PX = 256
+_FILE = "plan.json"
+_DECODE_S, _RATE_S = 0.5, 2.0  # CPU-seconds that a rate is measured for
+_TILE_PX, _RATE_TILES = 256, 8
+_PEAK_BATCHES, _PEAK_TIMES, _PEAK_FLOPS = 2.5, 3, 2e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Rates of one machine.
+    """Rates of one machine."""
 
-    Attributes:
-        process_bytes: resident memory of a process that has loaded the libraries.
-        start_s: CPU-seconds until it has.
-        decode_px_per_s: JPEG px decoded per CPU-second.
-        slide_s: CPU-seconds of small work per slide.
-        encoders: encoder's key -> tiles per CPU-second.
-        peaks: encoder's key and batch size -> peak bytes of a process that encodes such batches.
-    """
-
-    process_bytes: int
-    start_s: float
-    decode_px_per_s: float
-    slide_s: float = SLIDE_S
-    encoders: dict[str, float] = field(default_factory=dict)
+    process_bytes: int  # resident memory of a process that has loaded the libraries
+    start_s: float  # CPU-seconds until it has
+    decode_px_per_s: float  # JPEG px decoded per CPU-second
+    slide_s: float = SLIDE_S  # CPU-seconds of small work per slide
+    encoders: dict[str, float] = field(default_factory=dict)  # key -> tiles per CPU-second
+    # key and batch size -> peak bytes of a process that encodes such batches
     peaks: dict[str, int] = field(default_factory=dict)
 
 
-def calibration_path() -> Path:
-    """Where the measurements are kept."""
-    return user_cache_dir() / "plan.json"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSize:
+    """What an encoder takes."""
+
+    weights_bytes: int  # of its weights
+    batch_bytes: int  # of one batch in work, weights not counted
+    dim: int  # of an embedding
+    flops_per_tile: float  # multiply-adds count as two
+    # measured peak of a process that encodes such batches on this machine's CPU, with libraries
+    # and weights; None where it was not measured
+    cpu_peak_bytes: int | None = None
 
 
 def machine_key() -> str:
     """Names this machine and the versions that its rates depend on."""
-    parts = [platform.machine(), platform.processor(), cpu_model(), str(cpu_count())]
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.is_file() else []
+    model = next((line for line in lines if line.startswith("model name")), "")
+    parts = [platform.machine(), platform.processor(), model, str(cpu_count())]
     parts += [version(name) for name in ("thinsection", "torch", "simplejpeg", "numpy")]
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
 
-def cpu_model() -> str:
-    """The CPU's name, '' where the system does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line for line in lines if line.startswith("model name")), "")
-
-
-def calibrate(
-    *, path: Path | None = None, measure: Callable[[], Calibration] | None = None
-) -> Calibration:
+def calibrate(measure: Callable[[], Calibration] | None = None) -> Calibration:
     """The kept measurements of this machine, made now if there are none."""
-    path = path or calibration_path()
-    kept = _load(path)
-    if machine_key() in kept:
-        return Calibration(**kept[machine_key()])
+    kept = _kept().get(machine_key())
+    if kept is not None:
+        return Calibration(**kept)
     found = (measure or measure_machine)()
-    keep(found, path=path)
+    keep(found)
     return found
 
 
-def encoder_rate(
-    key: str, measure: Callable[[], float], *, path: Path | None = None
-) -> tuple[Calibration, float]:
-    """Tiles per CPU-second of an encoder, kept or measured now; with the machine's calibration."""
-    machine = calibrate(path=path)
-    if key not in machine.encoders:
-        machine = replace(machine, encoders={**machine.encoders, key: measure()})
-        keep(machine, path=path or calibration_path())
-    return machine, machine.encoders[key]
+def encoder_number(
+    table: Literal["encoders", "peaks"], key: str, measure: Callable[[], float]
+) -> float:
+    """A number of an encoder, of one of `Calibration`'s tables: kept, or measured now."""
+    machine = calibrate()
+    known: dict[str, float] = getattr(machine, table)
+    if key not in known:
+        known = {**known, key: measure()}
+        keep(replace(machine, **{table: known}))  # type: ignore[arg-type]
+    return known[key]
 
 
-def encoder_peak(key: str, measure: Callable[[], int], *, path: Path | None = None) -> int:
-    """Peak bytes of a process that encodes batches, kept or measured now."""
-    machine = calibrate(path=path)
-    if key not in machine.peaks:
-        machine = replace(machine, peaks={**machine.peaks, key: measure()})
-        keep(machine, path=path or calibration_path())
-    return machine.peaks[key]
-
-
-def keep(found: Calibration, *, path: Path) -> None:
+def keep(found: Calibration) -> None:
     """Adds this machine's measurements to the file, atomically."""
-    document = _load(path) | {machine_key(): asdict(found)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, document)
+    write_json(user_cache_dir() / _FILE, _kept() | {machine_key(): asdict(found)})
+
+
+def _kept() -> dict[str, Any]:
+    try:
+        document = json.loads((user_cache_dir() / _FILE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # a damaged cache is measured anew
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def measure_machine() -> Calibration:
     """Measures in a fresh process (memory) and in this one (decoding); about 10 s."""
-    seconds, resident = run_probe(_PROBE)
-    return Calibration(
-        process_bytes=int(resident), start_s=seconds, decode_px_per_s=measure_decoding()
-    )
+    seconds, peak = run_probe(_START_PROBE)
+    return Calibration(process_bytes=int(peak), start_s=seconds, decode_px_per_s=measure_decoding())
 
 
 def run_probe(code: str, *arguments: str) -> list[float]:
@@ -139,9 +136,6 @@ def run_probe(code: str, *arguments: str) -> list[float]:
 
 def measure_decoding() -> float:
     """JPEG px per CPU-second of this thread, on a textured tile at quality 80."""
-    import numpy as np
-    import simplejpeg
-
     rng = np.random.default_rng(0)
     coarse = rng.integers(90, 230, (_TILE_PX // 8, _TILE_PX // 8, 3), dtype=np.uint8)
     fine = rng.integers(0, 24, (_TILE_PX, _TILE_PX, 3), dtype=np.uint8)
@@ -155,6 +149,58 @@ def measure_decoding() -> float:
     return count * _TILE_PX**2 / spent
 
 
+def encoder_size(
+    encoder: TileEncoder, *, batch_size: int, tile_px: int, on_gpu: bool = False
+) -> EncoderSize:
+    """What the encoder takes for a batch, by dry passes on a CPU's or a GPU's behalf.
+
+    Raises:
+        InvalidInputError: another package's encoder, which cannot be looked into.
+    """
+    if not isinstance(encoder, NetworkTileEncoder):
+        raise InvalidInputError(
+            f"encoder must be one of ours to be planned, got {encoder.spec.name!r}; give it a "
+            "first run and take 'thinsection efficiency'"
+        )
+    at_once = batch_size if on_gpu else None
+    batch = batch_bytes(encoder, batch_size=batch_size, tile_px=tile_px, at_once=at_once)
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        encoder.encode(torch.zeros((1, tile_px, tile_px, 3), dtype=torch.uint8))
+    return EncoderSize(
+        weights_bytes=weights_bytes(encoder),
+        batch_bytes=batch,
+        dim=encoder.dim,
+        flops_per_tile=float(counter.get_total_flops()),
+    )
+
+
+def measure_rate(encoder: TileEncoder, *, tile_px: int) -> float:
+    """Tiles per CPU-second, over all threads, after a warm-up; memory is kept as in a run."""
+    keep_freed_memory()
+    tiles = torch.randint(0, 256, (_RATE_TILES, tile_px, tile_px, 3), dtype=torch.uint8)
+    with torch.inference_mode():
+        encoder.encode(tiles)
+        count, start = 0, time.process_time()
+        while (spent := time.process_time() - start) < _RATE_S:
+            encoder.encode(tiles)
+            count += _RATE_TILES
+    return count / spent
+
+
+def measure_cpu_peak(name: str, *, precision: str, batch_size: int, tile_px: int) -> int:
+    """Peak bytes of a fresh process that encodes batches as a run does, with random weights.
+
+    The mean of a few: where small objects end up in the heap is chance, and moves the peak.
+    """
+    arguments = (name, precision, str(tile_px), str(batch_size))
+    return int(statistics.mean(run_probe(_PEAK_PROBE, *arguments)[0] for _ in range(_PEAK_TIMES)))
+
+
+def is_quick(size: EncoderSize, *, batch_size: int) -> bool:
+    """Whether `measure_cpu_peak` takes half a minute of one core at most."""
+    return size.flops_per_tile * batch_size * _PEAK_BATCHES * _PEAK_TIMES <= _PEAK_FLOPS
+
+
 _IMPORTS = """
 import json, os, sys
 import torch, h5py, tifffile, simplejpeg, PIL.Image, scipy.ndimage, skimage.morphology
@@ -164,17 +210,21 @@ def peak():
     lines = [line for line in open('/proc/self/status') if line.startswith('VmHWM')]
     return int(lines[0].split()[1]) * 1024
 """
-_PROBE = """
+_START_PROBE = """
 torch.nn.functional.conv2d(torch.zeros(1, 3, 64, 64), torch.zeros(8, 3, 3, 3))
 torch.zeros(64, 64) @ torch.zeros(64, 64)
 times = os.times()
 print(json.dumps([times.user + times.system, peak()]))
 """
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # a damaged cache is measured anew
-        return {}
-    return document if isinstance(document, dict) else {}
+_PEAK_PROBE = """
+from thinsection.encode.memory import keep_freed_memory
+keep_freed_memory()
+name, precision, edge, batch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+encoder = thinsection.encode.load_encoder(
+    name, device='cpu', precision=precision, pretrained=False
+)
+for count in (batch, 1 + batch // 3, batch):
+    with torch.inference_mode():
+        encoder.encode(torch.randint(0, 256, (count, edge, edge, 3), dtype=torch.uint8))
+print(json.dumps([peak()]))
+"""

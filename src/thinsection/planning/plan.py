@@ -1,106 +1,109 @@
-"""A run planned before it runs: headers and thumbnails in, memory and time out."""
+"""A run planned before it runs: headers and thumbnails in, memory and time out; and batch jobs."""
 
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from thinsection.encode import load_encoder
-from thinsection.errors import BudgetError, ThinsectionError
+from thinsection.errors import BudgetError, CohortError, ConfigError, ThinsectionError
+from thinsection.files.sources import is_url
 from thinsection.jobs.executor import Rung
-from thinsection.planning.calibration import Calibration, calibrate, encoder_peak, encoder_rate
+from thinsection.jobs.request import (
+    DEFAULT,
+    LEAST_TIME_S,
+    MEMORY_MARGIN,
+    TIME_MARGIN,
+    JobRequest,
+    Numbers,
+    all_given,
+    job_request,
+    with_margins,
+)
+from thinsection.planning.calibration import (
+    calibrate,
+    encoder_number,
+    encoder_size,
+    is_quick,
+    measure_cpu_peak,
+    measure_rate,
+)
 from thinsection.planning.cost import (
+    COARSEST_MPP,
     GPUS,
-    EncoderSize,
+    TRAINING_S,
     Gpu,
     MemoryPlan,
+    Planner,
     SlideSize,
     TimePlan,
     encoders_together,
     find_gpu,
-    memory_plan,
-    time_plan,
+    qc_peak_bytes,
+    qc_seconds,
 )
-from thinsection.planning.encoder import encoder_size, is_quick, measure_cpu_peak, measure_rate
+from thinsection.qc import Pipeline, load_pipeline
 from thinsection.qc.tissue import thumbnail_size, tissue_mask
+from thinsection.qc.work_image import scale_of
 from thinsection.slide import open_slide
-from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
-from thinsection.stages.config import RunConfig, batch_size_of, budget_of
+from thinsection.slide.cohort import SlideEntry
+from thinsection.slide.geometry import mean_mpp
+from thinsection.stages.config import RunConfig, batch_size_of
+from thinsection.stages.request import ENCODING, cohort_of
 from thinsection.stream import cpu_count
 from thinsection.tiles import tile_grid
 from thinsection.units import format_bytes, parse_bytes
 
-ENCODING_STAGES = ("embed", "aggregate")
+MAX_OPENED = 64  # headers that a submission opens at most: seconds, not minutes
+_MIN_GPU_CPUS, _MAX_GPU_CPUS = 2, 16
+
+Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What a run will take.
+    """What a run will take."""
 
-    Attributes:
-        slides: of each slide that opens.
-        unreadable: slide id -> why it does not.
-        memory, time: of one process that takes all slides.
-        gpu: the card that it is planned for; None for a CPU.
-        warnings: budgets that cannot hold, and what would.
-    """
-
-    slides: tuple[SlideSize, ...]
-    unreadable: dict[str, str]
-    memory: MemoryPlan
+    slides: tuple[SlideSize, ...]  # of each slide that opens
+    unreadable: dict[str, str]  # slide id -> why it does not
+    memory: MemoryPlan  # of one process that takes all slides
     time: TimePlan
-    gpu: Gpu | None
-    warnings: tuple[str, ...]
+    gpu: Gpu | None  # the card that it is planned for; None for a CPU
+    warnings: tuple[str, ...]  # budgets that cannot hold, and what would
 
 
-@dataclass(frozen=True, kw_only=True)
-class Planner:
-    """What predictions need beside the slides: measured or looked up once.
+def plan(slides: Sequence[str | Path], *, config: RunConfig | None = None) -> RunPlan:
+    """Predicts peak memory and time from headers, thumbnails and this machine's calibration.
 
-    Attributes:
-        config: of the run.
-        gpu: the card, None for a CPU.
-        encoder: None for a run that ends with the tile grid.
-        machine: calibration of this machine.
-        tiles_per_s: the encoder's rate here, per CPU-second.
+    Args:
+        slides: files, folders or cohort CSVs.
+        config: of the run that is planned.
+
+    Memory: one thumbnail and one tile table at a time, and the encoder.
+
+    Raises:
+        ConfigError: unknown GPU or setting.
+        CohortError: no slides.
+        BudgetError: none that opens.
     """
-
-    config: RunConfig
-    gpu: Gpu | None
-    encoder: EncoderSize | None
-    machine: Calibration
-    tiles_per_s: float
-
-    @property
-    def batch_size(self) -> int:
-        """Tiles per batch."""
-        return batch_size_of(self.config, on_gpu=self.gpu is not None)
-
-    def memory(self, slides: Sequence[SlideSize], *, cpus: int) -> MemoryPlan:
-        """Peaks of one process with so many CPUs that takes these slides."""
-        stream = self.config.stream
-        stream = replace(stream, decode_workers=stream.decode_workers or cpus)
-        return memory_plan(
-            tuple(slides),
-            stream=budget_of(replace(self.config, stream=stream), self.batch_size),
-            batch_size=self.batch_size,
-            encoder=self.encoder,
-            process_bytes=self.machine.process_bytes,
-            prefetch_slides=stream.prefetch_slides,
-            on_gpu=self.gpu is not None,
-        )
-
-    def time(self, slides: Sequence[SlideSize], *, cpus: int) -> TimePlan:
-        """Seconds of one process with so many CPUs that takes these slides."""
-        return time_plan(
-            tuple(slides),
-            calibration=self.machine,
-            encoder=self.encoder,
-            tiles_per_s=self.tiles_per_s,
-            cpus=cpus,
-            gpu=self.gpu,
-        )
+    config = config or RunConfig()
+    look = partial(slide_size, config=config)
+    found, unreadable = look_into(cohort_of(slides, config), look)
+    if not found:
+        raise BudgetError(f"slides must hold one that opens, got none: {unreadable}")
+    cpus = config.executor.job_cpus or cpu_count()
+    by = planner(config)
+    memory = by.memory(found, cpus=cpus)
+    return RunPlan(
+        slides=found,
+        unreadable=unreadable,
+        memory=memory,
+        time=by.time(found, cpus=cpus),
+        gpu=by.gpu,
+        warnings=_warnings(memory, by),
+    )
 
 
 def planner(config: RunConfig, *, stage: str = "aggregate") -> Planner:
@@ -113,35 +116,33 @@ def planner(config: RunConfig, *, stage: str = "aggregate") -> Planner:
         ConfigError: unknown GPU or setting.
         InvalidInputError: another package's encoder.
     """
-    if stage not in ENCODING_STAGES:
+    if stage not in ENCODING:
         return Planner(config=config, gpu=None, encoder=None, machine=calibrate(), tiles_per_s=0)
-    gpu = planned_gpu(config)
-    options, tile_px = config.encode, config.tiles.tile_px
-    on_gpu = gpu is not None
-    batch_size = batch_size_of(config, on_gpu=on_gpu)
+    gpu, precision, px = planned_gpu(config), config.encode.precision, config.tiles.tile_px
+    batch_size = batch_size_of(config, on_gpu=gpu is not None)
     sizes, seconds_per_tile = [], 0.0
-    for name in options.encoders:
-        encoder = load_encoder(name, device="cpu", precision=options.precision, pretrained=False)
-        size = encoder_size(encoder, batch_size=batch_size, tile_px=tile_px, on_gpu=on_gpu)
-        key = f"{name}|{encoder.precision}|{tile_px}"
-        rate_here = functools.partial(measure_rate, encoder, tile_px=tile_px)
-        machine, rate = encoder_rate(key, rate_here)
-        seconds_per_tile += 1 / rate
+    for name in config.encode.encoders:
+        encoder = load_encoder(name, device="cpu", precision=precision, pretrained=False)
+        size = encoder_size(encoder, batch_size=batch_size, tile_px=px, on_gpu=gpu is not None)
+        key = f"{name}|{encoder.precision}|{px}"
+        rate = partial(measure_rate, encoder, tile_px=px)
+        seconds_per_tile += 1 / encoder_number("encoders", key, rate)
         if gpu is None and is_quick(size, batch_size=batch_size):
-            measure = functools.partial(
+            peak = partial(
                 measure_cpu_peak,
                 name,
                 precision=encoder.precision,
                 batch_size=batch_size,
-                tile_px=tile_px,
+                tile_px=px,
             )
-            size = replace(size, cpu_peak_bytes=encoder_peak(f"{key}|{batch_size}", measure))
+            found = encoder_number("peaks", f"{key}|{batch_size}", peak)
+            size = replace(size, cpu_peak_bytes=int(found))
         sizes.append(size)
     return Planner(
         config=config,
         gpu=gpu,
         encoder=encoders_together(sizes),
-        machine=machine,
+        machine=calibrate(),
         tiles_per_s=1 / seconds_per_tile,
     )
 
@@ -162,58 +163,24 @@ def planned_gpu(config: RunConfig) -> Gpu | None:
     return GPUS.get(named) or min(GPUS.values(), key=lambda gpu: gpu.half_flops)
 
 
-def plan(slides: Sequence[str | Path], *, config: RunConfig | None = None) -> RunPlan:
-    """Predicts peak memory and time from headers, thumbnails and this machine's calibration.
-
-    Args:
-        slides: files, folders or cohort CSVs.
-        config: of the run that is planned.
-
-    Memory: one thumbnail and one tile table at a time, and the encoder.
-
-    Raises:
-        ConfigError: unknown GPU or setting.
-        CohortError: no slides, or none that opens.
-    """
-    config = config or RunConfig()
-    given = config.slides.slide_mpp
-    mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
-    found, unreadable = slide_sizes(load_cohort(slides, slide_mpp=mpp), config)
-    if not found:
-        raise BudgetError(f"slides must hold one that opens, got none: {unreadable}")
-    cpus = config.executor.job_cpus or cpu_count()
-    by = planner(config)
-    memory = by.memory(found, cpus=cpus)
-    return RunPlan(
-        slides=found,
-        unreadable=unreadable,
-        memory=memory,
-        time=by.time(found, cpus=cpus),
-        gpu=by.gpu,
-        warnings=_warnings(memory, by),
-    )
-
-
-def slide_sizes(
-    entries: Sequence[SlideEntry], config: RunConfig
-) -> tuple[tuple[SlideSize, ...], dict[str, str]]:
-    """The sizes of the slides that open, and why the others do not, by slide id."""
-    sizes, unreadable = [], {}
+def look_into(
+    entries: Sequence[SlideEntry], look: Callable[[SlideEntry], Seen]
+) -> tuple[tuple[Seen, ...], dict[str, str]]:
+    """What is seen in the slides that open, and why the others do not, by slide id."""
+    seen, unreadable = [], {}
     for entry in entries:
         try:
-            sizes.append(slide_size(entry, config))
+            seen.append(look(entry))
         except (ThinsectionError, OSError) as error:
             unreadable[entry.slide_id] = str(error)
-    return tuple(sizes), unreadable
+    return tuple(seen), unreadable
 
 
 def slide_size(entry: SlideEntry, config: RunConfig) -> SlideSize:
     """Opens a slide, finds its tissue on the thumbnail and counts its tiles; decodes no tile."""
-    with open_slide(
-        entry.slide_path, reader=config.slides.reader, slide_mpp=entry.slide_mpp
-    ) as slide:
-        tissue = tissue_mask(slide, config.tissue)
-        table = tile_grid(slide, config.tiles, tissue=(tissue.mask, tissue.frame))
+    reader = config.slides.reader
+    with open_slide(entry.slide_path, reader=reader, slide_mpp=entry.slide_mpp) as slide:
+        table = tile_grid(slide, config.tiles, tissue=tissue_mask(slide, config.tissue))
         wanted = thumbnail_size(slide.size, slide.slide_mpp, config.tissue.mask_mpp)
         finest = [lv for lv in slide.levels if lv.size[0] >= wanted[0]] or [slide.levels[0]]
         return SlideSize(
@@ -244,3 +211,126 @@ def _warnings(memory: MemoryPlan, by: Planner) -> tuple[str, ...]:
             f"{format_bytes(memory.gpu_bytes)} on it: use {remedy}"
         )
     return tuple(found)
+
+
+def run_request(
+    chunks: Sequence[Sequence[SlideEntry]], config: RunConfig, *, stage: str = "aggregate"
+) -> JobRequest:
+    """What each job of a run over one of these chunks should ask for.
+
+    All get the same, so it is planned for the hungriest imaginable: as many slides as the largest
+    chunk has, as if they were the largest of up to `MAX_OPENED` whose headers and thumbnails are
+    opened, evenly over the cohort by file size. A flag always wins; where all are given nothing is
+    opened. Without a prediction the defaults are taken and `warning` says why.
+
+    Raises:
+        ConfigError: unknown GPU or setting.
+        BudgetError: `--memory` does not hold the stream's least.
+    """
+    numbers: Numbers = {}
+    if stage != "qc":
+        wanted = stage in ENCODING and planned_gpu(config) is not None
+        numbers["gpus"] = (1 if wanted else 0, "the settings name one")
+    warning = ""
+    if not all_given(config.executor):
+        count = max(len(chunk) for chunk in chunks)
+        try:
+            sample = sample_entries([entry for chunk in chunks for entry in chunk])
+            if stage == "qc":
+                numbers |= _qc_numbers(sample, count, config)
+            else:
+                numbers |= _run_numbers(sample, count, config, stage)
+        except (ConfigError, BudgetError):
+            raise
+        except ThinsectionError as error:
+            warning = f"no prediction, so defaults are asked for: {error}"
+    return job_request(config.executor, numbers, warning=warning)
+
+
+def sample_entries(entries: Sequence[SlideEntry]) -> list[SlideEntry]:
+    """At most `MAX_OPENED` local slides, evenly over their file sizes, the largest among them.
+
+    Raises:
+        CohortError: none is a local file.
+    """
+    local = [e for e in entries if not is_url(e.slide_path) and Path(e.slide_path).is_file()]
+    if not local:
+        raise CohortError(
+            "no slide is a local file; those by URL are not opened before the job runs"
+        )
+    if len(local) <= MAX_OPENED:
+        return local
+    ranked = sorted(local, key=lambda e: Path(e.slide_path).stat().st_size, reverse=True)
+    return [ranked[i * (len(ranked) - 1) // (MAX_OPENED - 1)] for i in range(MAX_OPENED)]
+
+
+def _opened(sample: Sequence[SlideEntry], look: Callable[[SlideEntry], Seen]) -> tuple[Seen, ...]:
+    sizes, unreadable = look_into(sample, look)
+    if not sizes:
+        raise CohortError(f"no slide opens, got {next(iter(unreadable.values()))}")
+    return sizes
+
+
+def _numbers(cpus: tuple[int, str], memory: tuple[int, str], time: tuple[float, str]) -> Numbers:
+    """Each with its margin, which is said beside where it comes from."""
+    asked, wall = with_margins(memory[0], time[0])
+    least = f"+{TIME_MARGIN - 1:.0%}, at least {LEAST_TIME_S} s"
+    return {
+        "cpus": cpus,
+        "memory_bytes": (asked, f"{memory[1]}, +{MEMORY_MARGIN - 1:.0%}"),
+        "walltime_s": (wall, f"{time[1]}, {least}"),
+    }
+
+
+def _like(count: int, opened: Sequence[Any]) -> str:
+    slides = f"{count} slides" if count > 1 else "1 slide"
+    return f"for {slides} as large as the largest of {len(opened)} opened"
+
+
+def _run_numbers(
+    sample: Sequence[SlideEntry], count: int, config: RunConfig, stage: str
+) -> Numbers:
+    sizes = _opened(sample, partial(slide_size, config=config))
+    by = planner(config, stage=stage)
+    ranked = sorted(sizes, key=lambda size: size.num_tiles, reverse=True)
+    largest = (ranked * math.ceil(count / len(ranked)))[:count]
+    given = config.executor.job_cpus
+    cpus = (given, "") if given else _cpus(by, largest)
+    memory = by.memory(largest, cpus=cpus[0]).host_bytes
+    seconds = by.time(largest, cpus=cpus[0]).wall_s
+    on = f"on the {by.gpu.name}" if by.gpu else "at this machine's rates"
+    time = f"predicted {seconds:.0f} s {on} {_like(count, sizes)}"
+    return _numbers(cpus, (memory, f"predicted peak {format_bytes(memory)}"), (seconds, time))
+
+
+def _cpus(by: Planner, slides: Sequence[SlideSize]) -> tuple[int, str]:
+    """As many as keep a GPU fed; on a CPU any number will do, so the default."""
+    time = by.time(slides, cpus=1)
+    if by.gpu is None or not time.encode_s:
+        return DEFAULT.cpus, "default"
+    host_s = time.prepare_s + time.decode_s
+    cpus = min(max(_MIN_GPU_CPUS, math.ceil(host_s / time.encode_s) + 1), _MAX_GPU_CPUS)
+    return cpus, (
+        f"decoding takes {host_s:.0f} CPU-s, the {by.gpu.name} encodes in {time.encode_s:.0f} s; "
+        f"one more, {_MIN_GPU_CPUS} to {_MAX_GPU_CPUS}"
+    )
+
+
+def _qc_numbers(sample: Sequence[SlideEntry], count: int, config: RunConfig) -> Numbers:
+    """One CPU, and bounds of memory and time."""
+    pipeline = load_pipeline(config.qc.qc)
+    sizes = _opened(sample, partial(_qc_size, reader=config.slides.reader, pipeline=pipeline))
+    memory = max(qc_peak_bytes(**size) for size in sizes)
+    seconds = TRAINING_S + count * max(qc_seconds(**size) for size in sizes)
+    peak = f"at most {format_bytes(memory)} for the largest of {len(sizes)} opened"
+    time = f"at most {math.ceil(seconds)} s {_like(count, sizes)}"
+    return _numbers((1, "the checks use one"), (memory, peak), (seconds, time))
+
+
+def _qc_size(entry: SlideEntry, *, reader: str, pipeline: Pipeline) -> dict[str, Any]:
+    """Arguments of the bounds below, from a slide's header."""
+    with open_slide(entry.slide_path, reader=reader, slide_mpp=entry.slide_mpp) as slide:
+        slide_mpp = scale_of(slide, pipeline, mean_mpp(entry.slide_mpp)).slide_mpp
+        work_mpp = min(COARSEST_MPP, *pipeline.image_mpps)
+        size = math.prod(slide.size)
+        return {"num_px_l0": size, "slide_mpp": slide_mpp, "work_mpp": work_mpp}

@@ -1,11 +1,14 @@
 """From settings to the graph of stages that a run asks for."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.qc import Pipeline
+from thinsection.qc import load_pipeline
+from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.stages.config import RunConfig
 from thinsection.stages.features import FeaturesStage, TokensStage
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage, PoolingStage
@@ -20,74 +23,79 @@ if TYPE_CHECKING:
 
 Goal = Literal["tissue", "qc", "tile", "embed", "aggregate"]  # the last stage of a run
 GOALS: tuple[Goal, ...] = get_args(Goal)
+ENCODING = ("embed", "aggregate")  # goals that load encoders
 
 
-def stages_of(
-    config: RunConfig,
-    goal: Goal,
-    *,
-    pipeline: Pipeline | None = None,
-    encoders: Sequence["TileEncoder"] = (),
-    slide_encoders: Sequence["SlideEncoder"] = (),
-    target: StainLook | None = None,
-) -> tuple[Stage, ...]:
-    """Every stage of a run, each after what it needs.
+def cohort_of(slides: Sequence[str | Path], config: RunConfig) -> tuple[SlideEntry, ...]:
+    """`load_cohort` with the resolution that the settings give to slides without one."""
+    given = config.slides.slide_mpp
+    mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
+    return load_cohort(slides, slide_mpp=mpp)
 
-    Args:
-        config: of the run.
-        goal: the last stage.
-        pipeline: of quality control; None where it is off.
-        encoders: loaded; none for goals that embed nothing.
-        slide_encoders: loaded.
-        target: of stain normalisation; None where it is off.
+
+@dataclass(frozen=True, kw_only=True)
+class Models:
+    """What a process loads once for all its slides; empty for goals that embed nothing."""
+
+    encoders: tuple["TileEncoder", ...] = ()
+    slide_encoders: tuple["SlideEncoder", ...] = ()
+    stain_target: StainLook | None = None  # what tiles are normalised to; None where that is off
+
+    @property
+    def identities(self) -> dict[str, Any]:
+        """What of them decides a result, by label."""
+        tiles = {encoder.label: encoder.identity for encoder in self.encoders}
+        return tiles | {encoder.name: encoder.identity for encoder in self.slide_encoders}
+
+
+def stages_of(config: RunConfig, goal: Goal, models: Models) -> tuple[Stage, ...]:
+    """Every stage of a run up to a goal, each after what it needs.
 
     Raises:
         InvalidInputError: a slide encoder takes none of the encoders' embeddings.
     """
-    mask = mask_stage(config, pipeline)
+    mask = mask_stage(config)
     if goal in ("tissue", "qc"):
         return (mask,)
     tiles, output = TilesStage(config=config.tiles, mask=mask), config.output
-    of_grid = partial(FeaturesStage, tiles=tiles, stain=config.stain, target=target)
+    of_grid = partial(FeaturesStage, tiles=tiles, stain=config.stain, target=models.stain_target)
     features = [
         of_grid(encoder=e.label, identity=e.identity, dtype=output.embedding_dtype)
-        for e in encoders
+        for e in models.encoders
     ]
     stages: list[Stage] = [mask, tiles, *features]
     if config.encode.tokens:
-        pairs = zip(features, encoders)
+        pairs = zip(features, models.encoders)
         stages += [TokensStage(features=f) for f, e in pairs if e.spec.supports_tokens]
     if output.overview:
         stages.append(OverviewStage(tiles=tiles))
     if output.graph:
         stages.append(GraphStage(tiles=tiles, spec=output.graph))
     stages += [FormatStage(features=f, format=name) for name in output.write for f in features]
-    return (*stages, *_pooling(config, features, encoders, slide_encoders))
+    return (*stages, *_pooling(config, features, models))
 
 
-def mask_stage(config: RunConfig, pipeline: Pipeline | None) -> TissueStage | QcStage:
-    """What says where the tissue is."""
+def mask_stage(config: RunConfig) -> TissueStage | QcStage:
+    """What says where the tissue is; quality control by its preset or file as that is now."""
     reader, qc = config.slides.reader, config.qc
-    if pipeline is None:
+    if qc.qc == "off":
         return TissueStage(config=config.tissue, reader=reader)
+    pipeline = load_pipeline(qc.qc)
     return QcStage(
         pipeline=pipeline, source=qc.qc, rules=qc.qc_fail, reader=reader, device=qc.qc_device
     )
 
 
 def _pooling(
-    config: RunConfig,
-    features: Sequence[FeaturesStage],
-    encoders: Sequence["TileEncoder"],
-    slide_encoders: Sequence["SlideEncoder"],
+    config: RunConfig, features: Sequence[FeaturesStage], models: Models
 ) -> Iterator[PoolingStage]:
     """Each slide encoder over the embeddings that it takes."""
     from thinsection.pool import check_fit
 
     px, mpp = config.tiles.tile_px, config.tiles.mpp
-    for slide_encoder in slide_encoders:
+    for slide_encoder in models.slide_encoders:
         refused: list[InvalidInputError] = []
-        for stage, encoder in zip(features, encoders):
+        for stage, encoder in zip(features, models.encoders):
             try:
                 fit = check_fit(slide_encoder, encoder.spec.name, px, mpp)
             except InvalidInputError as error:
