@@ -6,19 +6,19 @@ configuration, so that `tiles.overlap` in TOML is `--overlap` on the command lin
 """
 
 import contextlib
-import dataclasses
 import difflib
 import os
 import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 import tomli_w
 
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, require
 
 T = TypeVar("T")
 
@@ -44,58 +44,53 @@ def option(
         help: a line for `--help` and for the written TOML; names its unit.
         flag: long flag where it is not the field's name with dashes; or several.
         hidden: True keeps it off the command line (TOML only).
-        choices: the allowed names (of a registry, for example), asked for when they are needed;
-            of a tuple each item must be one.
+        choices: gives the allowed names when they are needed; of a tuple each item must be one.
     """
     metadata = {"help": help, "flag": flag, "hidden": hidden, "choices": choices}
-    return dataclasses.field(default=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def section(cls: type[T]) -> T:
     """A field that holds one section, at its defaults."""
-    return dataclasses.field(default_factory=cls)
+    return field(default_factory=cls)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """'; did you mean ...?' for the nearest known name, else the list of what is known."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    """'; did you mean ...?' for a known name that begins so or is near, else '; known: ...'."""
+    names, key = sorted(known), name.lower().replace("-", "_")
+    longer = [n for n in names if key and n.lower().startswith(key)]
+    close = longer or difflib.get_close_matches(key, names, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"
 
 
 def field_types(cls: type) -> dict[str, Any]:
     """Resolved type of each field of a dataclass."""
     hints = typing.get_type_hints(cls)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+    return {f.name: hints[f.name] for f in fields(cls)}
 
 
-def flat_fields(cls: type) -> dict[str, tuple[str, dataclasses.Field[Any], Any]]:
+def flat_fields(cls: type) -> dict[str, tuple[str, Field[Any], Any]]:
     """Every setting of a configuration: field name -> (section, field, type).
 
     Raises:
         ConfigError: two sections share a field name (a mistake in the code, found by a test).
     """
-    flat: dict[str, tuple[str, dataclasses.Field[Any], Any]] = {}
+    flat: dict[str, tuple[str, Field[Any], Any]] = {}
     for name, kind in field_types(cls).items():
-        if not dataclasses.is_dataclass(kind):
+        if not is_dataclass(kind):
             continue
         hints = field_types(cast(type, kind))
-        for f in dataclasses.fields(kind):
-            if f.name in flat:
-                raise ConfigError(f"config field {f.name!r} must be unique, got it in two sections")
+        for f in fields(kind):
+            rule = f"config field {f.name!r} must be unique"
+            require(f.name not in flat, rule, "it in two sections", error=ConfigError)
             flat[f.name] = (name, f, hints[f.name])
     return flat
 
 
-def checked(value: Any, f: dataclasses.Field[Any], kind: Any, key: str) -> Any:
-    """The value of a field as its declared type, of its choices where it has any.
-
-    Raises:
-        ConfigError: naming the key, the rule and the value.
-    """
+def checked(value: Any, f: Field[Any], kind: Any, key: str) -> Any:
+    """The value of a field as `coerce` gives it, of its choices where it has any."""
     found = coerce(value, kind, key)
-    choices = f.metadata.get("choices")
-    if choices is not None and found is not None:
+    if (choices := f.metadata.get("choices")) and found is not None:
         known = tuple(choices())
         for name in found if isinstance(found, tuple) else (found,):
             if name not in known:
@@ -109,30 +104,26 @@ def coerce(value: Any, kind: Any, key: str) -> Any:
     Raises:
         ConfigError: naming the key, the rule and the value.
     """
-    origin = get_origin(kind)
+    origin, got, integer = get_origin(kind), repr(value), type(value) is int
     if origin is Literal:
-        if value not in (allowed := get_args(kind)):
-            raise ConfigError(f"{key} must be one of {', '.join(map(str, allowed))}, got {value!r}")
+        rule = f"{key} must be one of {', '.join(map(str, get_args(kind)))}"
+        require(value in get_args(kind), rule, got, error=ConfigError)
         return value
     if origin in (typing.Union, types.UnionType):
         for member in get_args(kind):
             with contextlib.suppress(ConfigError):
                 return coerce(value, member, key)
-        raise ConfigError(f"{key} must be {kind}, got {value!r}")
+        raise ConfigError(f"{key} must be {kind}, got {got}")
     if origin is tuple:
-        if isinstance(value, str) or not isinstance(value, list | tuple):
-            raise ConfigError(f"{key} must be a list, got {value!r}")
+        require(isinstance(value, list | tuple), f"{key} must be a list", got, error=ConfigError)
         return tuple(coerce(v, get_args(kind)[0], key) for v in value)
-    if origin is dict or dataclasses.is_dataclass(kind):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{key} must be a table, got {value!r}")
+    if origin is dict or is_dataclass(kind):
+        require(isinstance(value, Mapping), f"{key} must be a table", got, error=ConfigError)
         return dict(value) if origin is dict else from_mapping(kind, value, where=f"{key}.")
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{key} must be {kind.__name__}, got {value!r}")
+    if (kind is float and integer) or (kind is Path and isinstance(value, str)):
+        return kind(value)
+    right = integer if kind is int else isinstance(value, kind)
+    require(right, f"{key} must be {kind.__name__}", got, error=ConfigError)
     return value
 
 
@@ -142,15 +133,14 @@ def from_mapping(cls: type[T], data: Mapping[str, Any], *, where: str = "") -> T
     Raises:
         ConfigError: unknown key (with the nearest known one) or a value of the wrong type.
     """
-    kinds = field_types(cls)
-    fields = {f.name: f for f in dataclasses.fields(cast(type, cls))}
-    values: dict[str, Any] = {}
+    kinds, values = field_types(cls), {}
+    own = {f.name: f for f in fields(cast(type, cls))}
     for name, value in data.items():
         key = f"{where}{name}"
-        if name not in kinds:
-            known = [f"{where}{k}" for k in kinds]
+        if name not in own:
+            known = [f"{where}{k}" for k in own]
             raise ConfigError(f"unknown config key {key!r}{nearest(key, known)}")
-        values[name] = checked(value, fields[name], kinds[name], key)
+        values[name] = checked(value, own[name], kinds[name], key)
     return cls(**values)
 
 
@@ -181,36 +171,33 @@ def replace_flat(config: T, overrides: Mapping[str, Any]) -> T:
             raise ConfigError(f"unknown setting {name!r}{nearest(name, flat)}")
         owner, f, kind = flat[name]
         by_section.setdefault(owner, {})[name] = checked(value, f, kind, f"{owner}.{name}")
-    sections = {n: dataclasses.replace(getattr(config, n), **v) for n, v in by_section.items()}
-    return dataclasses.replace(cast(Any, config), **sections)  # type: ignore[no-any-return]
+    sections = {n: replace(getattr(config, n), **v) for n, v in by_section.items()}
+    return replace(cast(Any, config), **sections)  # type: ignore[no-any-return]
 
 
 def as_mapping(config: Any) -> dict[str, Any]:
     """Nested plain values (str, int, float, bool, list, None) of a configuration."""
+    return {f.name: _plain(getattr(config, f.name)) for f in fields(config)}
 
-    def plain(value: Any) -> Any:
-        if dataclasses.is_dataclass(value):
-            return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        if isinstance(value, tuple):
-            return [plain(v) for v in value]
-        return str(value) if isinstance(value, Path) else value
 
-    return cast(dict[str, Any], plain(config))
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return as_mapping(value)
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def dump_toml(config: Any) -> str:
     """The configuration as commented TOML; a setting that is None is left commented out."""
     lines: list[str] = []
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        if not dataclasses.is_dataclass(value):
-            continue
-        lines += ["", f"[{f.name}]"]
-        for g in dataclasses.fields(value):
-            item = as_mapping(value)[g.name]
-            if g.metadata.get("help"):
-                lines.append(f"# {g.metadata['help']}")
-            lines.append(f"# {g.name} =" if item is None else f"{g.name} = {toml_value(item)}")
+    for name, (owner, f, _) in flat_fields(type(config)).items():
+        head = f"[{owner}]"
+        lines += [] if head in lines else ["", head]
+        item = _plain(getattr(getattr(config, owner), name))
+        if f.metadata.get("help"):
+            lines.append(f"# {f.metadata['help']}")
+        lines.append(f"# {name} =" if item is None else f"{name} = {toml_value(item)}")
     return "\n".join(lines).lstrip("\n") + "\n"
 
 

@@ -6,13 +6,13 @@ attributes `help`, `suffixes`, `needs` and `extra` say the same. Choices of the 
 `thinsection doctor`, the tables of the docs and every "did you mean" derive from the registry.
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module, metadata, util
 from typing import Any, Generic, TypeVar, cast
 
+from thinsection.config import nearest
 from thinsection.errors import (
     ConfigError,
     InvalidInputError,
@@ -25,23 +25,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One named thing of a registry, before it is imported.
+    """One named thing of a registry, before it is imported."""
 
-    Attributes:
-        name: as a person types it.
-        help: one line.
-        target: 'module:attribute', imported on first use; or the object itself.
-        suffixes: of the files that it opens or writes, lower case, with the dot.
-        needs: packages that it imports, by import name.
-        extra: of this package (`thinsection[extra]`) that brings them.
-    """
-
-    name: str
-    help: str
-    target: Any
-    suffixes: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
-    extra: str | None = None
+    name: str  # as a person types it
+    help: str  # one line
+    target: Any  # 'module:attribute', imported on first use; or the object itself
+    suffixes: tuple[str, ...] = ()  # of files it opens or writes, lower case: '.svs'
+    needs: tuple[str, ...] = ()  # packages that it imports, by import name
+    extra: str | None = None  # of this package (`thinsection[extra]`) that brings them
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -87,8 +78,7 @@ class Registry(Generic[T]):
         *,
         error: type[ThinsectionError] = ConfigError,
     ) -> None:
-        self.kind, self.group, self._error = kind, group, error
-        self._built_in = built_in
+        self.kind, self.group, self._built_in, self._error = kind, group, built_in, error
 
     def __iter__(self) -> Iterator[Entry]:
         """Every entry; those of other packages are imported for their help."""
@@ -111,7 +101,8 @@ class Registry(Generic[T]):
         if name in self._declared:
             return self._declared[name]
         if name not in self._points:
-            raise self._error(f"{self.kind} must be a known name, got {name!r}{self.nearest(name)}")
+            hint = nearest(name, self.names())
+            raise self._error(f"{self.kind} must be a known name, got {name!r}{hint}")
         return self._from_point(self._points[name])
 
     def load(self, name: str) -> T:
@@ -121,14 +112,6 @@ class Registry(Generic[T]):
             ThinsectionError: as of `entry`, or a package that it needs is missing.
         """
         return cast(T, self.entry(name).load())
-
-    def nearest(self, name: str) -> str:
-        """'; did you mean ...?' for a known name that is near, else '; known: ...'."""
-        names = self.names()
-        key = name.lower().replace("-", "_")
-        longer = [n for n in names if key and n.lower().startswith(key)]
-        close = longer or difflib.get_close_matches(key, names, n=1)
-        return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"
 
     @cached_property
     def _declared(self) -> dict[str, Entry]:
@@ -143,9 +126,10 @@ class Registry(Generic[T]):
         try:
             found = point.load()
         except Exception as error:  # another package's code: whatever it raises names the package
+            rule = f"{self.kind} {point.name!r} must be importable"
+            remedy = "mend or remove the package that brings it"
             raise InvalidInputError(
-                f"{self.kind} {point.name!r} must be importable, got {error!r} from "
-                f"{point.value!r}; mend or remove the package that brings it"
+                f"{rule}, got {error!r} from {point.value!r}; {remedy}"
             ) from error
         if isinstance(found, Entry):
             return replace(found, name=point.name)

@@ -20,7 +20,6 @@ TileArray = npt.NDArray[np.uint8]  # (B, H, W, 3), sRGB
 MaskArray = npt.NDArray[np.bool_]  # (H, W), True = inside
 CoordsL0 = npt.NDArray[np.int64]  # (N, 2): x, y of top-left corners, level-0 px
 CoordsLv = npt.NDArray[np.int64]  # (N, 2): the same on a level, px of that level
-FloatArray = npt.NDArray[np.floating]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

@@ -11,6 +11,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, Literal
 
+from thinsection.config import nearest
 from thinsection.errors import UnknownEncoderError
 from thinsection.registry import Entry, Registry
 
@@ -123,7 +124,7 @@ def encoder_spec(name: str) -> EncoderSpec:
     """
     if name in declared_encoders():
         return declared_encoders()[name]
-    hint = ENCODERS.nearest(name)
+    hint = nearest(name, ENCODERS.names())
     raise UnknownEncoderError(
         "encoder must be a declared one, 'timm:<name>', 'hf:<repo>' or a checkpoint's path, "
         f"got {name!r}{hint if 'did you mean' in hint else ''}; 'thinsection models' lists all"
