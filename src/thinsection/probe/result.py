@@ -8,20 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.config import as_mapping
-from thinsection.errors import InvalidInputError
+from thinsection.errors import require
+from thinsection.probe import statistics
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.protocol import Metric, Protocol
-from thinsection.probe.statistics import (
-    METRICS,
-    Counts,
-    FloatVector,
-    IndexArray,
-    Interval,
-    bootstrap_counts,
-    bootstrap_rows,
-    confusion_matrix,
-    per_class_scores,
-)
+from thinsection.probe.statistics import METRICS, Counts, FloatVector, IndexArray, Interval
 
 FORMAT_VERSION = 1
 METRIC_WORDS = {
@@ -47,7 +38,7 @@ class Predictions:
     @property
     def counts(self) -> Counts:
         """The confusion matrix, (K, K), rows truth."""
-        return confusion_matrix(self.truth, self.prediction, len(self.class_names))
+        return statistics.confusion_matrix(self.truth, self.prediction, len(self.class_names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +101,7 @@ class ProbeResult:
 def per_class_rows(predictions: Predictions) -> list[dict[str, Any]]:
     """One mapping a class: name, rows, precision, recall, F1."""
     counts = predictions.counts
-    columns = {"rows": counts.sum(axis=1), **per_class_scores(counts)}
+    columns = {"rows": counts.sum(axis=1), **statistics.per_class_scores(counts)}
     return [
         {"name": name, **{key: values[c].item() for key, values in columns.items()}}
         for c, name in enumerate(predictions.class_names)
@@ -141,7 +132,7 @@ def classified(
         dataset=data.name,
         metric=metric,
         score=float(METRICS[metric](rows.counts)),
-        interval=bootstrap_counts(rows.counts, METRICS[metric], seed=protocol.seed),
+        interval=statistics.bootstrap_counts(rows.counts, METRICS[metric], seed=protocol.seed),
         protocol=protocol,
         details=details,
         facts={**sizes, "dim": int(data.train.embeddings.shape[1]), **data.facts},
@@ -161,11 +152,9 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
     """
     rows = [r.predictions for r in results if r.predictions is not None]
     metrics = {r.metric for r in results}
-    if len(rows) != len(results) or len({p.ids for p in rows}) != 1 or len(metrics) != 1:
-        found = f"{sorted(metrics)} of {[r.dataset for r in results]}"
-        raise InvalidInputError(
-            f"results must be probes of the same rows with one metric, got {found}"
-        )
+    alike = len(rows) == len(results) and len({p.ids for p in rows}) == len(metrics) == 1
+    found = f"{sorted(metrics)} of {[r.dataset for r in results]}"
+    require(alike, "results must be probes of the same rows with one metric", found)
 
     def mean_score(weights: npt.NDArray) -> FloatVector:
         def score(p: Predictions) -> FloatVector:
@@ -180,7 +169,7 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
         first,
         probe="tileset",
         score=float(np.mean([r.score for r in results])),
-        interval=bootstrap_rows(len(rows[0].ids), mean_score, seed=first.protocol.seed),
+        interval=statistics.bootstrap_rows(len(rows[0].ids), mean_score, seed=first.protocol.seed),
         details={r.probe: r.score for r in results},
         predictions=None,
     )

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import InvalidInputError
+from thinsection.errors import InvalidInputError, require
 from thinsection.types import MIB
 
 Counts = npt.NDArray[np.int64]  # (..., K, K): rows truth, columns prediction
@@ -40,9 +40,8 @@ def confusion_matrix(truth: IndexArray, prediction: IndexArray, num_classes: int
     Raises:
         InvalidInputError: lengths differ or a label is outside 0..K-1.
     """
-    if truth.shape != prediction.shape:
-        found = f"{truth.shape}, got {prediction.shape}"
-        raise InvalidInputError(f"prediction must have the shape of truth {found}")
+    rule = f"prediction must have the shape of truth {truth.shape}"
+    require(prediction.shape == truth.shape, rule, prediction.shape)
     for name, labels in (("truth", truth), ("prediction", prediction)):
         if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
             found = f"{labels.min()}..{labels.max()}"
@@ -169,14 +168,10 @@ def stratified_folds(
 
     labels = np.asarray(labels)
     classes, counts = np.unique(labels, return_counts=True)
-    if len(classes) and counts.min() < folds:
-        smallest = classes[counts.argmin()]
-        found = (
-            f"{counts.min()} of class {str(class_names[smallest] if class_names else smallest)!r}"
-        )
-        raise InvalidInputError(
-            f"each class must have >= {folds} rows for {folds} folds, got {found}"
-        )
+    if len(classes):
+        least, smallest = counts.min(), classes[counts.argmin()]
+        found = f"{least} of class {str(class_names[smallest] if class_names else smallest)!r}"
+        require(least >= folds, f"each class must have >= {folds} rows for {folds} folds", found)
     splitter = StratifiedKFold(n_splits=folds, shuffle=True, random_state=seed)
     return list(splitter.split(np.zeros(len(labels)), labels))
 
@@ -192,11 +187,9 @@ def grouped_folds(
     from sklearn.model_selection import StratifiedGroupKFold
 
     labels, n = np.asarray(labels), len(set(groups))
-    if len(groups) != len(labels):
-        found = f"{len(groups)} for {len(labels)} rows"
-        raise InvalidInputError(f"groups must have one entry a row, got {found}")
-    if n < folds:
-        raise InvalidInputError(f"groups must be at least {folds} for {folds} folds, got {n}")
+    found = f"{len(groups)} for {len(labels)} rows"
+    require(len(groups) == len(labels), "groups must have one entry a row", found)
+    require(n >= folds, f"groups must be at least {folds} for {folds} folds", n)
     splitter = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
     return list(splitter.split(np.zeros(len(labels)), labels, groups=np.asarray(groups)))
 
@@ -207,8 +200,7 @@ def shuffled_folds(n: int, *, folds: int = 3, seed: int = 1337) -> list[Fold]:
     Raises:
         InvalidInputError: n < folds.
     """
-    if n < folds:
-        raise InvalidInputError(f"n must be >= {folds} for {folds} folds, got {n}")
+    require(n >= folds, f"n must be >= {folds} for {folds} folds", n)
     order = np.arange(n)
     np.random.default_rng(seed).shuffle(order)
     parts = np.array_split(order, folds)

@@ -11,7 +11,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import cross_entropy
 
-from thinsection.errors import DatasetError, InvalidInputError, MissingDependencyError
+from thinsection.errors import DatasetError, MissingDependencyError, require
+from thinsection.probe import statistics
 from thinsection.probe.data.cases import ReadEmbeddings
 from thinsection.probe.data.files import read_embeddings
 from thinsection.probe.data.sets import CaseSet, SurvivalSet, check_finite
@@ -23,16 +24,7 @@ from thinsection.probe.protocol import (
     SurvivalSettings,
 )
 from thinsection.probe.result import Predictions, ProbeResult, Risks
-from thinsection.probe.statistics import (
-    FloatVector,
-    Fold,
-    Scorer,
-    bootstrap_folds,
-    macro_auroc,
-    ratio,
-    shuffled_folds,
-    stratified_folds,
-)
+from thinsection.probe.statistics import FloatVector, Fold, Scorer, macro_auroc, ratio
 from thinsection.weights.placement import resolve_device
 
 Folds = Sequence[Fold]
@@ -76,14 +68,14 @@ def _label_folds(cases: CaseSet, protocol: Protocol) -> Folds:
         DatasetError: a part of a fold lacks a class, so that it can neither train nor score.
     """
     names, drawn = cases.class_names, {"folds": protocol.folds, "seed": protocol.seed}
-    folds = cases.folds or stratified_folds(cases.labels, class_names=names, **drawn)
+    folds = cases.folds or statistics.stratified_folds(cases.labels, class_names=names, **drawn)
     for i, fold in enumerate(folds):
         for part, rows in zip(("train", "validation"), fold, strict=True):
             absent = set(range(len(names))) - set(cases.labels[rows].tolist())
-            if absent:
-                missing = ", ".join(names[c] for c in sorted(absent))
-                rule = f"the {part} part of each fold must hold every class"
-                raise DatasetError(f"{rule}, got none of {missing} in fold {i} of {cases.name!r}")
+            rule = f"the {part} part of each fold must hold every class"
+            missing = ", ".join(names[c] for c in sorted(absent))
+            found = f"none of {missing} in fold {i} of {cases.name!r}"
+            require(not absent, rule, found, error=DatasetError)
     return folds
 
 
@@ -109,7 +101,7 @@ def _over_folds(
     return ProbeResult(
         dataset=cases.name,
         score=float(np.mean(_fold_scores(folds, scorers))),
-        interval=bootstrap_folds(folds, scorers, seed=protocol.seed),
+        interval=statistics.bootstrap_folds(folds, scorers, seed=protocol.seed),
         facts={**facts, **cases.facts},
         **known,
     )
@@ -155,9 +147,8 @@ def abmil_probe(
     Source: Ilse, Tomczak, Welling, "Attention-based deep multiple instance learning", ICML 2018.
     """
     settings: AbmilSettings = protocol.require("abmil")
-    if len(cases.files) != len(cases.ids):
-        found = f"{len(cases.files)} for {len(cases.ids)}"
-        raise InvalidInputError(f"files must be one list a case, got {found}")
+    sizes = (len(cases.files), len(cases.ids))
+    require(sizes[0] == sizes[1], "files must be one list a case", f"{sizes[0]} for {sizes[1]}")
     folds, where = _label_folds(cases, protocol), resolve_device(device, mps=False)
 
     def bag(case: int, rng: np.random.Generator | None) -> torch.Tensor:
@@ -175,8 +166,7 @@ def _tiles(
 ) -> npt.NDArray[np.float32]:
     """Tiles (n, D) of a case: all of them, or where rng is given at most `bag_size`, in order."""
     tiles = np.concatenate([read(path) for path in files])
-    if not len(tiles):
-        raise InvalidInputError(f"a bag must hold tiles, got none in {files!r}")
+    require(len(tiles) > 0, "a bag must hold tiles", f"none in {files!r}")
     if rng is not None and len(tiles) > bag_size:
         tiles = tiles[np.sort(rng.choice(len(tiles), bag_size, replace=False))]
     tiles = np.ascontiguousarray(tiles, dtype=np.float32)
@@ -248,7 +238,8 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
         ConfigError: the protocol defines no survival probe.
     """
     settings: SurvivalSettings = protocol.require("survival")
-    folds = cases.folds or shuffled_folds(len(cases.ids), folds=protocol.folds, seed=protocol.seed)
+    n, drawn = len(cases.ids), {"folds": protocol.folds, "seed": protocol.seed}
+    folds = cases.folds or statistics.shuffled_folds(n, **drawn)
     rows, event, time = np.concatenate([val for _, val in folds]), cases.event, cases.time
     risks = [_fit_risk(cases, fold, settings) for fold in folds]
     pairs = zip(risks, folds, strict=True)
@@ -286,9 +277,8 @@ def _concordance(event: npt.NDArray[np.bool_], time: FloatVector, risk: FloatVec
     earlier = time[:, None] < time
     tied = (time[:, None] == time) & ~event
     comparable = (event[:, None] & (earlier | tied)).astype(np.float64)
-    if not comparable.any():
-        needed = "it needs an event before another case's time"
-        raise InvalidInputError(f"a fold must have comparable pairs, got none; {needed}")
+    found = "none; it needs an event before another case's time"
+    require(comparable.any(), "a fold must have comparable pairs", found)
     concordant = comparable * (np.sign(risk[:, None] - risk) / 2 + 0.5)
 
     def weighted(weights: npt.NDArray) -> FloatVector:

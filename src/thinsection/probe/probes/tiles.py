@@ -12,7 +12,7 @@ import torch
 from scipy.special import softmax
 from torch.nn.functional import cross_entropy, linear
 
-from thinsection.errors import DatasetError, InvalidInputError
+from thinsection.errors import DatasetError, InvalidInputError, require
 from thinsection.probe.compute import cosine_neighbours, rows_within, to_device, unit_rows
 from thinsection.probe.data.sets import (
     Embeddings,
@@ -243,12 +243,10 @@ def draw_support_sets(
         DatasetError: a class has fewer than `shots` rows.
     """
     rows_of = [np.flatnonzero(labels == c) for c in range(len(class_names))]
+    rule = f"each class must have >= {shots} training rows for {shots} shots"
     for name, rows in zip(class_names, rows_of, strict=True):
-        if len(rows) < shots:
-            raise DatasetError(
-                f"each class must have >= {shots} training rows for {shots} shots, "
-                f"got {len(rows)} of class {name!r}; label more tiles or drop the class"
-            )
+        found = f"{len(rows)} of class {name!r}; label more tiles or drop the class"
+        require(len(rows) >= shots, rule, found, error=DatasetError)
     draw = np.random.default_rng(seed).choice
     sets = ([draw(rows, shots, replace=False) for rows in rows_of] for _ in range(num_sets))
     return np.array(list(sets))
@@ -317,9 +315,9 @@ def robustness_probe(
     """
     settings: RobustnessSettings = protocol.require("robustness")
     x, columns = data.embeddings, (data.biological_class, data.medical_center, data.slide_id)
-    if any(len(column) != len(x) for column in columns):
-        found = f"{[len(c) for c in columns]} for {len(x)} tiles"
-        raise InvalidInputError(f"columns must be one entry a tile, got {found}")
+    sizes = [len(column) for column in columns]
+    found = f"{sizes} for {len(x)} tiles"
+    require({*sizes} == {len(x)}, "columns must be one entry a tile", found)
     check_finite(x, data.slide_id)
     biology, centre, slide = (np.unique(c, return_inverse=True)[1] for c in columns)
     k = k or dict(settings.k_by_subset).get(data.name, settings.default_k)
@@ -332,18 +330,16 @@ def robustness_probe(
         "oo": (there & ~kin & ~home).sum(axis=1),
     }
     either = kinds["so"] + kinds["os"]
-    if not either.any():
-        raise InvalidInputError(
-            "neighbours must include same-class other-centre or other-class same-centre tiles, "
-            f"got neither in {data.name!r}; the index needs two classes and two centres"
-        )
+    rule = "neighbours must include same-class other-centre or other-class same-centre tiles"
+    found = f"neither in {data.name!r}; the index needs two classes and two centres"
+    require(either.any(), rule, found)
 
     def index(weights: npt.NDArray) -> npt.NDArray[np.float64]:
         return ratio(weights @ kinds["so"], weights @ either, empty=np.nan)
 
     few = int((near < 0).any(axis=1).sum())
     sums = {name: int(counts.sum()) for name, counts in kinds.items()}
-    sizes = {"tiles": len(x), "slides": len(set(data.slide_id)), "dim": int(x.shape[1])}
+    facts = {"tiles": len(x), "slides": len(set(data.slide_id)), "dim": int(x.shape[1])}
     return ProbeResult(
         probe="robustness",
         dataset=data.name,
@@ -352,5 +348,5 @@ def robustness_probe(
         interval=bootstrap_rows(len(x), index, seed=protocol.seed),
         protocol=protocol,
         details={"k": k, **sums, "tiles_with_fewer_neighbours": few},
-        facts={**sizes, **data.facts},
+        facts={**facts, **data.facts},
     )
