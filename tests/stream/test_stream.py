@@ -20,7 +20,7 @@ from thinsection.stream import (
     TileStream,
     iter_tiles,
 )
-from thinsection.stream.plan import Read, plan_batch, plan_regions, stream_budget
+from thinsection.stream.plan import Read, plan_batch, plan_regions
 from thinsection.testing.synthetic import position_pixels
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
 
@@ -28,13 +28,8 @@ PIXELS = position_pixels((700, 430))
 
 
 def budget(batch_size: int, workers: int = 2):  # type: ignore[no-untyped-def]
-    return stream_budget(
-        budget_bytes=1 << 26,
-        batch_size=batch_size,
-        tile_px=32,
-        workers=workers,
-        scratch_bytes=1 << 20,
-    )
+    config = StreamConfig(memory="64MiB", decode_workers=workers)
+    return config.budget(batch_size, tile_px=32, scratch_bytes=1 << 20)
 
 
 def collect(slide: WatchedSlide, table: TileTable, batch_size: int) -> np.ndarray:
@@ -177,13 +172,8 @@ def test_at_most_the_budgeted_batches_exist_at_once() -> None:
         made.append(shape)
         return np.empty(shape, np.uint8)
 
-    limit = stream_budget(
-        budget_bytes=3 * 8 * 32 * 32 * 3 + 2 * 1000,
-        batch_size=8,
-        tile_px=32,
-        workers=2,
-        scratch_bytes=1000,
-    )
+    config = StreamConfig(memory=str(3 * 8 * 32 * 32 * 3 + 2 * 1000), decode_workers=2)
+    limit = config.budget(8, tile_px=32, scratch_bytes=1000)
     assert limit.slots == 3
     source = entries(*[WatchedSlide([PIXELS]) for _ in range(3)])
     with TileStream(source, prepare, budget=limit, batch_size=8, allocate=allocate) as stream:
@@ -196,7 +186,7 @@ def test_at_most_the_budgeted_batches_exist_at_once() -> None:
 
 def test_a_budget_that_is_too_small_says_what_would_do() -> None:
     with pytest.raises(BudgetError, match=r"memory must be >= .* got 1.0 KiB; raise --memory"):
-        stream_budget(budget_bytes=1024, batch_size=8, tile_px=64, workers=1, scratch_bytes=10)
+        StreamConfig(memory="1KiB").budget(8, tile_px=64, scratch_bytes=10)
 
 
 def test_reading_one_broken_slide_raises_its_error() -> None:

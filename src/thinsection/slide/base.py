@@ -10,7 +10,7 @@ from thinsection.errors import InvalidInputError, SlideReadError
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
 from thinsection.slide.geometry import lv_from_l0
-from thinsection.slide.resize import fitted_size, read_resized
+from thinsection.slide.resize import read_resized
 from thinsection.types import Closing, CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
 from thinsection.units import format_mpp
 
@@ -21,9 +21,8 @@ class Slide(Closing):
     """An opened slide. Thread-safe: any number of threads may read at once.
 
     A reader calls this constructor with what it found in the file, fills regions that lie inside a
-    level (`_fill`) and reads the associated images that it names (`_associated`); where another
-    package brings it, it also says its `help`, `suffixes`, `needs` and `extra`, see
-    `thinsection.registry.Entry`.
+    level (`_fill`) and reads the associated images that it names (`_associated`); one of another
+    package also has `help`, `suffixes`, `needs` and `extra`, see `thinsection.registry.Entry`.
 
     Attributes:
         reader: name of the reader that holds it: 'openslide', 'tiff', 'cucim', 'image'.
@@ -52,14 +51,12 @@ class Slide(Closing):
         vendor: str | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        self.slide_path = slide_path
-        self.levels = tuple(levels)
+        self.slide_path, self.levels = slide_path, tuple(levels)
         self.size: Size = self.levels[0].size
         self.slide_mpp, self.objective_power, self.vendor = slide_mpp, objective_power, vendor
         self.properties: Mapping[str, str] = dict(properties or {})
-        self.choice = ""
         self.source: FsspecSource | None = None
-        self._closed = False
+        self.choice, self._closed = "", False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({Path(self.slide_path).name!r}: {', '.join(self._facts())})"
@@ -170,7 +167,9 @@ class Slide(Closing):
 
         Memory: O(thumbnail + one strip of the level that is read), also when levels are missing.
         """
-        return read_resized(self, fitted_size(self.size, max_size))
+        factor = min(1.0, *np.divide(max_size, self.size))
+        width, height = (max(1, round(px * factor)) for px in self.size)
+        return read_resized(self, (width, height))
 
     def associated_image(self, name: str) -> RgbArray:
         """One of `associated_names`, uint8 (H, W, 3)."""

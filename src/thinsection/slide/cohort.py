@@ -51,10 +51,7 @@ def load_cohort(
         given = ", ".join(repr(str(s)) for s in slides) or "nothing"
         known = f"known suffixes: {' '.join(slide_suffixes())}"
         raise CohortError(f"slides must name at least one slide, got {given}; {known}")
-    entries = _unique(entries)
-    for entry in entries:
-        _check_id(entry)
-    return tuple(replace(e, slide_mpp=e.slide_mpp or slide_mpp) for e in entries)
+    return tuple(replace(e, slide_mpp=e.slide_mpp or slide_mpp) for e in _unique(entries))
 
 
 def parse_mpp(text: str, *, where: str) -> Mpp:
@@ -125,17 +122,16 @@ def _unique(entries: Iterable[SlideEntry]) -> list[SlideEntry]:
             got = f"{known.slide_id!r} and {entry.slide_id!r} for {path!r}"
             raise CohortError(f"slide_id must be one per slide, got {got}")
     counts = Counter(e.slide_id.casefold() for e in by_path.values())
-    for path, entry in by_path.items():
-        if counts[entry.slide_id.casefold()] > 1:
-            mark = hashlib.sha256(path.encode()).hexdigest()[:6]
-            by_path[path] = replace(entry, slide_id=f"{entry.slide_id}-{mark}")
-    return list(by_path.values())
+    return [_named(entry, path, counts) for path, entry in by_path.items()]
 
 
-def _check_id(entry: SlideEntry) -> None:
+def _named(entry: SlideEntry, path: str, counts: Counter[str]) -> SlideEntry:
     """An id becomes the name of a folder: no separators, no hidden names, no control characters."""
     name = entry.slide_id
+    if counts[name.casefold()] > 1:
+        name = f"{name}-{hashlib.sha256(path.encode()).hexdigest()[:6]}"
     bad = not name or name.startswith(".") or any(c in '/\\:*?"<>|' or ord(c) < 32 for c in name)
     if bad or len(name.encode()) > _MAX_ID_BYTES:
         got = f"{name!r} for {entry.slide_path!r}; set a slide_id column in the cohort"
         raise CohortError(f"slide_id must be usable as a folder's name, got {got}")
+    return replace(entry, slide_id=name)

@@ -12,7 +12,7 @@ from cucim.clara import CuImage
 from thinsection.errors import SlideOpenError
 from thinsection.files.sources import closed_error
 from thinsection.slide.base import Slide
-from thinsection.slide.tiff_reader import open_layout
+from thinsection.slide.tiff_layout import read_layout
 from thinsection.types import Mpp, RgbArray
 
 
@@ -28,7 +28,7 @@ class CucimSlide(Slide):
     reader = "cucim"
 
     def __init__(self, path: str, *, slide_mpp: Mpp | None = None, device: str = "cpu") -> None:
-        layout = open_layout(path, slide_mpp)
+        layout = read_layout(path, slide_mpp)
         try:
             with _native_stderr_silenced():
                 self._image: Any = CuImage(path)

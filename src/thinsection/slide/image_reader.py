@@ -21,15 +21,14 @@ _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 class FlatSlide(Slide):
     """A PNG or JPEG. Thread-safe.
 
-    Memory: 3 bytes per px of the whole image from the first read on; an image of more than 2 GiB is
-    refused on opening.
+    Memory: 3 bytes per px of the image from the first read on; over 2 GiB it is refused on opening.
     """
 
     reader = "image"
 
     def __init__(self, path: str, head: bytes, slide_mpp: Mpp | None) -> None:
-        self._png, size = head.startswith(_PNG), _size(path, head)
-        width, height = size
+        self._png = head.startswith(_PNG)
+        size = width, height = _size(path, head)
         if width * height * 3 > MAX_DECODED_BYTES:
             what = f"{width} x {height} px of {'PNG' if self._png else 'JPEG'}"
             rule = "cannot be read in parts; convert it to a tiled TIFF"

@@ -165,7 +165,7 @@ def _open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
     answers: list[str] = []
     reference = _try(path, "openslide", slide_mpp, answers)
     if reference is None:  # nothing to agree with: the readers that need no reference
-        for name in (*_WITHOUT_REFERENCE, *_others(path, answers)):
+        for name in (*_WITHOUT_REFERENCE, *(n for n in READERS.names() if n not in OURS)):
             if slide := _try(path, name, slide_mpp, answers):
                 slide.choice = f"{name}: OpenSlide does not know the format"
                 return slide
@@ -184,25 +184,15 @@ def _open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
 
 
 def _try(path: str, name: str, slide_mpp: Mpp | None, answers: list[str]) -> Slide | None:
+    """The slide; else what the reader answered. Others' readers say which suffixes they open."""
     try:
-        return READERS.load(name)(path, slide_mpp=slide_mpp)
-    except SlideOpenError as error:
+        if name in OURS or Path(path).suffix.lower() in READERS.entry(name).suffixes:
+            return READERS.load(name)(path, slide_mpp=slide_mpp)
+    except (SlideOpenError, InvalidInputError) as error:  # or a package that cannot be imported
         answers.append(str(error))
     except MissingDependencyError:
         answers.append(f"{name}: not installed")
     return None
-
-
-def _others(path: str, answers: list[str]) -> list[str]:
-    """Readers of other packages that say they open files of this suffix."""
-    found = []
-    for name in READERS.names():
-        try:
-            if name not in OURS and Path(path).suffix.lower() in READERS.entry(name).suffixes:
-                found.append(name)
-        except InvalidInputError as error:  # a package that cannot be imported
-            answers.append(str(error))
-    return found
 
 
 def compare(slide: Slide, reference: Slide) -> str:

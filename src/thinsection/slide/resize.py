@@ -20,12 +20,6 @@ _LANCZOS_SUPPORT = 3.0
 Box = tuple[float, float, float, float]  # left, upper, right and lower edge, px
 
 
-def fitted_size(size: Size, max_size: Size) -> Size:
-    """The largest size of the same aspect that fits into `max_size`, never enlarged."""
-    factor = min(1.0, max_size[0] / size[0], max_size[1] / size[1])
-    return (max(1, round(size[0] * factor)), max(1, round(size[1] * factor)))
-
-
 def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
     """The slide resampled to exactly `size_th`, uint8 (H, W, 3).
 
@@ -39,7 +33,6 @@ def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
 
     Raises:
         InvalidInputError: a size that is empty or larger than the slide.
-        SlideReadError: a strip cannot be decoded.
     """
     (width, height), (width_th, height_th) = slide.size, size_th
     if not (1 <= width_th <= width and 1 <= height_th <= height):

@@ -3,6 +3,7 @@
 import re
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tifffile
@@ -32,21 +33,25 @@ class TiffLayout:
     facts: dict[str, Any]  # further arguments of `Slide`
 
 
-def read_layout(handle: Any, name: str, slide_mpp: Mpp | None) -> TiffLayout:
-    """The layout of an opened binary file; `slide_mpp` in place of what it says.
+def read_layout(path: str, slide_mpp: Mpp | None, handle: Any = None) -> TiffLayout:
+    """The layout of a local file, or of an opened binary file object (which stays open).
 
     Raises:
         SlideOpenError: not a TIFF, truncated, or of a kind that is left to OpenSlide.
     """
     try:
-        file = tifffile.TiffFile(handle, name=name)
-        pages = list(file.pages)
-        whole = bool(pages) and _next_page_offset(file, pages[-1]) == 0
+        with tifffile.TiffFile(path if handle is None else handle, name=Path(path).name) as file:
+            return _layout(file, slide_mpp)
+    except SlideOpenError:  # is an OSError; its text already says all
+        raise
     except _BROKEN as error:
         raise SlideOpenError(f"tiff: not a readable TIFF: {error}") from None
-    if not pages:
+
+
+def _layout(file: tifffile.TiffFile, slide_mpp: Mpp | None) -> TiffLayout:
+    if not (pages := list(file.pages)):
         raise SlideOpenError("tiff: a TIFF header without pages; the file is truncated")
-    if not whole:  # tifffile only logs it and gives the pages so far: levels would be missing
+    if _next_page_offset(file, pages[-1]) != 0:  # tifffile only logs it: levels would be missing
         raise SlideOpenError("tiff: the chain of pages leads beyond the end; the file is truncated")
     for flag, what in _LEFT_TO_OPENSLIDE.items():
         if getattr(file, f"is_{flag}"):

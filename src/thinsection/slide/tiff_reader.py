@@ -6,7 +6,7 @@ A segment that a region cuts is kept for a while, since its other part will be a
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import simplejpeg
 from thinsection.errors import SlideOpenError, SlideReadError
 from thinsection.files.sources import ByteSource, FileSource
 from thinsection.slide.base import WHITE, Slide
-from thinsection.slide.tiff_layout import TiffLayout, read_layout
+from thinsection.slide.tiff_layout import read_layout
 from thinsection.types import MIB, Level, Mpp, RgbArray, TileArray
 
 CACHE_BYTES = 48 * MIB  # of decoded segments that a region cut, per slide
@@ -51,7 +51,7 @@ class SegmentDecoder:
         Memory: `MAX_READ_BYTES` of compressed segments, or one that is larger.
         """
         targets = iter(outs)
-        for together in self._reads(indices):
+        for together in self._requests(indices):
             start = self._offsets[together[0]]
             length = self._offsets[together[-1]] + self._counts[together[-1]] - start
             data = memoryview(self._source.read_at(start, length) if length else b"")
@@ -59,24 +59,21 @@ class SegmentDecoder:
                 begin = self._offsets[index] - start
                 self._decode_one(index, data[begin : begin + self._counts[index]], next(targets))
 
-    def _reads(self, indices: Sequence[int]) -> Iterator[list[int]]:
+    def _requests(self, indices: Sequence[int]) -> list[list[int]]:
         """Segments, in order, in the groups that one request fetches."""
-        together: list[int] = []
+        groups: list[list[int]] = []
         first = end = 0
         for index in indices:
             if index >= len(self._offsets):
                 raise self._error(index, "no such segment")
             begin, count = self._offsets[index], self._counts[index]
             adjacent = 0 <= begin - end <= _MAX_GAP_BYTES
-            if together and not (adjacent and begin + count - first <= MAX_READ_BYTES):
-                yield together
-                together = []
-            if not together:
+            if not (groups and adjacent and begin + count - first <= MAX_READ_BYTES):
+                groups.append([])
                 first = begin
-            together.append(index)
+            groups[-1].append(index)
             end = begin + count
-        if together:
-            yield together
+        return groups
 
     def _decode_one(self, index: int, data: memoryview, out: RgbArray) -> None:
         (height, width), in_place = out.shape[:2], self._jpeg and out.flags.c_contiguous
@@ -104,10 +101,9 @@ class SegmentDecoder:
     def _error(self, index: int, why: str) -> SlideReadError:
         row, column = divmod(index, self.columns)
         place = f"column {column}, row {row} of a level of {self.size} px"
-        name, remedy = Path(self._source.name).name, "the file is damaged or truncated"
-        return SlideReadError(
-            f"segment must be decodable, got {why} at {place} in {name!r}; {remedy}"
-        )
+        got = f"{why} at {place} in {Path(self._source.name).name!r}"
+        remedy = "the file is damaged or truncated"
+        return SlideReadError(f"segment must be decodable, got {got}; {remedy}")
 
 
 class TiffSlide(Slide):
@@ -129,7 +125,7 @@ class TiffSlide(Slide):
         source: ByteSource | None = None,
         handle: Any = None,
     ) -> None:
-        layout = open_layout(path, slide_mpp, handle)
+        layout = read_layout(path, slide_mpp, handle)
         super().__init__(path, layout.levels, **layout.facts)
         self._source = source or FileSource(path)
         pages = zip(layout.levels, layout.pages)
@@ -199,17 +195,3 @@ class TiffSlide(Slide):
         """Closes the file; reads that other threads have begun end well."""
         super().close()
         self._source.close()
-
-
-def open_layout(path: str, slide_mpp: Mpp | None, handle: Any = None) -> TiffLayout:
-    """The layout of a local file, or of an opened binary file object (which stays open)."""
-    name = Path(path).name
-    if handle is not None:
-        return read_layout(handle, name, slide_mpp)
-    try:
-        with Path(path).open("rb") as opened:
-            return read_layout(opened, name, slide_mpp)
-    except SlideOpenError:  # is an OSError; its text already says all
-        raise
-    except OSError as error:
-        raise SlideOpenError(f"tiff: {error}") from None

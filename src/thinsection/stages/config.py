@@ -9,13 +9,7 @@ from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
 from thinsection.slide.open import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS
-from thinsection.stream.plan import (
-    REGION_BYTES,
-    StreamBudget,
-    StreamConfig,
-    cpu_count,
-    stream_budget,
-)
+from thinsection.stream.plan import REGION_BYTES, StreamBudget, StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.units import parse_bytes
@@ -147,10 +141,5 @@ def batch_size_of(config: RunConfig, *, on_gpu: bool) -> int:
 
 def budget_of(config: RunConfig, batch_size: int) -> StreamBudget:
     """The stream's buffers under the run's settings."""
-    return stream_budget(
-        budget_bytes=parse_bytes(config.stream.memory),
-        batch_size=batch_size,
-        tile_px=config.tiles.tile_px,
-        workers=config.stream.decode_workers or cpu_count(),
-        scratch_bytes=SCRATCH_LIMIT,
-    )
+    sizes = {"tile_px": config.tiles.tile_px, "scratch_bytes": SCRATCH_LIMIT}
+    return config.stream.budget(batch_size, **sizes)

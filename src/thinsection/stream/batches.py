@@ -51,7 +51,7 @@ class SlideStarted:
     num_tiles: int
 
 
-@dataclass(kw_only=True)
+@dataclass
 class TileBatch:
     """Decoded tiles of one slide, in table order."""
 
@@ -114,10 +114,8 @@ class DecodedBatch:
 class BatchPacker:
     """Closes the gaps that filters leave, so that all batches of a slide but its last are full.
 
-    A buffer that is free again goes to `give_back`.
-
-    Memory: none of its own; the batch that is being filled is one of the stream's buffers. A row
-    that closes a gap is copied once.
+    Memory: none of its own; the batch that is being filled is one of the stream's buffers, which
+    goes to `give_back` when it is free again. A row that closes a gap is copied once.
     """
 
     def __init__(self, give_back: Callable[[TileArray], None]) -> None:
@@ -150,13 +148,9 @@ class BatchPacker:
         if source.error is not None or source.table is None:
             self._give_back(buffer)
             return
-        yield TileBatch(
-            key=source.key,
-            indices=indices,
-            coords_l0=source.table.coords_l0[indices],
-            tiles=buffer[: len(indices)],
-            _release=partial(self._give_back, buffer),
-        )
+        coords_l0, tiles = source.table.coords_l0[indices], buffer[: len(indices)]
+        release = partial(self._give_back, buffer)
+        yield TileBatch(source.key, indices, coords_l0, tiles, _release=release)
 
     def _full(self) -> Iterator[TileBatch]:
         if self._filling is not None and len(self._filling.indices) == len(self._filling.buffer):
@@ -175,12 +169,10 @@ class ChannelClosed(Exception):
 
 
 class Channel(Generic[T]):
-    """First in, first out, or last in, first out; `put` waits for room, `get` for an item.
+    """First in, first out, or last in, first out, of at most `capacity` items.
 
     `finish` lets readers drain what is there and then raises; `close` raises at once on both
     sides, so that no thread of a stopped stream waits for ever. Iteration ends in either case.
-
-    Memory: at most `capacity` items (unbounded by default).
     """
 
     def __init__(self, capacity: float = math.inf, *, newest_first: bool = False) -> None:

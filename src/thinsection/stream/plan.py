@@ -8,7 +8,7 @@ these and `thinsection plan` shows them; readers bound their own caches of decod
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -34,6 +34,21 @@ _MAX_WASTE = 1.3
 _TASK_TILES = 8
 
 
+def cpu_count() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamBudget:
+    """What the stream may allocate: batch buffers, and scratch of each decoding thread."""
+
+    slots: int
+    batch_bytes: int  # of one slot
+    scratch_bytes: int  # of one worker
+    workers: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
     """Settings of the stream from slides to batches."""
@@ -48,41 +63,23 @@ class StreamConfig:
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"stream.{name} must be >= {least}, got {value}")
 
+    def budget(self, batch_size: int, *, tile_px: int, scratch_bytes: int) -> StreamBudget:
+        """Divides the memory into batch buffers and scratch.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamBudget:
-    """What the stream may allocate: batch buffers, and scratch of each decoding thread."""
-
-    slots: int
-    batch_bytes: int  # of one slot
-    scratch_bytes: int  # of one worker
-    workers: int
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most that the stream holds at once."""
-        return self.slots * self.batch_bytes + self.workers * self.scratch_bytes
-
-
-def cpu_count() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def stream_budget(
-    *, budget_bytes: int, batch_size: int, tile_px: int, workers: int, scratch_bytes: int
-) -> StreamBudget:
-    """Divides a budget into batch buffers and scratch; BudgetError where `MIN_SLOTS` do not fit."""
-    batch_bytes = batch_size * tile_px * tile_px * CHANNELS
-    slots = min(MAX_SLOTS, (budget_bytes - workers * scratch_bytes) // batch_bytes)
-    sizes = {"batch_bytes": batch_bytes, "scratch_bytes": scratch_bytes, "workers": workers}
-    if slots < MIN_SLOTS:
-        least = format_bytes(StreamBudget(slots=MIN_SLOTS, **sizes).peak_bytes)
-        work = f"batches of {batch_size} tiles of {tile_px} px and {workers} decode workers"
-        remedy = "raise --memory or lower --batch-size or --decode-workers"
-        got = f"{format_bytes(budget_bytes)}; {remedy}"
-        raise BudgetError(f"memory must be >= {least} for {work}, got {got}")
-    return StreamBudget(slots=slots, **sizes)
+        Raises:
+            BudgetError: not even `MIN_SLOTS` batches fit; says what would.
+        """
+        memory, workers = parse_bytes(self.memory), self.decode_workers or cpu_count()
+        batch_bytes, scratch = batch_size * tile_px * tile_px * CHANNELS, workers * scratch_bytes
+        slots = min(MAX_SLOTS, (memory - scratch) // batch_bytes)
+        if slots < MIN_SLOTS:
+            least = format_bytes(MIN_SLOTS * batch_bytes + scratch)
+            work = f"batches of {batch_size} tiles of {tile_px} px and {workers} decode workers"
+            remedy = "raise --memory or lower --batch-size or --decode-workers"
+            got = f"{format_bytes(memory)}; {remedy}"
+            raise BudgetError(f"memory must be >= {least} for {work}, got {got}")
+        sizes = {"batch_bytes": batch_bytes, "scratch_bytes": scratch_bytes, "workers": workers}
+        return StreamBudget(slots=slots, **sizes)
 
 
 def scratch_bytes(plan: ReadPlan) -> int:
@@ -115,7 +112,12 @@ def plan_batch(
     if segment is not None and not (np.vstack([corners_lv, plan.size_lv]) % segment).any():
         starts = range(0, count, _TASK_TILES)
         return [[Read(start, min(start + _TASK_TILES, count))] for start in starts]
-    return list(_grouped(plan_regions(coords_l0, corners_lv, plan)))
+    groups: list[list[Read]] = [[]]
+    for read in plan_regions(coords_l0, corners_lv, plan):
+        if groups[-1] and groups[-1][-1].stop - groups[-1][0].start >= _TASK_TILES:
+            groups.append([])
+        groups[-1].append(read)
+    return groups
 
 
 def plan_regions(coords_l0: CoordsL0, corners_lv: CoordsLv, plan: ReadPlan) -> Iterator[Read]:
@@ -141,17 +143,6 @@ def _split(corners_lv: CoordsLv, plan: ReadPlan, start: int, stop: int) -> Itera
         yield from _split(corners_lv, plan, middle, stop)
     else:
         yield Read(start, stop, (x, y), (width, height))
-
-
-def _grouped(reads: Iterable[Read]) -> Iterator[list[Read]]:
-    group: list[Read] = []
-    for read in reads:
-        group.append(read)
-        if read.stop - group[0].start >= _TASK_TILES:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 def execute_read(

@@ -23,7 +23,6 @@ from thinsection.stream.batches import Channel, ChannelClosed, DecodedBatch, Sli
 from thinsection.stream.plan import Read, StreamBudget, StreamConfig
 from thinsection.tiles import TileFilter, TileTable, TileTransform
 from thinsection.types import TileArray
-from thinsection.units import parse_bytes
 
 _Task = tuple[DecodedBatch, list[Read]]
 _Prepared = SlideTiles | batches.SlideFailed
@@ -43,9 +42,8 @@ class TileStream:
         allocate: makes a batch buffer (pinned memory for CUDA); None: pageable memory.
         clock: where busy and waiting time is added up.
 
-    Memory: `budget.peak_bytes`, the prepared slides and their tile tables. With filters one of the
-    budget's buffers is the batch that is being filled, so none is added; a consumer may hold
-    `budget.slots - 2` batches, without filters one more, while it asks for the next.
+    Memory: slots * batch + workers * scratch of the budget, the prepared slides and their tables. A
+    consumer may hold `slots - 2` batches, without filters one more, while it asks for the next.
     """
 
     def __init__(
@@ -150,10 +148,9 @@ class TileStream:
         self._prepared.finish()
 
     def _plan_tasks(self) -> Iterator[_Task]:
-        """What workers take, in order: a batch and some of its reads.
+        """What workers take, in order; who finds nothing left of a batch plans the next one here.
 
-        A worker that finds nothing left of a batch plans the next one here, so a buffer is taken
-        no sooner than somebody decodes into it, and never before that of an earlier batch.
+        So a buffer is taken no sooner than somebody decodes into it, and in the batches' order.
         """
         for source in self._prepared:
             if isinstance(source, batches.SlideFailed):
@@ -242,20 +239,12 @@ def iter_tiles(
         SlideReadError: a region cannot be decoded.
         BudgetError: the memory does not hold three batches.
     """
-    config = config or StreamConfig()
-    budget = plan.stream_budget(
-        budget_bytes=parse_bytes(config.memory),
-        batch_size=batch_size,
-        tile_px=tiles.plan.tile_px,
-        workers=config.decode_workers or plan.cpu_count(),
-        scratch_bytes=plan.scratch_bytes(tiles.plan),
-    )
+    sizes = {"tile_px": tiles.plan.tile_px, "scratch_bytes": plan.scratch_bytes(tiles.plan)}
+    budget = (config or StreamConfig()).budget(batch_size, **sizes)
     key = slide.slide_path
     source = SlideTiles(key=key, slide=slide, table=tiles, transform=transform, owned=False)
-    stream = TileStream(
-        [source], lambda given: given, budget=budget, batch_size=batch_size, filters=filters
-    )
-    with stream:
+    options: dict[str, Any] = {"budget": budget, "batch_size": batch_size, "filters": filters}
+    with TileStream([source], lambda given: given, **options) as stream:
         for event in stream:
             if isinstance(event, batches.SlideFailed):
                 raise event.error

@@ -8,7 +8,7 @@ A small task goes through `execute`; on purpose it kills its process, raises, or
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -67,9 +67,7 @@ class SquareTask(Task[Number, Squared]):
     small: bool = False
     threads: int = 0
 
-    def __call__(
-        self, entries: Sequence[Number], *, on_event: Callable[[Any], None]
-    ) -> Report[Squared]:
+    def __call__(self, entries: Sequence[Number], *, on_event: Any) -> Report[Squared]:
         """See `Task.__call__`."""
         results = tuple(self._square(entry.value, on_event) for entry in entries)
         return Report(results=results, stage_seconds={"square_busy": float(len(entries))})
@@ -86,7 +84,7 @@ class SquareTask(Task[Number, Squared]):
         """See `Task.lost`."""
         return Squared(value=entry.value, status="lost", error=reason)
 
-    def _square(self, value: int, on_event: Callable[[Any], None]) -> Squared:
+    def _square(self, value: int, on_event: Any) -> Squared:
         on_event(Step(value=value, step=1))
         if self._once_more("killed", value):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -138,11 +136,6 @@ class Told:
         assert len(found) == len({result.value for result in found})
         return {result.value: result for result in found}
 
-    @property
-    def squares(self) -> dict[int, int]:
-        """By number."""
-        return {value: result.square for value, result in self.results.items()}
-
 
 class ExecutorContract:
     """The suite. `config` has at least two workers where there are any."""
@@ -171,7 +164,7 @@ class ExecutorContract:
         self, tmp_path: Path, kind: Any
     ) -> None:
         told = self.run(kind(folder=tmp_path), chunk_slides=2)
-        assert told.squares == SQUARES
+        assert {v: r.square for v, r in told.results.items()} == SQUARES
         assert not any(result.small for result in told.results.values())
         assert sum(r.stage_seconds["square_busy"] for r in told.reports) == 6
 
@@ -199,14 +192,14 @@ class WorkerContract(ExecutorContract):
 
     def test_a_worker_that_dies_once_loses_nothing(self, tmp_path: Path) -> None:
         told = self.run(SquareTask(folder=tmp_path, killed={"2": 1}), chunk_slides=3)
-        assert told.squares == SQUARES
+        assert {v: r.square for v, r in told.results.items()} == SQUARES
         assert told.results[2].small
         assert told.results[2].pid != os.getpid()
         assert any("a worker died with" in text for text in told.messages)
 
     def test_an_entry_that_kills_twice_is_lost_alone(self, tmp_path: Path) -> None:
         told = self.run(SquareTask(folder=tmp_path, killed={"2": 9}), chunk_slides=3)
-        status = {value: result.status for value, result in told.results.items()}
+        status = {v: r.status for v, r in told.results.items()}
         assert status == dict.fromkeys(range(6), "done") | {2: "lost"}
         assert told.results[2].error.endswith("twice, the second time alone")
         assert len(list(tmp_path.glob("killed-2-*"))) == 2

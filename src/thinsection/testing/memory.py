@@ -40,9 +40,8 @@ c0, t0 = time.process_time(), time.perf_counter()
 result = f(state, **kwargs) if setup else f(**kwargs)
 t1, c1 = time.perf_counter(), time.process_time()
 peak = max(int(l.split()[1]) * 1024 for l in open('/proc/self/status') if l.startswith('VmHWM'))
-times = {'seconds': t1 - t0, 'cpu_seconds': c1 - c0}
-found = {'result': result, **times, 'baseline_bytes': rss, 'peak_bytes': peak}
-print('\\n@measured ' + json.dumps(found))
+found = {'result': result, 'seconds': t1 - t0, 'cpu_seconds': c1 - c0}
+print('\\n@measured ' + json.dumps({**found, 'baseline_bytes': rss, 'peak_bytes': peak}))
 """
 
 
@@ -57,9 +56,8 @@ def run_and_measure(
     """
     command = [sys.executable, "-c", _CHILD, json.dumps([module, function, setup, kwargs])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    child = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout_s, check=False, env=env
-    )
+    texts: dict[str, Any] = {"capture_output": True, "text": True}
+    child = subprocess.run(command, check=False, timeout=timeout_s, env=env, **texts)
     marked = [line for line in child.stdout.splitlines() if line.startswith("@measured ")]
     if child.returncode != 0 or not marked:
         raise RuntimeError(f"{module}.{function} failed ({child.returncode}):\n{child.stderr}")

@@ -1,8 +1,4 @@
-"""The tile grid: every tile of a slide, ordered so that neighbours are read together; filters.
-
-A filter looks at px of tiles and says which stay; what the tissue mask says is applied to the grid,
-before anything is read.
-"""
+"""The tile grid: tiles of a slide, ordered so that neighbours are read together; tile filters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,7 +52,7 @@ def _percentile(cumulative: npt.NDArray[np.int64], percent: float) -> npt.NDArra
     return np.asarray(low + (position - below) * (high - low), dtype=np.float64)
 
 
-MASK_FILTER = "tissue"  # applied on the grid
+MASK_FILTER = "tissue"  # needs no px: it is applied to the grid, before anything is read
 _OURS = (
     Entry(name=MASK_FILTER, help="Tiles that hold enough tissue.", target=None),
     Entry(name="contrast", help="Tiles with both dark and white px.", target=contrast),
@@ -65,11 +61,7 @@ FILTERS: Registry[TileFilter] = Registry("tile filter", "thinsection.tile_filter
 
 
 def load_filters(names: Sequence[str]) -> tuple[TileFilter, ...]:
-    """The pixel filters of these names, in order; 'tissue' is skipped.
-
-    Raises:
-        ConfigError: no filter of that name, with the nearest that is known.
-    """
+    """The pixel filters of these names, in order; 'tissue' is skipped."""
     return tuple(FILTERS.load(name) for name in names if name != MASK_FILTER)
 
 

@@ -56,9 +56,8 @@ class StainConfig:
             raise ConfigError(f"stain.stain_mpp must be > 0, got {self.stain_mpp}")
         if self.stain_places < 1:
             raise ConfigError(f"stain.stain_places must be >= 1, got {self.stain_places}")
-        reference = self.stain_reference
-        if self.stain_norm == "none" and reference is not None:
-            got = f"{reference!r} and 'none'; set stain.stain_norm"
+        if self.stain_norm == "none" and self.stain_reference is not None:
+            got = f"{self.stain_reference!r} and 'none'; set stain.stain_norm"
             raise ConfigError(f"stain.stain_reference must go with a method, got {got}")
 
 
@@ -82,9 +81,6 @@ class StainTransform:
         Equal to float64 arithmetic, but px within 1e-3 of the middle of two values may differ by 1.
 
         Memory: 1.5 MiB a thread, whatever the tiles' size.
-
-        Raises:
-            InvalidInputError: not uint8, not C-contiguous, or not of three channels.
         """
         if tiles.dtype != np.uint8 or tiles.shape[-1] != 3 or not tiles.flags.c_contiguous:
             rule = "contiguous uint8 (B, H, W, 3)"
@@ -93,10 +89,8 @@ class StainTransform:
             return tiles
         xp = self.ns.xp
         matrix, shift = (xp.asarray(a, dtype=xp.float32) for a in (self.matrix.T, self.shift))
-        mix = unmix = None
-        if self.mix is not None:
-            mix = xp.asarray(self.mix.T, dtype=xp.float32)
-            unmix = xp.linalg.inv(mix)
+        mix = None if self.mix is None else xp.asarray(self.mix.T, dtype=xp.float32)
+        unmix = None if mix is None else xp.linalg.inv(mix)
         px = tiles.reshape(-1, 3)
         for start in range(0, len(px), _CHUNK_PX):
             part = px[start : start + _CHUNK_PX]
@@ -201,11 +195,7 @@ _AXES_FROM_LMS = np.array([[1, 1, 1], [1, 1, -2], [1, -1, 0]]) / np.sqrt([[3], [
 # Macenko: the reference of mitkovetta/staining-normalization, which its Python ports share.
 # Reinhard: TCGA-A2-A3XS-DX1 of Amgad et al. 2019, the standard of HistomicsTK's tests.
 STANDARDS: dict[str, StainLook] = {
-    "macenko": StainVectors(
-        hematoxylin=(0.5626, 0.7201, 0.4062),
-        eosin=(0.2159, 0.8012, 0.5581),
-        strengths=(1.9705, 1.0308),
-    ),
+    "macenko": StainVectors((0.5626, 0.7201, 0.4062), (0.2159, 0.8012, 0.5581), (1.9705, 1.0308)),
     "reinhard": ColourMoments(
         mean=(8.74108109, -0.12440419, 0.0444982), spread=(0.6135447, 0.10989545, 0.0286032)
     ),
@@ -287,7 +277,6 @@ def sample_px(slide: Slide, tissue: Tissue | None, config: StainConfig) -> Px:
 
 
 def _degenerate(where: str, got: str, rule: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"stain normalisation must have {rule} the tissue, got {got} in {where!r}; "
-        "leave the slide out, or set stain.stain_norm to 'none'"
-    )
+    remedy = "leave the slide out, or set stain.stain_norm to 'none'"
+    got = f"{got} in {where!r}; {remedy}"
+    return InvalidInputError(f"stain normalisation must have {rule} the tissue, got {got}")
