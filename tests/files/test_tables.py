@@ -1,7 +1,6 @@
 """Tables: what is written is read back, and no spreadsheet runs what a cell says."""
 
 import csv
-import io
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinsection.files.tables import read_table, write_rows, write_table
+from thinsection.files.atomic import read_table, write_table
 
 CELLS = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0")
@@ -26,18 +25,16 @@ def test_text_comes_back_as_it_was(
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@sum", "\tx", "\rx", "'=1"])
-def test_text_that_a_spreadsheet_would_run_is_marked_as_text(text: str) -> None:
-    buffer = io.StringIO(newline="")
-    write_rows(buffer, [[text]], ["a"])
-    buffer.seek(0)
-    assert list(csv.reader(buffer)) == [["a"], [f"'{text}"]]
+def test_text_that_a_spreadsheet_would_run_is_marked_as_text(text: str, tmp_path: Path) -> None:
+    write_table(tmp_path / "a.csv", [[text]], ["a"])
+    with (tmp_path / "a.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [["a"], [f"'{text}"]]
 
 
-def test_numbers_and_harmless_text_are_untouched_and_none_is_empty() -> None:
-    buffer = io.StringIO()
+def test_numbers_and_harmless_text_are_untouched_and_none_is_empty(tmp_path: Path) -> None:
     row = (-1, -2.5, np.float32(-0.1), "a-b", "1=1", None, True, float("nan"))
-    write_rows(buffer, [row], "abcdefgh")
-    assert buffer.getvalue().splitlines()[1] == "-1,-2.5,-0.1,a-b,1=1,,True,nan"
+    write_table(tmp_path / "a.csv", [row], "abcdefgh")
+    assert (tmp_path / "a.csv").read_text().splitlines()[1] == "-1,-2.5,-0.1,a-b,1=1,,True,nan"
 
 
 def test_columns_are_the_union_of_what_rows_have_and_gaps_stay_empty(tmp_path: Path) -> None:

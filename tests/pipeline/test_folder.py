@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
 from thinsection.errors import InvalidInputError, StoreError
-from thinsection.files.tables import write_table
+from thinsection.files.atomic import write_table
 from thinsection.pipeline.folder import EmbeddingRows, Results, export_anndata, open_results
 from thinsection.pipeline.run import run
 from thinsection.stages.config import RunConfig

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from thinsection.files.tables import read_table
+from thinsection.files.atomic import read_table
 from thinsection.qc.checks.check import Score
 
 

@@ -1,14 +1,23 @@
 """Files appear whole or not at all: temporary name in the same folder, fsync, rename."""
 
+import csv
+import io
 import json
 import os
+import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 TMP_MARK = ".tmp-"  # every unfinished file carries it; readers and clean-up know it
+# A spreadsheet takes text that begins so for a formula and may run it. One apostrophe before it
+# says "text"; text that already has apostrophes there gets one more, so that it can be read back.
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+
+Row = Mapping[str, Any] | Sequence[Any]
 
 
 @contextmanager
@@ -48,6 +57,50 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, data: Any) -> None:
     """Writes JSON atomically: indented, keys in the given order, no NaN."""
     write_text(path, json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def write_table(path: Path, rows: Iterable[Row], columns: Sequence[str] | None = None) -> None:
+    """Writes a UTF-8 table with a header, atomically; `.tsv` has tabs between cells, others commas.
+
+    Numbers are written as they are. Text that a spreadsheet would run as a formula gets a leading
+    apostrophe, which `read_table` takes off. None and cells that a mapping lacks are empty.
+
+    Rows are mappings, or sequences in the order of the columns; without columns the header is the
+    union of all mappings' keys in order of appearance.
+
+    Memory: one row where columns are given, else all rows.
+
+    Source: OWASP, CSV injection.
+    """
+    if columns is None:
+        rows = list(rows)
+        columns = [*dict.fromkeys(name for row in rows if isinstance(row, Mapping) for name in row)]
+    line, delimiter = io.StringIO(newline=""), "\t" if path.suffix == ".tsv" else ","
+    # a lone \r is quoted, before Python 3.13, only by a writer that ends its lines with one
+    writer = csv.writer(line, delimiter=delimiter, lineterminator="\r\n")
+    with atomic_path(path) as tmp, tmp.open("w", newline="", encoding="utf-8") as file:
+        for row in chain([columns], rows):
+            cells = map(row.get, columns) if isinstance(row, Mapping) else row
+            writer.writerow(map(_cell, cells))
+            file.write(line.getvalue()[:-2] + "\n")
+            line.seek(0)
+            line.truncate()
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a table that `write_table` wrote, as text; a byte order mark is no part of it."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        lines = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        header = [_text(cell) for cell in next(lines, [])]
+        return [dict(zip(header, map(_text, line))) for line in lines]
+
+
+def _cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
+def _text(cell: str) -> str:
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def _fsync(path: Path) -> None:

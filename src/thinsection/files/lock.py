@@ -45,11 +45,7 @@ class FileLock:
         self._token: str | None = None
 
     def acquire(self) -> bool:
-        """Takes the lock if it is free or stale; never waits.
-
-        Raises:
-            StoreError: the folder cannot be written.
-        """
+        """Takes the lock if it is free or stale; never waits. StoreError: an unwritable folder."""
         if self._create():
             return True
         owner = self.owner()  # None: released in between, or its owner died while writing it
@@ -153,11 +149,7 @@ def heartbeat(locks: Collection[FileLock]) -> Iterator[None]:
 
 @contextmanager
 def hold(path: Path) -> Iterator[None]:
-    """Waits until nobody else holds the lock, and holds it while the block runs.
-
-    Raises:
-        StoreError: the folder cannot be written.
-    """
+    """Waits until nobody else holds the lock, and holds it while the block runs."""
     lock = FileLock(path)
     while not lock.acquire():
         threading.Event().wait(_POLL_S)

@@ -34,11 +34,7 @@ class FileSource:
         self._descriptor: _Descriptor | None = _Descriptor(os.open(path, os.O_RDONLY))
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes.
-
-        Raises:
-            SlideReadError: the source ends before.
-        """
+        """Exactly `length` bytes; SlideReadError where the source ends before."""
         descriptor = self._descriptor  # kept alive here while `close` runs elsewhere
         if descriptor is None:
             raise closed_error(self.name)
@@ -50,12 +46,7 @@ class FileSource:
 
 
 class FsspecSource:
-    """A file by range requests through fsspec, counted. Thread-safe.
-
-    Attributes:
-        size: bytes of the file.
-        fetched_bytes, requests: so far.
-    """
+    """A file of `size` bytes by range requests through fsspec, counted. Thread-safe."""
 
     def __init__(self, url: str) -> None:
         self.name = url
@@ -149,11 +140,7 @@ class RemoteFolder:
         self._whole = url.partition(URL_MARK)[0] in _WHOLE_PUTS
 
     def check(self) -> None:
-        """Proves that files can be put and deleted.
-
-        Raises:
-            StoreError: they cannot; with the store's own words.
-        """
+        """Proves that files can be put and deleted; StoreError with the store's own words."""
         path = f"{self._root}/{TMP_MARK}writable"
         try:
             self._make_parent(path)
@@ -163,10 +150,7 @@ class RemoteFolder:
             raise StoreError(f"out must be writable, got {error!r} for {self.url!r}") from error
 
     def sizes(self) -> dict[str, int]:
-        """Relative name -> bytes of every file.
-
-        Memory: about 200 bytes per file.
-        """
+        """Relative name -> bytes of every file. Memory: about 200 bytes per file."""
         self._fs.invalidate_cache()
         try:
             found = self._fs.find(self._root, detail=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from thinsection.errors import QcExclusion
-from thinsection.files.atomic import write_json
-from thinsection.files.tables import write_table
+from thinsection.files.atomic import write_json, write_table
 from thinsection.qc import qc_fail
 from thinsection.qc.checks.check import Score
 from thinsection.qc.engine import QcRule, parse_rule

@@ -21,9 +21,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from thinsection.config import as_mapping, option, replace_flat, section
 from thinsection.errors import ConfigError, ThinsectionError
-from thinsection.files.atomic import write_json, write_text
+from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.files.lock import LOCK_NAME, hold
-from thinsection.files.tables import write_table
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report, Task

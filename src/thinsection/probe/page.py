@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.config import as_mapping
-from thinsection.files.atomic import write_bytes, write_json, write_text
+from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
 from thinsection.files.pages import render_page
-from thinsection.files.tables import write_table
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.plots import LOSSES, Picture, probe_pictures
 from thinsection.probe.result import ProbeResult, per_class_rows

@@ -15,8 +15,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from thinsection.errors import StoreError
-from thinsection.files.atomic import atomic_path, write_json, write_text
-from thinsection.files.tables import write_table
+from thinsection.files.atomic import atomic_path, write_json, write_table, write_text
 from thinsection.qc.checks.check import Score
 from thinsection.qc.engine import QcResult
 from thinsection.qc.pipeline import pipeline_from_mapping

@@ -58,10 +58,6 @@ class FeaturesStage(Stage):
         return {"encoder": deciding(self.identity), "dtype": self.dtype, "stain": stain}
 
     @property
-    def needs(self) -> tuple[Stage, ...]:
-        return (self.tiles,)
-
-    @property
     def attributes(self) -> dict[str, str]:
         """What the file says of its encoder."""
         return {"encoder" if k == "name" else k: v for k, v in self.identity.items()}
@@ -94,10 +90,7 @@ class FeaturesStage(Stage):
         return None
 
     def load(self, work: SlideWork) -> TilesFile:
-        """The stored embeddings.
-
-        Memory: 4 N D bytes.
-        """
+        """The stored embeddings. Memory: 4 N D bytes."""
         return read_tiles(work.path(self.file(work.entry.slide_id)))
 
 

@@ -40,10 +40,6 @@ class PoolingStage(Stage):
     def settings(self) -> Mapping[str, Any]:
         return {"slide_encoder": deciding(self.slide_encoder.identity)}
 
-    @property
-    def needs(self) -> tuple[Stage, ...]:
-        return (self.features,)
-
     def run(self, work: SlideWork) -> Output:
         """Pools; a slide without tiles has no embedding and no file.
 
@@ -116,15 +112,8 @@ class GraphStage(Stage):
     def settings(self) -> Mapping[str, Any]:
         return {"graph": self.spec}
 
-    @property
-    def needs(self) -> tuple[Stage, ...]:
-        return (self.tiles,)
-
     def run(self, work: SlideWork) -> Output:
-        """Builds the graph.
-
-        Memory: that of `tile_graph`.
-        """
+        """Builds the graph. Memory: that of `tile_graph`."""
         table: TileTable = work.value(self.tiles)
         wanted, slide = parse_graph_spec(self.spec), work.ledger.slide
         mpp = (slide["mpp_x"], slide["mpp_y"]) if slide.get("mpp_x") else None
@@ -163,10 +152,7 @@ class FormatStage(Stage):
         return (self.features, self.features.tiles)
 
     def run(self, work: SlideWork) -> Output:
-        """Writes the file.
-
-        Memory: the slide's embeddings, 4 N D bytes.
-        """
+        """Writes the file. Memory: the slide's embeddings, 4 N D bytes."""
         name = self.file(work.entry.slide_id, FORMATS.entry(self.format).suffixes[0])
         stored = self.features.load(work)
         assert stored.features is not None

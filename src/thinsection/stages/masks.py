@@ -50,10 +50,7 @@ class TissueStage(Stage):
         return {"tissue": asdict(self.config), "reader": self.reader}
 
     def run(self, work: SlideWork) -> Output:
-        """Finds the tissue on one thumbnail.
-
-        Memory: that of `tissue_mask`.
-        """
+        """Finds the tissue on one thumbnail. Memory: that of `tissue_mask`."""
         assert work.slide is not None
         tissue = tissue_mask(work.slide, self.config)
         mask, outline, thumbnail = names = self._names(work.entry.slide_id)
@@ -142,10 +139,7 @@ class QcStage(Stage):
         return f"{SLIDES}/{slide_id}/{self.address.removeprefix(f'{SLIDES}/')}"
 
     def run(self, work: SlideWork) -> Output:
-        """Runs the checks.
-
-        Memory: that of `run_qc`.
-        """
+        """Runs the checks. Memory: that of `run_qc`."""
         assert work.slide is not None
         mpp = mean_mpp(work.entry.slide_mpp)
         result = run_qc(work.slide, self.pipeline, device=self.device, slide_mpp=mpp)

@@ -62,8 +62,8 @@ class Stage(ABC):
 
     @property
     def needs(self) -> tuple["Stage", ...]:
-        """Stages that it is made from."""
-        return ()
+        """Stages that it is made from: those among its fields, if a kind says no others."""
+        return tuple(value for value in vars(self).values() if isinstance(value, Stage))
 
     def run(self, work: "SlideWork") -> Output:
         """Makes the result. Stages that read tiles are fed by the stream instead."""

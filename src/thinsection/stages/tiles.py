@@ -50,10 +50,6 @@ class TilesStage(Stage):
     def settings(self) -> Mapping[str, Any]:
         return {"tiles": asdict(self.config) | {"tile_mpp": self.config.mpp}}  # '0.50' is '0.5'
 
-    @property
-    def needs(self) -> tuple[Stage, ...]:
-        return (self.mask,)
-
     def candidates(self, work: SlideWork) -> TileTable:
         """The tiles that hold enough tissue, before any pixel filter.
 

@@ -153,10 +153,7 @@ def _record(document: Mapping[str, Any]) -> StageRecord:
 
 
 def load_ledgers(out: Path) -> list[SlideLedger]:
-    """The ledgers of all slides of a results folder, by slide id.
-
-    Memory: some kB per slide.
-    """
+    """The ledgers of all slides of a results folder, by slide id. Memory: some kB per slide."""
     names = sorted(path.parent.name for path in (out / SLIDES).glob(f"*/{LEDGER_NAME}"))
     return [load_ledger(out, name) for name in names]
 

@@ -183,11 +183,7 @@ def read_tiles(path: Path) -> TilesFile:
 
 
 def open_h5(path: Path) -> h5py.File:
-    """The file opened for reading.
-
-    Raises:
-        StoreError: missing, not HDF5, or truncated.
-    """
+    """The file opened for reading; StoreError where it is missing, not HDF5, or truncated."""
     try:
         return h5py.File(path, "r")
     except OSError as error:

@@ -54,11 +54,7 @@ def read_state_dict(path: str | Path) -> StateDict:
 
 
 def shard_names(index: Path) -> tuple[str, ...]:
-    """File names of the shards of an index, each once.
-
-    Raises:
-        WeightsError: not an index of shards beside it.
-    """
+    """File names of the shards of an index, each once; WeightsError if they lie elsewhere."""
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:

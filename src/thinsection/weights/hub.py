@@ -23,11 +23,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def hub_library() -> Any:
-    """`huggingface_hub` with the submodules used here, which it does not import by itself.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """`huggingface_hub` with the submodules used here, which it does not import by itself."""
     hub = optional_package("huggingface_hub")
     import_module("huggingface_hub.constants")
     import_module("huggingface_hub.errors")

@@ -25,11 +25,7 @@ def is_installed(package: str) -> bool:
 
 
 def optional_package(package: str) -> ModuleType:
-    """The imported package.
-
-    Raises:
-        MissingDependencyError: it is not installed; the message says how to get it.
-    """
+    """The imported package, or a MissingDependencyError that says how to get it."""
     if not is_installed(package):
         needed = f"package {package!r} must be installed for this encoder"
         raise MissingDependencyError(f"{needed}; pip install 'thinsection[hub]'")
@@ -43,19 +39,15 @@ def optional_package(package: str) -> ModuleType:
 def importable_torchvision() -> torch.library.Library | None:
     """Imports torchvision, declaring two of its operators if its own library does not load.
 
-    Returns:
-        The handle that keeps declarations alive (the cache holds it); None: the library loaded.
-
-    Raises:
-        ImportError: torchvision is not installed.
+    The handle keeps the declarations alive (the cache holds it); None where the library loaded.
     """
     try:
         import torchvision
+
+        return None
     except RuntimeError as error:
         if "torchvision::nms" not in str(error):
             raise
-    else:
-        return None
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for operator in ("nms", "qnms"):
         library.define(operator + _SCHEMA)  # type: ignore[no-untyped-call]

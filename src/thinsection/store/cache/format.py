@@ -16,7 +16,6 @@ payload is ever stored).
 
 import hashlib
 import json
-import math
 import re
 import zlib
 from dataclasses import asdict, dataclass
@@ -129,11 +128,6 @@ def row_checksum(stored: Bytes) -> str:
     return f"{imagecodecs.deflate_crc32(stored):08x}"  # type: ignore[arg-type]
 
 
-def row_values(shape: Shape) -> int:
-    """Values of one row."""
-    return math.prod(shape[1:])
-
-
 def journal_line(chunk: Chunk) -> str:
     """A finished chunk as one line that proves itself whole."""
     text = json.dumps(asdict(chunk), separators=(",", ":"))
@@ -152,11 +146,7 @@ def read_journal(folder: Path) -> list[Chunk]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a finished cache.
-
-    Raises:
-        StoreError: missing, damaged, of another version, or not a cache.
-    """
+    """The manifest of a finished cache; StoreError if missing, damaged or of another version."""
     path = folder / MANIFEST
 
     def damaged(why: object) -> StoreError:
@@ -209,7 +199,6 @@ def narrowest(values: F32) -> StoredDtype:
     """bf16 if every value is exact in it, else fp16 if exact in that, else fp32.
 
     Stops at the first block that rules a dtype out, so that full mantissas cost next to nothing.
-
     Memory: a block of 128 KiB, twice.
     """
     bits = values.reshape(-1).view(np.uint32)
@@ -226,10 +215,7 @@ def _exact_in_fp16(bits: npt.NDArray[np.uint32]) -> bool:
 
 
 def narrow(values: F32, dtype: StoredDtype) -> Bytes:
-    """The values as bytes of that dtype, rounded to nearest even where they do not fit.
-
-    Memory: half of the values; fp32 is a view.
-    """
+    """The values as bytes of that dtype, rounded to nearest even. Memory: half of them."""
     flat = values.reshape(-1)
     if dtype == "fp32":
         return flat.view(np.uint8)
@@ -240,10 +226,7 @@ def narrow(values: F32, dtype: StoredDtype) -> Bytes:
 
 
 def widen_into(stored: Bytes, dtype: StoredDtype, out: F32) -> None:
-    """Writes the stored values to `out` as float32; exact for every dtype.
-
-    Memory: nothing.
-    """
+    """Writes the stored values to `out` as float32; exact for every dtype. Memory: nothing."""
     flat = out.reshape(-1)
     if dtype == "fp32":
         np.copyto(flat.view(np.uint8), stored)
@@ -267,10 +250,7 @@ def measure_loss(
 ) -> Loss:
     """The error of forced values, together with that of the values before them.
 
-    Memory: some blocks of 128 KiB.
-
-    Raises:
-        InvalidInputError: a finite value became infinite.
+    InvalidInputError where a finite value became infinite. Memory: some blocks of 128 KiB.
     """
     flat, loss = values.reshape(-1), before
     back, item = np.empty(BLOCK, np.float32), ITEM_BYTES[dtype]

@@ -38,8 +38,7 @@ class FeatureCache(Closing):
     else a batch is read from disk into one of a few reused buffers while the one before is in use.
     Every value comes back as the float32 that was written (unless a lossy dtype was forced).
 
-    Memory:
-        budget_bytes, whatever N; besides, 9 N bytes of checksums and which of them were looked at.
+    Memory: budget_bytes, whatever N; and 9 N bytes of checksums and which were looked at.
     """
 
     def __init__(self, folder: Path, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
@@ -56,11 +55,7 @@ class FeatureCache(Closing):
     def find(
         cls, root: Path, key: CacheKey, *, budget_bytes: int = DEFAULT_BUDGET_BYTES
     ) -> Self | None:
-        """The finished cache of that key, or None.
-
-        Raises:
-            StoreError: it is there and damaged.
-        """
+        """The finished cache of that key, or None; StoreError if it is there and damaged."""
         folder = Path(root) / key.folder_name
         found = (folder / fmt.MANIFEST).exists()
         return cls(folder, budget_bytes=budget_bytes) if found else None
@@ -154,18 +149,14 @@ class FeatureCache(Closing):
 class StoredRows(Closing):
     """Rows of features.bin as float32: read by `preadv` (no page counts as RSS), or held in RAM.
 
-    Any thread may read, several at once.
-
+    Any thread may read, several at once. StoreError where the file is not as the manifest says.
     Memory: the file's size while it is held; in `fill` `scratch_bytes`.
-
-    Raises:
-        StoreError: the file cannot be opened, or has another size.
     """
 
     def __init__(self, folder: Path, chunks: Sequence[Chunk], shape: Shape, *, size: int) -> None:
         self._folder, self._path, self._size = folder, folder / fmt.DATA, size
         self._chunks, self._starts = chunks, [chunk.first_row for chunk in chunks]
-        self._row_values = fmt.row_values(shape)
+        self._row_values = math.prod(shape[1:])
         self._run_rows = max(1, RUN_BYTES // (4 * self._row_values))
         self._narrow = any(chunk.dtype != "fp32" for chunk in chunks)
         self._num_rows = sum(chunk.rows for chunk in chunks)
@@ -197,12 +188,7 @@ class StoredRows(Closing):
             self.held = data
 
     def fill(self, rows: RowNumbers, out: F32) -> None:
-        """Writes the rows to `out`, (B, ...) in their order.
-
-        Raises:
-            InvalidInputError: a row that is not there.
-            StoreError: the file is truncated, or a row does not have its checksum.
-        """
+        """Writes the rows to `out`, (B, ...) in their order; raises as `FeatureCache.read` does."""
         if rows.size and not 0 <= rows.min() <= rows.max() < self._num_rows:
             got = f"{rows.min()}..{rows.max()}"
             raise InvalidInputError(f"rows must be in 0..{self._num_rows - 1}, got {got}")
@@ -285,10 +271,8 @@ def prefetched(
 ) -> Iterator["torch.Tensor"]:
     """Batches in order, one in each buffer, filled ahead; a batch is valid until the next.
 
+    Whatever `fill` raises comes at the batch that it concerns.
     Memory: the buffers; on CUDA besides, a batch on the device for each that is in use.
-
-    Raises:
-        Whatever `fill` raises, at the batch that it concerns.
     """
     import torch
 

@@ -3,6 +3,7 @@
 import datetime
 import errno
 import fcntl
+import math
 import os
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,8 +35,7 @@ class CacheWriter(Closing):
     What was appended before an error, a full disk or a kill is kept: a writer for the same key
     starts at `rows_kept`.
 
-    Memory:
-        Two chunks of float32 and half of one: 2.5 * max(min(64 MiB, budget / 4), one row).
+    Memory: two and a half chunks of float32: 2.5 * max(min(64 MiB, budget / 4), one row).
 
     Raises:
         DiskSpaceError: the disk cannot hold the whole in the widest dtype it may need.
@@ -48,7 +48,7 @@ class CacheWriter(Closing):
         if len(shape) < 2 or min(shape) < 1:
             raise errors.InvalidInputError(f"shape must be (N, ...) of positive sizes, got {shape}")
         self.folder, self._key, self._shape = Path(root) / key.folder_name, key, tuple(shape)
-        self._row_values = fmt.row_values(shape)
+        self._row_values = math.prod(shape[1:])
         row_bytes = self._row_values * 4
         if row_bytes * 5 // 2 > budget_bytes:
             rule = f"cache_memory must hold two and a half rows of {format_bytes(row_bytes)}"
@@ -218,11 +218,7 @@ class CacheWriter(Closing):
 
 
 def lock_folder(folder: Path) -> int:
-    """Takes the folder for this process; the descriptor to close when done.
-
-    Raises:
-        LockedError: another one has it.
-    """
+    """Takes the folder for this process, or LockedError; the descriptor to close when done."""
     descriptor = os.open(folder / fmt.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -235,7 +231,7 @@ def lock_folder(folder: Path) -> int:
 
 def _whole_chunks(folder: Path, shape: Shape) -> list[Chunk]:
     """The leading chunks of the journal whose rows have their checksums. Memory: one row."""
-    size, row_values = (folder / fmt.DATA).stat().st_size, fmt.row_values(shape)
+    size, row_values = (folder / fmt.DATA).stat().st_size, math.prod(shape[1:])
 
     def fits(chunk: Chunk) -> bool:
         return chunk.first_row + chunk.rows <= shape[0] and chunk.end(row_values) <= size
