@@ -23,9 +23,7 @@ class SlidesConfig:
     """How slides are opened."""
 
     reader: str = option(
-        AUTO,
-        "Reader; 'auto' takes the fastest that agrees with OpenSlide's pixels.",
-        choices=reader_choices,
+        AUTO, "'auto' takes the fastest that agrees with OpenSlide's px.", choices=reader_choices
     )
     slide_mpp: str | None = option(None, "µm/px of level 0 where files lack it: 0.25, 0.25x0.26.")
 

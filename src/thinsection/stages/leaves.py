@@ -59,7 +59,7 @@ class PoolingStage(Stage):
         }
         write_slide_embedding(work.path(self.file(slide_id)), embedding, attributes)
         facts = {"slide_encoder": encoder.name, "slide_dim": len(embedding)}
-        facts |= {"warnings": "; ".join(self.warnings)}
+        facts["warnings"] = "; ".join(self.warnings)
         return Output(files=(self.file(slide_id),), facts=facts)
 
 
@@ -82,16 +82,10 @@ class OverviewStage(Stage):
     def run(self, work: SlideWork) -> Output:
         """Draws what is stored, so that the picture is the same at any time."""
         name = self.file(work.entry.slide_id, ".png")
-        tissue = self.tiles.mask.load(work)
-        table: TileTable = work.value(self.tiles)
-        draw_overview(
-            work.path(name),
-            tissue.thumbnail,
-            tissue.mask,
-            table.coords_l0,
-            tile_size_l0=table.plan.size_l0,
-            size_l0=tissue.frame.size_l0,
-        )
+        tissue, table = self.tiles.mask.load(work), work.value(self.tiles)
+        sizes = {"tile_size_l0": table.plan.size_l0, "size_l0": tissue.frame.size_l0}
+        picture = work.path(name)
+        draw_overview(picture, tissue.thumbnail, tissue.mask, table.coords_l0, **sizes)
         return Output(files=(name,))
 
 

@@ -159,11 +159,7 @@ class QcStage(Stage):
         return _checked(load_qc(work.path(self.folder(work.entry.slide_id))))
 
     def check_rules(self, work: SlideWork) -> None:
-        """Leaves the slide out where a rule holds.
-
-        Raises:
-            QcExclusion: names the rule and the value.
-        """
+        """Leaves the slide out where a rule holds: QcExclusion with the rule and the value."""
         row = work.value(self).qc.row
         for rule in self.rules:
             if qc_fail(row, rule):

@@ -152,12 +152,9 @@ class SlideWork:
         self.finish(stage, stage.run(self))
 
     def check_stale(self) -> None:
-        """Refuses to replace what was made from another file or with other settings.
+        """StaleResultError where another file or other settings made what is there.
 
         What repeats the cohort's words is made again where these changed: that costs no tile.
-
-        Raises:
-            StaleResultError: names the stage and the ways out.
         """
         for stage in self.missing:
             if self._is_other(stage) and not (self.overwrite or stage.told):
@@ -200,8 +197,22 @@ class SlideWork:
     def opened(self, slide: Slide) -> None:
         """Takes the opened slide and what it says of itself."""
         self.slide, self.remote = slide, getattr(slide, "source", None)
-        said = {name: self.ledger.slide.get(name) for name in _OF_COHORTS}
-        self.ledger = replace(self.ledger, slide=_slide_facts(self.entry, slide) | said)
+        mpp_x, mpp_y = slide.slide_mpp or (None, None)
+        levels = [{"size": list(lv.size), "downsample": lv.downsample} for lv in slide.levels]
+        facts = {
+            "slide_id": self.entry.slide_id,
+            "slide_path": self.entry.slide_path,
+            "reader": slide.reader,
+            "width": slide.size[0],
+            "height": slide.size[1],
+            "levels": levels,
+            "mpp_x": mpp_x,
+            "mpp_y": mpp_y,
+            "objective_power": slide.objective_power,
+            "vendor": slide.vendor,
+        }
+        facts |= {name: self.ledger.slide.get(name) for name in _OF_COHORTS}
+        self.ledger = replace(self.ledger, slide=facts)
 
     def facts(self) -> dict[str, Any]:
         """What the ledger tells of the slide and of the run's stages; warnings joined."""
@@ -211,24 +222,6 @@ class SlideWork:
         """Whether the ledger has a result of the stage that another file or setting made."""
         record = self.ledger.stages.get(stage.address)
         return record is not None and record.key != self.key(stage)
-
-
-def _slide_facts(entry: SlideEntry, slide: Slide) -> dict[str, Any]:
-    """What slide.json and the summary say of a slide's file."""
-    mpp_x, mpp_y = slide.slide_mpp or (None, None)
-    levels = [{"size": list(lv.size), "downsample": lv.downsample} for lv in slide.levels]
-    return {
-        "slide_id": entry.slide_id,
-        "slide_path": entry.slide_path,
-        "reader": slide.reader,
-        "width": slide.size[0],
-        "height": slide.size[1],
-        "levels": levels,
-        "mpp_x": mpp_x,
-        "mpp_y": mpp_y,
-        "objective_power": slide.objective_power,
-        "vendor": slide.vendor,
-    }
 
 
 def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> dict[str, Any]:

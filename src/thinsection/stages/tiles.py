@@ -53,8 +53,7 @@ class TilesStage(Stage):
     def candidates(self, work: SlideWork) -> TileTable:
         """The tiles that hold enough tissue, before any pixel filter.
 
-        Raises:
-            BudgetError: one tile takes more pixels of the slide's levels than a worker may hold.
+        BudgetError where one tile takes more pixels of the slide's levels than a worker may hold.
         """
         assert work.slide is not None
         found = work.value(self.mask)
@@ -66,11 +65,9 @@ class TilesStage(Stage):
             table = table.with_columns({"tissue_fraction": fraction})
         table = table.with_columns(self.mask.tile_columns(work, table))
         if scratch_bytes(table.plan) > SCRATCH_LIMIT:
-            raise BudgetError(
-                f"one tile must be read from at most {format_bytes(SCRATCH_LIMIT)}, got "
-                f"{table.plan.size_lv} px; the slide lacks pyramid levels near this "
-                "tile_mpp: ask for a finer one"
-            )
+            rule = f"one tile must be read from at most {format_bytes(SCRATCH_LIMIT)}"
+            remedy = "the slide lacks pyramid levels near this tile_mpp: ask for a finer one"
+            raise BudgetError(f"{rule}, got {table.plan.size_lv} px; {remedy}")
         return table
 
     def write(self, work: SlideWork, table: TileTable) -> Output:

@@ -29,10 +29,8 @@ def write_masks_geojson(
 ) -> None:
     """Writes masks as one FeatureCollection of annotations, atomically; empty ones are left out.
 
-    Coordinates are level-0 px, x to the right and y down, as QuPath reads them. Pieces are
-    polygons of one MultiPolygon (a Polygon if there is one piece), each with its holes.
-
-    `masks` are name (of the annotation and of its class), bool (H, W), color of the class.
+    Coordinates are level-0 px, x to the right and y down, as QuPath reads them. A mask is its name
+    (of annotation and class), bool (H, W), and color; its pieces are polygons of one MultiPolygon.
 
     Memory: O(H * W + corners of all masks), the text included.
     """
@@ -63,9 +61,7 @@ def mask_polygons(mask: MaskArray, frame: MaskFrame) -> list[Polygon]:
     """Every piece of the mask in level-0 px, in the order of its first px, row by row.
 
     Rasterising the polygons at px centres gives the mask back; nothing is simplified but corners
-    on a straight edge.
-
-    Memory: O(H * W + corners).
+    on a straight edge. Memory: O(H * W + corners).
 
     Raises:
         InvalidInputError: the mask is not bool (H, W) of the frame's size.

@@ -177,11 +177,7 @@ def fingerprint(path: Path | str) -> str:
 
     Not its name nor its time stamp, so that a copied or touched slide stays the same one. Files
     beside it that belong to it (`a/` for `a.mrxs`, other .dcm files) count by name and size.
-
-    Memory: one sample.
-
-    Raises:
-        StoreError: the file cannot be read.
+    StoreError where it cannot be read. Memory: one sample.
     """
     remote, digest = is_url(str(path)), hashlib.sha256()
     try:

@@ -134,13 +134,11 @@ class TilesWriter(Closing):
                 raise InvalidInputError(f"features must have shape {shape}, got {features.shape}")
             with np.errstate(over="ignore"):
                 stored = features.astype(self._features.dtype)
-            if not np.isfinite(stored).all():
-                finite = np.isfinite(stored).reshape(count, -1).all(axis=1)
-                bad = coords_l0[~finite][0].tolist()
-                raise InvalidInputError(
-                    f"features must be finite in {self._features.dtype}, got a value that is not "
-                    f"for the tile at {bad}; check the encoder's precision"
-                )
+            finite = np.isfinite(stored).reshape(count, math.prod(self.shape)).all(axis=1)
+            if not finite.all():
+                bad = f"a value that is not for the tile at {coords_l0[~finite][0].tolist()}"
+                rule = f"features must be finite in {self._features.dtype}"
+                raise InvalidInputError(f"{rule}, got {bad}; check the encoder's precision")
             self._features.resize(start + count, axis=0)
             self._features[start:] = stored
         self._coords.resize(start + count, axis=0)
@@ -223,10 +221,9 @@ def read_slide_embedding(path: Path) -> SlideEmbeddingFile:
 
 def _dataset(file: h5py.File, name: str, path: Path) -> npt.NDArray:
     if name not in file:
-        raise StoreError(
-            f"tiles file must hold {name!r}, got {sorted(file)} in {str(path)!r}; "
-            "expected a tiles.h5 of thinsection, or a features file of TRIDENT or CLAM"
-        )
+        got = f"got {sorted(file)} in {str(path)!r}"
+        expected = "expected a tiles.h5 of thinsection, or a features file of TRIDENT or CLAM"
+        raise StoreError(f"tiles file must hold {name!r}, {got}; {expected}")
     try:
         return np.asarray(file[name][...])
     except OSError as error:

@@ -29,9 +29,7 @@ _BESIDE = ("head.", "dino_head.", "ibot_head.", "projector.", "classifier.", "fc
 
 
 def read_state_dict(path: str | Path) -> StateDict:
-    """The tensors of a checkpoint, under their names in the file.
-
-    Memory: the tensors once; safetensors are mapped.
+    """The tensors of a checkpoint, under their names. Memory: once; safetensors are mapped.
 
     Raises:
         WeightsError: the file is missing, damaged, needs unpickling, or holds no named tensors.

@@ -58,12 +58,10 @@ def commit_of(path: Path) -> str | None:
 
 
 def find_weights(source: str | Path, *, files: Sequence[str], revision: str | None = None) -> Path:
-    """A local weights file: `source` itself, one of `files` in that folder, or from the hub.
+    """A local weights file: `source` itself, the first of `files` in that folder, or from the hub.
 
-    Args:
-        source: a file, a folder, or a hub repository `owner/name` or `owner/name@COMMIT`.
-        files: file names to look for, the preferred one first.
-        revision: commit on the hub where `source` names none; nothing comes from a moving branch.
+    A hub repository is `owner/name@COMMIT`, or `owner/name` at the commit `revision`: nothing comes
+    from a moving branch.
 
     Raises:
         WeightsError: nothing is there, or the hub refuses.

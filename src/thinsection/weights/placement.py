@@ -59,12 +59,7 @@ def cpu_has_bf16() -> bool:
 
 
 def place(device: str | torch.device, precision: str, *, half_precision: bool = True) -> Placement:
-    """Device and precision of an encoder; `half_precision`: whether `auto` may go below fp32.
-
-    Raises:
-        DeviceError: the device is not there.
-        InvalidInputError: no such precision.
-    """
+    """Device and precision of an encoder; `half_precision`: whether `auto` may go below fp32."""
     if precision not in get_args(PrecisionChoice):
         raise InvalidInputError(f"precision must be auto, fp32, fp16 or bf16, got {precision!r}")
     where = resolve_device(device)

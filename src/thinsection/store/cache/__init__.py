@@ -1,7 +1,6 @@
 """The feature cache: float32 arrays [N, ...] on disk, lossless, read back in bounded memory."""
 
 from thinsection.store.cache.api import (
-    CacheEntry,
     default_root,
     list_caches,
     open_or_write,
@@ -13,7 +12,6 @@ from thinsection.store.cache.reader import FeatureCache
 from thinsection.store.cache.writer import CacheWriter
 
 __all__ = [
-    "CacheEntry",
     "CacheKey",
     "CacheWriter",
     "FeatureCache",

@@ -41,10 +41,8 @@ def open_or_write(
     """The cache of that key, computed first where it does not exist.
 
     Given the first row that is missing, `produce` yields the features from there on, (B, ...);
-    `budget_bytes` is for writing, then for reading.
-
-    Raises:
-        StoreError: an existing cache is damaged or of another shape; DiskSpaceError, LockedError.
+    `budget_bytes` is for writing, then for reading. Raises what `CacheWriter` does, and
+    InvalidInputError where the cache is of another shape.
     """
     found = FeatureCache.find(root, key, budget_bytes=budget_bytes)
     if found is None:
@@ -66,28 +64,20 @@ def default_root() -> Path:
 
 def list_caches(root: Path) -> list[CacheEntry]:
     """Every cache below the root, by name; an absent root has none."""
-    if not root.is_dir():
-        return []
-    return [_entry(p) for p in sorted(root.iterdir()) if (p / fmt.DATA).exists()]
+    return [_entry(path.parent) for path in sorted(root.glob(f"*/{fmt.DATA}"))]
 
 
 def verify_cache(root: Path, name: str) -> list[int]:
     """Reads every byte: the rows whose checksum does not hold. Memory: one row.
 
-    Raises:
-        StoreError: no such cache, not finished, truncated, or its manifest is damaged.
+    StoreError where there is no such cache, it is not finished, or more than rows is damaged.
     """
     with FeatureCache(_folder(root, name)) as cache:
         return cache.damaged_rows()
 
 
 def remove_cache(root: Path, name: str) -> int:
-    """Removes the cache; how many bytes its data had.
-
-    Raises:
-        StoreError: no such cache.
-        LockedError: a live process writes it.
-    """
+    """Removes the cache; how many bytes its data had. LockedError while a process writes it."""
     folder = _folder(root, name)
     size = (folder / fmt.DATA).stat().st_size
     lock = lock_folder(folder)
