@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from thinsection.config import as_mapping, replace_flat
+from thinsection.config import as_mapping, coerce, replace_flat
 from thinsection.errors import ConfigError, DiskSpaceError, MissingDependencyError, StoreError
 from thinsection.files.atomic import atomic_path
 from thinsection.files.sources import is_url
@@ -35,7 +35,7 @@ from thinsection.qc.engine import parse_rule
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig, batch_size_of, budget_of
 from thinsection.stages.formats import FORMATS
-from thinsection.stages.request import ENCODING, Goal, check_goal, cohort_of
+from thinsection.stages.request import ENCODING, Goal, cohort_of
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles import load_filters
 from thinsection.types import MIB
@@ -112,7 +112,7 @@ def run(
             before work starts. A bad slide does not raise.
     """
     config = replace_flat(config or RunConfig(), settings)
-    goal = check_goal(stage)
+    goal: Goal = coerce(stage, Goal, "stage")
     entries = cohort_of(slides, config)
     check_settings(config, goal)
     work = functools.partial(

@@ -157,8 +157,7 @@ class OpenResult:
         """Drops what was written."""
         if self._writer is not None:
             self._writer.close()
-        error = OSError("abandoned")
-        self._stack.__exit__(type(error), error, None)
+        self._stack.__exit__(OSError, OSError("abandoned"), None)
 
     def _open(self, shape: tuple[int, ...]) -> TilesWriter:
         if self._writer is None:

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.errors import InvalidInputError
 from thinsection.qc import load_pipeline
 from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.stages.config import RunConfig
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from thinsection.pool import SlideEncoder
 
 Goal = Literal["tissue", "qc", "tile", "embed", "aggregate"]  # the last stage of a run
-GOALS: tuple[Goal, ...] = get_args(Goal)
 ENCODING = ("embed", "aggregate")  # goals that load encoders
 
 
@@ -104,15 +103,3 @@ def _pooling(
             yield PoolingStage(features=stage, slide_encoder=slide_encoder, warnings=tuple(fit))
         if len(refused) == len(features):
             raise refused[0]
-
-
-def check_goal(goal: str) -> Goal:
-    """The goal.
-
-    Raises:
-        ConfigError: no such goal.
-    """
-    found = next((known for known in GOALS if known == goal), None)
-    if found is None:
-        raise ConfigError(f"stage must be one of {', '.join(GOALS)}, got {goal!r}")
-    return found

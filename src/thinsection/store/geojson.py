@@ -75,8 +75,9 @@ def mask_polygons(mask: MaskArray, frame: MaskFrame) -> list[Polygon]:
     polygons: list[Polygon] = [[] for _ in range(num_pieces)]
     downsample_xy = np.array(frame.downsample_xy)
     for corners, piece in _rings(mask, labels):
-        rings = polygons[piece - 1]
-        rings.insert(0 if _is_exterior(corners) else len(rings), corners * downsample_xy)
+        (x, y), rings = corners.T, polygons[piece - 1]
+        exterior = np.dot(x, np.roll(y, -1)) > np.dot(y, np.roll(x, -1))  # its area is positive
+        rings.insert(0 if exterior else len(rings), corners * downsample_xy)
     return polygons
 
 
@@ -153,9 +154,3 @@ def _next_edge(mask: MaskArray, tails: _IntArray, heads: _IntArray) -> _IntArray
     # (dx, dy) turned right with y down is (-dy, dx)
     wanted = np.where(along_x, steps * width, -(steps // width))
     return np.where((one == two) | (steps[one] == wanted), one, two)
-
-
-def _is_exterior(corners: _IntArray) -> bool:
-    """Whether the shoelace's signed area is positive."""
-    x, y = corners.T
-    return bool(np.dot(x, np.roll(y, -1)) > np.dot(y, np.roll(x, -1)))

@@ -85,13 +85,10 @@ def load_strictly(
 ) -> str:
     """Gives the network exactly these weights, as float32; every name and shape must fit.
 
-    The network may have been built on the meta device: no second copy of the weights is made. What
-    comes back is `hash_state_dict` of the network with them, whatever form the file had.
-
-    Args:
-        state: of `read_state_dict`; a prefix that all names share is taken off.
-        source: where the weights are from, for messages.
-        unused: beginnings of names that may be left over (a classifier's).
+    The network may have been built on the meta device: no second copy of the weights is made. A
+    prefix that all names share is taken off; names that begin as `unused` (a classifier's) may be
+    left over; messages say `source`. What comes back is `hash_state_dict` of the network then,
+    whatever form the file had.
 
     Raises:
         WeightsError: names are missing or left over, or a shape differs.

@@ -12,20 +12,16 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Placement(NamedTuple):
-    """A device, with an index for CUDA, and what matrix products and convolutions compute in.
+    """Where an encoder computes, and in what; weights and embeddings stay float32."""
 
-    Weights and embeddings stay float32.
-    """
-
-    device: torch.device
-    precision: Precision
+    device: torch.device  # with an index for CUDA
+    precision: Precision  # of matrix products and convolutions
 
 
 def resolve_device(device: str | torch.device, *, mps: bool = True) -> torch.device:
     """The device that was asked for; `auto` takes CUDA, then MPS (if `mps` may be), then the CPU.
 
-    Raises:
-        DeviceError: it is not there; another one is never taken instead.
+    DeviceError where it is not there: another one is never taken instead.
     """
     mps_is_there = mps and torch.backends.mps.is_available()
     if str(device) == "auto":
