@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, MissingDependencyError, StoreError
-from thinsection.files.atomic import atomic_path
-from thinsection.files.atomic import read_table
+from thinsection.files.atomic import atomic_path, read_table
 from thinsection.pipeline.records import Record, read_records
 from thinsection.pipeline.results import grid_rows, read_failure
 from thinsection.stages.labels import features_label
