@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from thinsection.config import nearest
-from thinsection.errors import InvalidInputError
+from thinsection.errors import require
 from thinsection.neighbors import blocks, kdtree, reference
 from thinsection.neighbors.flatten import Array, Neighbors, flat_query
-from thinsection.neighbors.query import Found, NeighborQuery
+from thinsection.neighbors.reference import Found, NeighborQuery
 from thinsection.types import MIB
 from thinsection.units import format_bytes
 
@@ -76,9 +76,9 @@ def nearest_neighbors(
         InvalidInputError: shapes, dtypes, k or non-finite coordinates of present points.
         BudgetError: the implementation asked for does not fit into the budget.
     """
-    query, put = flat_query(points, queries, k=k, mask=mask, group=group)
-    choice = choose(query, k, impl=impl, budget_bytes=budget_bytes)
-    return put(choice.search(query, k, budget_bytes=budget_bytes))
+    flat = flat_query(points, queries, k=k, mask=mask, group=group)
+    choice = choose(flat.query, k, impl=impl, budget_bytes=budget_bytes)
+    return flat.put(choice.search(flat.query, k, budget_bytes=budget_bytes))
 
 
 def explain(
@@ -92,7 +92,7 @@ def explain(
     impl: Impl = "auto",
 ) -> SearchChoice:
     """What `nearest_neighbors` of the same arguments takes, and why; it does not search."""
-    query, _ = flat_query(points, queries, k=k, mask=mask, group=group)
+    query = flat_query(points, queries, k=k, mask=mask, group=group).query
     return choose(query, k, impl=impl, budget_bytes=budget_bytes)
 
 
@@ -103,14 +103,12 @@ def choose(query: NeighborQuery, k: int, *, impl: str, budget_bytes: int) -> Sea
         InvalidInputError: no implementation has that name.
     """
     known = get_args(Impl)
-    if impl not in known:
-        got = f"{impl!r}{nearest(impl, known)}"
-        raise InvalidInputError(f"impl must be one of {', '.join(known)}, got {got}")
+    rule = f"impl must be one of {', '.join(known)}"
+    require(impl in known, rule, f"{impl!r}{nearest(impl, known)}")
     if impl != "auto":
         return SearchChoice(impl=impl, reason="asked for")
-    if query.points.device.type != "cpu":
-        reason = f"points are on {query.points.device}, the tree is for a cpu"
-        return SearchChoice(impl="blocks", reason=reason)
+    if (device := query.points.device).type != "cpu":
+        return SearchChoice(impl="blocks", reason=f"points are on {device}, the tree is for a cpu")
     pairs, points, queries = query.num_pairs(), query.num_points, query.num_queries
     by_pairs = pairs * _SECONDS_PER_PAIR
     by_tree = points * _SECONDS_PER_TREE_POINT + queries * (k + 4) * _SECONDS_PER_QUERY_AND_NEIGHBOR

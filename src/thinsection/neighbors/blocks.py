@@ -2,10 +2,10 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from thinsection.errors import BudgetError
-from thinsection.neighbors.query import Found, NeighborQuery
-from thinsection.neighbors.reference import distances_between
+from thinsection.errors import BudgetError, require
+from thinsection.neighbors.reference import Found, NeighborQuery, distances_between
 from thinsection.units import format_bytes
 
 _COLUMNS = 4096  # points of a block: a row of float32 distances is 16 KiB
@@ -32,9 +32,9 @@ def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int)
         BudgetError: the budget does not hold one row of a block.
     """
     need = least_bytes(query.points)
-    if budget_bytes < need:
-        rule = f"budget_bytes must be >= {need} ({format_bytes(need)})"
-        raise BudgetError(f"{rule}, got {budget_bytes}; it holds not even one row of distances")
+    got = f"{budget_bytes}; it holds not even one row of distances"
+    rule = f"budget_bytes must be >= {need} ({format_bytes(need)})"
+    require(budget_bytes >= need, rule, got, error=BudgetError)
     columns, num_queries = max(min(_COLUMNS, query.num_points), 1), query.num_queries
     most = _MAX_PAIRS.get(query.points.device.type, _MAX_PAIRS["cpu"])
     rows = min(budget_bytes // bytes_per_pair(query.points), most) // columns
@@ -72,9 +72,8 @@ def _block(
 def smallest_k(distances: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Values and columns (R, k) of the smallest entries of (R, C), ascending, lower column first.
 
-    torch.topk leaves open which of equal values it takes.
-
-    Columns of infinite values are arbitrary. Where C < k the rest is inf.
+    torch.topk leaves open which of equal values it takes. Columns of infinite values are arbitrary.
+    Where C < k the rest is inf.
 
     Memory: a bool per entry and 16 bytes per entry that equals its row's k-th smallest.
     """
@@ -85,19 +84,15 @@ def smallest_k(distances: Tensor, k: int) -> tuple[Tensor, Tensor]:
     rows = tied.nonzero()[:, 0]
     if rows.numel():
         columns[rows] = _settled(distances[rows], values[rows], columns[rows])
-    missing = k - columns.shape[1]
-    if missing > 0:
-        values = torch.nn.functional.pad(values, (0, missing), value=torch.inf)
-        columns = torch.nn.functional.pad(columns, (0, missing), value=0)
-    return values, columns
+    missing = (0, k - columns.shape[1])
+    return pad(values, missing, value=torch.inf), pad(columns, missing)
 
 
 def _merge(
     first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], k: int
 ) -> tuple[Tensor, Tensor]:
     """The k best of two sorted lists (R, k) each; every index of `second` is above `first`'s."""
-    values = torch.cat((first[0], second[0]), dim=1)
-    indices = torch.cat((first[1], second[1]), dim=1)
+    values, indices = (torch.cat(both, dim=1) for both in zip(first, second))
     values, order = torch.sort(values, dim=1, stable=True)
     return values[:, :k], indices.gather(1, order[:, :k])
 

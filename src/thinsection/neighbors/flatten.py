@@ -1,8 +1,7 @@
 """Arguments of a search, checked, as one flat query of torch tensors, and the result put back."""
 
 import math
-from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from thinsection.errors import InvalidInputError
-from thinsection.neighbors.query import NO_SELF, Found, NeighborQuery, order_by_group
+from thinsection.errors import require
+from thinsection.neighbors.reference import NO_SELF, Found, NeighborQuery, order_by_group
 
 _ROWS = 1 << 14  # rows put in place at a time, to keep the temporaries small
 
@@ -19,13 +18,37 @@ Array = Tensor | npt.NDArray[Any]
 
 
 class Neighbors(NamedTuple):
-    """Neighbours (..., Q, k) of each query, nearest first.
-
-    Indices are int64 into the points of the same batch element; -1, at inf, where there is none.
-    """
+    """Neighbours (..., Q, k) of each query, nearest first."""
 
     distances: Any
-    indices: Any
+    indices: Any  # int64, points of the same batch element; -1, at inf, where there is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatQuery:
+    """The search over all batch elements and groups at once, and how its result is put in place."""
+
+    query: NeighborQuery
+    point_order: Tensor  # (P,), flat index of each point of the query, over batches of num_points
+    query_order: Tensor  # (Q,), row of the result of each of its queries
+    num_points: int
+    query_shape: tuple[int, ...]
+    is_numpy: bool
+
+    def put(self, found: Found) -> Neighbors:
+        """The result in the order of the arguments; absent queries have no neighbour."""
+        shape = (math.prod(self.query_shape), found.positions.shape[1])
+        distances = found.distances.new_full(shape, torch.inf)
+        indices = found.positions.new_full(shape, -1)
+        for start in range(0, len(self.query_order), _ROWS):
+            block = slice(start, start + _ROWS)
+            rows, position = self.query_order[block], found.positions[block]
+            distances[rows] = found.distances[block]
+            if self.point_order.numel():
+                index = self.point_order[position.clamp(min=0)] % self.num_points
+                indices[rows] = index.masked_fill_(position < 0, -1)
+        both = [x.reshape(*self.query_shape, shape[1]) for x in (distances, indices)]
+        return Neighbors(*(x.numpy() if self.is_numpy else x for x in both))
 
 
 def flat_query(
@@ -35,26 +58,25 @@ def flat_query(
     k: int,
     mask: Array | None,
     group: Array | tuple[Array, Array] | None,
-) -> tuple[NeighborQuery, Callable[[Found], Neighbors]]:
-    """The search over all batch elements and groups at once, and what puts its result in place.
+) -> FlatQuery:
+    """The arguments of `nearest_neighbors`, checked, as one query.
 
     Raises:
         InvalidInputError: as `nearest_neighbors`.
     """
     places = _coordinates(points, "points")
     (*lead, num_points, num_dims), device = places.shape, places.device
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= num_points:
-        raise InvalidInputError(f"k must be an int from 1 to the {num_points} points, got {k!r}")
+    counted = isinstance(k, int) and not isinstance(k, bool) and 1 <= k <= num_points
+    require(counted, f"k must be an int from 1 to the {num_points} points", repr(k))
     asked = None if queries is None else _queries(queries, places)
-    if group is not None and (queries is not None) != isinstance(group, tuple):
-        rule = "a pair (of the points, of the queries) exactly when queries are given"
-        raise InvalidInputError(f"group must be {rule}, got {type(group).__name__}")
+    paired = group is None or isinstance(group, tuple) == (queries is not None)
+    rule = "group must be a pair (of the points, of the queries) exactly when queries are given"
+    require(paired, rule, type(group).__name__)
     shape = (*lead, num_points)
     query_shape = shape if asked is None else tuple(asked.shape[:-1])
     present = None if mask is None else _per_point(mask, shape, "mask", device).bool()
     both = group if isinstance(group, tuple) else () if group is None else (group,)
-    shapes = (shape, query_shape)[: len(both)]
-    ids = [_ids(x, s, device) for x, s in zip(both, shapes)]
+    ids = [_ids(x, s, device) for x, s in zip(both, (shape, query_shape))]
     _check_finite(places, present, "points")
 
     point_group, query_group = _dense_groups(shape, query_shape, ids, device)
@@ -77,8 +99,8 @@ def flat_query(
         query_group=query_group,
         query_self=query_self,
     )
-    return query, partial(
-        _put,
+    return FlatQuery(
+        query=query,
         point_order=order,
         query_order=query_order,
         num_points=num_points,
@@ -87,41 +109,12 @@ def flat_query(
     )
 
 
-def _put(
-    found: Found,
-    *,
-    point_order: Tensor,
-    query_order: Tensor,
-    num_points: int,
-    query_shape: tuple[int, ...],
-    is_numpy: bool,
-) -> Neighbors:
-    """The result in the order of the arguments; absent queries have no neighbour.
-
-    `point_order` (P,) is the flat index of each point of the query, over batches of num_points,
-    `query_order` (Q,) the row of the result of each of its queries.
-    """
-    shape = (math.prod(query_shape), found.positions.shape[1])
-    distances = found.distances.new_full(shape, torch.inf)
-    indices = found.positions.new_full(shape, -1)
-    for start in range(0, len(query_order), _ROWS):
-        rows = query_order[start : start + _ROWS]
-        distances[rows] = found.distances[start : start + _ROWS]
-        position = found.positions[start : start + _ROWS]
-        if point_order.numel():
-            index = point_order[position.clamp(min=0)] % num_points
-            indices[rows] = index.masked_fill_(position < 0, -1)
-    both = [x.reshape(*query_shape, shape[1]) for x in (distances, indices)]
-    return Neighbors(*(x.numpy() if is_numpy else x for x in both))
-
-
 def _coordinates(values: Array, name: str) -> Tensor:
     tensor = _tensor(values, name)
-    if tensor.ndim < 2 or tensor.shape[-1] not in (2, 3):
-        shapes = "(..., N, 2) or (..., N, 3)"
-        raise InvalidInputError(f"{name} must be of shape {shapes}, got {_describe(tensor)}")
-    if tensor.dtype == torch.bool or tensor.is_complex():
-        raise InvalidInputError(f"{name} must be real numbers, got {tensor.dtype}")
+    shaped = tensor.ndim >= 2 and tensor.shape[-1] in (2, 3)
+    require(shaped, f"{name} must be of shape (..., N, 2) or (..., N, 3)", _describe(tensor))
+    real = tensor.dtype != torch.bool and not tensor.is_complex()
+    require(real, f"{name} must be real numbers", tensor.dtype)
     if not tensor.is_floating_point():
         return tensor.double()
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
@@ -129,11 +122,9 @@ def _coordinates(values: Array, name: str) -> Tensor:
 
 def _queries(values: Array, points: Tensor) -> Tensor:
     queries = _coordinates(values, "queries")
-    same = (points.dtype, points.device, points.shape[:-2], points.shape[-1])
-    if (queries.dtype, queries.device, queries.shape[:-2], queries.shape[-1]) != same:
-        rule = "have the batch shape, dimensions, dtype and device of the points"
-        got = f"{_describe(points)}, got {_describe(queries)}"
-        raise InvalidInputError(f"queries must {rule} {got}")
+    ours, theirs = ((x.dtype, x.device, x.shape[:-2], x.shape[-1]) for x in (queries, points))
+    rule = "queries must have the batch shape, dimensions, dtype and device of the points"
+    require(ours == theirs, f"{rule} {_describe(points)}", _describe(queries))
     _check_finite(queries, None, "queries")
     return queries
 
@@ -160,26 +151,22 @@ def _dense_groups(
 def _tensor(values: Array, name: str) -> Tensor:
     if isinstance(values, Tensor):
         return values.detach()
-    if not isinstance(values, np.ndarray):
-        kind = type(values).__name__
-        raise InvalidInputError(f"{name} must be a NumPy array or a torch tensor, got {kind}")
-    if values.dtype.kind not in "fiub":
-        raise InvalidInputError(f"{name} must be numbers, got {values.dtype}")
+    kind = type(values).__name__
+    require(isinstance(values, np.ndarray), f"{name} must be a NumPy array or a torch tensor", kind)
+    require(values.dtype.kind in "fiub", f"{name} must be numbers", values.dtype)
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(np.require(native, requirements=["C", "W"]))
 
 
 def _per_point(values: Array, shape: tuple[int, ...], name: str, device: torch.device) -> Tensor:
     tensor = _tensor(values, name)
-    if tuple(tensor.shape) != shape:
-        raise InvalidInputError(f"{name} must be of shape {shape}, got {tuple(tensor.shape)}")
+    require(tuple(tensor.shape) == shape, f"{name} must be of shape {shape}", tuple(tensor.shape))
     return tensor.to(device)
 
 
 def _ids(values: Array, shape: tuple[int, ...], device: torch.device) -> Tensor:
     ids = _per_point(values, shape, "group", device)
-    if ids.is_floating_point():
-        raise InvalidInputError(f"group must be integer ids, got {ids.dtype}")
+    require(not ids.is_floating_point(), "group must be integer ids", ids.dtype)
     return ids.to(torch.int64)
 
 
@@ -191,8 +178,7 @@ def _check_finite(coordinates: Tensor, mask: Tensor | None, name: str) -> None:
     if bool(wrong.any()):
         first = tuple(wrong.nonzero()[0].tolist())
         got = f"{coordinates[first].tolist()} at {first}; mask it out"
-        rule = f"finite and below {limit:.0e} where present"
-        raise InvalidInputError(f"{name} must be {rule}, got {got}")
+        require(False, f"{name} must be finite and below {limit:.0e} where present", got)
 
 
 def _describe(tensor: Tensor) -> str:

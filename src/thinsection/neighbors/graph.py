@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.spatial import cKDTree
 
-from thinsection.errors import BudgetError, ConfigError, InvalidInputError
+from thinsection.errors import BudgetError, ConfigError, require
 from thinsection.neighbors.api import DEFAULT_BUDGET_BYTES, nearest_neighbors
 from thinsection.types import Mpp
 from thinsection.units import format_bytes
@@ -18,16 +18,12 @@ _BYTES_PER_EDGE = 64  # pairs, both directions, their distances and the order of
 
 
 class TileGraph(NamedTuple):
-    """Edges ordered by target, then by distance, then by source.
+    """Edges ordered by target, then by distance, then by source."""
 
-    Attributes:
-        edge_index: (2, E) int64: [0] the neighbour (source), [1] the tile it belongs to (target),
-            as messages flow in PyTorch Geometric.
-        distances: (E,) float64, µm where the mpp was given, else level-0 px.
-    """
-
+    # (2, E): [0] the neighbour (source), [1] the tile it belongs to (target), as messages flow in
+    # PyTorch Geometric
     edge_index: npt.NDArray[np.int64]
-    distances: npt.NDArray[np.float64]
+    distances: npt.NDArray[np.float64]  # (E,), µm where the mpp was given, else level-0 px
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +49,9 @@ def parse_graph_spec(text: str) -> GraphSpec:
     """
     match = _SPEC.fullmatch(text)
     kind, value = match.groups() if match else ("", "0")
-    if float(value) <= 0 or (kind == "knn" and "." in value):
-        rule = "'knn:K' (K neighbours) or 'radius:R' (R in µm)"
-        raise ConfigError(f"graph must be {rule}, got {text!r}")
+    valid = float(value) > 0 and not (kind == "knn" and "." in value)
+    rule = "graph must be 'knn:K' (K neighbours) or 'radius:R' (R in µm)"
+    require(valid, rule, repr(text), error=ConfigError)
     return GraphSpec(k=int(value)) if kind == "knn" else GraphSpec(radius_um=float(value))
 
 
@@ -91,30 +87,25 @@ def tile_graph(
         BudgetError: the edges within the radius do not fit into the budget.
     """
     scaled = _scaled(coords_l0, slide_mpp)
-    if (k is None) == (radius_um is None):
-        got = f"k={k}, radius_um={radius_um}"
-        raise InvalidInputError(f"tile_graph must get exactly one of k and radius_um, got {got}")
-    if group is not None and np.shape(group) != (len(scaled),):
-        raise InvalidInputError(f"group must be of shape ({len(scaled)},), got {np.shape(group)}")
+    rule, got = "tile_graph must get exactly one of k and radius_um", f"{k=}, {radius_um=}"
+    require((k is None) != (radius_um is None), rule, got)
+    shape = (len(scaled),) if group is None else np.shape(group)
+    require(shape == (len(scaled),), f"group must be of shape ({len(scaled)},)", shape)
     if k is not None:
         return _by_count(scaled, k, group, budget_bytes)
-    if slide_mpp is None:
-        remedy = "pass --slide-mpp or use k"
-        raise InvalidInputError(f"slide_mpp must be given with radius_um, got None; {remedy}")
+    remedy = "None; pass --slide-mpp or use k"
+    require(slide_mpp is not None, "slide_mpp must be given with radius_um", remedy)
     assert radius_um is not None
-    if not (np.isfinite(radius_um) and radius_um > 0):
-        raise InvalidInputError(f"radius_um must be > 0, got {radius_um}")
+    require(np.isfinite(radius_um) and radius_um > 0, "radius_um must be > 0", radius_um)
     return _by_radius(scaled, float(radius_um), group, budget_bytes)
 
 
 def _scaled(coords_l0: Any, slide_mpp: Mpp | float | None) -> npt.NDArray[np.float64]:
     coords = np.asarray(coords_l0)
-    if coords.ndim != 2 or coords.shape[1] != 2 or coords.dtype.kind not in "iu":
-        got = f"{coords.dtype} {coords.shape}"
-        raise InvalidInputError(f"coords_l0 must be int64 of shape (N, 2), got {got}")
+    fits = coords.ndim == 2 and coords.shape[1] == 2 and coords.dtype.kind in "iu"
+    require(fits, "coords_l0 must be int64 of shape (N, 2)", f"{coords.dtype} {coords.shape}")
     mpp = np.broadcast_to(np.asarray(1.0 if slide_mpp is None else slide_mpp, np.float64), (2,))
-    if not (np.isfinite(mpp).all() and (mpp > 0).all()):
-        raise InvalidInputError(f"slide_mpp must be > 0, got {slide_mpp}")
+    require(np.isfinite(mpp).all() and (mpp > 0).all(), "slide_mpp must be > 0", slide_mpp)
     scaled: npt.NDArray[np.float64] = coords * mpp
     return scaled
 
@@ -122,8 +113,8 @@ def _scaled(coords_l0: Any, slide_mpp: Mpp | float | None) -> npt.NDArray[np.flo
 def _by_count(
     points: npt.NDArray[np.float64], k: int, group: npt.NDArray | None, budget_bytes: int
 ) -> TileGraph:
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise InvalidInputError(f"k must be an int >= 1, got {k!r}")
+    counted = isinstance(k, int | np.integer) and not isinstance(k, bool) and k >= 1
+    require(counted, "k must be an int >= 1", repr(k))
     if len(points) < 2:
         return TileGraph(np.empty((2, 0), np.int64), np.empty(0, np.float64))
     wanted = min(int(k), len(points) - 1)
@@ -139,10 +130,10 @@ def _by_radius(
     tree = cKDTree(points)
     reach = radius_um * (1 + 1e-9)  # the tree proposes, the distance from differences decides
     num_edges = int(tree.count_neighbors(tree, reach)) - len(points)
-    if num_edges > (most := budget_bytes // _BYTES_PER_EDGE):
-        rule = f"leave at most {most} edges in a budget of {format_bytes(budget_bytes)}"
-        got = f"{num_edges} edges at {radius_um:g} µm; use a smaller radius or a larger budget"
-        raise BudgetError(f"radius_um must {rule}, got {got}")
+    most = budget_bytes // _BYTES_PER_EDGE
+    rule = f"radius_um must leave at most {most} edges in a budget of {format_bytes(budget_bytes)}"
+    got = f"{num_edges} edges at {radius_um:g} µm; use a smaller radius or a larger budget"
+    require(num_edges <= most, rule, got, error=BudgetError)
     pairs = tree.query_pairs(reach, output_type="ndarray").astype(np.int64, copy=False)
     difference = points[pairs[:, 0]] - points[pairs[:, 1]]
     distances = np.sqrt(np.square(difference).sum(axis=1))

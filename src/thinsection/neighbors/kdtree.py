@@ -10,10 +10,14 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 from torch.nn.functional import pad
 
-from thinsection.errors import BudgetError, DeviceError
+from thinsection.errors import BudgetError, DeviceError, require
 from thinsection.neighbors import blocks
-from thinsection.neighbors.query import Found, NeighborQuery
-from thinsection.neighbors.reference import distances_between, relative_error
+from thinsection.neighbors.reference import (
+    Found,
+    NeighborQuery,
+    distances_between,
+    relative_error,
+)
 from thinsection.units import format_bytes
 
 _SPARE = 4  # candidates beyond k in the first round: itself, and ties at the boundary
@@ -44,19 +48,18 @@ def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int)
         BudgetError: the budget does not hold the tree and a block of rows.
         DeviceError: the points are not on a CPU.
     """
-    if query.points.device.type != "cpu":
-        got = f"{query.points.device}; use impl 'blocks' or move them"
-        raise DeviceError(f"points must be on the cpu for impl 'kdtree', got {got}")
+    device, rule = query.points.device, "points must be on the cpu for impl 'kdtree'"
+    got = f"{device}; use impl 'blocks' or move them"
+    require(device.type == "cpu", rule, got, error=DeviceError)
     num_queries, num_dims = query.queries.shape
     distances, positions = found = Found.nothing(query, k)
     if not (query.num_points and num_queries):
         return found
-    candidates = k + _SPARE
-    need = least_bytes(query.points, k)
-    if need > budget_bytes:
-        what = f"({format_bytes(need)}) for impl 'kdtree' and {query.num_points} points"
-        got = f"{budget_bytes}; use impl 'blocks'"
-        raise BudgetError(f"budget_bytes must be >= {need} {what}, got {got}")
+    candidates, need = k + _SPARE, least_bytes(query.points, k)
+    what = f"({format_bytes(need)}) for impl 'kdtree' and {query.num_points} points"
+    got = f"{budget_bytes}; use impl 'blocks'"
+    rule = f"budget_bytes must be >= {need} {what}"
+    require(budget_bytes >= need, rule, got, error=BudgetError)
     tree = _Tree(query)
     room = budget_bytes - tree_bytes(query.num_points, num_dims)
     pending = torch.arange(num_queries)
@@ -86,9 +89,9 @@ class _Tree:
 
     def __init__(self, query: NeighborQuery) -> None:
         self._query = query
-        low, high = query.points.amin(dim=0), query.points.amax(dim=0)
-        low = torch.minimum(low, query.queries.amin(dim=0)).double()
-        high = torch.maximum(high, query.queries.amax(dim=0)).double()
+        ends = [x.aminmax(dim=0) for x in (query.points, query.queries)]
+        low = torch.minimum(ends[0].min, ends[1].min).double()
+        high = torch.maximum(ends[0].max, ends[1].max).double()
         diameter = float((high - low).norm())
         self._reach = 2 * diameter if diameter > 0 else 1.0
         groups = (query.point_group, query.query_group)

@@ -1,4 +1,4 @@
-"""The executable specification of the search: every pair, in plain steps; and the distances of all.
+"""The executable specification: a flat query, its search over every pair, the distances of all.
 
 |a|^2 + |b|^2 - 2ab loses the digits that decide which of two near points is nearer; a difference
 of coordinates loses none. Every implementation takes its distances from here, so that they agree
@@ -6,16 +6,83 @@ to the bit: d = sqrt(((eps + dx*dx) + (eps + dy*dy)) + (eps + dz*dz)), each oper
 coordinates' dtype; bfloat16 and float16 terms are summed in float32 and rounded once, as torch.sum
 does. The root is torch's pow(0.5): it may be off by a unit in the last place (numpy's is not), but
 it is a function of the number alone, not of its place in memory.
+
+Legend: P present points, Q queries, D dimensions (2 or 3), over all batch elements.
 """
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from thinsection.errors import BudgetError
-from thinsection.neighbors.query import Found, NeighborQuery
 from thinsection.units import format_bytes
 
 _HALF = (torch.bfloat16, torch.float16)
+NO_SELF = -1  # a query that is none of the points
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeighborQuery:
+    """Queries and points in the order of their groups; within a group in the order given.
+
+    A *group* is a pair (batch element, the caller's group id): no search sees a special case.
+    """
+
+    points: Tensor  # (P, D) coordinates of the present points
+    point_group: Tensor  # (P,) int64, ascending
+    queries: Tensor  # (Q, D), the same dtype and device as the points
+    query_group: Tensor  # (Q,) int64, ascending; neighbours of a query are points of its group
+    query_self: Tensor  # (Q,) int64 position of the point that it is, left out, or NO_SELF
+
+    @property
+    def num_points(self) -> int:
+        return self.points.shape[0]
+
+    @property
+    def num_queries(self) -> int:
+        return self.queries.shape[0]
+
+    def ranges(self) -> tuple[Tensor, Tensor]:
+        """First and one-past-last point of each query's group, (Q,) int64 each."""
+        first = torch.searchsorted(self.point_group, self.query_group)
+        last = torch.searchsorted(self.point_group, self.query_group, right=True)
+        return first, last
+
+    def num_pairs(self) -> int:
+        """Pairs of a query and a point of its group: what a search without an index computes."""
+        first, last = self.ranges()
+        return int((last - first).sum())
+
+    def rows(self, index: Tensor) -> "NeighborQuery":
+        """The same points with some of the queries; `index` is ascending."""
+        names = ("queries", "query_group", "query_self")
+        return replace(self, **{name: getattr(self, name)[index] for name in names})
+
+
+class Found(NamedTuple):
+    """Neighbours (Q, k) of every query: distance ascending, ties to the lower position.
+
+    Positions are int64 into `NeighborQuery.points`; without a further neighbour -1, at inf.
+    """
+
+    distances: Tensor
+    positions: Tensor
+
+    @classmethod
+    def nothing(cls, query: NeighborQuery, k: int) -> "Found":
+        """No neighbour for any query yet; distances in float32 or wider."""
+        dtype = torch.promote_types(query.points.dtype, torch.float32)
+        distances = query.points.new_full((query.num_queries, k), torch.inf, dtype=dtype)
+        return cls(distances, torch.full_like(distances, -1, dtype=torch.int64))
+
+
+def order_by_group(group: Tensor) -> Tensor:
+    """Positions that bring `group` (n,) into ascending order, equal ids in the order given."""
+    if group.numel() < 2 or bool((group[1:] >= group[:-1]).all()):
+        return torch.arange(group.numel(), device=group.device)
+    return torch.sort(group, stable=True).indices
 
 
 def distances_between(a: Tensor, b: Tensor, *, eps: float = 0.0) -> Tensor:
@@ -25,19 +92,15 @@ def distances_between(a: Tensor, b: Tensor, *, eps: float = 0.0) -> Tensor:
 
     Memory: two arrays of the result's size.
     """
-    total: Tensor | None = None
+    half, total = a.dtype in _HALF, None
     for axis in range(a.shape[-1]):
         term = (a[..., axis] - b[..., axis]).square_()
         if eps:
             term.add_(eps)
-        if total is None:
-            total = term.float() if term.dtype in _HALF else term
-        else:
-            total += term
+        wide = term.float() if half else term
+        total = wide if total is None else total.add_(term)
     assert total is not None
-    if a.dtype in _HALF:
-        return total.to(a.dtype).pow_(0.5).float()
-    return total.pow_(0.5)
+    return total.to(a.dtype).pow_(0.5).float() if half else total.pow_(0.5)
 
 
 def relative_error(dtype: torch.dtype) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor
 from thinsection.config import nearest
 from thinsection.errors import BudgetError, require
 from thinsection.neighbors.api import DEFAULT_BUDGET_BYTES, Impl, choose
-from thinsection.neighbors.query import NO_SELF, NeighborQuery, order_by_group
+from thinsection.neighbors.reference import NO_SELF, NeighborQuery, order_by_group
 from thinsection.structures.frame_batch import (
     atom_chains,
     backbone_offsets,
