@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from thinsection.encode import encoder_spec
-from thinsection.encode.preprocess import (
+from thinsection.encode.encoder import (
     as_uint8_batch,
     preprocess,
     resize,

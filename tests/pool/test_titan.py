@@ -17,8 +17,7 @@ from thinsection.pool import (
     load_slide_encoder,
 )
 from thinsection.pool.encoder import Precision
-from thinsection.pool.inputs import token_grid
-from thinsection.pool.titan import TitanNet, plan_tokens
+from thinsection.pool.titan import TitanNet, plan_tokens, token_grid
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB
 

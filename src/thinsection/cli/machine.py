@@ -200,7 +200,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Say whether an encoder would load here, and why not. Exit code 1 if it would not."""
-    from thinsection.encode.check import check_encoder
+    from thinsection.encode.load import check_encoder
 
     checks = check_encoder(name, device=device)
     loads = all(c.ok for c in checks)

@@ -1,4 +1,4 @@
-"""`load_encoder`: from a name to an encoder that is ready to run.
+"""`load_encoder`: from a name to an encoder that is ready to run; and whether it would load here.
 
 Of models that nobody declared here (any timm name, any repository or folder with a config), their
 own configuration says geometry and normalisation; what it does not say (licence, µm/px) stays
@@ -9,10 +9,11 @@ import difflib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from thinsection.encode.backbone import CONFIG_NAME, build_backbone, pretrained_backbone
@@ -27,12 +28,19 @@ from thinsection.encode.registry import (
     declared_encoders,
     encoder_spec,
 )
-from thinsection.errors import InvalidInputError, UnknownEncoderError, WeightsError
+from thinsection.errors import (
+    DeviceError,
+    InvalidInputError,
+    MissingDependencyError,
+    UnknownEncoderError,
+    WeightsError,
+)
+from thinsection.units import format_bytes
+from thinsection.weights import hub
 from thinsection.weights.files import WEIGHTS_FILES
-from thinsection.weights.hub import commit_of, find_weights, hub_file
 from thinsection.weights.origin import Origin
-from thinsection.weights.packages import optional_package
-from thinsection.weights.placement import place
+from thinsection.weights.packages import is_installed, optional_package
+from thinsection.weights.placement import place, resolve_device
 
 TIMM_PREFIX, HUB_PREFIX = "timm:", "hf:"
 PREPROCESSOR_NAME = "preprocessor_config.json"
@@ -70,10 +78,11 @@ def load_encoder(
         MissingDependencyError: a package is needed; the message says which.
         WeightsError: the weights cannot be had, may not be used, or do not fit.
     """
-    local = Path(name) if name not in ENCODERS and Path(name).exists() else None
+    known = name in ENCODERS
+    local = Path(name) if not known and Path(name).exists() else None
     own, seeded = weights is not None or local is not None, None if pretrained else seed
     origin = Origin(own_weights=own, seed=seeded)
-    if name not in declared_encoders() and name in ENCODERS:
+    if known and name not in declared_encoders():
         where, fp = place(device, precision)
         options = {"weights": weights, "pretrained": pretrained, "seed": seed}
         encoder = ENCODERS.load(name)(device=where, precision=fp, **options)
@@ -90,7 +99,7 @@ def load_encoder(
     if not pretrained:
         return NetworkTileEncoder(spec, build_backbone(spec, seed=seed), placement, origin)
     source = local if weights is None else weights
-    path = None if source is None else find_weights(source, files=spec.weights_files)
+    path = None if source is None else hub.find_weights(source, files=spec.weights_files)
     backbone, commit = pretrained_backbone(spec, path, allow_remote_code=allow_remote_code)
     return NetworkTileEncoder(spec, backbone, placement, replace(origin, revision=commit))
 
@@ -109,10 +118,10 @@ def find_spec(name: str) -> EncoderSpec:
         return _timm_spec(name)
     if name.startswith(HUB_PREFIX):
         repo, _, revision = name.removeprefix(HUB_PREFIX).partition("@")
-        config = hub_file(repo, (CONFIG_NAME,), revision=revision or None)
-        commit = commit_of(config) or revision or None
+        config = hub.hub_file(repo, (CONFIG_NAME,), revision=revision or None)
+        commit = hub.commit_of(config) or revision or None
         if _is_transformers(_read_json(config)):  # it says nothing of pixels: another file does
-            hub_file(repo, (PREPROCESSOR_NAME,), revision=commit)
+            hub.hub_file(repo, (PREPROCESSOR_NAME,), revision=commit)
         return replace(_folder_spec(name, config), repo=repo, revision=commit)
     if not path.exists():
         return encoder_spec(name)  # raises
@@ -136,10 +145,7 @@ def _timm_spec(name: str) -> EncoderSpec:
 
 
 def _folder_spec(name: str, config_path: Path) -> EncoderSpec:
-    """Spec of a model from its `config.json`, of timm's or of transformers' form.
-
-    transformers' preprocessor_config.json is read beside it.
-    """
+    """Spec of a model from its config.json, of timm's form or of transformers'."""
     config = _read_json(config_path)
     if _is_transformers(config):
         return _from_transformers(name, config, config_path.parent)
@@ -230,5 +236,82 @@ def _from_transformers(name: str, config: Mapping[str, Any], folder: Path) -> En
 
 
 def _rgb(values: Any) -> Rgb:
-    red, green, blue = (float(v) for v in values)
+    red, green, blue = map(float, values)
     return red, green, blue
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One condition for loading."""
+
+    name: str  # declared, packages, weights, device or memory
+    ok: bool
+    detail: str  # what was found, and what to do where it does not hold
+
+
+def check_encoder(name: str, *, device: str = "auto") -> tuple[Check, ...]:
+    """What loading needs, in the order in which it would fail; later ones only if those hold.
+
+    Raises:
+        UnknownEncoderError: no encoder of that name.
+    """
+    if name not in declared_encoders() and name in ENCODERS:
+        return (_brought(name),)
+    try:
+        spec = find_spec(name)
+    except (MissingDependencyError, WeightsError) as error:
+        return (Check("declared", False, str(error)),)
+    found = Check("declared", True, f"{spec.source}; licence {spec.licence}")
+    if missing := [package for package in spec.needs if not is_installed(package)]:
+        detail = f"not installed: {', '.join(missing)}; pip install 'thinsection[hub]'"
+        return (found, Check("packages", False, detail))
+    packages = Check("packages", True, ", ".join(spec.needs) or "none beyond thinsection's")
+    checks = (found, packages, Check("weights", *_weights(spec)))
+    try:
+        where = resolve_device(device)
+    except DeviceError as error:
+        return (*checks, Check("device", False, str(error)))
+    return (*checks, Check("device", True, str(where)), Check("memory", *_memory(spec, where)))
+
+
+def _brought(name: str) -> Check:
+    try:
+        entry = ENCODERS.entry(name)
+    except InvalidInputError as error:
+        return Check("declared", False, str(error))
+    detail = f"brought by another package: {entry.help}"
+    if entry.missing:
+        detail = f"not installed: {', '.join(entry.missing)}; {entry.remedy}"
+    return Check("declared", not entry.missing, detail)
+
+
+def _weights(spec: EncoderSpec) -> tuple[bool, str]:
+    if spec.architecture.kind == "lite0":
+        return True, "in the package efficientnet_lite0"
+    if spec.repo is None:
+        return True, "in the checkpoint's own folder"
+    for filename in spec.weights_files:
+        if path := hub.cached_file(spec.repo, filename, spec.revision):
+            return True, f"cached at {path}"
+    constants = hub.hub_library().constants
+    page = f"{constants.ENDPOINT}/{spec.repo}"
+    fetch = hub.fetch_command(spec.repo, spec.weights_files[0], spec.revision)
+    if constants.HF_HUB_OFFLINE:
+        return False, f"not cached, and HF_HUB_OFFLINE is set; fetch them elsewhere: {fetch}"
+    if spec.gated and not hub.has_token():
+        return False, f"gated: accept the terms at {page}, then set HF_TOKEN or run: hf auth login"
+    if not hub.is_reachable(constants.ENDPOINT):
+        why = f"not cached, and {constants.ENDPOINT} does not answer"
+        return False, f"{why}; fetch elsewhere: {fetch}"
+    access = "; the token's account must have been granted access" if spec.gated else ""
+    return True, f"would be downloaded from {page}{access}"
+
+
+def _memory(spec: EncoderSpec, where: torch.device) -> tuple[bool, str]:
+    on_cuda = where.type == "cuda"
+    free = torch.cuda.mem_get_info(where)[0] if on_cuda else psutil.virtual_memory().available
+    if spec.num_params is None:
+        return True, f"{format_bytes(free)} free on {where}"
+    needed = 4 * spec.num_params  # float32
+    detail = f"weights take {format_bytes(needed)}, {format_bytes(free)} are free on {where}"
+    return needed <= free, detail

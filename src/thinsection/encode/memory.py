@@ -22,8 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinsection.encode.backbone import Backbone
-from thinsection.encode.encoder import CPU_TILES, NetworkTileEncoder
-from thinsection.encode.preprocess import preprocess
+from thinsection.encode.encoder import CPU_TILES, NetworkTileEncoder, preprocess
 from thinsection.errors import BudgetError, InvalidInputError
 from thinsection.types import MIB
 from thinsection.units import format_bytes

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from thinsection.errors import require
+from thinsection.errors import InvalidInputError, require
 from thinsection.neighbors.reference import NO_SELF, Found, NeighborQuery, order_by_group
 
 _ROWS = 1 << 14  # rows put in place at a time, to keep the temporaries small
@@ -178,7 +178,8 @@ def _check_finite(coordinates: Tensor, mask: Tensor | None, name: str) -> None:
     if bool(wrong.any()):
         first = tuple(wrong.nonzero()[0].tolist())
         got = f"{coordinates[first].tolist()} at {first}; mask it out"
-        require(False, f"{name} must be finite and below {limit:.0e} where present", got)
+        rule = f"{name} must be finite and below {limit:.0e} where present"
+        raise InvalidInputError(f"{rule}, got {got}")
 
 
 def _describe(tensor: Tensor) -> str:

@@ -19,7 +19,7 @@ from thinsection.pipeline.records import begin_record, end_record
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, Status, write_tables
 from thinsection.pipeline.task import set_threads
 from thinsection.pool import SlideEncoder, check_fit, load_slide_encoder
-from thinsection.pool.encoder import check_slide_encoder
+from thinsection.pool.encoder import SLIDE_ENCODERS
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
@@ -120,7 +120,7 @@ def aggregate_folder(
     config = config or AggregateRunConfig()
     if not folder.exists():
         raise StoreError(f"folder must exist, got {str(folder)!r}")
-    check_slide_encoder(config.pooling.slide_encoder)  # an unknown name, before any worker starts
+    SLIDE_ENCODERS.entry(config.pooling.slide_encoder)  # refuses a name before any worker starts
     folder, out = folder.absolute(), out and out.absolute()
     files = find_features(folder, out=out, wanted=config.pooling.features)
     results: dict[Path, SlideResult] = {}

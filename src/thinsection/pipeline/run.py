@@ -262,13 +262,13 @@ def check_encoder_names(config: RunConfig, goal: Goal) -> None:
         return
     from thinsection.encode.load import find_spec
     from thinsection.encode.registry import ENCODERS
-    from thinsection.pool.encoder import check_slide_encoder
+    from thinsection.pool.encoder import SLIDE_ENCODERS
 
     for name in config.encode.encoders:
         if name not in ENCODERS:
             find_spec(name)
     for name in config.aggregate.slide_encoders if goal == "aggregate" else ():
-        check_slide_encoder(name)
+        SLIDE_ENCODERS.entry(name)
 
 
 def check_folder(out: Path) -> Path:

@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from thinsection.errors import InvalidInputError
+from thinsection.errors import InvalidInputError, require
 from thinsection.pool.encoder import (
     SlideEmbedding,
     SlideEncoder,
     TileEmbeddings,
     load_slide_encoder,
 )
-from thinsection.pool.inputs import checked_slide
+from thinsection.pool.pooling import checked_slide
 from thinsection.tiles import TileTable
 from thinsection.types import CoordsL0
 
@@ -43,11 +43,10 @@ def aggregate(
     Raises:
         InvalidInputError: shapes, dtypes or values do not fit; neither tiles nor coordinates.
     """
-    if (coords_l0 is None) != (tile_px_l0 is None) or (tiles is None) == (coords_l0 is None):
-        given = {"tiles": tiles, "coords_l0": coords_l0, "tile_px_l0": tile_px_l0}
-        got = " and ".join(name for name, value in given.items() if value is not None)
-        rule = "get tiles, or coords_l0 with tile_px_l0"
-        raise InvalidInputError(f"aggregate must {rule}, got {got or 'none of them'}")
+    arguments = {"tiles": tiles, "coords_l0": coords_l0, "tile_px_l0": tile_px_l0}
+    given = [name for name, value in arguments.items() if value is not None]
+    rule, got = "get tiles, or coords_l0 with tile_px_l0", " and ".join(given) or "none of them"
+    require(given in (["tiles"], ["coords_l0", "tile_px_l0"]), f"aggregate must {rule}", got)
     if tiles is not None:
         coords_l0, tile_px_l0 = tiles.coords_l0, tiles.plan.size_l0[0]
     assert coords_l0 is not None and tile_px_l0 is not None
@@ -79,24 +78,21 @@ def patient_embedding(
     Raises:
         InvalidInputError: no slides, another fusion, or a slide that does not fit (named by index).
     """
-    if not slides:
-        raise InvalidInputError("slides must hold at least one slide, got none")
+    require(slides, "slides must hold at least one slide", "none")
+    require(fusion in get_args(Fusion), "fusion must be 'early' or 'late'", repr(fusion))
     edges = [tile_px_l0] * len(slides) if isinstance(tile_px_l0, int) else list(tile_px_l0)
-    if len(edges) != len(slides):
-        rule = f"be one int or one per slide ({len(slides)})"
-        raise InvalidInputError(f"tile_px_l0 must {rule}, got {len(edges)}")
+    rule = f"tile_px_l0 must be one int or one per slide ({len(slides)})"
+    require(len(edges) == len(slides), rule, len(edges))
     encoder = _loaded(slide_encoder, options)
-    if fusion == "late":
-        embeddings = []
-        for index, ((tiles, coords), edge) in enumerate(zip(slides, edges, strict=True)):
-            with _naming(index):
-                embeddings.append(encoder.encode(tiles, coords, tile_px_l0=edge))
-        mean: SlideEmbedding = np.stack(embeddings).mean(0, dtype=np.float64).astype(np.float32)
-        return mean
     if fusion == "early":
         tiles, coords = _side_by_side(slides, edges)
         return encoder.encode(tiles, coords, tile_px_l0=1)
-    raise InvalidInputError(f"fusion must be 'early' or 'late', got {fusion!r}")
+    embeddings = []
+    for index, ((tiles, coords), edge) in enumerate(zip(slides, edges, strict=True)):
+        with _naming(index):
+            embeddings.append(encoder.encode(tiles, coords, tile_px_l0=edge))
+    mean: SlideEmbedding = np.stack(embeddings).mean(0, dtype=np.float64).astype(np.float32)
+    return mean
 
 
 def _side_by_side(
@@ -111,8 +107,8 @@ def _side_by_side(
         all_tiles.append(checked.detach().float().cpu().numpy())
         all_cells.append(cells + np.array([right, 0]))
         right += int(cells[:, 0].max()) + 1 + GAP_TILES
-    if len(widths := sorted({t.shape[1] for t in all_tiles})) > 1:
-        raise InvalidInputError(f"tile_embeddings must have one D over all slides, got {widths}")
+    widths = sorted({t.shape[1] for t in all_tiles})
+    require(len(widths) == 1, "tile_embeddings must have one D over all slides", widths)
     return np.concatenate(all_tiles), np.concatenate(all_cells)
 
 
@@ -128,7 +124,6 @@ def _naming(index: int) -> Iterator[None]:
 def _loaded(slide_encoder: str | SlideEncoder, options: dict[str, Any]) -> SlideEncoder:
     if isinstance(slide_encoder, str):
         return load_slide_encoder(slide_encoder, **options)
-    if options:
-        rule = "be left out with a loaded slide encoder"
-        raise InvalidInputError(f"options must {rule}, got {', '.join(options)}")
+    rule = "options must be left out with a loaded slide encoder"
+    require(not options, rule, ", ".join(options))
     return slide_encoder

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import ConfigError, InvalidInputError, UnknownEncoderError, WeightsError
+from thinsection.errors import ConfigError, UnknownEncoderError, WeightsError, require
 from thinsection.registry import Entry, Registry
 from thinsection.types import GIB, CoordsL0
 from thinsection.weights.origin import Origin
@@ -84,9 +84,8 @@ class SlideEncoder(ABC):
         Raises:
             WeightsError: weights are given.
         """
-        if options.weights is not None:
-            message = f"slide encoder {cls.name!r} has no weights, got {str(options.weights)!r}"
-            raise WeightsError(f"{message}; leave weights out")
+        rule, got = f"slide encoder {cls.name!r} has no weights", repr(str(options.weights))
+        require(options.weights is None, rule, f"{got}; leave weights out", error=WeightsError)
         return cls()
 
     @property
@@ -127,10 +126,11 @@ def check_fit(
     takes = " or ".join(known or ())
     if known is not None and tile_encoder_name is None:
         warnings.append(f"slide encoder {name!r} takes embeddings of {takes}; theirs is unknown")
-    elif known is not None and _plain(str(tile_encoder_name)) not in map(_plain, known):
+    elif known is not None:
+        taken = _plain(str(tile_encoder_name)) in map(_plain, known)
         remedy = f"embed the tiles with {takes}, or choose another slide encoder"
-        message = f"tile encoder must be {takes} for slide encoder {name!r}"
-        raise InvalidInputError(f"{message}, got {tile_encoder_name!r}; {remedy}")
+        rule = f"tile encoder must be {takes} for slide encoder {name!r}"
+        require(taken, rule, f"{tile_encoder_name!r}; {remedy}")
     trained = f"slide encoder {name!r} was trained on"
     if wants.tile_px is not None and tile_px != wants.tile_px:
         got = "an unknown size" if tile_px is None else f"{tile_px} px"
@@ -151,10 +151,7 @@ def _plain(name: str) -> str:
 _OURS = {
     "mean": ("pooling:MeanSlideEncoder", "Mean over tiles."),
     "max": ("pooling:MaxSlideEncoder", "Largest value of each channel."),
-    "abmil": (
-        "pooling:AbmilSlideEncoder",
-        "Attention pooling with weights of your own (weights=FILE).",
-    ),
+    "abmil": ("pooling:AbmilSlideEncoder", "Attention pooling with your own weights=FILE."),
     "titan": ("titan:TitanSlideEncoder", "TITAN, 768-d, on tiles of conch_v15; CC-BY-NC-ND-4.0."),
     "gigapath": (
         "gigapath:GigaPathSlideEncoder",
@@ -172,15 +169,6 @@ def _entries() -> Iterator[Entry]:
 SLIDE_ENCODERS: Registry[type[SlideEncoder]] = Registry(
     "slide encoder", "thinsection.slide_encoders", _entries, error=UnknownEncoderError
 )
-
-
-def check_slide_encoder(name: str) -> None:
-    """Refuses a name that nobody declares, before anything is loaded.
-
-    Raises:
-        UnknownEncoderError: with the nearest known name.
-    """
-    SLIDE_ENCODERS.entry(name)
 
 
 def load_slide_encoder(
@@ -208,16 +196,13 @@ def load_slide_encoder(
     """
     from thinsection.weights.placement import resolve_device  # torch, which names do not need
 
-    if precision not in get_args(Precision):
-        allowed = ", ".join(get_args(Precision))
-        raise ConfigError(f"precision must be one of {allowed}, got {precision!r}")
-    if budget_bytes <= 0:
-        raise ConfigError(f"budget_bytes must be > 0, got {budget_bytes}")
+    allowed = get_args(Precision)
+    rule = f"precision must be one of {', '.join(allowed)}"
+    require(precision in allowed, rule, repr(precision), error=ConfigError)
+    require(budget_bytes > 0, "budget_bytes must be > 0", budget_bytes, error=ConfigError)
     encoder_class = SLIDE_ENCODERS.load(name)
-    if not (isinstance(encoder_class, type) and issubclass(encoder_class, SlideEncoder)):
-        raise InvalidInputError(
-            f"slide encoder {name!r} must be a subclass of SlideEncoder, got {encoder_class!r}"
-        )
+    fits = isinstance(encoder_class, type) and issubclass(encoder_class, SlideEncoder)
+    require(fits, f"slide encoder {name!r} must be a subclass of SlideEncoder", encoder_class)
     options = LoadOptions(
         weights=weights,
         device=str(resolve_device(device, mps=False)),

@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from thinsection.attention.dilated import Branch, dilated_attention
-from thinsection.errors import InvalidInputError
+from thinsection.errors import require
 from thinsection.pool.encoder import Expects, LoadOptions, SlideEmbedding, TileEmbeddings
-from thinsection.pool.inputs import checked_slide, row_blocks
+from thinsection.pool.pooling import checked_slide, row_blocks
 from thinsection.pool.published import (
     ATTENTION_BYTES,
     TOKEN_BLOCK,
@@ -167,13 +167,12 @@ def position_cells(coords_l0: CoordsL0) -> CoordsL0:
     Raises:
         InvalidInputError: a tile lies outside of the table of 1000 x 1000 cells.
     """
-    cells = coords_l0 // TILE_PX_L0
-    if cells.size and (cells.min() < 0 or cells.max() >= GRID):
-        limit = TILE_PX_L0 * GRID
+    cells, limit = coords_l0 // TILE_PX_L0, TILE_PX_L0 * GRID
+    if cells.size:
         got = f"{int(coords_l0.min())}..{int(coords_l0.max())}"
         remedy = "its position table ends there; scale coords_l0 to 0.5 µm/px"
-        message = f"coords_l0 must be in 0..{limit - 1} for slide encoder 'gigapath'"
-        raise InvalidInputError(f"{message}, got {got}; {remedy}")
+        rule = f"coords_l0 must be in 0..{limit - 1} for slide encoder 'gigapath'"
+        require(cells.min() >= 0 and cells.max() < GRID, rule, f"{got}; {remedy}")
     return cells
 
 
@@ -190,10 +189,7 @@ def position_embedding(cells: CoordsL0, dim: int) -> torch.Tensor:
 
 
 class GigaPathSlideEncoder(PublishedSlideEncoder):
-    """Prov-GigaPath's slide embedding (768,): the normed cls token after the last layer.
-
-    With `global_pool`, the normed mean over tiles instead of the cls token.
-    """
+    """Prov-GigaPath's slide embedding (768,): the normed cls token after the last layer."""
 
     name = "gigapath"
     expects = Expects(
@@ -206,15 +202,12 @@ class GigaPathSlideEncoder(PublishedSlideEncoder):
 
     net: GigaPathNet
 
-    def __init__(
-        self, net: GigaPathNet, *, options: LoadOptions, global_pool: bool = False
-    ) -> None:
+    def __init__(self, net: GigaPathNet, *, options: LoadOptions) -> None:
         super().__init__(net, options=options)
-        self.dim, self._global_pool = net.config.dim, global_pool
+        self.dim = net.config.dim
 
     @classmethod
     def build(cls, config: Any = None) -> GigaPathNet:
-        """The network, of the published sizes by default."""
         return GigaPathNet(config or LongNetConfig())
 
     def encode(
@@ -238,8 +231,5 @@ class GigaPathSlideEncoder(PublishedSlideEncoder):
         """Slide embeddings (13, 768): of the embedding layer and of each layer after it."""
         dim = self.net.config.tile_dim
         tiles, coords, _ = checked_slide(tile_embeddings, coords_l0, tile_px_l0, tile_dim=dim)
-        rows = []
-        for states in self.net.states_(tiles, coords, budget_bytes=self._budget_bytes):
-            pooled = states[1:].mean(0) if self._global_pool else states[0]
-            rows.append(self.net.norm(pooled).cpu().numpy())
-        return np.stack(rows)
+        layers = self.net.states_(tiles, coords, budget_bytes=self._budget_bytes)
+        return np.stack([self.net.norm(states[0]).cpu().numpy() for states in layers])

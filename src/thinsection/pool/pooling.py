@@ -1,14 +1,15 @@
-"""Slide encoders without a transformer: mean, max, and attention pooling with given weights.
+"""What goes into a slide encoder, checked before any arithmetic; and those without a transformer.
 
 Shapes: N tiles, D channels of a tile embedding, K hidden channels of the attention score.
 """
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
 
-from thinsection.errors import WeightsError
+from thinsection.errors import InvalidInputError, WeightsError, require
 from thinsection.pool.encoder import (
     Expects,
     LoadOptions,
@@ -16,12 +17,63 @@ from thinsection.pool.encoder import (
     SlideEncoder,
     TileEmbeddings,
 )
-from thinsection.pool.inputs import checked_slide, row_blocks
 from thinsection.types import CoordsL0
 from thinsection.weights.files import hash_state_dict, read_state_dict
 from thinsection.weights.hub import find_weights
 
+CHECK_ROWS = 2048  # rows a block of the finiteness check: its copies stay below 16 MiB
 BLOCK_ROWS = 8192  # tiles a block: a float32 copy of 8192 x 1536 is 48 MiB
+
+
+def checked_slide(
+    tile_embeddings: Any, coords_l0: Any, tile_px_l0: Any, *, tile_dim: int | None = None
+) -> tuple[torch.Tensor, CoordsL0, int]:
+    """Embeddings (N, D), which share memory with the input, int64 (N, 2) on the host, and the edge.
+
+    Memory: one bool block of CHECK_ROWS x D.
+
+    Raises:
+        InvalidInputError: not a non-empty (N, D) float array, of another D, or not finite; not one
+            pair of integers per tile embedding; not a positive int.
+    """
+    tiles = _checked_embeddings(tile_embeddings, tile_dim)
+    array = coords_l0.cpu().numpy() if isinstance(coords_l0, torch.Tensor) else coords_l0
+    array = np.asarray(array)
+    paired = array.dtype.kind in "iu" and array.ndim == 2 and array.shape[1] == 2
+    require(paired, "coords_l0 must be int64 of shape (N, 2)", f"{array.dtype} {array.shape}")
+    rule = f"coords_l0 must have one row per tile embedding ({len(tiles)})"
+    require(len(array) == len(tiles), rule, len(array))
+    is_int = isinstance(tile_px_l0, int | np.integer) and not isinstance(tile_px_l0, bool)
+    require(is_int and tile_px_l0 > 0, "tile_px_l0 must be an int > 0", repr(tile_px_l0))
+    return tiles, array.astype(np.int64), int(tile_px_l0)
+
+
+def _checked_embeddings(found: Any, tile_dim: int | None) -> torch.Tensor:
+    if isinstance(found, np.ndarray):
+        got = f"{found.dtype} {found.shape}"
+        real = found.dtype.kind in "fiub" and found.dtype.itemsize <= 8  # what torch takes
+        require(real, "tile_embeddings must be float of shape (N, D)", got)
+        # torch would warn of a view of foreign memory that is not writeable
+        found = torch.from_numpy(found if found.flags.writeable else found.copy())
+    is_tensor, kind = isinstance(found, torch.Tensor), type(found).__name__
+    require(is_tensor, "tile_embeddings must be an array or a tensor", kind)
+    shape, dim = tuple(found.shape), "D" if tile_dim is None else tile_dim
+    got = f"{str(found.dtype).removeprefix('torch.')} {shape}"
+    fits = found.is_floating_point() and len(shape) == 2 and 0 not in shape
+    require(fits, f"tile_embeddings must be float of shape (N, {dim}) with N >= 1", got)
+    got = f"{shape}; were they made by another tile encoder?"
+    require(dim in ("D", shape[1]), f"tile_embeddings must be of shape (N, {dim})", got)
+    for rows in row_blocks(shape[0], CHECK_ROWS):
+        wrong = (~found[rows].isfinite().all(1)).nonzero()
+        if len(wrong):
+            row = rows.start + int(wrong[0, 0])
+            raise InvalidInputError(f"tile_embeddings must be finite, got NaN or inf in row {row}")
+    return cast(torch.Tensor, found)
+
+
+def row_blocks(num_rows: int, size: int) -> list[slice]:
+    """Slices of at most `size` that cover 0..num_rows."""
+    return [slice(i, min(i + size, num_rows)) for i in range(0, num_rows, size)]
 
 
 class MeanSlideEncoder(SlideEncoder):
@@ -112,17 +164,16 @@ class AbmilSlideEncoder(SlideEncoder):
 def _checked_abmil(state_dict: Mapping[str, torch.Tensor], device: str) -> dict[str, torch.Tensor]:
     plain = {"V.weight", "V.bias", "w.weight", "w.bias"}
     allowed = (plain, plain | {"U.weight", "U.bias"})
-    if set(state_dict) not in allowed:
-        rule = "hold V.*, w.* and, where gated, U.* (weight and bias each)"
-        raise WeightsError(f"abmil state dict must {rule}, got {sorted(state_dict)}")
-    if len(got := tuple(state_dict["V.weight"].shape)) != 2:
-        raise WeightsError(f"V.weight must be of shape (K, D), got {got}")
-    hidden, dim = got
+    rule = "abmil state dict must hold V.*, w.* and, where gated, U.* (weight and bias each)"
+    require(set(state_dict) in allowed, rule, sorted(state_dict), error=WeightsError)
+    shape = tuple(state_dict["V.weight"].shape)
+    require(len(shape) == 2, "V.weight must be of shape (K, D)", shape, error=WeightsError)
+    hidden, dim = shape
     shapes = {"V.weight": (hidden, dim), "V.bias": (hidden,), "w.weight": (1, hidden)}
     shapes |= {"U.weight": (hidden, dim), "U.bias": (hidden,), "w.bias": (1,)}
     for name, value in state_dict.items():
-        if (got := tuple(value.shape)) != shapes[name]:
-            raise WeightsError(f"{name} must be of shape {shapes[name]}, got {got}")
+        wanted, got = shapes[name], tuple(value.shape)
+        require(got == wanted, f"{name} must be of shape {wanted}", got, error=WeightsError)
     return {name: value.detach().to(device).float() for name, value in state_dict.items()}
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import nn
 
-from thinsection.errors import BudgetError, WeightsError
+from thinsection.errors import BudgetError, WeightsError, require
 from thinsection.pool.encoder import LoadOptions, SlideEncoder
 from thinsection.types import MIB
 from thinsection.units import format_bytes
@@ -61,11 +61,8 @@ class PublishedSlideEncoder(SlideEncoder):
         """
         with torch.device("meta"):
             net = cls.build(config)
-        weights = {
-            name.removeprefix(cls.prefix): value.detach().clone()
-            for name, value in state_dict.items()
-            if name.startswith(cls.prefix)
-        }
+        own_names = [name for name in state_dict if name.startswith(cls.prefix)]
+        weights = {n.removeprefix(cls.prefix): state_dict[n].detach().clone() for n in own_names}
         digest = load_strictly(net, weights, source=cls.name)
         encoder = cls(net, options=options or LoadOptions(), **own)
         encoder.weights_hash = digest
@@ -75,9 +72,7 @@ class PublishedSlideEncoder(SlideEncoder):
     def from_pretrained(cls, path_or_repo: str | Path | None = None, **own: Any) -> Self:
         """The encoder from a file, a folder, or the hub: as published, or `owner/name@COMMIT`.
 
-        Args:
-            path_or_repo: None: as published.
-            own: arguments of `from_state_dict`.
+        Further arguments are those of `from_state_dict`.
 
         Raises:
             WeightsError: nothing is there, it is not plain tensors, or it does not fit.
@@ -95,8 +90,10 @@ class PublishedSlideEncoder(SlideEncoder):
         """The encoder for the registry; `pretrained=False` gives seeded random weights."""
         if options.pretrained:
             return cls.from_pretrained(options.weights, options=options)
-        if options.weights is not None:
-            raise WeightsError("weights must be left out with pretrained=False, got both")
+        left_out = options.weights is None
+        require(
+            left_out, "weights must be left out with pretrained=False", "both", error=WeightsError
+        )
         return cls.from_state_dict(cls.random_weights(seed=0), options=options)
 
     @classmethod

@@ -11,16 +11,20 @@ architecture is written from its description, without the hub's remote code.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
 from thinsection.encode.networks import mlp
+from thinsection.errors import require
 from thinsection.pool.encoder import Expects, SlideEmbedding, TileEmbeddings
-from thinsection.pool.inputs import checked_slide, row_blocks, token_grid
+from thinsection.pool.pooling import checked_slide, row_blocks
 from thinsection.pool.published import (
     ATTENTION_BYTES,
     TOKEN_BLOCK,
@@ -31,8 +35,67 @@ from thinsection.pool.published import (
 from thinsection.types import CoordsL0
 
 DIM, NUM_BLOCKS, NUM_HEADS, POOL_HEADS, POOL_QUERIES = 768, 6, 12, 8, 128
+BLOCK_ROWS = 1024  # tokens a block of the pass that looks for all-zero cells
 
 Tokens = Callable[[slice], torch.Tensor]  # slice of tile tokens -> summed embeddings [m, C]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenGrid:
+    """Which tiles make up which token: one per occupied cell, row-major, without a dense grid.
+
+    M occupied cells.
+    """
+
+    cells: npt.NDArray[np.int64]  # (M, 2), of each token; smallest row and column seen 0
+    order: npt.NDArray[np.int64]  # (N'), tiles sorted by token, without those of all-zero cells
+    starts: npt.NDArray[np.int64]  # (M + 1), token m sums up tiles order[starts[m]:starts[m + 1]]
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def features(
+        self, tiles: torch.Tensor, rows: slice, *, device: str | torch.device, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Summed tile embeddings (m, D) of a slice of tokens.
+
+        Memory: the tiles of the slice, twice.
+        """
+        starts = self.starts[rows.start : rows.stop + 1]
+        picked = torch.from_numpy(self.order[starts[0] : starts[-1]]).to(tiles.device)
+        values = tiles.index_select(0, picked).to(device, dtype)
+        if len(picked) == len(starts) - 1:  # one tile a cell: nothing to add up
+            return values
+        token = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        total = values.new_zeros(len(starts) - 1, values.shape[1])
+        return total.index_add_(0, torch.from_numpy(token).to(device), values)
+
+
+def token_grid(tiles: torch.Tensor, coords_l0: CoordsL0, *, tile_px_l0: int) -> TokenGrid:
+    """The tokens of a slide: tiles that share a cell add up, cells that sum to zero drop out.
+
+    Memory: 5 N int64, and BLOCK_ROWS x D floats; never rows x columns of the slide.
+
+    Raises:
+        InvalidInputError: every tile embedding is zero.
+    """
+    cells = (coords_l0 - coords_l0.min(0)) // tile_px_l0
+    key = cells[:, 0] * (int(cells[:, 1].max()) + 1) + cells[:, 1]
+    order = np.argsort(key, kind="stable")
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    grid = TokenGrid(cells=cells[order[first]], order=order, starts=np.append(first, len(order)))
+    blocks = row_blocks(len(grid), BLOCK_ROWS)
+    sums = (grid.features(tiles, rows, device="cpu", dtype=torch.float32) for rows in blocks)
+    kept = np.concatenate([(block != 0).any(1).numpy() for block in sums])
+    require(kept.any(), "tile_embeddings must hold a row that is not all zero", "none")
+    if kept.all():
+        return grid
+    counts = np.diff(grid.starts)
+    return TokenGrid(
+        cells=grid.cells[kept],
+        order=grid.order[np.repeat(kept, counts)],
+        starts=np.append(0, np.cumsum(counts[kept])),
+    )
 
 
 def plan_tokens(num_tokens: int, *, budget_bytes: int, element_bytes: int = 4) -> HeadPlan:
@@ -207,8 +270,7 @@ class TitanSlideEncoder(PublishedSlideEncoder):
 
     @classmethod
     def build(cls, config: Any = None) -> TitanNet:
-        """The network, which comes in one size."""
-        return TitanNet()
+        return TitanNet()  # which comes in one size
 
     @torch.inference_mode()
     def encode(

@@ -62,7 +62,7 @@ def check_values(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> N
     if len(broken):
         first = tuple(broken[0].tolist())
         got = f"{x[first].tolist()} for atom {first}; mask the atom out"
-        _require(False, "x must be finite where atom_mask is 1", got)
+        raise StructureError(f"x must be finite where atom_mask is 1, got {got}")
 
 
 def atom_chains(batch: Mapping[str, Tensor], num_atoms: int) -> Tensor:
