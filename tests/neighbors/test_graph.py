@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from thinsection.errors import BudgetError, ConfigError, InvalidInputError
-from thinsection.neighbors import GraphSpec, parse_graph_spec, tile_graph
+from thinsection.neighbors import parse_graph_spec, tile_graph
 
 
 def grid(width: int, height: int, step: int = 512) -> np.ndarray:
@@ -75,14 +75,13 @@ def test_few_tiles_get_fewer_edges_than_k() -> None:
 @pytest.mark.parametrize(
     ("text", "spec"),
     [
-        ("knn:8", GraphSpec(k=8)),
-        (" radius : 100 ", GraphSpec(radius_um=100.0)),
-        ("radius:62.5um", GraphSpec(radius_um=62.5)),
+        ("knn:8", {"k": 8}),
+        (" radius : 100 ", {"radius_um": 100.0}),
+        ("radius:62.5um", {"radius_um": 62.5}),
     ],
 )
-def test_graph_specs_are_read_and_written(text: str, spec: GraphSpec) -> None:
+def test_graph_specs_are_read(text: str, spec: dict) -> None:
     assert parse_graph_spec(text) == spec
-    assert parse_graph_spec(str(spec)) == spec
     assert tile_graph(grid(3, 3), slide_mpp=0.5, **spec.kwargs).edge_index.shape[0] == 2
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from thinsection.encode import networks
 from thinsection.encode.registry import EncoderSpec, Pooling
-from thinsection.errors import WeightsError
+from thinsection.errors import WeightsError, require
 from thinsection.weights.files import WEIGHTS_FILES, load_strictly, read_state_dict
 from thinsection.weights.hub import commit_of, hub_file
 from thinsection.weights.packages import optional_package
@@ -32,10 +32,7 @@ Step = Callable[[Tensor], Tensor]
 
 
 class Backbone(nn.Module):
-    """A network, how it gives features, and how they are pooled.
-
-    The weights are those of `network` alone, under the names that their publisher gave them.
-    """
+    """A network, under its publisher's names, how it gives features, and how they are pooled."""
 
     def __init__(
         self,
@@ -126,11 +123,9 @@ def _transformers(spec: EncoderSpec) -> Backbone:
 
 def _auto(spec: EncoderSpec) -> Backbone:
     transformers = optional_package("transformers")
-    if spec.architecture.options.get("runs_own_code"):
-        raise WeightsError(
-            f"encoder {spec.name!r} must be pretrained, got pretrained=False; "
-            "its architecture is code of its repository"
-        )
+    foreign = spec.architecture.options.get("runs_own_code")
+    got = "pretrained=False; its architecture is code of its repository"
+    require(not foreign, f"encoder {spec.name!r} must be pretrained", got, error=WeightsError)
     folder = spec.architecture.model
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     return transformers_backbone(transformers.AutoModel.from_config(config), spec.pooling)
@@ -150,11 +145,7 @@ _BUILDERS: dict[str, Callable[[EncoderSpec], Backbone]] = {
 
 
 def build_backbone(spec: EncoderSpec, *, seed: int = 0, device: str = "cpu") -> Backbone:
-    """The declared network under seeded random weights; on device 'meta' it takes no memory.
-
-    Raises:
-        MissingDependencyError: the package that has the architecture is not installed.
-    """
+    """The declared network under seeded random weights; on device 'meta' it takes no memory."""
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(seed)
         return _BUILDERS[spec.architecture.kind](spec)
@@ -165,11 +156,7 @@ def pretrained_backbone(
 ) -> tuple[Backbone, str | None]:
     """The declared network with these weights, or with the published ones; and their commit.
 
-    Memory:
-        The weights once in float32, and the file's own tensors where they are narrower.
-
-    Raises:
-        WeightsError: the weights cannot be had, may not be used, or do not fit.
+    Memory: the weights once in float32, and the file's own tensors where they are narrower.
     """
     kind = spec.architecture.kind
     if spec.architecture.options.get("runs_own_code"):
@@ -182,10 +169,7 @@ def pretrained_backbone(
     backbone = build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
     classifiers = getattr(backbone.network, "pretrained_cfg", {}).get("classifier") or ()
     names = [classifiers] if isinstance(classifiers, str) else classifiers
-    unused = (
-        networks.CLASSIFIER,
-        *(f"{name}." for name in names),
-    )  # which an encoder does not have
+    unused = (networks.CLASSIFIER, *(f"{name}." for name in names))
     load_strictly(backbone.network, read_state_dict(path), source=str(path), unused=unused)
     return backbone, commit
 
@@ -195,10 +179,8 @@ def _published_weights(spec: EncoderSpec) -> Path:
     if spec.architecture.kind == "lite0":
         return Path(networks.packaged_weights_path())
     if spec.repo is None:
-        raise WeightsError(
-            f"encoder must have published weights, got {spec.name!r} without; "
-            "pass weights=, or pretrained=False"
-        )
+        got = f"{spec.name!r} without; pass weights=, or pretrained=False"
+        raise WeightsError(f"encoder must have published weights, got {got}")
     revision = spec.revision
     if spec.architecture.kind in ("transformers", "auto"):  # the weights of that very config
         config = hub_file(spec.repo, (CONFIG_NAME,), revision=revision)
@@ -216,21 +198,17 @@ def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:
     network = _from_pretrained(network_class, _folder(path), **arguments)
     for option, declared in spec.architecture.options.items():
         found = getattr(network.config, option, None)
-        if option not in _FREE_OPTIONS and found != declared:
-            raise WeightsError(
-                f"{CONFIG_NAME} must have {option} {declared!r} for {spec.name!r}, got {found!r} "
-                f"in {str(path)!r}; check that the file belongs to this encoder"
-            )
+        rule = f"{CONFIG_NAME} must have {option} {declared!r} for {spec.name!r}"
+        got = f"{found!r} in {str(path)!r}; check that the file belongs to this encoder"
+        require(option in _FREE_OPTIONS or found == declared, rule, got, error=WeightsError)
     return transformers_backbone(network, spec.pooling)
 
 
 def _load_with_code(spec: EncoderSpec, *, allow_remote_code: bool) -> Backbone:
     """A network whose architecture is code of its repository, which transformers fetches."""
-    if not allow_remote_code:
-        raise WeightsError(
-            f"encoder {spec.name!r} must be allowed to run code of its repository, got no leave; "
-            "read that code, then pass allow_remote_code=True (--allow-remote-code)"
-        )
+    rule = f"encoder {spec.name!r} must be allowed to run code of its repository"
+    remedy = "no leave; read that code, then pass allow_remote_code=True (--allow-remote-code)"
+    require(allow_remote_code, rule, remedy, error=WeightsError)
     model, source = optional_package("transformers").AutoModel, spec.repo or spec.architecture.model
     options = {"revision": spec.revision or "main", "trust_remote_code": True}
     return transformers_backbone(_from_pretrained(model, source, **options), spec.pooling)
@@ -238,14 +216,11 @@ def _load_with_code(spec: EncoderSpec, *, allow_remote_code: bool) -> Backbone:
 
 def _folder(path: Path) -> str:
     """The folder from which transformers takes these weights, and no others in their place."""
-    folder = path if path.is_dir() else path.parent
-    rule = None
-    if path.is_file() and path.name not in WEIGHTS_FILES:
-        rule = f"be named {' or '.join(WEIGHTS_FILES)}"
-    elif not (folder / CONFIG_NAME).is_file():
-        rule = f"lie beside their {CONFIG_NAME}"
-    if rule:
-        raise WeightsError(f"weights for transformers must {rule}, got {str(path)!r}")
+    folder, rule = path if path.is_dir() else path.parent, "weights for transformers must"
+    named, got = not path.is_file() or path.name in WEIGHTS_FILES, repr(str(path))
+    require(named, f"{rule} be named {' or '.join(WEIGHTS_FILES)}", got, error=WeightsError)
+    paired = (folder / CONFIG_NAME).is_file()
+    require(paired, f"{rule} lie beside their {CONFIG_NAME}", got, error=WeightsError)
     return str(folder)
 
 
@@ -263,10 +238,9 @@ def _from_pretrained(network_class: Any, source: str, **options: Any) -> Any:
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
         if (names := [n for n in map(str, info[kind]) if not n.startswith(_UNUSED_HEADS)])
     }
-    if problems:
-        got = "; ".join(f"{len(v)} {k} ({v[0]}, ...)" for k, v in problems.items())
-        rule = "must fit the architecture name by name"
-        raise WeightsError(f"weights {rule}, got {got} in {source!r}")
+    got = "; ".join(f"{len(v)} {k} ({v[0]}, ...)" for k, v in problems.items())
+    rule = "weights must fit the architecture name by name"
+    require(not problems, rule, f"{got} in {source!r}", error=WeightsError)
     return network.float()
 
 

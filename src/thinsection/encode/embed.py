@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from thinsection.encode.encoder import TileEncoder
-from thinsection.errors import InvalidInputError
+from thinsection.errors import require
 from thinsection.slide import Slide
 from thinsection.stream import StageClock, StreamConfig, TileBatch, iter_tiles
 from thinsection.tiles import TileFilter, TileTable
@@ -43,19 +43,15 @@ class _Pending:
 class BatchEncoder:
     """Feeds each batch to every encoder from one buffer and hands embeddings back in order.
 
-    On CUDA the copy to the device and the encoders are queued and the embeddings of the batch
+    On CUDA the one copy to the device and the encoders are queued and the embeddings of the batch
     before are fetched meanwhile, so that the device always has work; elsewhere it runs at once.
     Each encoder gets the batch that it would get alone: its embeddings are the same to the byte.
 
-    A device gets one copy of the batch for all; the clock adds up transfer and encoding time.
-
-    Memory: `_IN_FLIGHT` batches on the device, beside the encoders' own; encoders run one after
-    another.
+    Memory: `_IN_FLIGHT` batches on the device, beside what one encoder after another takes.
     """
 
     def __init__(self, encoders: Sequence[TileEncoder], *, clock: StageClock | None = None) -> None:
-        if not encoders:
-            raise InvalidInputError("encoders must hold at least one encoder, got none")
+        require(encoders, "encoders must hold at least one encoder", "none")
         self._encoders = tuple(encoders)
         self._clock = clock or StageClock()
         self._devices = {e.device for e in self._encoders if e.device.type == "cuda"}
@@ -65,9 +61,7 @@ class BatchEncoder:
     def submit(self, batch: TileBatch, wanted: Sequence[Wanted] | None = None) -> Iterator[Any]:
         """Encodes a batch and releases its buffer when all have taken it; yields what is ready.
 
-        Args:
-            batch: of the stream.
-            wanted: of each encoder; None: the embeddings of all.
+        `wanted` is of each encoder; None: the embeddings of all.
         """
         asked: Sequence[Wanted] = wanted or ["embeddings"] * len(self._encoders)
         with self._clock.timed("transfer_busy"):

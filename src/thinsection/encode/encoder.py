@@ -141,9 +141,8 @@ class NetworkTileEncoder(TileEncoder):
     def encode(self, tiles_u8: TileBatch) -> Tensor:
         """float32 [B, D] embeddings on `device`.
 
-        Memory:
-            `thinsection.encode.batch_bytes` says how much a batch takes. On a CPU the network sees
-            `CPU_TILES` at once, so that a larger batch costs its tiles and embeddings only.
+        Memory: `batch_bytes` says how much. On a CPU the network sees `CPU_TILES` at once, so that
+            a larger batch costs its tiles and embeddings only.
 
         Raises:
             InvalidInputError: tiles are not uint8 [B, H, W, 3], or too small.
@@ -153,11 +152,7 @@ class NetworkTileEncoder(TileEncoder):
     def encode_with_tokens(self, tiles_u8: TileBatch) -> tuple[Tensor, Tensor]:
         """Embeddings [B, D] and patch tokens [B, T, C], float32, from one pass.
 
-        Memory:
-            That of `encode`, and 4 B T C bytes; `batch_bytes(..., tokens=True)` counts it.
-
-        Raises:
-            InvalidInputError: the encoder has no dense map, or the tiles are of the wrong form.
+        Memory: that of `encode`, and 4 B T C bytes; `batch_bytes(..., tokens=True)` counts it.
         """
         if not self._spec.supports_tokens:
             return super().encode_with_tokens(tiles_u8)
@@ -246,9 +241,7 @@ def centre_crop(pixels: Tensor, input_px: int) -> Tensor:
 def preprocess(tiles_u8: Tensor, spec: EncoderSpec) -> Tensor:
     """float32 [B, 3, input_px, input_px] on the tiles' device, in channels-last memory order.
 
-    Memory:
-        Peak beyond the input: the resized uint8 batch and two float32 batches of
-        B * 3 * input_px² * 4 bytes.
+    Memory: beyond the input the resized uint8 batch and two batches of B * 3 * input_px² * 4 bytes.
     """
     pixels = tiles_u8.permute(0, 3, 1, 2)
     if spec.resize_px is not None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import torch
@@ -34,6 +34,7 @@ from thinsection.errors import (
     MissingDependencyError,
     UnknownEncoderError,
     WeightsError,
+    require,
 )
 from thinsection.units import format_bytes
 from thinsection.weights import hub
@@ -69,8 +70,7 @@ def load_encoder(
         allow_remote_code: whether code from the hub may run, for the models that need it.
         seed: of the random weights.
 
-    Memory:
-        The weights once, in float32.
+    Memory: the weights once, in float32.
 
     Raises:
         UnknownEncoderError: no such name; the message names the nearest.
@@ -85,10 +85,10 @@ def load_encoder(
     if known and name not in declared_encoders():
         where, fp = place(device, precision)
         options = {"weights": weights, "pretrained": pretrained, "seed": seed}
-        encoder = ENCODERS.load(name)(device=where, precision=fp, **options)
-        if not isinstance(encoder, TileEncoder):
-            rule = f"must give a TileEncoder, got {type(encoder).__name__}"
-            raise InvalidInputError(f"entry point {name!r} {rule}; subclass TileEncoder")
+        encoder: TileEncoder = ENCODERS.load(name)(device=where, precision=fp, **options)
+        got = f"{type(encoder).__name__}; subclass TileEncoder"
+        fits = isinstance(encoder, TileEncoder)
+        require(fits, f"entry point {name!r} must give a TileEncoder", got)
         encoder.origin = replace(origin, name=name)
         return encoder
     spec = find_spec(name)
@@ -105,12 +105,7 @@ def load_encoder(
 
 
 def find_spec(name: str) -> EncoderSpec:
-    """The spec of a name, declared or not; `hf:` reads the repository's config.
-
-    Raises:
-        UnknownEncoderError: no such name; the message names the nearest.
-        WeightsError: a repository or checkpoint without a config that can be read.
-    """
+    """The spec of a name, declared or not; `hf:` reads the repository's config."""
     path = Path(name)
     if name in declared_encoders():
         return encoder_spec(name)
@@ -126,11 +121,9 @@ def find_spec(name: str) -> EncoderSpec:
     if not path.exists():
         return encoder_spec(name)  # raises
     config = (path if path.is_dir() else path.parent) / CONFIG_NAME
-    if not config.is_file():
-        raise WeightsError(
-            f"checkpoint must have a {CONFIG_NAME} beside it, got {name!r}; or name its "
-            "architecture: load_encoder('uni', weights=...) (--encoder uni --weights ...)"
-        )
+    remedy = "name its architecture: load_encoder('uni', weights=...) (--encoder uni --weights ...)"
+    rule = f"checkpoint must have a {CONFIG_NAME} beside it"
+    require(config.is_file(), rule, f"{name!r}; or {remedy}", error=WeightsError)
     return replace(_folder_spec(config.parent.resolve().name, config), repo=None)
 
 
@@ -149,11 +142,9 @@ def _folder_spec(name: str, config_path: Path) -> EncoderSpec:
     config = _read_json(config_path)
     if _is_transformers(config):
         return _from_transformers(name, config, config_path.parent)
-    if "architecture" not in config:
-        raise WeightsError(
-            f"config must be of timm's or transformers' form, got {str(config_path)!r} "
-            "without 'architecture' or 'model_type'"
-        )
+    rule = "config must be of timm's or transformers' form"
+    got = f"{str(config_path)!r} without 'architecture' or 'model_type'"
+    require("architecture" in config, rule, got, error=WeightsError)
     options, published = dict(config.get("model_args", {})), config.get("pretrained_cfg", {})
     return _from_timm(name, config["architecture"], options, published)
 
@@ -167,9 +158,9 @@ def _read_json(path: Path) -> dict[str, Any]:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise WeightsError(f"config must be JSON, got {str(path)!r}: {error}") from error
-    if not isinstance(loaded, dict):
-        raise WeightsError(f"config must be a JSON object, got {str(path)!r}")
-    return loaded
+    is_object = isinstance(loaded, dict)
+    require(is_object, "config must be a JSON object", repr(str(path)), error=WeightsError)
+    return cast(dict[str, Any], loaded)
 
 
 def _from_timm(
@@ -210,11 +201,10 @@ def _from_timm(
 def _from_transformers(name: str, config: Mapping[str, Any], folder: Path) -> EncoderSpec:
     path = folder / PREPROCESSOR_NAME
     shown = _read_json(path) if path.is_file() else {}
-    if not shown.get("image_mean") or not shown.get("image_std") or "hidden_size" not in config:
-        raise WeightsError(
-            "checkpoint must say its hidden_size, image_mean and image_std in config.json and "
-            f"{PREPROCESSOR_NAME}, got {name!r} without; add them as its publisher used them"
-        )
+    said = shown.get("image_mean") and shown.get("image_std") and "hidden_size" in config
+    rule = "checkpoint must say its hidden_size, image_mean and image_std in config.json and "
+    got = f"{name!r} without; add them as its publisher used them"
+    require(said, rule + PREPROCESSOR_NAME, got, error=WeightsError)
     size = shown.get("size", config.get("image_size", 224))
     resize_px = size if isinstance(size, int) else size.get("shortest_edge", size.get("height"))
     crop = shown.get("crop_size", resize_px) if shown.get("do_center_crop") else resize_px

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinsection.encode.backbone import Backbone
 from thinsection.encode.encoder import CPU_TILES, NetworkTileEncoder, preprocess
-from thinsection.errors import BudgetError, InvalidInputError
+from thinsection.errors import BudgetError, require
 from thinsection.types import MIB
 from thinsection.units import format_bytes
 
@@ -104,11 +104,9 @@ def batch_bytes(
         at_once: tiles in the network at once; None: as on the device where the encoder is.
         tokens: for `encode_with_tokens` instead.
 
-    Memory:
-        None: nothing is allocated for the counted tensors.
+    Memory: none: nothing is allocated for the counted tensors.
     """
-    if batch_size < 1:
-        raise InvalidInputError(f"batch_size must be >= 1, got {batch_size}")
+    require(batch_size >= 1, "batch_size must be >= 1", batch_size)
     edge = tile_px or encoder.spec.tile_px
     at_once = at_once or encoder.tiles_at_once(batch_size)
     waiting = batch_size - at_once
@@ -155,10 +153,9 @@ def largest_batch_size(
         BudgetError: not even one tile fits.
     """
     one = batch_bytes(encoder, batch_size=1, tile_px=tile_px)
-    if one > budget_bytes:
-        needed = f"one tile of {encoder.spec.name!r}, {format_bytes(one)}"
-        got = f"got {format_bytes(budget_bytes)}; raise --memory"
-        raise BudgetError(f"memory budget must hold {needed}, {got}")
+    rule = f"memory budget must hold one tile of {encoder.spec.name!r}, {format_bytes(one)}"
+    got = f"{format_bytes(budget_bytes)}; raise --memory"
+    require(one <= budget_bytes, rule, got, error=BudgetError)
     on_cpu = encoder.device.type == "cpu"
     knee = CPU_TILES + 1  # from there on a tile costs less
     in_parts = on_cpu and batch_bytes(encoder, batch_size=knee, tile_px=tile_px) <= budget_bytes

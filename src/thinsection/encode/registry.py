@@ -82,16 +82,13 @@ class EncoderSpec:
 @cache
 def declared_encoders() -> Mapping[str, EncoderSpec]:
     """Every declared encoder by name."""
-    specs = [_spec(row) for table in _TABLES for row in _rows(table)]
+    folder = files("thinsection.encode")
+    texts = [folder.joinpath(table).read_text(encoding="utf-8") for table in _TABLES]
+    specs = [_spec(row) for text in texts for row in tomllib.loads(text)["encoder"]]
     by_name = {spec.name: spec for spec in specs}
     if len(by_name) != len(specs):
         raise AssertionError("two declarations of an encoder have the same name")
     return MappingProxyType(by_name)
-
-
-def _rows(table: str) -> Any:
-    text = files("thinsection.encode").joinpath(table).read_text(encoding="utf-8")
-    return tomllib.loads(text)["encoder"]
 
 
 def _spec(row: dict[str, Any]) -> EncoderSpec:

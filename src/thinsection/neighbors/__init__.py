@@ -1,11 +1,9 @@
 """Masked nearest neighbours in bounded memory, and the spatial graph of tiles."""
 
-from thinsection.neighbors.api import SearchChoice, explain, nearest_neighbors
-from thinsection.neighbors.flatten import Neighbors
-from thinsection.neighbors.graph import GraphSpec, TileGraph, parse_graph_spec, tile_graph
+from thinsection.neighbors.api import Neighbors, SearchChoice, explain, nearest_neighbors
+from thinsection.neighbors.graph import TileGraph, parse_graph_spec, tile_graph
 
 __all__ = [
-    "GraphSpec",
     "Neighbors",
     "SearchChoice",
     "TileGraph",

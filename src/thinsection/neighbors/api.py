@@ -1,14 +1,19 @@
 """Nearest neighbours: check the arguments, choose an implementation once, search, put in place."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from thinsection.config import nearest
-from thinsection.errors import require
+from thinsection.errors import InvalidInputError, require
 from thinsection.neighbors import blocks, kdtree, reference
-from thinsection.neighbors.flatten import Array, Neighbors, flat_query
-from thinsection.neighbors.reference import Found, NeighborQuery
+from thinsection.neighbors.reference import NO_SELF, Found, NeighborQuery, order_by_group
 from thinsection.types import MIB
 from thinsection.units import format_bytes
 
@@ -25,6 +30,43 @@ _SEARCHES: dict[str, Callable[..., Found]] = {
     "kdtree": kdtree.search,
     "reference": reference.search,
 }
+_ROWS = 1 << 14  # rows put in place at a time, to keep the temporaries small
+
+Array = Tensor | npt.NDArray[Any]
+
+
+class Neighbors(NamedTuple):
+    """Neighbours (..., Q, k) of each query, nearest first."""
+
+    distances: Any
+    indices: Any  # int64, points of the same batch element; -1, at inf, where there is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatQuery:
+    """The search over all batch elements and groups at once, and how its result is put in place."""
+
+    query: NeighborQuery
+    point_order: Tensor  # (P,), flat index of each point of the query, over batches of num_points
+    query_order: Tensor  # (Q,), row of the result of each of its queries
+    num_points: int
+    query_shape: tuple[int, ...]
+    is_numpy: bool
+
+    def put(self, found: Found) -> Neighbors:
+        """The result in the order of the arguments; absent queries have no neighbour."""
+        shape = (math.prod(self.query_shape), found.positions.shape[1])
+        distances = found.distances.new_full(shape, torch.inf)
+        indices = found.positions.new_full(shape, -1)
+        for start in range(0, len(self.query_order), _ROWS):
+            block = slice(start, start + _ROWS)
+            rows, position = self.query_order[block], found.positions[block]
+            distances[rows] = found.distances[block]
+            if self.point_order.numel():
+                index = self.point_order[position.clamp(min=0)] % self.num_points
+                indices[rows] = index.masked_fill_(position < 0, -1)
+        both = [x.reshape(*self.query_shape, shape[1]) for x in (distances, indices)]
+        return Neighbors(*(x.numpy() if self.is_numpy else x for x in both))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +77,6 @@ class SearchChoice:
     reason: str
 
     def search(self, query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
-        """Runs it."""
         return _SEARCHES[self.impl](query, k, eps=eps, budget_bytes=budget_bytes)
 
 
@@ -120,3 +161,131 @@ def choose(query: NeighborQuery, k: int, *, impl: str, budget_bytes: int) -> Sea
         needs = f"needs {format_bytes(tree)} of a budget of {format_bytes(budget_bytes)}"
         return SearchChoice(impl="blocks", reason=f"{estimate}; the tree {needs}")
     return SearchChoice(impl="kdtree", reason=estimate)
+
+
+def flat_query(
+    points: Array,
+    queries: Array | None,
+    *,
+    k: int,
+    mask: Array | None,
+    group: Array | tuple[Array, Array] | None,
+) -> FlatQuery:
+    """The arguments of `nearest_neighbors`, checked, as one query."""
+    places = _coordinates(points, "points")
+    (*lead, num_points, num_dims), device = places.shape, places.device
+    counted = isinstance(k, int) and not isinstance(k, bool) and 1 <= k <= num_points
+    require(counted, f"k must be an int from 1 to the {num_points} points", repr(k))
+    asked = None if queries is None else _queries(queries, places)
+    paired = group is None or isinstance(group, tuple) == (queries is not None)
+    rule = "group must be a pair (of the points, of the queries) exactly when queries are given"
+    require(paired, rule, type(group).__name__)
+    shape = (*lead, num_points)
+    query_shape = shape if asked is None else tuple(asked.shape[:-1])
+    present = None if mask is None else _per_point(mask, shape, "mask", device).bool()
+    both = group if isinstance(group, tuple) else () if group is None else (group,)
+    ids = [_ids(x, s, device) for x, s in zip(both, (shape, query_shape))]
+    _check_finite(places, present, "points")
+
+    point_group, query_group = _dense_groups(shape, query_shape, ids, device)
+    order = order_by_group(point_group)
+    if present is not None:
+        order = order[present.reshape(-1)[order]]
+    flat_points, point_group = places.reshape(-1, num_dims)[order], point_group[order]
+    if asked is None:
+        query_order, flat_queries, query_group = order, flat_points, point_group
+        query_self = torch.arange(order.numel(), device=device)
+    else:
+        query_order = order_by_group(query_group)
+        flat_queries = asked.reshape(-1, num_dims)[query_order]
+        query_group = query_group[query_order]
+        query_self = torch.full_like(query_order, NO_SELF)
+    query = NeighborQuery(
+        points=flat_points,
+        point_group=point_group,
+        queries=flat_queries,
+        query_group=query_group,
+        query_self=query_self,
+    )
+    return FlatQuery(
+        query=query,
+        point_order=order,
+        query_order=query_order,
+        num_points=num_points,
+        query_shape=query_shape,
+        is_numpy=isinstance(points, np.ndarray),
+    )
+
+
+def _coordinates(values: Array, name: str) -> Tensor:
+    tensor = _tensor(values, name)
+    shaped = tensor.ndim >= 2 and tensor.shape[-1] in (2, 3)
+    require(shaped, f"{name} must be of shape (..., N, 2) or (..., N, 3)", _describe(tensor))
+    real = tensor.dtype != torch.bool and not tensor.is_complex()
+    require(real, f"{name} must be real numbers", tensor.dtype)
+    if not tensor.is_floating_point():
+        return tensor.double()
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _queries(values: Array, points: Tensor) -> Tensor:
+    queries = _coordinates(values, "queries")
+    ours, theirs = ((x.dtype, x.device, x.shape[:-2], x.shape[-1]) for x in (queries, points))
+    rule = "queries must have the batch shape, dimensions, dtype and device of the points"
+    require(ours == theirs, f"{rule} {_describe(points)}", _describe(queries))
+    _check_finite(queries, None, "queries")
+    return queries
+
+
+def _dense_groups(
+    shape: tuple[int, ...], query_shape: tuple[int, ...], ids: list[Tensor], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """One id per pair (batch element, group), for points (B*N,) and queries (B*Q,)."""
+    batch = torch.arange(math.prod(shape[:-1]), device=device)
+    of_points, of_queries = (batch.repeat_interleave(s[-1]) for s in (shape, query_shape))
+    if not ids:
+        return of_points, of_queries
+    _, dense = torch.unique(torch.cat([x.reshape(-1) for x in ids]), return_inverse=True)
+    count = int(dense.max()) + 1 if dense.numel() else 1
+    of_points = of_points * count + dense[: of_points.numel()]
+    if len(ids) == 1:
+        return of_points, of_points
+    return of_points, of_queries * count + dense[of_points.numel() :]
+
+
+def _tensor(values: Array, name: str) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach()
+    kind = type(values).__name__
+    require(isinstance(values, np.ndarray), f"{name} must be a NumPy array or a torch tensor", kind)
+    require(values.dtype.kind in "fiub", f"{name} must be numbers", values.dtype)
+    native = values.astype(values.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(np.require(native, requirements=["C", "W"]))
+
+
+def _per_point(values: Array, shape: tuple[int, ...], name: str, device: torch.device) -> Tensor:
+    tensor = _tensor(values, name)
+    require(tuple(tensor.shape) == shape, f"{name} must be of shape {shape}", tuple(tensor.shape))
+    return tensor.to(device)
+
+
+def _ids(values: Array, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    ids = _per_point(values, shape, "group", device)
+    require(not ids.is_floating_point(), "group must be integer ids", ids.dtype)
+    return ids.to(torch.int64)
+
+
+def _check_finite(coordinates: Tensor, mask: Tensor | None, name: str) -> None:
+    limit = torch.finfo(coordinates.dtype).max ** 0.5 / 1e3  # squares and their sum stay finite
+    wrong = ~(coordinates.abs() <= limit).all(dim=-1)
+    if mask is not None:
+        wrong &= mask
+    if bool(wrong.any()):
+        first = tuple(wrong.nonzero()[0].tolist())
+        got = f"{coordinates[first].tolist()} at {first}; mask it out"
+        rule = f"{name} must be finite and below {limit:.0e} where present"
+        raise InvalidInputError(f"{rule}, got {got}")
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

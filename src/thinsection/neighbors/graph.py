@@ -1,7 +1,6 @@
 """The spatial graph of tiles (or cells) that graph models take, in PyTorch Geometric's layout."""
 
 import re
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,23 +25,8 @@ class TileGraph(NamedTuple):
     distances: npt.NDArray[np.float64]  # (E,), µm where the mpp was given, else level-0 px
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphSpec:
-    """k neighbours a tile, or all within a radius; `tile_graph(coords_l0, **spec.kwargs)`."""
-
-    k: int | None = None
-    radius_um: float | None = None
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        return {"k": self.k} if self.k is not None else {"radius_um": self.radius_um}
-
-    def __str__(self) -> str:
-        return f"knn:{self.k}" if self.k is not None else f"radius:{self.radius_um:g}"
-
-
-def parse_graph_spec(text: str) -> GraphSpec:
-    """The graph that 'knn:8' or 'radius:100' (µm) names.
+def parse_graph_spec(text: str) -> dict[str, Any]:
+    """The arguments of `tile_graph` that 'knn:8' or 'radius:100' (µm) names.
 
     Raises:
         ConfigError: it names none.
@@ -52,7 +36,7 @@ def parse_graph_spec(text: str) -> GraphSpec:
     valid = float(value) > 0 and not (kind == "knn" and "." in value)
     rule = "graph must be 'knn:K' (K neighbours) or 'radius:R' (R in µm)"
     require(valid, rule, repr(text), error=ConfigError)
-    return GraphSpec(k=int(value)) if kind == "knn" else GraphSpec(radius_um=float(value))
+    return {"k": int(value)} if kind == "knn" else {"radius_um": float(value)}
 
 
 def tile_graph(

@@ -79,27 +79,19 @@ class SlideEncoder(ABC):
 
     @classmethod
     def load(cls, options: LoadOptions) -> "SlideEncoder":
-        """The encoder for `load_slide_encoder`; this is for one that has no weights.
-
-        Raises:
-            WeightsError: weights are given.
-        """
+        """The encoder for `load_slide_encoder`; this is for one that has no weights."""
         rule, got = f"slide encoder {cls.name!r} has no weights", repr(str(options.weights))
         require(options.weights is None, rule, f"{got}; leave weights out", error=WeightsError)
         return cls()
 
     @property
     def identity(self) -> dict[str, str]:
-        """What decides a slide embedding beside its tiles: name, weights_hash, precision; and the
-        hub's `revision`."""
+        """What decides a slide embedding beside its tiles; and the hub's `revision`."""
         weights = self.weights_hash
         return self.origin.identity(self.name, precision=self.precision, weights_hash=weights)
 
     def label(self, features_label: str) -> str:
-        """A readable name for a folder of slide embeddings made of those tile embeddings.
-
-        'mean-uni2_h'; and bare 'titan' where the tile encoder is the one that it was trained on.
-        """
+        """A folder's name: 'mean-uni2_h', or bare 'titan' on the tiles that it was trained on."""
         own = self.origin.label(self.name, precision=self.precision, weights_hash=self.weights_hash)
         made_for = features_label in (self.expects.tile_encoders or ())
         return own if made_for else f"{own}-{features_label}"
@@ -113,9 +105,8 @@ def check_fit(
 ) -> tuple[str, ...]:
     """Warnings, one sentence each, where the tiles differ from what the slide encoder expects.
 
-    Embeddings of a wrong tile encoder mean nothing to a slide encoder: an error. Another tile size
-    or resolution shifts its input: a warning. What is not known (None) cannot be checked: a
-    warning that says so.
+    Embeddings of a wrong tile encoder mean nothing to it: an error. Another tile size or resolution
+    shifts its input: a warning. What is not known (None) cannot be checked: a warning says so.
 
     Raises:
         InvalidInputError: the tile encoder is known and not one that the slide encoder takes.

@@ -126,9 +126,6 @@ class GigaPathNet(nn.Module):
 
         Memory: states, attention output, and 6 heads_at_a_time / H of them for q, k, v and the
         attention's own output: 2.4 to 8 times L C floats, as the budget allows.
-
-        Raises:
-            BudgetError: not even one head at a time fits.
         """
         device, dtype = self.cls_token.device, self.cls_token.dtype
         step = heads_at_a_time(tiles.shape[0] + 1, self.config, budget_bytes=budget_bytes)
@@ -146,11 +143,7 @@ class GigaPathNet(nn.Module):
 
 
 def heads_at_a_time(num_tokens: int, config: LongNetConfig, *, budget_bytes: int) -> int:
-    """As many heads at a time as the budget allows.
-
-    Raises:
-        BudgetError: not even one head at a time fits.
-    """
+    """As many heads at a time as the budget allows; a BudgetError where not even one fits."""
     state = 4 * num_tokens * config.dim
     fixed = ATTENTION_BYTES + 16 * TOKEN_BLOCK * config.mlp_dim
 
@@ -162,11 +155,7 @@ def heads_at_a_time(num_tokens: int, config: LongNetConfig, *, budget_bytes: int
 
 
 def position_cells(coords_l0: CoordsL0) -> CoordsL0:
-    """Cells (N, 2) of the position table: floor(x / 256), floor(y / 256).
-
-    Raises:
-        InvalidInputError: a tile lies outside of the table of 1000 x 1000 cells.
-    """
+    """Cells (N, 2) of the position table, floor(x / 256) and floor(y / 256), of 1000 x 1000."""
     cells, limit = coords_l0 // TILE_PX_L0, TILE_PX_L0 * GRID
     if cells.size:
         got = f"{int(coords_l0.min())}..{int(coords_l0.max())}"
@@ -192,9 +181,8 @@ class GigaPathSlideEncoder(PublishedSlideEncoder):
     """Prov-GigaPath's slide embedding (768,): the normed cls token after the last layer."""
 
     name = "gigapath"
-    expects = Expects(
-        tile_encoders=("gigapath", "prov_gigapath"), tile_dim=1536, tile_px=256, tile_mpp=0.5
-    )
+    made_of = ("gigapath", "prov_gigapath")
+    expects = Expects(tile_encoders=made_of, tile_dim=1536, tile_px=256, tile_mpp=0.5)
     repository = "prov-gigapath/prov-gigapath"
     revision = "64f9e26c15019f2d4f6d9113c6822f88bb16b01b"
     files = ("slide_encoder.safetensors", "slide_encoder.pth")
@@ -218,8 +206,7 @@ class GigaPathSlideEncoder(PublishedSlideEncoder):
         Memory: 7 to 25 KiB per tile, as the budget allows.
 
         Raises:
-            InvalidInputError: shapes, dtypes, values or places do not fit.
-            BudgetError: too many tiles for the budget.
+            InvalidInputError: input or places do not fit; BudgetError: too many tiles.
         """
         layers = self.encode_layers(tile_embeddings, coords_l0, tile_px_l0=tile_px_l0)
         return cast(SlideEmbedding, layers[-1])

@@ -31,10 +31,6 @@ def checked_slide(
     """Embeddings (N, D), which share memory with the input, int64 (N, 2) on the host, and the edge.
 
     Memory: one bool block of CHECK_ROWS x D.
-
-    Raises:
-        InvalidInputError: not a non-empty (N, D) float array, of another D, or not finite; not one
-            pair of integers per tile embedding; not a positive int.
     """
     tiles = _checked_embeddings(tile_embeddings, tile_dim)
     array = coords_l0.cpu().numpy() if isinstance(coords_l0, torch.Tensor) else coords_l0

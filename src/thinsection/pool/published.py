@@ -90,10 +90,8 @@ class PublishedSlideEncoder(SlideEncoder):
         """The encoder for the registry; `pretrained=False` gives seeded random weights."""
         if options.pretrained:
             return cls.from_pretrained(options.weights, options=options)
-        left_out = options.weights is None
-        require(
-            left_out, "weights must be left out with pretrained=False", "both", error=WeightsError
-        )
+        rule = "weights must be left out with pretrained=False"
+        require(options.weights is None, rule, "both", error=WeightsError)
         return cls.from_state_dict(cls.random_weights(seed=0), options=options)
 
     @classmethod
@@ -121,9 +119,9 @@ class PublishedSlideEncoder(SlideEncoder):
 
 
 class HeadPlan(NamedTuple):
-    """How a forward pass keeps within a budget: heads whose q, k and v are held at a time."""
+    """How a forward pass keeps within a budget."""
 
-    heads_at_a_time: int
+    heads_at_a_time: int  # whose q, k and v are held
     peak_bytes: int
 
 
@@ -132,8 +130,7 @@ def plan_heads(
 ) -> HeadPlan:
     """As many heads at a time as the budget allows, by the `peak` bytes of so many.
 
-    Raises:
-        BudgetError: not even one head at a time fits.
+    A BudgetError where not even one at a time fits.
     """
     for heads in (n for n in range(num_heads, 0, -1) if num_heads % n == 0):
         if peak(heads) <= budget_bytes:

@@ -42,10 +42,7 @@ Tokens = Callable[[slice], torch.Tensor]  # slice of tile tokens -> summed embed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGrid:
-    """Which tiles make up which token: one per occupied cell, row-major, without a dense grid.
-
-    M occupied cells.
-    """
+    """Which tiles make up each of M tokens: one per occupied cell, row-major, no dense grid."""
 
     cells: npt.NDArray[np.int64]  # (M, 2), of each token; smallest row and column seen 0
     order: npt.NDArray[np.int64]  # (N'), tiles sorted by token, without those of all-zero cells
@@ -75,9 +72,6 @@ def token_grid(tiles: torch.Tensor, coords_l0: CoordsL0, *, tile_px_l0: int) -> 
     """The tokens of a slide: tiles that share a cell add up, cells that sum to zero drop out.
 
     Memory: 5 N int64, and BLOCK_ROWS x D floats; never rows x columns of the slide.
-
-    Raises:
-        InvalidInputError: every tile embedding is zero.
     """
     cells = (coords_l0 - coords_l0.min(0)) // tile_px_l0
     key = cells[:, 0] * (int(cells[:, 1].max()) + 1) + cells[:, 1]
@@ -91,21 +85,15 @@ def token_grid(tiles: torch.Tensor, coords_l0: CoordsL0, *, tile_px_l0: int) -> 
     if kept.all():
         return grid
     counts = np.diff(grid.starts)
-    return TokenGrid(
-        cells=grid.cells[kept],
-        order=grid.order[np.repeat(kept, counts)],
-        starts=np.append(0, np.cumsum(counts[kept])),
-    )
+    order, starts = grid.order[np.repeat(kept, counts)], np.append(0, np.cumsum(counts[kept]))
+    return TokenGrid(cells=grid.cells[kept], order=order, starts=starts)
 
 
 def plan_tokens(num_tokens: int, *, budget_bytes: int, element_bytes: int = 4) -> HeadPlan:
-    """As many heads at a time as the budget allows.
+    """As many heads at a time as the budget allows; a BudgetError where not even one fits.
 
     States take 4 C bytes a token (always float32), q, k and v of all heads 3 C elements; with all
     heads at once the attention writes over q, else its output takes another C elements.
-
-    Raises:
-        BudgetError: not even one head at a time fits.
     """
     hidden = TOKEN_BLOCK * DIM * (4 + 1 + 1) * (4 + element_bytes)
     fixed = ATTENTION_BYTES + hidden + 8 * num_tokens * (POOL_HEADS + NUM_HEADS + 2)

@@ -115,9 +115,7 @@ class GraphStage(Stage):
         with atomic_path(work.path(name)) as tmp, h5py.File(tmp, "w") as file:
             file.attrs["spec"] = self.spec
             if len(table):
-                graph = tile_graph(
-                    table.coords_l0, k=wanted.k, radius_um=wanted.radius_um, slide_mpp=mpp
-                )
+                graph = tile_graph(table.coords_l0, **wanted, slide_mpp=mpp)
                 file.create_dataset("edge_index", data=graph.edge_index)
                 file.create_dataset("distances", data=graph.distances)
         return Output(files=(name,))
