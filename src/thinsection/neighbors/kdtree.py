@@ -12,12 +12,7 @@ from torch.nn.functional import pad
 
 from thinsection.errors import BudgetError, DeviceError, require
 from thinsection.neighbors import blocks
-from thinsection.neighbors.reference import (
-    Found,
-    NeighborQuery,
-    distances_between,
-    relative_error,
-)
+from thinsection.neighbors.reference import Found, NeighborQuery, distances_between, relative_error
 from thinsection.units import format_bytes
 
 _SPARE = 4  # candidates beyond k in the first round: itself, and ties at the boundary

@@ -1,12 +1,7 @@
 """Token frames of structures in O(N) memory, and structure files (mmCIF)."""
 
 from thinsection.structures.frame_table import FrameSummary, frame_table, write_frames
-from thinsection.structures.frames import (
-    FrameAtoms,
-    FrameOptions,
-    frame_atoms,
-    token_frame_atoms,
-)
+from thinsection.structures.frames import FrameAtoms, FrameOptions, frame_atoms, token_frame_atoms
 from thinsection.structures.structure import Structure, read_structure
 
 __all__ = [
