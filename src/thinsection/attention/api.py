@@ -150,11 +150,7 @@ def checked_items(
     scale: float | None = None,
     key_mask: torch.Tensor | None = None,
 ) -> list[Item]:
-    """Each item of the batch, its padding taken out.
-
-    Raises:
-        InvalidInputError: naming the argument, the rule and what was got.
-    """
+    """Each item of the batch, its padding taken out."""
     _check_qkv(q, k, v)
     (batch, heads, tokens, dim), prefix = q.shape, num_prefix_tokens
     require(0 <= prefix <= tokens, f"num_prefix_tokens must be in 0..{tokens}", prefix)

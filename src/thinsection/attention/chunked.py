@@ -2,15 +2,13 @@
 
 The backward pass, the Triton kernel's too, recomputes each block: nothing T x T is kept.
 
-The bias of a (query block, key block) pair is slope_h times one block of distances, so distances
-are computed once per pair for all heads. Per head, a block takes five passes: scale the distances
-into the score buffer, add q kᵀ by a matrix product with beta = 1, clamp (where scores may be deep),
-exp2, row sums; then the product with v. Both buffers are reused and sized to stay in cache. Key
-blocks too far to matter for a head are left out (`reach`).
-
-exp2 instead of exp (log2 e goes into q and the slopes) because it is the faster one in PyTorch.
-The running maximum is needed only where scores could overflow: |q||k| bounds them (the bias is
-<= 0), a row's own score bounds its sum from below, so below MAX_BOUND no maximum is taken.
+Distances of a (query block, key block) pair are computed once for all heads. Per head, a block
+takes five passes: scale the distances into the score buffer, add q kᵀ by a matrix product with
+beta = 1, clamp (where scores may be deep), exp2, row sums; then the product with v. Both buffers
+are reused and sized to stay in cache. Key blocks too far to matter for a head are left out
+(`reach`). exp2 (log2 e goes into q and the slopes) is faster than exp in PyTorch. The running
+maximum is needed only where scores could overflow: |q||k| bounds them (the bias is <= 0), a row's
+own score bounds its sum from below, so below MAX_BOUND no maximum is taken.
 
 Shapes: H heads, P prefix tokens, N grid tokens, T = P + N tokens, D channels; m queries and n keys
 of a block.
@@ -53,11 +51,7 @@ class BlockPlan:
 
 
 def plan_blocks(q: torch.Tensor, *, budget_bytes: int) -> BlockPlan:
-    """Blocks for q [..., H, T, D] that fit the budget, the preferred size where it does.
-
-    Raises:
-        BudgetError: not even the smallest blocks fit.
-    """
+    """Blocks for q [..., H, T, D] that fit the budget, the preferred size where it does."""
     heads, tokens, dim = q.shape[-3:]
     queries, keys = CPU_BLOCK if q.device.type == "cpu" else CUDA_BLOCK
     queries, keys = min(queries, tokens), min(keys, tokens)
@@ -74,9 +68,7 @@ def plan_blocks(q: torch.Tensor, *, budget_bytes: int) -> BlockPlan:
 
 def _working_bytes(heads: int, dim: int, queries: int, keys: int) -> int:
     """Three blocks (distances, scores, one more in low precision or backward), float64 at worst."""
-    blocks = 3 * queries * keys
-    accumulators = heads * queries * (3 * dim + 4)
-    return 8 * (blocks + accumulators + 4 * keys * dim)
+    return 8 * (3 * queries * keys + heads * queries * (3 * dim + 4) + 4 * keys * dim)
 
 
 def forward_chunked(
@@ -159,10 +151,7 @@ class Buffers:
         self._low = item.q.new_empty(size if item.q.dtype == torch.bfloat16 else 0)
 
     def distances(self, item: AttentionItem, rows: slice, columns: slice) -> ScoreBlock:
-        """The block of two ranges of `blocks_of`, with distances between cells filled in.
-
-        They are 0 where one of the ranges is of prefix tokens.
-        """
+        """The block of two ranges of `blocks_of`, with distances; 0 where one is of the prefix."""
         m, n, prefix = rows.stop - rows.start, columns.stop - columns.start, item.num_prefix_tokens
         block = ScoreBlock(
             distances=self._distances[: m * n].view(m, n),
@@ -218,10 +207,7 @@ def _online_step(
 
 
 def differentiable(forward: Forward, plan: BlockPlan) -> Attend:
-    """Attention [H, T, D] by `forward`, with gradients to q, k and v where they are wanted.
-
-    The function raises InvalidInputError where `out` is given and a gradient is wanted.
-    """
+    """Attention [H, T, D] by `forward`, with gradients to q, k and v; not with `out` as well."""
 
     def attend(item: AttentionItem, out: torch.Tensor | None) -> torch.Tensor:
         wanted = any(x.requires_grad for x in (item.q, item.k, item.v))

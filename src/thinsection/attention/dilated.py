@@ -1,8 +1,7 @@
 """LongNet's dilated attention in O(L) memory: segments, strided views, mixing by log-sum-exp.
 
 Nothing is padded in memory: the published zero padding takes part in the softmax (logit 0,
-value 0), which adds its count to the denominator. Attention and its log-sum-exp come from the
-blockwise online softmax of `chunked`, so no fused operator of a device is needed.
+value 0), which adds its count to the denominator.
 
 Shapes: h heads (a part of all H), L tokens, D channels of a head.
 

@@ -1,10 +1,9 @@
 """How far keys reach: which pairs of blocks drown in rounding and need not be computed.
 
 A base-2 score is at most (|q||k| scale - slope * distance) log2 e. Key blocks are taken nearest
-first. When a query block comes to one, the sums of its rows are known from below; where all keys
-that are left weigh less together than half the last bit of the smallest sum, the head has no more
-to do for this query block. Steep heads end early; flat ones (TITAN's last has a slope of 1/256 per
-cell) need every key.
+first, so the sums of a query block's rows are known from below; where all keys that are left weigh
+less together than half the last bit of the smallest sum, the head has no more to do for it. Steep
+heads end early; flat ones (TITAN's last has a slope of 1/256 per cell) need every key.
 
 Shapes: H heads, P prefix tokens, T tokens; R query blocks and C key blocks.
 """

@@ -17,10 +17,7 @@ from thinsection.attention.reference import AttentionItem
 
 
 def _launch(dtype: torch.dtype, dim: int) -> tuple[int, int, int, int]:
-    """Tokens of a query and of a key block, warps, and software pipeline stages.
-
-    Blocks of q, k, v and the accumulator stay in registers and shared memory.
-    """
+    """Tokens of a query and of a key block, warps, and pipeline stages: blocks stay on the chip."""
     if dtype == torch.float32:  # exact products run on the CUDA cores
         return 64, 32 if dim <= 128 else 16, 4, 2
     if dim <= 128:

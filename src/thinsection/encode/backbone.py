@@ -1,6 +1,4 @@
-"""Backbones of tile encoders: built by kind, under random or under given weights.
-
-Weights are found, loaded strictly, and never run code unless that is allowed.
+"""Backbones of tile encoders: built by kind, under random weights or under others, loaded strictly.
 
 Shapes: [B, 3, H, W] normalised pixels; features are [B, P + T, C] tokens with P prefix tokens
 (class, registers) or a map [B, C, H', W'].

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -31,13 +32,6 @@ class EmbeddedBatch:
 
 
 Wanted = Literal["", "embeddings", "tokens"]  # of an encoder: nothing, or tokens beside embeddings
-
-
-@dataclass(kw_only=True)
-class _Pending:
-    batch: TileBatch
-    copied: list[torch.cuda.Event]
-    found: list[tuple[torch.Tensor, ...]]
 
 
 class BatchEncoder:
@@ -77,7 +71,7 @@ class BatchEncoder:
                 _encoded(encoder, copies.get(encoder.device, host), what)
                 for encoder, what in zip(self._encoders, asked, strict=True)
             ]
-        self._queue.append(_Pending(batch=batch, copied=copied, found=found))
+        self._queue.append(partial(self._fetch, batch, copied, found))
         yield from self._drain(self._leave)
 
     def mark(self, marker: Any) -> Iterator[Any]:
@@ -90,19 +84,20 @@ class BatchEncoder:
         yield from self._drain(0)
 
     def _drain(self, leave: int) -> Iterator[Any]:
-        while sum(isinstance(item, _Pending) for item in self._queue) > leave or (
-            self._queue and not isinstance(self._queue[0], _Pending)
-        ):
+        while self._queue:
+            under_way = sum(isinstance(item, partial) for item in self._queue)
+            if isinstance(self._queue[0], partial) and under_way <= leave:
+                return
             item = self._queue.popleft()
-            yield self._fetch(item) if isinstance(item, _Pending) else item
+            yield item() if isinstance(item, partial) else item
 
-    def _fetch(self, item: _Pending) -> EmbeddedBatch:
-        for event in item.copied:
+    def _fetch(self, batch: TileBatch, copied: list[Any], answers: list[Any]) -> EmbeddedBatch:
+        """What the encoders answered, after the copies of the batch; frees its buffer."""
+        for event in copied:
             event.synchronize()
-        batch = item.batch
         batch.release()
         with self._clock.timed("encode_busy"):
-            on_host = [tuple(t.float().cpu().numpy() for t in found) for found in item.found]
+            on_host = [tuple(t.float().cpu().numpy() for t in found) for found in answers]
         return EmbeddedBatch(
             key=batch.key,
             indices=batch.indices,

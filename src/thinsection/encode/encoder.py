@@ -1,10 +1,9 @@
 """Tile encoders: the contract that the pipeline knows, and the one that runs a torch network.
 
-uint8 tiles become what a network takes (resize, centre crop, normalise) in batches, on the device.
-The arithmetic is torchvision's `transforms.v2`: on a CPU uint8 stays uint8 through the resize (its
-integer kernel), elsewhere float32 is resized and rounded. These two and Pillow's resize differ by
-at most one grey level of 255 on smooth tiles; on white noise bicubic differs by up to six (0.14 in
-the mean), where integers were clamped between the two passes.
+Tiles are resized, cropped and normalised as torchvision's `transforms.v2` does: on a CPU uint8
+stays uint8 through the resize, elsewhere float32 is resized and rounded. These two and Pillow's
+differ by at most one grey level of 255 on smooth tiles; on white noise bicubic differs by up to six
+(0.14 in the mean), where integers were clamped between the two passes.
 
 Shapes: B tiles, [B, H, W, 3] uint8 in, [B, 3, input_px, input_px] float32 to the network.
 """
@@ -27,7 +26,7 @@ from thinsection.encode.registry import EncoderSpec, declared_encoders
 from thinsection.errors import InvalidInputError, require
 from thinsection.weights.files import hash_state_dict
 from thinsection.weights.origin import Origin
-from thinsection.weights.placement import DTYPES, Placement, Precision
+from thinsection.weights.placement import DTYPES, Placement
 
 TileBatch = Tensor | npt.NDArray[Any]  # uint8 [B, H, W, 3]
 
@@ -39,26 +38,14 @@ CPU_TILES = 4
 class TileEncoder(ABC):
     """Tiles in, one vector per tile out. The same batch gives the same bytes.
 
-    A package that brings one implements the abstract members, and `encode_with_tokens` where its
-    network has a dense map.
+    A package that brings one gives what stands here without a value, and `encode_with_tokens`
+    where its network has a dense map.
     """
 
+    spec: EncoderSpec  # what was declared
+    device: torch.device  # where it computes
+    precision: str  # fp32, fp16 or bf16: what matrix products are computed in
     origin: Origin = Origin()  # of the weights; `load_encoder` sets it
-
-    @property
-    @abstractmethod
-    def spec(self) -> EncoderSpec:
-        """What was declared."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where it computes."""
-
-    @property
-    @abstractmethod
-    def precision(self) -> str:
-        """fp32, fp16 or bf16: what matrix products are computed in."""
 
     @property
     @abstractmethod
@@ -113,26 +100,14 @@ class NetworkTileEncoder(TileEncoder):
     def __init__(
         self, spec: EncoderSpec, backbone: Backbone, placement: Placement, origin: Origin
     ) -> None:
-        self._spec, self.origin = spec, origin
-        self._device, self._precision = placement
+        self.spec, self.origin = spec, origin
+        self.device, self.precision = placement
         self.backbone = backbone.eval().requires_grad_(False)
         # convolutions are up to twice as fast with channels last; linear layers do not care
-        self.backbone.to(self._device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.backbone.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def __repr__(self) -> str:
         return f"<{self.spec.name}: {self.dim}-d, {self.precision} on {self.device}>"
-
-    @property
-    def spec(self) -> EncoderSpec:
-        return self._spec
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
-    def precision(self) -> Precision:
-        return self._precision
 
     @cached_property
     def weights_hash(self) -> str:
@@ -154,7 +129,7 @@ class NetworkTileEncoder(TileEncoder):
 
         Memory: that of `encode`, and 4 B T C bytes; `batch_bytes(..., tokens=True)` counts it.
         """
-        if not self._spec.supports_tokens:
+        if not self.spec.supports_tokens:
             return super().encode_with_tokens(tiles_u8)
         pooled, tokens = self._through(tiles_u8, slice(0, 2))
         return pooled, tokens
@@ -179,7 +154,7 @@ class NetworkTileEncoder(TileEncoder):
         return found
 
     def _answer(self, tiles_u8: Tensor) -> tuple[Tensor, ...]:
-        pixels = preprocess(tiles_u8.to(self.device, non_blocking=True), self._spec)
+        pixels = preprocess(tiles_u8.to(self.device, non_blocking=True), self.spec)
         return cast(tuple[Tensor, ...], self.backbone(pixels))
 
     @contextmanager

@@ -1,8 +1,7 @@
 """`load_encoder`: from a name to an encoder that is ready to run; and whether it would load here.
 
-Of models that nobody declared here (any timm name, any repository or folder with a config), their
-own configuration says geometry and normalisation; what it does not say (licence, µm/px) stays
-open. Dimensions come from a forward pass on the meta device.
+Models that nobody declared here (of timm, a repository, a folder) say their geometry and
+normalisation in a config; dimensions come from a forward pass on the meta device.
 """
 
 import difflib

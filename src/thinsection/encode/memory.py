@@ -1,9 +1,8 @@
 """How much memory a batch takes, known before it runs; and the heap of a process on the CPU.
 
-A dry pass computes no number: the encoder's own preprocessing and network run once on the meta
-device, where tensors have shapes but no data, while every storage is counted from its creation to
-its release. The peak of that sum is what the real pass holds, apart from scratch space inside
-single operations, for which a fixed allowance is added.
+A dry pass runs the encoder's own preprocessing and network on the meta device, where tensors have
+no data, and counts every storage from its creation to its release. The peak of that sum is what the
+real pass holds, apart from scratch space inside operations, for which a fixed allowance is added.
 """
 
 import ctypes

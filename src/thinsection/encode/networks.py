@@ -8,8 +8,7 @@ every forward pass, by a scale factor (not a size) and without antialias.
 
 **EfficientNet-Lite0**: inverted bottlenecks with ReLU6, no squeeze-and-excitation. [B, 3, H, W] in,
 feature map [B, 1280, H/32, W/32] out; the checkpoint's classifier is left aside.
-Source: Tan and Le, arXiv:1905.11946; the Lite variant is Google's `efficientnet/lite`. (PyPI's
-`efficientnet-lite-pytorch` computes the same bits, 1.15 times as long: nothing is done in place.)
+Source: Tan and Le, arXiv:1905.11946; the Lite variant is Google's `efficientnet/lite`.
 """
 
 from collections import OrderedDict

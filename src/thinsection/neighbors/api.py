@@ -138,11 +138,7 @@ def explain(
 
 
 def choose(query: NeighborQuery, k: int, *, impl: str, budget_bytes: int) -> SearchChoice:
-    """The implementation for this query; never replaced later, whatever happens.
-
-    Raises:
-        InvalidInputError: no implementation has that name.
-    """
+    """The implementation for this query; never replaced later, whatever happens."""
     known = get_args(Impl)
     rule = f"impl must be one of {', '.join(known)}"
     require(impl in known, rule, f"{impl!r}{nearest(impl, known)}")

@@ -27,9 +27,6 @@ def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int)
     """The k nearest points of each query's own group.
 
     Memory: budget_bytes beyond the result, at most 4 MiB on a CPU (float32).
-
-    Raises:
-        BudgetError: the budget does not hold one row of a block.
     """
     need = least_bytes(query.points)
     got = f"{budget_bytes}; it holds not even one row of distances"

@@ -38,10 +38,6 @@ def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int)
     """The k nearest points of each query's own group.
 
     Memory: `tree_bytes` plus blocks of rows within the rest of budget_bytes, beyond the result.
-
-    Raises:
-        BudgetError: the budget does not hold the tree and a block of rows.
-        DeviceError: the points are not on a CPU.
     """
     device, rule = query.points.device, "points must be on the cpu for impl 'kdtree'"
     got = f"{device}; use impl 'blocks' or move them"

@@ -62,13 +62,10 @@ class NeighborQuery:
 
 
 class Found(NamedTuple):
-    """Neighbours (Q, k) of every query: distance ascending, ties to the lower position.
-
-    Positions are int64 into `NeighborQuery.points`; without a further neighbour -1, at inf.
-    """
+    """Neighbours (Q, k) of every query: distance ascending, ties to the lower position."""
 
     distances: Tensor
-    positions: Tensor
+    positions: Tensor  # int64 into `NeighborQuery.points`; without a further neighbour -1, at inf
 
     @classmethod
     def nothing(cls, query: NeighborQuery, k: int) -> "Found":
@@ -104,11 +101,9 @@ def distances_between(a: Tensor, b: Tensor, *, eps: float = 0.0) -> Tensor:
 
 
 def relative_error(dtype: torch.dtype) -> float:
-    """Bound on the relative rounding error of a distance of this module.
-
-    Six roundings of the square (difference twice, square, eps, two sums) halve under the root, and
-    the root rounds once more: 4 units of half an epsilon; doubled for safety.
-    """
+    """Bound on the relative rounding error of a distance of this module."""
+    # six roundings of the square (difference twice, square, eps, two sums) halve under the root,
+    # and the root rounds once more: 4 units of half an epsilon; doubled for safety
     return 4 * torch.finfo(dtype).eps
 
 
@@ -116,9 +111,6 @@ def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int)
     """The k nearest points of each query's own group.
 
     Memory: Q * P * (2 D + 6) numbers of the points' dtype; checked against budget_bytes.
-
-    Raises:
-        BudgetError: the pairs do not fit into the budget.
     """
     num_points = query.num_points
     numbers = query.num_queries * num_points * (2 * query.points.shape[1] + 6)

@@ -1,8 +1,7 @@
 """TITAN as a slide encoder: published weights in, slide embeddings out, in bounded memory.
 
-Two ways through the same weights: `forward` is differentiable and recomputes each block in the
-backward pass; `pooled_` is for inference and works in place, in blocks of tokens and groups of
-heads, so that its memory is a few times the token states.
+`forward` is differentiable and recomputes each block in the backward pass; `pooled_` is for
+inference: in place, in blocks of tokens and groups of heads, within a few times the token states.
 
 Shapes: T tokens (cls first), H heads of D = 64 channels, C = H D channels of a state.
 

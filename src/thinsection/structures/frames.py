@@ -217,9 +217,6 @@ def _nearest_in_rows(
     Masks and chains decide later what is valid; fewer than three atoms in all: nothing is found.
 
     Memory: A * 10 numbers per row, as many rows at a time as the budget holds.
-
-    Raises:
-        BudgetError: it does not hold one row.
     """
     x, mask, chains, start, wanted = sample
     tokens, num_atoms = wanted.nonzero()[:, 0], x.shape[0]
