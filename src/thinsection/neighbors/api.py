@@ -42,7 +42,7 @@ class Neighbors(NamedTuple):
     indices: Any  # int64, points of the same batch element; -1, at inf, where there is none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FlatQuery:
     """The search over all batch elements and groups at once, and how its result is put in place."""
 
@@ -203,14 +203,8 @@ def flat_query(
         query_group=query_group,
         query_self=query_self,
     )
-    return FlatQuery(
-        query=query,
-        point_order=order,
-        query_order=query_order,
-        num_points=num_points,
-        query_shape=query_shape,
-        is_numpy=isinstance(points, np.ndarray),
-    )
+    is_numpy = isinstance(points, np.ndarray)
+    return FlatQuery(query, order, query_order, num_points, query_shape, is_numpy)
 
 
 def _coordinates(values: Array, name: str) -> Tensor:

@@ -5,7 +5,9 @@ Legend: T tokens, A atom slots. A standard residue's slots begin with its frame 
 (N, CA, C; or the nucleotide's backbone), observed or not; its other observed atoms follow.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, fields, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -156,65 +158,46 @@ def read_structure(path: Path, *, assembly: str | None = None) -> Structure:
 
 
 def _tokenised(model: "gemmi.Structure", path: Path) -> Structure:
+    """Every residue of the model but water; names and chains are numbered as they come."""
     entities = [entity for entity in model.entities if entity.entity_type.name == "Polymer"]
     polymers = {name for entity in entities for name in entity.subchains}
-    builder = _Builder()
-    for chain in model[0]:
-        for residue in chain.first_conformer():
-            if not residue.is_water():
-                label = residue.subchain or chain.name
-                builder.add(residue, label, label in polymers)
-    rule, got = "structure must hold more than water", f"none in {str(path)!r}"
-    require(builder.tokens, rule, got, error=StructureError)
-    return builder.finish()
-
-
-class _Builder:
-    """Grows the columns of a Structure residue by residue."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, int] = {}
-        self._chains: dict[str, int] = {}
-        self._atoms: list[Position] = []
-        self._atom_names: list[int] = []
-        self.tokens: list[tuple[int, int, int, int, int, int]] = []
-
-    def finish(self) -> Structure:
-        columns = np.array(self.tokens, dtype=np.int32).T
-        kind, count, chain, residue, residue_name, restype = map(np.ascontiguousarray, columns)
-        return Structure(
-            atom_positions=np.array(self._atoms, dtype=np.float32),
-            atom_name=np.array(self._atom_names, dtype=np.int32),
-            token_kind=kind.astype(np.int8),
-            token_num_atoms=count,
-            token_chain=chain,
-            token_residue=residue,
-            token_residue_name=residue_name,
-            token_restype=restype.astype(np.int8),
-            names=tuple(self._names),
-            chains=tuple(self._chains),
-        )
-
-    def add(self, residue: "gemmi.Residue", label: str, in_polymer: bool) -> None:
-        """A residue of the chain of that label."""
-        atoms = _likeliest(residue)
+    names, chains = (defaultdict[str, int](count().__next__) for _ in range(2))
+    positions: list[Position] = []
+    atom_names: list[int] = []
+    tokens: list[tuple[int, ...]] = []
+    residues = ((chain.name, residue) for chain in model[0] for residue in chain.first_conformer())
+    for chain_name, residue in residues:
+        if residue.is_water():
+            continue
+        label, atoms = residue.subchain or chain_name, _likeliest(residue)
+        in_polymer = label in polymers
         name = "MET" if residue.name == _SELENOMETHIONINE and in_polymer else residue.name
-        chain = self._chains.setdefault(label, len(self._chains))
-        described = (chain, residue.seqid.num or 0, self._name(residue.name))
-        if not in_polymer or name not in _STANDARD:
-            slots: tuple[str, ...] = tuple(atoms)
-            token = (ATOM, 1, *described, _UNKNOWN if in_polymer else _GAP)
-            self.tokens += [token] * len(atoms)
-        else:
+        described = (chains[label], residue.seqid.num or 0, names[residue.name])
+        slots = list(atoms)
+        if in_polymer and name in _STANDARD:
             kind, restype, template = _STANDARD[name]
-            slots = (*template, *(other for other in atoms if other not in template))
-            self.tokens.append((kind, len(slots), *described, restype))
-        for slot in slots:
-            self._atom_names.append(self._name(slot))
-            self._atoms.append(atoms.get(slot, (np.nan, np.nan, np.nan)))
-
-    def _name(self, name: str) -> int:
-        return self._names.setdefault(name, len(self._names))
+            slots = [*template, *(other for other in atoms if other not in template)]
+            tokens.append((kind, len(slots), *described, restype))
+        else:
+            tokens += [(ATOM, 1, *described, _UNKNOWN if in_polymer else _GAP)] * len(slots)
+        atom_names += [names[slot] for slot in slots]
+        positions += [atoms.get(slot, (np.nan, np.nan, np.nan)) for slot in slots]
+    rule, got = "structure must hold more than water", f"none in {str(path)!r}"
+    require(tokens, rule, got, error=StructureError)
+    columns = map(np.ascontiguousarray, np.array(tokens, dtype=np.int32).T)
+    kinds, counts, chain, number, residue_name, restypes = columns
+    return Structure(
+        atom_positions=np.array(positions, dtype=np.float32),
+        atom_name=np.array(atom_names, dtype=np.int32),
+        token_kind=kinds.astype(np.int8),
+        token_num_atoms=counts,
+        token_chain=chain,
+        token_residue=number,
+        token_residue_name=residue_name,
+        token_restype=restypes.astype(np.int8),
+        names=tuple(names),
+        chains=tuple(chains),
+    )
 
 
 def _likeliest(residue: "gemmi.Residue") -> dict[str, Position]:
