@@ -82,7 +82,7 @@ def test_bounds_hold_for_every_pair() -> None:
     q, k, v, _ = strip(300)
     cells = torch.randint(0, 500, (300, 2), generator=generator)
     item = item_of(q, k, v, cells)
-    rows, columns = blocks_of(1, 301, 64), blocks_of(1, 301, 32)
+    rows, columns = blocks_of(301, 64, 1), blocks_of(301, 32, 1)
     reach = Reach(item, rows, columns)
     distance = torch.cdist(item.cells.T, item.cells.T)
     full = torch.zeros(301, 301, dtype=torch.float64)
@@ -100,10 +100,10 @@ def test_bounds_hold_for_every_pair() -> None:
 
 
 def test_blocks_keep_prefix_tokens_apart_and_cover_all() -> None:
-    assert blocks_of(0, 5, 3) == [slice(0, 3), slice(3, 5)]
-    assert blocks_of(1, 5, 3) == [slice(0, 1), slice(1, 4), slice(4, 5)]
-    assert blocks_of(5, 5, 3) == [slice(0, 3), slice(3, 5)]
-    assert blocks_of(4, 5, 3) == [slice(0, 3), slice(3, 4), slice(4, 5)]
+    assert blocks_of(5, 3) == [slice(0, 3), slice(3, 5)]
+    assert blocks_of(5, 3, 1) == [slice(0, 1), slice(1, 4), slice(4, 5)]
+    assert blocks_of(5, 3, 5) == [slice(0, 3), slice(3, 5)]
+    assert blocks_of(5, 3, 4) == [slice(0, 3), slice(3, 4), slice(4, 5)]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -72,8 +72,7 @@ def alibi2d_attention(
 
     Raises:
         InvalidInputError: an argument does not fit; ConfigError: unknown `impl`.
-        BudgetError: the chosen implementation cannot work in the budget.
-        DeviceError: 'triton' without CUDA or for an input that it does not take.
+        BudgetError: too small a budget; DeviceError: 'triton' cannot run here.
     """
     items = checked_items(
         q, k, v, cells, slopes, num_prefix_tokens=num_prefix_tokens, scale=scale, key_mask=key_mask

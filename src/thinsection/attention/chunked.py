@@ -85,8 +85,8 @@ def forward_chunked(
     """
     heads, tokens = item.q.shape[:2]
     dtype, prefix = item.math_dtype, item.num_prefix_tokens
-    row_blocks = blocks_of(prefix, tokens, plan.queries)
-    reach = Reach(item, row_blocks, blocks_of(prefix, tokens, plan.keys))
+    row_blocks = blocks_of(tokens, plan.queries, prefix)
+    reach = Reach(item, row_blocks, blocks_of(tokens, plan.keys, prefix))
     bounded = reach.score_bound <= MAX_BOUND
     low = bounded and item.q.dtype == torch.bfloat16
     step = _low_step if low else (_bounded_step if bounded else _online_step)
@@ -236,11 +236,11 @@ def gradients(
     d_q, d_k, d_v = (torch.zeros_like(item.q, dtype=dtype) for _ in range(3))
     buffers = Buffers(plan, item)
     prefix = item.num_prefix_tokens
-    for rows in blocks_of(prefix, tokens, plan.queries):
+    for rows in blocks_of(tokens, plan.queries, prefix):
         q = item.q[:, rows].to(dtype) * item.scale
         d_rows = d_out[:, rows].to(dtype)
         mean = (d_rows * out[:, rows].to(dtype)).sum(-1, keepdim=True)  # [H, m, 1]
-        for columns in blocks_of(prefix, tokens, plan.keys):
+        for columns in blocks_of(tokens, plan.keys, prefix):
             block = buffers.distances(item, rows, columns)
             for h, slope in enumerate(item.slopes):
                 k, v = item.k[h, columns].to(dtype), item.v[h, columns].to(dtype)

@@ -20,7 +20,7 @@ from thinsection.attention.reference import AttentionItem
 LOG2E = math.log2(math.e)
 
 
-def blocks_of(num_prefix: int, tokens: int, step: int) -> list[slice]:
+def blocks_of(tokens: int, step: int, num_prefix: int = 0) -> list[slice]:
     """Ranges of at most `step` tokens; prefix tokens, which have no cell, stay by themselves."""
     starts = [*range(0, num_prefix, step), *range(num_prefix, tokens, step), tokens]
     return [slice(a, b) for a, b in itertools.pairwise(starts)]

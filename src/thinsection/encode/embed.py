@@ -137,8 +137,7 @@ def embed_tiles(
 
     Args:
         slide: opened; stays open.
-        tiles: from `tile_grid`.
-        encoder: from `load_encoder`.
+        tiles, encoder: from `tile_grid` and `load_encoder`.
         batch_size: tiles per batch.
         filters: pixel filters; tiles that one refuses are left out.
         config: memory and decoding threads of the stream.

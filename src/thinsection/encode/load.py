@@ -72,8 +72,7 @@ def load_encoder(
     Memory: the weights once, in float32.
 
     Raises:
-        UnknownEncoderError: no such name; the message names the nearest.
-        DeviceError: the device is not there.
+        UnknownEncoderError: no such name; DeviceError: no such device.
         MissingDependencyError: a package is needed; the message says which.
         WeightsError: the weights cannot be had, may not be used, or do not fit.
     """

@@ -93,7 +93,8 @@ def nearest_neighbors(
     """The k nearest points of each query: exact, the same whatever the implementation and block.
 
     Distances are formed from differences, in the points' dtype (integers in float64, half types in
-    float32); equal distances are ordered by the lower index. No gradient flows.
+    float32); equal distances are ordered by the lower index. No gradient flows. The result is of
+    the kind and on the device of `points`.
 
     Args:
         points: (..., N, 2 or 3), NumPy or torch, on any device; masked ones may be NaN.
@@ -106,9 +107,6 @@ def nearest_neighbors(
         budget_bytes: bound on the memory beyond arguments, their sorted copy and the result.
         impl: 'blocks' (any device), 'kdtree' (scipy, CPU), 'reference' (all pairs) or 'auto', which
             decides once from the sizes; `explain` says what it takes.
-
-    Returns:
-        Distances and indices, of the kind and on the device of `points`.
 
     Memory: N * (D * itemsize + 24) for the sorted copy, N * k * 16 for the result and as much for
         its unsorted form, plus budget_bytes at most.

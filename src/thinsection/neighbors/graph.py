@@ -48,7 +48,7 @@ def tile_graph(
     group: npt.NDArray[np.integer] | None = None,
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
 ) -> TileGraph:
-    """The k nearest tiles of each tile, or all tiles within a radius.
+    """Edges to the k nearest tiles of each tile, or to all within a radius, and their lengths.
 
     A radius graph is symmetric; one of k neighbours need not be. No tile is its own neighbour. A
     tile with fewer than k others in its group gets fewer edges.
@@ -60,9 +60,6 @@ def tile_graph(
         slide_mpp: µm per level-0 px, one number or (x, y); needed with radius_um.
         group: (N,) ids (tissue fragments, slides); edges stay within one.
         budget_bytes: bound on the memory beyond the result.
-
-    Returns:
-        The edges and their lengths.
 
     Memory: N * k * 40 bytes, or E * 64 for a radius, checked before the pairs are made.
 

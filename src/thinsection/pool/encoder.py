@@ -72,9 +72,6 @@ class SlideEncoder(ABC):
             tile_embeddings: (N, D), N >= 1, float16, bfloat16, float32 or float64, all finite.
             coords_l0: int64 (N, 2), top-left corners of the tiles, level-0 px.
             tile_px_l0: edge of a tile, level-0 px.
-
-        Raises:
-            InvalidInputError: shapes, dtypes or values are not as above.
         """
 
     @classmethod
@@ -108,8 +105,7 @@ def check_fit(
     Embeddings of a wrong tile encoder mean nothing to it: an error. Another tile size or resolution
     shifts its input: a warning. What is not known (None) cannot be checked: a warning says so.
 
-    Raises:
-        InvalidInputError: the tile encoder is known and not one that the slide encoder takes.
+    Raises InvalidInputError where the tile encoder is known and not one that it takes.
     """
     wants, name = slide_encoder.expects, slide_encoder.name
     warnings: list[str] = []

@@ -17,9 +17,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from thinsection.attention.dilated import Branch, dilated_attention
+from thinsection.attention.reach import blocks_of
 from thinsection.errors import require
 from thinsection.pool.encoder import Expects, LoadOptions, SlideEmbedding, TileEmbeddings
-from thinsection.pool.pooling import checked_slide, row_blocks
+from thinsection.pool.pooling import checked_slide
 from thinsection.pool.published import (
     ATTENTION_BYTES,
     TOKEN_BLOCK,
@@ -80,7 +81,7 @@ class LongNetLayer(nn.Module):
         """Writes the states (L, C) after this layer over `x`; for inference."""
         attended = self._attend(x, heads_at_a_time)
         attn = self.self_attn
-        for rows in row_blocks(x.shape[0], TOKEN_BLOCK):
+        for rows in blocks_of(x.shape[0], TOKEN_BLOCK):
             normed = attn.inner_attn_ln(attended[rows])
             x[rows] += attn.out_proj(normed.to(attn.out_proj.weight.dtype))
             x[rows] += self.ffn(self.final_layer_norm(x[rows]))
@@ -95,7 +96,7 @@ class LongNetLayer(nn.Module):
         qkv = x.new_empty(3, tokens, step * width, dtype=dtype)
         for first in range(0, total, step):
             channels = slice(first * width, (first + step) * width)
-            for rows in row_blocks(tokens, TOKEN_BLOCK):
+            for rows in blocks_of(tokens, TOKEN_BLOCK):
                 normed = self.self_attn_layer_norm(x[rows]).to(dtype)
                 for i, proj in enumerate(projections):
                     qkv[i, rows] = F.linear(normed, proj.weight[channels], proj.bias[channels])
@@ -132,7 +133,7 @@ class GigaPathNet(nn.Module):
         positions = position_cells(coords_l0)
         x = self.cls_token.new_empty(tiles.shape[0] + 1, self.config.dim)
         x[0] = self.cls_token[0, 0]
-        for rows in row_blocks(tiles.shape[0], TOKEN_BLOCK):
+        for rows in blocks_of(tiles.shape[0], TOKEN_BLOCK):
             embedded = self.patch_embed["proj"](tiles[rows].to(device, dtype))
             table = position_embedding(positions[rows], self.config.dim)
             x[1 + rows.start : 1 + rows.stop] = embedded + table.to(device, dtype)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from thinsection.attention.reach import blocks_of
 from thinsection.errors import InvalidInputError, WeightsError, require
 from thinsection.pool.encoder import (
     Expects,
@@ -59,17 +60,12 @@ def _checked_embeddings(found: Any, tile_dim: int | None) -> torch.Tensor:
     require(fits, f"tile_embeddings must be float of shape (N, {dim}) with N >= 1", got)
     got = f"{shape}; were they made by another tile encoder?"
     require(dim in ("D", shape[1]), f"tile_embeddings must be of shape (N, {dim})", got)
-    for rows in row_blocks(shape[0], CHECK_ROWS):
+    for rows in blocks_of(shape[0], CHECK_ROWS):
         wrong = (~found[rows].isfinite().all(1)).nonzero()
         if len(wrong):
             row = rows.start + int(wrong[0, 0])
             raise InvalidInputError(f"tile_embeddings must be finite, got NaN or inf in row {row}")
     return cast(torch.Tensor, found)
-
-
-def row_blocks(num_rows: int, size: int) -> list[slice]:
-    """Slices of at most `size` that cover 0..num_rows."""
-    return [slice(i, min(i + size, num_rows)) for i in range(0, num_rows, size)]
 
 
 class MeanSlideEncoder(SlideEncoder):
@@ -86,7 +82,7 @@ class MeanSlideEncoder(SlideEncoder):
         """
         tiles, *_ = checked_slide(tile_embeddings, coords_l0, tile_px_l0)
         total = torch.zeros(tiles.shape[1], dtype=torch.float64, device=tiles.device)
-        for rows in row_blocks(len(tiles), BLOCK_ROWS):
+        for rows in blocks_of(len(tiles), BLOCK_ROWS):
             total += tiles[rows].double().sum(0)
         return _as_numpy(total / len(tiles))
 
@@ -140,7 +136,7 @@ class AbmilSlideEncoder(SlideEncoder):
         Memory: N scores and one float32 block of BLOCK_ROWS x D.
         """
         tiles, *_ = checked_slide(tile_embeddings, coords_l0, tile_px_l0, tile_dim=self.dim)
-        blocks = row_blocks(len(tiles), BLOCK_ROWS)
+        blocks = blocks_of(len(tiles), BLOCK_ROWS)
         with torch.inference_mode():
             scores = [self._score(tiles[rows].to(self._device).float()) for rows in blocks]
             attention = torch.cat(scores).double().softmax(0)

@@ -20,10 +20,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
+from thinsection.attention.reach import blocks_of
 from thinsection.encode.networks import mlp
 from thinsection.errors import require
 from thinsection.pool.encoder import Expects, SlideEmbedding, TileEmbeddings
-from thinsection.pool.pooling import checked_slide, row_blocks
+from thinsection.pool.pooling import checked_slide
 from thinsection.pool.published import (
     ATTENTION_BYTES,
     TOKEN_BLOCK,
@@ -77,7 +78,7 @@ def token_grid(tiles: torch.Tensor, coords_l0: CoordsL0, *, tile_px_l0: int) -> 
     order = np.argsort(key, kind="stable")
     first = np.flatnonzero(np.diff(key[order], prepend=-1))
     grid = TokenGrid(cells=cells[order[first]], order=order, starts=np.append(first, len(order)))
-    blocks = row_blocks(len(grid), BLOCK_ROWS)
+    blocks = blocks_of(len(grid), BLOCK_ROWS)
     sums = (grid.features(tiles, rows, device="cpu", dtype=torch.float32) for rows in blocks)
     kept = np.concatenate([(block != 0).any(1).numpy() for block in sums])
     require(kept.any(), "tile_embeddings must hold a row that is not all zero", "none")
@@ -137,7 +138,7 @@ class TitanBlock(nn.Module):
     def forward_(self, x: torch.Tensor, cells: torch.Tensor, slopes: torch.Tensor, at: int) -> None:
         """Writes the states [T, C] after this block over `x`, `at` heads at a time; inference."""
         attended = self._attend(x, cells, slopes, at)
-        for rows in row_blocks(x.shape[0], TOKEN_BLOCK):
+        for rows in blocks_of(x.shape[0], TOKEN_BLOCK):
             x[rows] += self.attn.proj(attended[rows].flatten(1))
             x[rows] += self._through_mlp(x[rows])
 
@@ -152,7 +153,7 @@ class TitanBlock(nn.Module):
         for first in range(0, NUM_HEADS, step):
             heads = slice(first, first + step)
             weight, bias = self.attn.weights_of(heads)
-            for rows in row_blocks(tokens, TOKEN_BLOCK):
+            for rows in blocks_of(tokens, TOKEN_BLOCK):
                 normed = self.norm1(x[rows]).to(dtype)
                 torch.addmm(bias, normed, weight, out=qkv[rows].flatten(1))
             q, k, v = qkv.permute(1, 2, 0, 3)[:, None]
@@ -182,7 +183,7 @@ class _Pooler(nn.Module):
         b_q, _, b_v = self.attn.in_proj_bias.view(3, POOL_HEADS, -1)
         q = torch.einsum("hdc,c->hd", w_q, self.ln_q(self.query[0])) + b_q
         directions = torch.einsum("hdc,hd->hc", w_k, q) * (DIM // POOL_HEADS) ** -0.5
-        blocks = row_blocks(tokens.shape[0], TOKEN_BLOCK)
+        blocks = blocks_of(tokens.shape[0], TOKEN_BLOCK)
         scores = torch.cat([self.ln_k(tokens[rows]) @ directions.T for rows in blocks])
         weights = scores.softmax(0)
         mean = directions.new_zeros(POOL_HEADS, DIM)
@@ -228,12 +229,12 @@ class TitanNet(nn.Module):
         """
         x = self.cls_token.new_empty(num_tokens, DIM)
         x[0] = self.cls_token[0, 0]
-        for rows in row_blocks(num_tokens - 1, TOKEN_BLOCK):
+        for rows in blocks_of(num_tokens - 1, TOKEN_BLOCK):
             embedded = self.patch_embed(tokens(rows).to(next(self.patch_embed.parameters()).dtype))
             x[1 + rows.start : 1 + rows.stop] = embedded
         for block in self._blocks():
             block.forward_(x, cells, alibi_slopes(NUM_HEADS), plan.heads_at_a_time)
-        for rows in row_blocks(num_tokens, TOKEN_BLOCK):
+        for rows in blocks_of(num_tokens, TOKEN_BLOCK):
             x[rows] = self.norm(x[rows])
         return cast(torch.Tensor, self.attn_pool_contrastive(x))
 

@@ -102,8 +102,7 @@ def token_frame_atoms(  # noqa: PLR0917 - the signature of the function that it 
         search of one sample 72 bytes per atom of the chains that hold atomised tokens, bounded by
         `options.budget_bytes`.
 
-    Raises:
-        StructureError: keys, shapes, dtypes; with `options.check` also values.
+    Raises StructureError for keys, shapes and dtypes; with `options.check` also for values.
 
     Source: the contract of OpenFold3 0.5 (Apache-2.0); AlphaFold 3, supplement, section 4.3.2.
     """
