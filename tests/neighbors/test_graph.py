@@ -82,7 +82,7 @@ def test_few_tiles_get_fewer_edges_than_k() -> None:
 )
 def test_graph_specs_are_read(text: str, spec: dict) -> None:
     assert parse_graph_spec(text) == spec
-    assert tile_graph(grid(3, 3), slide_mpp=0.5, **spec.kwargs).edge_index.shape[0] == 2
+    assert tile_graph(grid(3, 3), slide_mpp=0.5, **spec).edge_index.shape[0] == 2
 
 
 @pytest.mark.parametrize(

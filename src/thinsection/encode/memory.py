@@ -7,7 +7,6 @@ real pass holds, apart from scratch space inside operations, for which a fixed a
 
 import ctypes
 import functools
-import math
 import sys
 import weakref
 from collections.abc import Iterable
@@ -20,7 +19,6 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thinsection.encode.backbone import Backbone
 from thinsection.encode.encoder import CPU_TILES, NetworkTileEncoder, preprocess
 from thinsection.errors import BudgetError, require
 from thinsection.types import MIB
@@ -102,45 +100,34 @@ def batch_bytes(
         tile_px: their edge; None: the one that the encoder was made for.
         at_once: tiles in the network at once; None: as on the device where the encoder is.
         tokens: for `encode_with_tokens` instead.
-
-    Memory: none: nothing is allocated for the counted tensors.
     """
     require(batch_size >= 1, "batch_size must be >= 1", batch_size)
     edge = tile_px or encoder.spec.tile_px
     at_once = at_once or encoder.tiles_at_once(batch_size)
     waiting = batch_size - at_once
-    found = 4 * math.prod(token_shape(encoder)) if tokens else 0
-    held = _network_bytes(encoder, at_once, edge) + at_once * found
+    held, count, channels = dry_pass(encoder, at_once, edge)
+    found = 4 * count * channels if tokens else 0
+    held += at_once * found
     if not waiting:
         return held
     # on a CPU the tokens of all tiles lie beside those of the part that is in the network
     return int(held * HOLES_MARGIN) + waiting * (edge * edge * 3 + encoder.dim * 4 + found)
 
 
-def token_shape(encoder: NetworkTileEncoder) -> tuple[int, int]:
-    """(T, C): how many patch tokens a tile has, and how many channels one of them."""
-    edge, backbone = encoder.spec.input_px, encoder.backbone
-    with torch.no_grad():
-        pixels = torch.empty((1, 3, edge, edge), device="meta")
-        _, tokens = functional_call(backbone, _without_data(backbone), (pixels,))
-    return int(tokens.shape[1]), int(tokens.shape[2])
+def dry_pass(encoder: NetworkTileEncoder, num_tiles: int, edge: int) -> tuple[int, int, int]:
+    """Peak bytes of so many tiles that go through the network together, and a tile's tokens (T, C).
 
-
-def _without_data(backbone: Backbone) -> dict[str, Tensor]:
-    weights = (*backbone.named_parameters(), *backbone.named_buffers())
-    return {name: torch.empty_like(tensor, device="meta") for name, tensor in weights}
-
-
-def _network_bytes(encoder: NetworkTileEncoder, num_tiles: int, edge: int) -> int:
-    """Peak bytes of so many tiles that go through the network together."""
+    Nothing is allocated for the counted tensors.
+    """
     backbone = encoder.backbone
-    state = _without_data(backbone)
+    weights = (*backbone.named_parameters(), *backbone.named_buffers())
+    state = {name: torch.empty_like(tensor, device="meta") for name, tensor in weights}
     counter = _LiveStorages(state.values())
     with torch.no_grad(), counter, _FusedAttention():
         tiles = torch.empty((num_tiles, edge, edge, 3), dtype=torch.uint8, device="meta")
-        functional_call(backbone, state, (preprocess(tiles, encoder.spec),))
+        _, tokens = functional_call(backbone, state, (preprocess(tiles, encoder.spec),))
     margin = TOKEN_MARGIN if backbone.num_prefix_tokens else 1.0
-    return int(counter.peak_bytes * margin) + SCRATCH_BYTES
+    return int(counter.peak_bytes * margin) + SCRATCH_BYTES, *tokens.shape[1:]
 
 
 def largest_batch_size(

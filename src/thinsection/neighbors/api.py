@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, require
-from thinsection.neighbors import blocks, kdtree, reference
+from thinsection.neighbors import reference, search
 from thinsection.neighbors.reference import NO_SELF, Found, NeighborQuery, order_by_group
 from thinsection.types import MIB
 from thinsection.units import format_bytes
@@ -26,8 +26,8 @@ _SECONDS_PER_TREE_POINT = 4e-7
 _SECONDS_PER_QUERY_AND_NEIGHBOR = 3e-7
 
 _SEARCHES: dict[str, Callable[..., Found]] = {
-    "blocks": blocks.search,
-    "kdtree": kdtree.search,
+    "blocks": search.in_blocks,
+    "kdtree": search.by_tree,
     "reference": reference.search,
 }
 _ROWS = 1 << 14  # rows put in place at a time, to keep the temporaries small
@@ -144,13 +144,14 @@ def choose(query: NeighborQuery, k: int, *, impl: str, budget_bytes: int) -> Sea
         return SearchChoice(impl=impl, reason="asked for")
     if (device := query.points.device).type != "cpu":
         return SearchChoice(impl="blocks", reason=f"points are on {device}, the tree is for a cpu")
-    pairs, points, queries = query.num_pairs(), query.num_points, query.num_queries
+    first, last = query.ranges()
+    pairs, points, queries = int((last - first).sum()), len(query.points), len(query.queries)
     by_pairs = pairs * _SECONDS_PER_PAIR
     by_tree = points * _SECONDS_PER_TREE_POINT + queries * (k + 4) * _SECONDS_PER_QUERY_AND_NEIGHBOR
     estimate = f"{pairs} pairs, estimated {by_pairs:.2g} s in blocks and {by_tree:.2g} s by a tree"
     if by_pairs <= by_tree:
         return SearchChoice(impl="blocks", reason=estimate)
-    tree = kdtree.least_bytes(query.points, k)
+    tree = search.least_tree_bytes(query.points, k)
     if tree > budget_bytes:
         needs = f"needs {format_bytes(tree)} of a budget of {format_bytes(budget_bytes)}"
         return SearchChoice(impl="blocks", reason=f"{estimate}; the tree {needs}")

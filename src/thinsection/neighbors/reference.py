@@ -36,24 +36,11 @@ class NeighborQuery:
     query_group: Tensor  # (Q,) int64, ascending; neighbours of a query are points of its group
     query_self: Tensor  # (Q,) int64 position of the point that it is, left out, or NO_SELF
 
-    @property
-    def num_points(self) -> int:
-        return self.points.shape[0]
-
-    @property
-    def num_queries(self) -> int:
-        return self.queries.shape[0]
-
     def ranges(self) -> tuple[Tensor, Tensor]:
         """First and one-past-last point of each query's group, (Q,) int64 each."""
         first = torch.searchsorted(self.point_group, self.query_group)
         last = torch.searchsorted(self.point_group, self.query_group, right=True)
         return first, last
-
-    def num_pairs(self) -> int:
-        """Pairs of a query and a point of its group: what a search without an index computes."""
-        first, last = self.ranges()
-        return int((last - first).sum())
 
     def rows(self, index: Tensor) -> "NeighborQuery":
         """The same points with some of the queries; `index` is ascending."""
@@ -71,7 +58,7 @@ class Found(NamedTuple):
     def nothing(cls, query: NeighborQuery, k: int) -> "Found":
         """No neighbour for any query yet; distances in float32 or wider."""
         dtype = torch.promote_types(query.points.dtype, torch.float32)
-        distances = query.points.new_full((query.num_queries, k), torch.inf, dtype=dtype)
+        distances = query.points.new_full((len(query.queries), k), torch.inf, dtype=dtype)
         return cls(distances, torch.full_like(distances, -1, dtype=torch.int64))
 
 
@@ -112,11 +99,11 @@ def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int)
 
     Memory: Q * P * (2 D + 6) numbers of the points' dtype; checked against budget_bytes.
     """
-    num_points = query.num_points
-    numbers = query.num_queries * num_points * (2 * query.points.shape[1] + 6)
+    num_points = len(query.points)
+    numbers = len(query.queries) * num_points * (2 * query.points.shape[1] + 6)
     need = numbers * max(4, query.points.element_size())
     if need > budget_bytes:
-        needs = f"{format_bytes(need)} for {query.num_queries} queries and {num_points} points"
+        needs = f"{format_bytes(need)} for {len(query.queries)} queries and {num_points} points"
         budget = format_bytes(budget_bytes)
         raise BudgetError(f"impl 'reference' needs {needs}, the budget is {budget}; use 'blocks'")
     difference = query.queries[:, None, :] - query.points[None, :, :]

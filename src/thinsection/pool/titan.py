@@ -11,6 +11,7 @@ architecture is written from its description, without the hub's remote code.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -275,11 +276,8 @@ class TitanSlideEncoder(PublishedSlideEncoder):
         grid = token_grid(tiles, coords, tile_px_l0=edge)
         num_tokens, size = len(grid) + 1, 2 if self.precision == "bf16" else 4
         plan = plan_tokens(num_tokens, budget_bytes=self._budget_bytes, element_bytes=size)
-        dtype = self.net.cls_token.dtype
-
-        def tokens(rows: slice) -> torch.Tensor:
-            return grid.features(tiles, rows, device=self._device, dtype=dtype)
-
+        where = {"device": self._device, "dtype": self.net.cls_token.dtype}
+        tokens = partial(grid.features, tiles, **where)
         cells = torch.from_numpy(grid.cells).to(self._device)
         pooled = self.net.pooled_(tokens, num_tokens, cells, plan)
         return cast(SlideEmbedding, pooled.cpu().numpy())
