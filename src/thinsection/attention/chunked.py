@@ -76,10 +76,9 @@ def forward_chunked(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention [H, T, D] in the input's dtype and log2-sum-exp2 [H, T] of the base-2 scores.
 
-    bfloat16 input is multiplied in bfloat16 where scores are bounded, so that rounding them to
-    bfloat16 moves them by at most MAX_BOUND 2^-9; otherwise, and for float16, blocks are
-    converted to float32 first. `out` may be `item.q` itself: a query block is read before its
-    output is written.
+    bfloat16 is multiplied as such where scores are bounded, so that rounding moves them by at most
+    MAX_BOUND 2^-9; otherwise, and for float16, blocks are converted to float32 first. `out` may be
+    `item.q` itself: a query block is read before its output is written.
 
     Memory: `plan.working_bytes`, and H T floats.
     """
@@ -131,7 +130,7 @@ class RowSums:
         return float((self.den.log2() + self.top).min())
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class ScoreBlock:
     """One pair of a query and a key block: distances [m, n], and buffers of the same shape."""
 
@@ -145,19 +144,15 @@ class Buffers:
     """The memory that all blocks of a call reuse: distances, scores, and one in bfloat16."""
 
     def __init__(self, plan: BlockPlan, item: AttentionItem) -> None:
-        size = plan.queries * plan.keys
-        self._distances = item.q.new_empty(size, dtype=item.math_dtype)
-        self._scores = item.q.new_empty(size, dtype=item.math_dtype)
-        self._low = item.q.new_empty(size if item.q.dtype == torch.bfloat16 else 0)
+        size, low = plan.queries * plan.keys, item.q.dtype == torch.bfloat16
+        both = [item.q.new_empty(size, dtype=item.math_dtype) for _ in range(2)]
+        self._flat = (*both, item.q.new_empty(size if low else 0))
 
     def distances(self, item: AttentionItem, rows: slice, columns: slice) -> ScoreBlock:
         """The block of two ranges of `blocks_of`, with distances; 0 where one is of the prefix."""
         m, n, prefix = rows.stop - rows.start, columns.stop - columns.start, item.num_prefix_tokens
-        block = ScoreBlock(
-            distances=self._distances[: m * n].view(m, n),
-            scores=self._scores[: m * n].view(m, n),
-            low=self._low[: m * n].view(m, n) if self._low.numel() else self._low,
-        )
+        parts = [x[: m * n].view(m, n) if x.numel() else x for x in self._flat]
+        block = ScoreBlock(parts[0], parts[1], parts[2])
         if rows.start < prefix or columns.start < prefix:
             block.distances.zero_()
             return block
@@ -223,9 +218,8 @@ def differentiable(forward: Forward, plan: BlockPlan) -> Attend:
 def gradients(
     item: AttentionItem, out: torch.Tensor, lse: torch.Tensor, d_out: torch.Tensor, plan: BlockPlan
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k and v, [H, T, D] each, in the input's dtype.
+    """Gradients of q, k and v, [H, T, D] each, in the input's dtype; `out` and `lse` as above.
 
-    Of the forward come `out` [H, T, D] and `lse`, the log2-sum-exp2 [H, T] of its base-2 scores.
     No block is left out here: what a far key adds to another's gradient is all of its own gradient.
 
     Memory: `plan.working_bytes` and three accumulators [H, T, D] in the dtype of the arithmetic.

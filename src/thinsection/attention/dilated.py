@@ -78,10 +78,7 @@ def dilated_attention(
 def _segment(
     qkv: list[torch.Tensor], padding: int, budget_bytes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention (n, D) within one segment of one head (1, n, D), and its log2-sum-exp (n,).
-
-    `padding` keys of logit 0 and value 0 take part.
-    """
+    """Attention (n, D) within a segment (1, n, D) and `padding` zeros; its log2-sum-exp (n,)."""
     q, k, v = qkv
     tokens, dim = q.shape[1:]
     # no token is on a grid: no bias

@@ -31,7 +31,6 @@ def forward_triton(
     """Attention [H, T, D] in the input's dtype and log2-sum-exp2 [H, T] of the base-2 scores.
 
     Products of bfloat16 and float16 accumulate in float32; float32 products are IEEE, not TF32.
-
     `out` may be `item.q` itself: a program reads its queries before it writes, and no others.
 
     Memory: H T floats; `plan` is for the backward pass only.

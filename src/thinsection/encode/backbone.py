@@ -87,16 +87,6 @@ def transformers_backbone(network: Any, pooling: Pooling) -> Backbone:
     )
 
 
-def _lite0(spec: EncoderSpec) -> Backbone:
-    return Backbone(networks.EfficientNetLite0(), spec.pooling)
-
-
-def _conch(spec: EncoderSpec) -> Backbone:
-    network = networks.ConchV15(networks.ConchConfig(**spec.architecture.options))
-    trunk, pool = network.trunk.forward, network.pool
-    return Backbone(network, spec.pooling, features=trunk, head=pool, num_prefix_tokens=1)
-
-
 def _timm(spec: EncoderSpec) -> Backbone:
     timm = optional_package("timm")
     layers = {"SwiGLUPacked": timm.layers.SwiGLUPacked, "SiLU": torch.nn.SiLU}
@@ -111,12 +101,6 @@ def _timm(spec: EncoderSpec) -> Backbone:
         num_prefix_tokens=int(getattr(network, "num_prefix_tokens", 0)),
         channels_last=str(getattr(network, "output_fmt", "NCHW")) == "NHWC",
     )
-
-
-def _transformers(spec: EncoderSpec) -> Backbone:
-    network_class, arguments = transformers_class(spec)
-    config = network_class.config_class(**spec.architecture.options)
-    return transformers_backbone(network_class(config, **arguments), spec.pooling)
 
 
 def _auto(spec: EncoderSpec) -> Backbone:
@@ -136,17 +120,32 @@ def transformers_class(spec: EncoderSpec) -> tuple[Any, dict[str, Any]]:
     return getattr(optional_package("transformers"), name), arguments
 
 
-_BUILDERS: dict[str, Callable[[EncoderSpec], Backbone]] = {
-    **{"lite0": _lite0, "timm": _timm, "conch_v15": _conch},
-    **{"transformers": _transformers, "auto": _auto},
-}
-
-
 def build_backbone(spec: EncoderSpec, *, seed: int = 0, device: str = "cpu") -> Backbone:
     """The declared network under seeded random weights; on device 'meta' it takes no memory."""
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(seed)
-        return _BUILDERS[spec.architecture.kind](spec)
+        return _built(spec)
+
+
+def _built(spec: EncoderSpec) -> Backbone:
+    options, pooling = spec.architecture.options, spec.pooling
+    match spec.architecture.kind:
+        case "lite0":
+            return Backbone(networks.EfficientNetLite0(), pooling)
+        case "conch_v15":
+            conch = networks.ConchV15(networks.ConchConfig(**options))
+            step, head = conch.trunk.forward, conch.pool
+            return Backbone(conch, pooling, features=step, head=head, num_prefix_tokens=1)
+        case "transformers":
+            network_class, arguments = transformers_class(spec)
+            config = network_class.config_class(**options)
+            return transformers_backbone(network_class(config, **arguments), pooling)
+        case "auto":
+            return _auto(spec)
+        case "timm":
+            return _timm(spec)
+    got = f"{spec.architecture.kind!r} for {spec.name!r}"
+    raise WeightsError(f"architecture must be one that is built here, got {got}")
 
 
 def pretrained_backbone(

@@ -53,11 +53,8 @@ class BatchEncoder:
         self._queue: deque[Any] = deque()
 
     def submit(self, batch: TileBatch, wanted: Sequence[Wanted] | None = None) -> Iterator[Any]:
-        """Encodes a batch and releases its buffer when all have taken it; yields what is ready.
-
-        `wanted` is of each encoder; None: the embeddings of all.
-        """
-        asked: Sequence[Wanted] = wanted or ["embeddings"] * len(self._encoders)
+        """Encodes a batch, frees its buffer when all have taken it, and yields what is ready."""
+        asked: Sequence[Wanted] = wanted or ["embeddings"] * len(self._encoders)  # of each
         with self._clock.timed("transfer_busy"):
             host = torch.from_numpy(batch.tiles)
             copies, copied = {}, []

@@ -60,15 +60,11 @@ class TileEncoder(ABC):
         """What `encode` gives, to the bit, and float32 [B, T, C], from one pass.
 
         Tokens are patch tokens in row-major order, without prefix tokens, or the positions of a
-        feature map.
-
-        Raises:
-            InvalidInputError: the encoder has no dense map.
+        feature map; an InvalidInputError where the encoder has no dense map.
         """
         names = ", ".join(n for n, spec in declared_encoders().items() if spec.supports_tokens)
-        raise InvalidInputError(
-            f"encoder must have patch tokens, got {self.spec.name!r}; these have: {names}"
-        )
+        got = f"{self.spec.name!r}; these have: {names}"
+        raise InvalidInputError(f"encoder must have patch tokens, got {got}")
 
     def encode_tokens(self, tiles_u8: TileBatch) -> Tensor:
         """float32 [B, T, C] on `device`: the tokens of `encode_with_tokens` alone."""

@@ -238,11 +238,7 @@ class Check:
 
 
 def check_encoder(name: str, *, device: str = "auto") -> tuple[Check, ...]:
-    """What loading needs, in the order in which it would fail; later ones only if those hold.
-
-    Raises:
-        UnknownEncoderError: no encoder of that name.
-    """
+    """What loading needs, in the order in which it would fail; later ones only if those hold."""
     if name not in declared_encoders() and name in ENCODERS:
         return (_brought(name),)
     try:

@@ -69,9 +69,8 @@ class _FusedAttention(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            query = args[0] if args else kwargs["query"]
-            value = args[2] if len(args) > 2 else kwargs["value"]
-            return query.new_empty((*query.shape[:-1], value.shape[-1]))
+            given = dict(zip(("query", "key", "value"), args)) | kwargs
+            return given["query"].new_empty((*given["query"].shape[:-1], given["value"].shape[-1]))
         return func(*args, **kwargs)
 
 
@@ -158,9 +157,8 @@ def keep_freed_memory() -> bool:
 
     By default every tensor above 32 MiB is mapped anew and its pages are cleared one by one at
     first touch: up to half of an encoder's CPU time (benchmarks/bench_heap.py). The heap then
-    stays at its peak, which grows by the holes between tensors of different sizes.
-
-    For a whole process to decide: a run calls it, `load_encoder` does not.
+    stays at its peak, which grows by the holes between tensors of different sizes: for a whole
+    process to decide. A run calls it, `load_encoder` does not.
     """
     options = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 * MIB))
     libc = _glibc()

@@ -114,11 +114,7 @@ ENCODERS: Registry[Any] = Registry(
 
 
 def encoder_spec(name: str) -> EncoderSpec:
-    """The declaration of a registry name.
-
-    Raises:
-        UnknownEncoderError: not declared; the message names the nearest one.
-    """
+    """The declaration of a registry name; an UnknownEncoderError names the nearest one."""
     if name in declared_encoders():
         return declared_encoders()[name]
     hint = nearest(name, ENCODERS.names())

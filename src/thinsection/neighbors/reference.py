@@ -1,11 +1,10 @@
 """The executable specification: a flat query, its search over every pair, the distances of all.
 
-|a|^2 + |b|^2 - 2ab loses the digits that decide which of two near points is nearer; a difference
-of coordinates loses none. Every implementation takes its distances from here, so that they agree
-to the bit: d = sqrt(((eps + dx*dx) + (eps + dy*dy)) + (eps + dz*dz)), each operation rounded to the
+|a|^2 + |b|^2 - 2ab loses the digits that decide which of two near points is nearer, so distances
+are d = sqrt(((eps + dx*dx) + (eps + dy*dy)) + (eps + dz*dz)), each operation rounded to the
 coordinates' dtype; bfloat16 and float16 terms are summed in float32 and rounded once, as torch.sum
-does. The root is torch's pow(0.5): it may be off by a unit in the last place (numpy's is not), but
-it is a function of the number alone, not of its place in memory.
+does. The root is torch's pow(0.5), a function of the number alone, not of its place in memory.
+Every implementation takes its distances from here, so that they agree to the bit.
 
 Legend: P present points, Q queries, D dimensions (2 or 3), over all batch elements.
 """

@@ -19,16 +19,13 @@ if TYPE_CHECKING:
     from thinsection.pool.titan import TitanSlideEncoder as TitanSlideEncoder
 
 _NAMES_OF = {
-    "api": ("aggregate", "patient_embedding"),
-    "encoder": (
-        *("Expects", "LoadOptions", "SlideEmbedding", "SlideEncoder", "check_fit"),
-        "load_slide_encoder",
-    ),
-    "gigapath": ("GigaPathSlideEncoder",),
-    "pooling": ("AbmilSlideEncoder", "MaxSlideEncoder", "MeanSlideEncoder"),
-    "titan": ("TitanSlideEncoder",),
+    "api": "aggregate patient_embedding",
+    "encoder": "Expects LoadOptions SlideEmbedding SlideEncoder check_fit load_slide_encoder",
+    "gigapath": "GigaPathSlideEncoder",
+    "pooling": "AbmilSlideEncoder MaxSlideEncoder MeanSlideEncoder",
+    "titan": "TitanSlideEncoder",
 }
-_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 __all__ = sorted(_MODULE_OF)  # noqa: PLE0605
 
 

@@ -76,10 +76,7 @@ class MeanSlideEncoder(SlideEncoder):
     def encode(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
-        """Mean (D,) float32.
-
-        Memory: one float64 block of BLOCK_ROWS x D.
-        """
+        """Mean (D,) float32. Memory: one float64 block of BLOCK_ROWS x D."""
         tiles, *_ = checked_slide(tile_embeddings, coords_l0, tile_px_l0)
         total = torch.zeros(tiles.shape[1], dtype=torch.float64, device=tiles.device)
         for rows in blocks_of(len(tiles), BLOCK_ROWS):
@@ -131,10 +128,7 @@ class AbmilSlideEncoder(SlideEncoder):
     def encode(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
-        """Weighted mean (D,) float32.
-
-        Memory: N scores and one float32 block of BLOCK_ROWS x D.
-        """
+        """Weighted mean (D,) float32. Memory: N scores, one float32 block of BLOCK_ROWS x D."""
         tiles, *_ = checked_slide(tile_embeddings, coords_l0, tile_px_l0, tile_dim=self.dim)
         blocks = blocks_of(len(tiles), BLOCK_ROWS)
         with torch.inference_mode():

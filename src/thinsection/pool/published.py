@@ -96,10 +96,9 @@ class PublishedSlideEncoder(SlideEncoder):
 
     @classmethod
     def random_weights(cls, config: Any = None, *, seed: int) -> dict[str, torch.Tensor]:
-        """A state dict with the published names and shapes and seeded random values.
+        """Seeded random values of the published names and shapes, never for results.
 
-        Matrices are normal with deviation C^-0.5, so that every layer matters; for tests, dry runs
-        and benchmarks, never for results.
+        Matrices are normal with deviation C^-0.5, so that every layer matters.
         """
         with torch.device("meta"):
             wanted = cls.build(config).state_dict()
@@ -128,10 +127,7 @@ class HeadPlan(NamedTuple):
 def plan_heads(
     name: str, num_tokens: int, num_heads: int, peak: Callable[[int], int], budget_bytes: int
 ) -> HeadPlan:
-    """As many heads at a time as the budget allows, by the `peak` bytes of so many.
-
-    A BudgetError where not even one at a time fits.
-    """
+    """As many heads at a time as the budget allows, by the `peak` bytes of so many; or an error."""
     for heads in (n for n in range(num_heads, 0, -1) if num_heads % n == 0):
         if peak(heads) <= budget_bytes:
             return HeadPlan(heads, peak(heads))

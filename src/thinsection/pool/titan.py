@@ -55,10 +55,7 @@ class TokenGrid:
     def features(
         self, tiles: torch.Tensor, rows: slice, *, device: str | torch.device, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Summed tile embeddings (m, D) of a slice of tokens.
-
-        Memory: the tiles of the slice, twice.
-        """
+        """Summed tile embeddings (m, D) of a slice of tokens. Memory: the slice's tiles, twice."""
         starts = self.starts[rows.start : rows.stop + 1]
         picked = torch.from_numpy(self.order[starts[0] : starts[-1]]).to(tiles.device)
         values = tiles.index_select(0, picked).to(device, dtype)
@@ -276,8 +273,8 @@ class TitanSlideEncoder(PublishedSlideEncoder):
         grid = token_grid(tiles, coords, tile_px_l0=edge)
         num_tokens, size = len(grid) + 1, 2 if self.precision == "bf16" else 4
         plan = plan_tokens(num_tokens, budget_bytes=self._budget_bytes, element_bytes=size)
-        where = {"device": self._device, "dtype": self.net.cls_token.dtype}
-        tokens = partial(grid.features, tiles, **where)
+        dtype = self.net.cls_token.dtype
+        tokens = partial(grid.features, tiles, device=self._device, dtype=dtype)
         cells = torch.from_numpy(grid.cells).to(self._device)
         pooled = self.net.pooled_(tokens, num_tokens, cells, plan)
         return cast(SlideEmbedding, pooled.cpu().numpy())

@@ -35,6 +35,9 @@ _FRAME_ATOMS = (  # residue types, first of their three columns, offsets
 _TOKENS = 1 << 16  # tokens whose one-hot residue types are converted at a time
 ANGLE_THRESHOLD = 25.0  # degrees from a line, AlphaFold 3's
 Coordinates = tuple[Tensor, Tensor, Tensor]
+# of one structure: positions (A, 3), mask and chains (A,) of atoms; start atoms (T,) of tokens, and
+# whether they are searched for
+_Sample = tuple[Tensor, ...]
 _NUMBERS_PER_PAIR = 10  # differences, their squares (3 each), their sum, the mask, both masked
 _require = partial(require, error=StructureError)
 
@@ -137,16 +140,6 @@ def frame_atoms(
     return FrameAtoms(indices, valid, cos_angle)
 
 
-class _Sample(NamedTuple):
-    """Atoms of one structure and the tokens whose start atoms are searched for."""
-
-    x: Tensor  # (A, 3)
-    mask: Tensor  # (A,), like chains
-    chains: Tensor
-    start: Tensor  # (T,) start atoms, like wanted
-    wanted: Tensor
-
-
 def _two_nearest(
     batch: Mapping[str, Tensor],
     x: Tensor,
@@ -164,10 +157,10 @@ def _two_nearest(
     lead = x.shape[:-2]
     wanted = (batch["is_atomized"] * batch["token_mask"]).bool()
     columns = (atom_mask, chains, batch["start_atom_index"].long(), wanted)
-    whole = _Sample(x, *(column.expand(*lead, column.shape[-1]) for column in columns))
-    ends, found = torch.stack((whole.start, whole.start)), torch.zeros_like(whole.wanted)
+    whole = (x, *(column.expand(*lead, column.shape[-1]) for column in columns))
+    ends, found = torch.stack((whole[3], whole[3])), torch.zeros_like(whole[4])
     for at in product(*map(range, lead)):
-        sample = _Sample(*(values[at] for values in whole))
+        sample = tuple(values[at] for values in whole)
         if options.impl == "rows":
             tokens, atoms = _nearest_in_rows(sample, eps, inf, options.budget_bytes)
         else:
@@ -180,8 +173,6 @@ def _two_nearest(
 
 def _nearest_in_chain(sample: _Sample, eps: float, options: FrameOptions) -> tuple[Tensor, Tensor]:
     """Tokens (t,) that have two, and these atoms (2, t); ties go to the lower atom.
-
-    Only chains with wanted tokens and only present atoms are searched.
 
     Memory: 52 bytes per present atom of those chains, plus the search's.
     """

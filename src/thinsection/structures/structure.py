@@ -1,5 +1,4 @@
-"""A structure as tokens and atoms, in the flat arrays of frames; read from mmCIF, tokens as
-AlphaFold 3 makes them, and assemblies by the file's symmetry.
+"""A structure as tokens, as AlphaFold 3 makes them, and atoms; read from mmCIF, with assemblies.
 
 Legend: T tokens, A atom slots. A standard residue's slots begin with its frame atoms' template
 (N, CA, C; or the nucleotide's backbone), observed or not; its other observed atoms follow.
