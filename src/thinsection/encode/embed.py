@@ -53,8 +53,11 @@ class BatchEncoder:
         self._queue: deque[Any] = deque()
 
     def submit(self, batch: TileBatch, wanted: Sequence[Wanted] | None = None) -> Iterator[Any]:
-        """Encodes a batch, frees its buffer when all have taken it, and yields what is ready."""
-        asked: Sequence[Wanted] = wanted or ["embeddings"] * len(self._encoders)  # of each
+        """Encodes a batch as `wanted` of each encoder (None: embeddings); yields what is ready.
+
+        The batch's buffer is released when all have taken it.
+        """
+        asked: Sequence[Wanted] = wanted or ["embeddings"] * len(self._encoders)
         with self._clock.timed("transfer_busy"):
             host = torch.from_numpy(batch.tiles)
             copies, copied = {}, []

@@ -157,10 +157,10 @@ def _two_nearest(
     lead = x.shape[:-2]
     wanted = (batch["is_atomized"] * batch["token_mask"]).bool()
     columns = (atom_mask, chains, batch["start_atom_index"].long(), wanted)
-    whole = (x, *(column.expand(*lead, column.shape[-1]) for column in columns))
-    ends, found = torch.stack((whole[3], whole[3])), torch.zeros_like(whole[4])
+    mask, chains, start, wanted = (c.expand(*lead, c.shape[-1]) for c in columns)
+    ends, found = torch.stack((start, start)), torch.zeros_like(wanted)
     for at in product(*map(range, lead)):
-        sample = tuple(values[at] for values in whole)
+        sample = tuple(values[at] for values in (x, mask, chains, start, wanted))
         if options.impl == "rows":
             tokens, atoms = _nearest_in_rows(sample, eps, inf, options.budget_bytes)
         else:
@@ -174,7 +174,7 @@ def _two_nearest(
 def _nearest_in_chain(sample: _Sample, eps: float, options: FrameOptions) -> tuple[Tensor, Tensor]:
     """Tokens (t,) that have two, and these atoms (2, t); ties go to the lower atom.
 
-    Memory: 52 bytes per present atom of those chains, plus the search's.
+    Memory: 52 bytes per present atom of the chains that are searched, plus the search's.
     """
     x, mask, chains, start, wanted = sample
     tokens = (wanted & mask[start].bool()).nonzero()[:, 0]
