@@ -1,15 +1,20 @@
 """Patho-Bench tasks and case CSVs, with small embedding files."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.probe.make import write_tiles_h5
 
+from thinsection.config import replace_flat
 from thinsection.errors import DatasetError
-from thinsection.probe.data.cases import labelled_cases, load_case_table, survival_cases
+from thinsection.probe import ProbeConfig
+from thinsection.probe.data.cases import load_case_table, load_cases, load_survival
 from thinsection.probe.protocol import NANOPATH, PATHOBENCH
+
+
+def pathobench(embeddings: Path) -> ProbeConfig:
+    return replace_flat(ProbeConfig(), {"protocol": "pathobench", "embeddings": embeddings})
 
 
 def task(root: Path, *, folds: int, sealed: int = 0) -> Path:
@@ -34,7 +39,7 @@ def task(root: Path, *, folds: int, sealed: int = 0) -> Path:
 
 def test_pathobench_folds_are_the_files_and_cases_are_means_of_slides(tmp_path: Path) -> None:
     root = task(tmp_path / "bc" / "er", folds=3)
-    cases = labelled_cases(load_case_table(root, PATHOBENCH, survival=False), root / "feats")
+    cases = load_cases(root, pathobench(root / "feats"))
     assert cases.class_names == ("negative", "positive")
     assert cases.ids == tuple(f"c{i}" for i in range(12))
     np.testing.assert_array_equal(cases.vectors[:, 0], [4, *range(1, 12)])
@@ -60,13 +65,13 @@ def test_a_sealed_test_is_never_looked_at(tmp_path: Path, folds: int) -> None:
     assert "c0" not in table.ids
     assert "c1" not in table.ids
     assert table.facts["sealed_rows_dropped"] == 3  # case 0 has two slides
-    labelled_cases(table, root / "feats")
+    assert load_cases(root, pathobench(root / "feats")).ids == table.ids
 
 
 def test_survival_columns_are_read(tmp_path: Path) -> None:
     root = task(tmp_path / "t", folds=3)
     (root / "config.yaml").write_text("task_col: os\nsample_col: case_id\n")
-    cases = survival_cases(load_case_table(root, PATHOBENCH, survival=True), root / "feats")
+    cases = load_survival(root, pathobench(root / "feats"))
     np.testing.assert_array_equal(cases.event, np.arange(12) % 2 == 1)
     np.testing.assert_array_equal(cases.time, 100 + np.arange(12))
 
@@ -91,10 +96,9 @@ def test_a_csv_of_test_slides_alone_leaves_no_case(tmp_path: Path) -> None:
 
 def test_a_label_outside_the_tasks_names_is_refused(tmp_path: Path) -> None:
     root = task(tmp_path / "t", folds=3)
-    table = load_case_table(root, PATHOBENCH, survival=False)
-    odd = dataclasses.replace(table, label_names={"0": "negative"})
+    (root / "config.yaml").write_text("task_col: er\nlabel_dict:\n  0: negative\n")
     with pytest.raises(DatasetError, match="label must be one of negative, got '1'"):
-        labelled_cases(odd, root / "feats")
+        load_cases(root, pathobench(root / "feats"))
 
 
 def test_a_folder_that_is_no_task_says_what_was_looked_for(tmp_path: Path) -> None:
@@ -104,6 +108,5 @@ def test_a_folder_that_is_no_task_says_what_was_looked_for(tmp_path: Path) -> No
 
 def test_an_event_that_is_no_flag_is_refused(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("slide_id,event,time\na,maybe,3\n")
-    table = load_case_table(tmp_path / "l.csv", NANOPATH, survival=True)
     with pytest.raises(DatasetError, match="event must be 0 or 1 and time a number, got 'maybe'"):
-        survival_cases(table, tmp_path)
+        load_survival(tmp_path / "l.csv", ProbeConfig())

@@ -9,7 +9,7 @@ import pytest
 from tests.probe.make import FEATURES, rectangle, split_tiles, two_regions, write_tiles_h5
 
 from thinsection.errors import DatasetError
-from thinsection.probe.data.regions import LabelledRegion, load_regions, read_regions
+from thinsection.probe.data.load import LabelledRegion, load_regions, read_regions
 
 
 def collection(path: Path, *features: dict[str, Any]) -> Path:

@@ -10,10 +10,9 @@ from tests.probe.make import results_folder, two_regions, write_tiles_h5
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.probe import ProbeConfig
-from thinsection.probe.data.cases import labelled_cases, load_case_table
+from thinsection.probe.data.cases import load_cases
 from thinsection.probe.data.files import find_tile_files, read_embeddings, slide_files
 from thinsection.probe.data.load import load_tiles
-from thinsection.probe.protocol import NANOPATH
 
 GRID = "256px_0.5mpp"
 
@@ -81,11 +80,11 @@ def test_slide_embeddings_are_cases_where_there_are_no_tiles(tmp_path: Path) -> 
             file["features"] = np.arange(3, dtype=np.float32) + i
     assert read_embeddings(folder / "b.h5").shape == (1, 3)
     (tmp_path / "l.csv").write_text("slide_id,label\na.svs,x\nb,y\n")
-    cases = labelled_cases(load_case_table(tmp_path / "l.csv", NANOPATH, survival=False), run)
+    cases = load_cases(tmp_path / "l.csv", replace_flat(ProbeConfig(), {"embeddings": run}))
     np.testing.assert_array_equal(cases.vectors, [[0, 1, 2], [1, 2, 3]])
     write_tiles_h5(run / GRID / "features_x" / "a.h5", np.zeros((2, 2)), np.ones((2, 5), "f4"))
     write_tiles_h5(run / GRID / "features_x" / "b.h5", np.zeros((2, 2)), np.ones((2, 5), "f4"))
-    cases = labelled_cases(load_case_table(tmp_path / "l.csv", NANOPATH, survival=False), run)
+    cases = load_cases(tmp_path / "l.csv", replace_flat(ProbeConfig(), {"embeddings": run}))
     assert cases.vectors.shape == (2, 5)  # the mean of tiles goes first
 
 

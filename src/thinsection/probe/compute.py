@@ -34,11 +34,9 @@ def rows_within(
     """How many rows of a block fit beside `fixed_bytes` into the budget: between 1 and `most`."""
     rows = (budget_bytes - fixed_bytes) // bytes_per_row
     if rows < 1:
-        raise BudgetError(
-            f"budget_bytes must hold one {name} ({format_bytes(fixed_bytes + bytes_per_row)}), "
-            f"got {format_bytes(budget_bytes)}"
-        )
-    return int(min(rows, max(1, most)))
+        needed, given = map(format_bytes, (fixed_bytes + bytes_per_row, budget_bytes))
+        raise BudgetError(f"budget_bytes must hold one {name} ({needed}), got {given}")
+    return min(rows, max(1, most))
 
 
 def unit_rows(x: torch.Tensor) -> torch.Tensor:

@@ -159,7 +159,11 @@ def probe_jobs(data: Sequence[Path], config: ProbeGridConfig) -> list[ProbeJob]:
     if not data:
         raise ConfigError("data must name at least one path, got none")
     encoders = grid.encoders or (base.data.encoder,)
-    seeds: Sequence[int | None] = [*map(_seed, grid.seeds)] or [base.compute.seed]
+    try:
+        seeds: Sequence[int | None] = [*map(int, grid.seeds)] or [base.compute.seed]
+    except ValueError:
+        found = ", ".join(map(repr, grid.seeds))
+        raise ConfigError(f"grid.seeds must be whole numbers, got {found}") from None
     jobs = []
     for path, encoder, seed, probe in itertools.product(data, encoders, seeds, grid.probe):
         parts = (path.stem, encoder, None if seed is None else f"seed{seed}", probe)
@@ -172,13 +176,6 @@ def probe_jobs(data: Sequence[Path], config: ProbeGridConfig) -> list[ProbeJob]:
             mark = hashlib.sha256(job.data.encode()).hexdigest()[:6]
             jobs[i] = replace(job, name=f"{job.name}-{mark}")
     return jobs
-
-
-def _seed(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"grid.seeds must be whole numbers, got {text!r}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +210,7 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
         return entry.name
 
     def finished(self, entry: ProbeJob) -> ProbeDone | None:
-        """See `Task.finished`: the rows of a job that was done with the same settings."""
+        """The rows of a job that was done with the same settings."""
         try:
             document = json.loads((self.out / entry.name / JOB_NAME).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):

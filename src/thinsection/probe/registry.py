@@ -63,14 +63,7 @@ class Probe:
 
 
 def load_probe(name: str) -> Probe:
-    """The probe of that name.
-
-    Raises:
-        ConfigError: no such probe; names the nearest.
-        MissingDependencyError: a package that it needs is missing.
-        InvalidInputError: another package's probe cannot be imported, or does not declare the
-            types of its data and settings.
-    """
+    """The probe of that name; an error says what is missing or what its package must mend."""
     function = PROBES.load(name)
     try:
         hints = typing.get_type_hints(function)

@@ -2,10 +2,7 @@
 
 A Patho-Bench task is a folder with `k=all.tsv` (case_id, slide_id, fold_0 ..., the label columns)
 and `config.yaml` (task_col, sample_col, label_dict; `<task>_event` and `<task>_days` for survival).
-A sample whose rows are 'test' in every fold is a sealed official test: it is dropped.
-
-Any other table: slide_id, optional case_id, and `label`, or `event` and `time`; optional `split`,
-whose test rows are dropped (train and val are pooled, then folded).
+Any other table: slide_id, optional case_id and split, and `label`, or `event` and `time`.
 """
 
 from collections import defaultdict
@@ -51,28 +48,6 @@ class CaseTable:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
-    """Labelled cases of a Patho-Bench task folder or a table slide_id, label[, case_id].
-
-    Memory: one slide's embeddings + 4 n D.
-
-    Raises:
-        ConfigError: no folder of embeddings.
-        DatasetError: columns or slides are missing.
-    """
-    table = load_case_table(path, config.protocol, survival=False)
-    return labelled_cases(table, config.data.embeddings)
-
-
-def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
-    """Cases with event and time; see `load_cases`.
-
-    Memory: one slide's embeddings + 4 n D.
-    """
-    table = load_case_table(path, config.protocol, survival=True)
-    return survival_cases(table, config.data.embeddings)
-
-
 def load_case_table(path: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
     """A Patho-Bench task folder, or a table."""
     if path.is_dir():
@@ -92,8 +67,7 @@ def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
     if not (table.is_file() and config_path.is_file()):
         raise files.unexpected(root, "a Patho-Bench task", [PATHOBENCH_TABLE, PATHOBENCH_CONFIG])
     config = _read_yaml(config_path)
-    task = config.get("task_col")
-    if not isinstance(task, str):
+    if not isinstance(task := config.get("task_col"), str):
         found = f"{task!r} in {str(config_path)!r}"
         raise DatasetError(f"config must have a text task_col, got {found}")
     columns = (f"{task}_event", f"{task}_days") if survival else (task,)
@@ -107,9 +81,8 @@ def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
     kept = [r for r in rows if any(split_name(r[c], where) == TRAIN for c in used if r[c])]
     label_dict = {} if survival else config.get("label_dict") or {}
     label_names = {str(k): str(v) for k, v in label_dict.items()}
-    rotating = len(used) > 1
-    rule = f"training rows of {used[0]}, then the protocol's folds"
-    rule = f"the file's {len(used)} folds" if rotating else rule
+    of_first, rotating = f"training rows of {used[0]}, then the protocol's folds", len(used) > 1
+    rule = f"the file's {len(used)} folds" if rotating else of_first
     facts = {"task": task, "split_rule": rule, "sealed_rows_dropped": len(rows) - len(kept)}
     name = f"{root.parent.name}/{root.name}"
     cases = _group(kept, key, columns, name=name, facts=facts, label_names=label_names)
@@ -130,9 +103,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         import yaml
     except ImportError as error:
-        raise MissingDependencyError(
-            f"Patho-Bench tasks need PyYAML, got {error}; install thinsection[probe]"
-        ) from error
+        missing = f"Patho-Bench tasks need PyYAML, got {error}; install thinsection[probe]"
+        raise MissingDependencyError(missing) from error
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
@@ -167,11 +139,12 @@ def _slide_ids(text: str) -> list[str]:
     return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
 
 
-def labelled_cases(table: CaseTable, folder: Path | None) -> CaseSet:
-    """The cases with the mean vectors of their slides.
+def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
+    """Labelled cases of a Patho-Bench task folder or a table slide_id, label[, case_id].
 
     Memory: one slide's embeddings + 4 n D.
     """
+    table = load_case_table(path, config.protocol, survival=False)
     known, values = table.label_names, [r[table.columns[0]] for r in table.rows]
     # pandas writes whole numbers of a column with gaps as '1.0'
     texts = [known.get(v) or known.get(v.removesuffix(".0"), v) for v in values]
@@ -183,14 +156,12 @@ def labelled_cases(table: CaseTable, folder: Path | None) -> CaseSet:
             found = f"{unknown[0]!r} in {table.name!r}"
             raise DatasetError(f"label must be one of {', '.join(names)}, got {found}")
         labels = np.array([names.index(t) for t in texts], dtype=np.int64)
-    return CaseSet(class_names=names, labels=labels, **_common(table, folder))
+    return CaseSet(class_names=names, labels=labels, **_common(table, config))
 
 
-def survival_cases(table: CaseTable, folder: Path | None) -> SurvivalSet:
-    """The cases with their follow-up and the mean vectors of their slides.
-
-    Memory: one slide's embeddings + 4 n D.
-    """
+def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
+    """Cases with event and time; memory as of `load_cases`."""
+    table = load_case_table(path, config.protocol, survival=True)
     event_column, time_column = table.columns
     try:
         event = np.array([_FLAGS[r[event_column].lower()] for r in table.rows])
@@ -198,16 +169,15 @@ def survival_cases(table: CaseTable, folder: Path | None) -> SurvivalSet:
     except (KeyError, ValueError) as error:
         rule = f"{event_column} must be 0 or 1 and {time_column} a number"
         raise DatasetError(f"{rule}, got {error} in {table.name!r}") from error
-    return SurvivalSet(event=event, time=time, **_common(table, folder))
+    return SurvivalSet(event=event, time=time, **_common(table, config))
 
 
-def _common(table: CaseTable, folder: Path | None) -> dict[str, Any]:
+def _common(table: CaseTable, config: ProbeConfig) -> dict[str, Any]:
     """What labelled and survival cases share."""
+    folder = config.data.embeddings
     if folder is None or not folder.is_dir():
-        raise ConfigError(
-            f"embeddings must be a folder of slides, got {folder}; pass --embeddings DIR "
-            "(a run's output, or TRIDENT's feature folder)"
-        )
+        remedy = "pass --embeddings DIR (a run's output, or TRIDENT's feature folder)"
+        raise ConfigError(f"embeddings must be a folder of slides, got {folder}; {remedy}")
     by_slide = files.slide_files(folder, [s for slides in table.slides for s in slides])
     of_case = tuple(tuple(by_slide[s] for s in slides) for slides in table.slides)
     shared = {name: getattr(table, name) for name in ("name", "ids", "folds", "facts")}
@@ -215,27 +185,23 @@ def _common(table: CaseTable, folder: Path | None) -> dict[str, Any]:
 
 
 def mean_vectors(files_of_case: Sequence[Sequence[Path]], read: ReadEmbeddings) -> Embeddings:
-    """Mean of tile embeddings per slide, then mean of slides per case, float32 (n, D).
-
-    A file with one row (a slide embedding) is its own mean.
+    """Mean of tile embeddings per slide, then mean of slides per case, (n, D).
 
     Memory: one slide's embeddings + 4 n D.
     """
     vectors: list[npt.NDArray[np.float64]] = []
-    for files_ in files_of_case:
-        if not files_:
+    for slides in files_of_case:
+        if not slides:
             raise InvalidInputError("each case must have a slide, got a case without any")
-        vectors.append(np.mean([_slide_mean(path, read) for path in files_], axis=0))
-        if len(vectors[-1]) != len(vectors[0]):
-            raise InvalidInputError(
-                f"embeddings must have the same D, got {len(vectors[-1])} after "
-                f"{len(vectors[0])} in {str(files_[0])!r}; were two encoders mixed?"
-            )
+        means: list[npt.NDArray[np.float64]] = []
+        for path in slides:
+            if not len(tiles := read(path)):
+                found = f"none in {str(path)!r}"
+                raise InvalidInputError(f"a slide must have tile embeddings, got {found}")
+            means.append(tiles.mean(axis=0, dtype=np.float64))
+        vectors.append(np.mean(means, axis=0))
+        dim, first_dim = len(vectors[-1]), len(vectors[0])
+        if dim != first_dim:
+            found = f"{dim} after {first_dim} in {str(slides[0])!r}; were two encoders mixed?"
+            raise InvalidInputError(f"embeddings must have the same D, got {found}")
     return np.stack(vectors).astype(np.float32)
-
-
-def _slide_mean(path: Path, read: ReadEmbeddings) -> npt.NDArray[np.float64]:
-    tiles = read(path)
-    if not len(tiles):
-        raise InvalidInputError(f"a slide must have tile embeddings, got none in {str(path)!r}")
-    return tiles.mean(axis=0, dtype=np.float64)  # type: ignore[no-any-return]

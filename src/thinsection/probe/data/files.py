@@ -7,6 +7,7 @@ them is flat, `<slide_id>.h5`; of a results folder (ours, or TRIDENT's) the one 
 
 import csv
 import pickle
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,7 @@ KINDS = ("features", "slide_features")  # of tiles; else of slides
 
 
 def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
-    """Rows of a CSV (or TSV or Parquet, by its suffix) as text, spaces stripped.
-
-    Raises:
-        DatasetError: missing, empty, or without a required column (names the nearest).
-        MissingDependencyError: Parquet without pyarrow.
-    """
+    """Rows of a CSV (or TSV or Parquet, by its suffix) as text, spaces stripped."""
     try:
         names, raw = _raw_rows(path)
     except (OSError, ValueError) as error:  # pyarrow's errors and UnicodeDecodeError are such
@@ -49,10 +45,9 @@ def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
     ]
     for name in required:
         if name not in columns:
-            raise DatasetError(
-                f"table must have the column {name!r}, got {', '.join(columns) or 'none'} in "
-                f"{str(path)!r}{nearest(name, columns) if columns else ''}"
-            )
+            hint = nearest(name, columns) if columns else ""
+            got = f"{', '.join(columns) or 'none'} in {str(path)!r}{hint}"
+            raise DatasetError(f"table must have the column {name!r}, got {got}")
     if not rows:
         raise DatasetError(f"table must have rows, got none in {str(path)!r}")
     return rows
@@ -68,9 +63,8 @@ def _raw_rows(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise MissingDependencyError(
-            f"Parquet tables need pyarrow, got {error}; install thinsection[export]"
-        ) from error
+        missing = f"Parquet tables need pyarrow, got {error}; install thinsection[export]"
+        raise MissingDependencyError(missing) from error
     table = parquet.read_table(path)
     return table.column_names, table.to_pylist()
 
@@ -110,10 +104,8 @@ def unexpected(root: Path, kind: str, looked_for: Sequence[str]) -> DatasetError
     if root.exists():
         names = sorted(p.name + ("/" if p.is_dir() else "") for p in root.iterdir())
         there = ", ".join(names[:8]) + (f", ... ({len(names)})" if len(names) > 8 else "")
-    return DatasetError(
-        f"dataset must look like {kind}, got {there or 'an empty folder'} in {str(root)!r}; "
-        f"looked for {', '.join(looked_for)}"
-    )
+    found = f"{there or 'an empty folder'} in {str(root)!r}; looked for {', '.join(looked_for)}"
+    return DatasetError(f"dataset must look like {kind}, got {found}")
 
 
 def _h5_features(path: Path) -> npt.NDArray:
@@ -154,15 +146,12 @@ def read_embeddings(path: Path) -> Embeddings:
     """Embeddings of one file as float32 (N, D); one vector is (1, D), a leading axis of 1 goes.
 
     Memory: the file's content, twice where it is not float32.
-
-    Raises:
-        DatasetError: unreadable, of another kind, or not of a shape that fits.
     """
-    read, known = _READERS.get(path.suffix.lower()), ", ".join(EMBEDDING_SUFFIXES)
+    read = _READERS.get(path.suffix.lower())
     if not path.is_file():
         raise DatasetError(f"embeddings must be an existing file, got {str(path)!r}")
     if read is None:
-        raise DatasetError(f"embeddings must be in {known}, got {str(path)!r}")
+        raise DatasetError(f"embeddings must be in {', '.join(_READERS)}, got {str(path)!r}")
     try:
         array = read(path)
     except DatasetError:
@@ -179,6 +168,34 @@ def read_embeddings(path: Path) -> Embeddings:
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
+def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> Embeddings:
+    """One row per entry, each file opened once."""
+    by_path = defaultdict(list)
+    for i, path in enumerate(paths):
+        by_path[path].append(i)
+    out: Embeddings | None = None
+    for path, entries in by_path.items():
+        array = read_embeddings(path)
+        dim = array.shape[1]
+        if out is None:
+            out = np.empty((len(paths), dim), dtype=np.float32)
+        if dim != out.shape[1]:
+            found = f"{dim} after {out.shape[1]} in {str(path)!r}"
+            raise DatasetError(f"embeddings must have the same D, got {found}")
+        out[entries] = array[[_row_index(rows[i], len(array), path, table) for i in entries]]
+    assert out is not None  # a table has rows
+    return out
+
+
+def _row_index(text: str, count: int, path: Path, table: Path) -> int:
+    if not text and count == 1:
+        return 0
+    if not text.isdigit() or int(text) >= count:
+        found = f"{text!r} in {str(table)!r}"
+        raise DatasetError(f"row must lie in 0..{count - 1} of {path.name!r}, got {found}")
+    return int(text)
+
+
 def is_results(path: Path) -> bool:
     """Whether a folder is what a run of ours (or of TRIDENT) wrote, or lies in it: no dataset."""
     if all((path / name).is_dir() for name in RUN_FOLDERS):
@@ -189,19 +206,13 @@ def is_results(path: Path) -> bool:
 
 
 def features_folder(path: Path, *kinds: str) -> Path:
-    """The folder of embeddings: the path itself, or the one of the first kind in a results folder.
-
-    Raises:
-        DatasetError: a results folder with none, or with several.
-    """
+    """The folder of embeddings: the path itself, or a results folder's one of the first kind."""
     if not is_results(path):
         return path
     found = next(filter(None, (_features(path, kind) for kind in kinds)), None)
     if not found:
-        raise DatasetError(
-            f"results must hold embeddings, got no */features_<encoder> in {str(path)!r}; "
-            "run `thinsection embed` first"
-        )
+        found_none = f"no */features_<encoder> in {str(path)!r}; run `thinsection embed` first"
+        raise DatasetError(f"results must hold embeddings, got {found_none}")
     if len(found) > 1:
         names = ", ".join(str(p.relative_to(path)) for p in found)
         got = f"{names} in {str(path)!r}; name one, as {str(found[0])!r}"
@@ -222,29 +233,22 @@ def find_tile_files(path: Path) -> list[Path]:
     folder = features_folder(path, "features")
     found = sorted(folder.glob("*.h5"))
     if not found:
-        raise DatasetError(
-            f"data must hold tile embeddings, got none in {str(folder)!r}; "
-            "looked for <slide_id>.h5 and */features_<encoder>/<slide_id>.h5"
-        )
+        looked_for = "<slide_id>.h5 and */features_<encoder>/<slide_id>.h5"
+        got = f"none in {str(folder)!r}; looked for {looked_for}"
+        raise DatasetError(f"data must hold tile embeddings, got {got}")
     return found
 
 
 def slide_files(folder: Path, slide_ids: Sequence[str]) -> dict[str, Path]:
-    """The embeddings file of each slide: <id>.h5|.npy|.pt, <id> with or without the slide's suffix.
-
-    Raises:
-        DatasetError: some are missing; names the first and what was looked for.
-    """
+    """The embeddings file of each slide: <id>.h5|.npy|.pt, with or without the slide's suffix."""
     folder = features_folder(folder, *KINDS)
     tried = {slide_id: _candidates(folder, slide_id) for slide_id in slide_ids}
     found = {s: p for s, paths in tried.items() if (p := next(filter(Path.is_file, paths), None))}
     if missing := [s for s in tried if s not in found]:
         names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         looked_for = ", ".join(str(p.relative_to(folder)) for p in tried[missing[0]])
-        raise DatasetError(
-            f"each slide must have embeddings in {str(folder)!r}, got none for {len(missing)} of "
-            f"{len(tried)} ({names}); looked for {looked_for}"
-        )
+        got = f"none for {len(missing)} of {len(tried)} ({names}); looked for {looked_for}"
+        raise DatasetError(f"each slide must have embeddings in {str(folder)!r}, got {got}")
     return found
 
 

@@ -1,19 +1,11 @@
 """Public image datasets in the folders that their owners publish, and images to embeddings.
 
-Official test splits stay shut.
-
-| layout | train | validation |
-|---|---|---|
-| folder | train/<class>/* | val/<class>/*; without splits: one of three stratified folds |
-| bracs | train/0_N ... 6_IC | val/0_N ... 6_IC |
-| breakhis | 40X images of F, TA, DC, MC, two of three folds over patients | the third fold |
-| mhist | annotations.csv, Partition 'train', two of three stratified folds | the third fold |
-| pcam | camelyonpatch_level_2_split_train_{x,y}.h5 | ..._valid_{x,y}.h5 |
+Official test splits stay shut. docs/probes.md tells what each layout looks for.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,10 +111,9 @@ def load_mhist(root: Path, *, seed: int = 1337) -> LabelledRows:
     table, images = root / "annotations.csv", root / "images"
     if not table.is_file() or not images.is_dir():
         raise files.unexpected(root, "MHIST", ["annotations.csv", "images/MHIST_*.png"])
-    label_column = "Majority Vote Label"
-    rows = files.read_rows(table, ("Image Name", label_column, "Partition"))
+    rows = files.read_rows(table, ("Image Name", "Majority Vote Label", "Partition"))
     rows = [r for r in rows if files.split_name(r["Partition"], str(table)) == TRAIN]
-    names, labels = files.encode_labels([r[label_column] for r in rows], str(table))
+    names, labels = files.encode_labels([r["Majority Vote Label"] for r in rows], str(table))
     paths = [images / r["Image Name"] for r in rows]
     if absent := [str(path) for path in paths if not path.is_file()]:
         raise DatasetError(f"image must exist, got {absent[0]!r}, named in {str(table)!r}")
@@ -145,11 +136,10 @@ def load_pcam(root: Path, *, seed: int = 1337) -> LabelledRows:
             with h5py.File(x, "r") as images, h5py.File(y, "r") as labels:
                 n, truth = len(images["x"]), np.asarray(labels["y"]).ravel().astype(np.int64)
         except (OSError, KeyError) as error:
-            found = f"{str(x)!r}: {error}"
-            raise DatasetError(f"PCam file must hold 'x' or 'y', got {found}") from error
-        if n != len(truth):
-            found = f"{n} and {len(truth)} in {str(x)!r}"
-            raise DatasetError(f"x and y must have the same N, got {found}")
+            rule = "PCam file must hold 'x' or 'y'"
+            raise DatasetError(f"{rule}, got {str(x)!r}: {error}") from error
+        if n != (m := len(truth)):
+            raise DatasetError(f"x and y must have the same N, got {n} and {m} in {str(x)!r}")
         parts.append(([ImageRef(x, row) for row in range(n)], truth))
     return _published("pcam", ("normal", "metastasis"), *parts, rule="published train and valid")
 
@@ -169,14 +159,13 @@ def _published(name: str, names: Names, train: Any, val: Any, *, rule: str) -> L
 
 def _class_folders(root: Path) -> tuple[Names, list[ImageRef], Labels]:
     """Class names (folders with images in them), their images and labels."""
-    found = {
-        folder.name: [p for p in sorted(folder.iterdir()) if p.suffix.lower() in IMAGE_SUFFIXES]
-        for folder in _folders(root)
-    }
-    names = tuple(name for name, paths in found.items() if paths)
-    counts = [len(found[name]) for name in names]
-    images = [ImageRef(path) for name in names for path in found[name]]
-    return names, images, np.repeat(np.arange(len(names)), counts)
+    found: dict[str, list[ImageRef]] = {}
+    for folder in _folders(root):
+        for path in sorted(folder.iterdir()):
+            if path.suffix.lower() in IMAGE_SUFFIXES:
+                found.setdefault(folder.name, []).append(ImageRef(path))
+    labels = np.repeat(np.arange(len(found)), [*map(len, found.values())])
+    return tuple(found), [*chain(*found.values())], labels
 
 
 def _folders(root: Path) -> list[Path]:

@@ -1,25 +1,28 @@
 """From the path that a person names to the tiles that a probe takes.
 
-A manifest is a table of tiles: images, embedding files, or rows of one embedding file; eva's too.
-Columns: `label` (or `target`); `split` (optional); and one of `path` / `image` (an image, or an
-embedding file), `embeddings` (an embedding file; eva), `row` (of the file given with
-`--embeddings`). `row` beside `path` or `embeddings` picks a row of that file. Test rows are never
-opened.
+A manifest is a table of tiles: images, embedding files, or rows of one; eva's too. Its columns
+stand in docs/probes.md. Labels by region are polygons drawn on slides (GeoJSON, as QuPath writes
+it) or a table; a tile takes the class of the polygon that holds its centre. Coordinates are level-0
+px. Test rows are never opened.
 """
 
-from collections import defaultdict
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.probe.config import ProbeConfig
-from thinsection.probe.data import files, images
-from thinsection.probe.data.regions import load_regions
-from thinsection.probe.data.sets import Embeddings, ImageRef, LabelledRows, RobustnessSet, TileSet
-from thinsection.probe.statistics import stratified_folds
+from thinsection.probe.data import files, images, sets
+from thinsection.probe.data.files import FOLDS, TEST
+from thinsection.probe.data.sets import LabelledRows, RobustnessSet, TileSet
+from thinsection.probe.statistics import grouped_folds, stratified_folds
+from thinsection.store.tiles_h5 import read_tiles
+from thinsection.types import CoordsL0
 
 if TYPE_CHECKING:
     from thinsection.encode import TileEncoder
@@ -27,19 +30,16 @@ if TYPE_CHECKING:
 PATH_COLUMNS = ("embeddings", "path", "image")
 LABEL_COLUMNS = ("label", "target")
 ROBUSTNESS_COLUMNS = ("slide_id", "biological_class", "medical_center")
+Ring = npt.NDArray[np.float64]  # (M, 2), x and y in level-0 px
+Labelled = tuple[str, str | None]  # label and split of a tile
+Places = dict[tuple[int, int], Labelled]  # by top-left corner, level-0 px
+Picked = dict[int, Labelled]  # by row of the tiles file
 
 
 def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
     """Labelled tile embeddings of a path; images are embedded by the configuration's encoder.
 
-    `path`: a manifest, a dataset folder, a file or folder of tile embeddings, or a results folder
-    with one encoder's.
-
     Memory: 12 N D at most while rows are split, 4 N D after; the largest file.
-
-    Raises:
-        DatasetError: the data do not look as expected; says what was looked for.
-        ConfigError: settings that the data need are missing.
     """
     rows, most = _labelled_rows(path, config), config.data.max_per_class
     if most is not None:  # before the encoder sees them
@@ -58,10 +58,9 @@ def _labelled_rows(path: Path, config: ProbeConfig) -> LabelledRows:
         return images.LAYOUTS[layout](path, seed=seed)
     tile_files = files.find_tile_files(path)
     if data.labels is None:
-        raise ConfigError(
-            f"labels must be given for tile embeddings, got none for {str(path)!r}; "
-            "pass --labels regions.geojson (or a table slide_id,x,y,label)"
-        )
+        remedy = "pass --labels regions.geojson (or a table slide_id,x,y,label)"
+        rule = "labels must be given for tile embeddings"
+        raise ConfigError(f"{rule}, got none for {str(path)!r}; {remedy}")
     return load_regions(tile_files, data.labels, seed=seed)
 
 
@@ -78,68 +77,35 @@ def guess_layout(path: Path, labels: Path | None) -> str:
 
 
 def load_manifest(table: Path, *, embeddings: Path | None = None, seed: int = 1337) -> LabelledRows:
-    """The tiles that a manifest lists; paths are relative to its folder.
-
-    Args:
-        embeddings: one file of embeddings, for a `row` column.
-        seed: of the fold that validates where there is no `split` column.
-    """
+    """The tiles that a manifest lists; paths are relative to its folder, rows of `embeddings`."""
     rows = files.read_rows(table, ())
     label_column, where = _present(rows, LABEL_COLUMNS, table), str(table)
     path_column = "" if embeddings else _present(rows, PATH_COLUMNS, table)
     has_split = "split" in rows[0]
     if has_split:
-        rows = [r for r in rows if files.split_name(r["split"], where) != files.TEST]
+        rows = [r for r in rows if files.split_name(r["split"], where) != TEST]
     names, labels = files.encode_labels([r[label_column] for r in rows], where)
     paths = [embeddings or table.parent / r[path_column] for r in rows]
     if has_split:
-        remedy = f"; leave the column out to have one of {files.FOLDS} folds validate"
+        remedy = f"; leave the column out to have one of {FOLDS} folds validate"
         splits = [files.split_name(r["split"], where) for r in rows]
         fold, rule = files.split_fold(splits, repr(where), remedy), "split column"
     else:
-        fold = stratified_folds(labels, folds=files.FOLDS, seed=seed, class_names=names)[0]
-        rule = f"stratified fold 0 of {files.FOLDS}, seed {seed}"
+        fold = stratified_folds(labels, folds=FOLDS, seed=seed, class_names=names)[0]
+        rule = f"stratified fold 0 of {FOLDS}, seed {seed}"
     facts = {"split_rule": rule, "manifest": table.name}
     suffixes = {p.suffix.lower() for p in paths}
     if suffixes <= set(images.IMAGE_SUFFIXES):
-        refs = [*map(ImageRef, paths)]
+        refs = [*map(sets.ImageRef, paths)]
         return LabelledRows(table.stem, names, labels, fold, facts, images=refs)
     if not suffixes <= set(files.EMBEDDING_SUFFIXES):
         of_images, of_tiles = ", ".join(images.IMAGE_SUFFIXES), ", ".join(files.EMBEDDING_SUFFIXES)
         rule = f"files must be all images ({of_images}) or all embeddings ({of_tiles})"
         raise DatasetError(f"{rule}, got {', '.join(sorted(suffixes))} in {where!r}")
     given = [r.get("row", "") for r in rows]
-    vectors = gather_rows(paths, given, table)
+    vectors = files.gather_rows(paths, given, table)
     ids = [f"{p.name}:{row}" if row else p.name for p, row in zip(paths, given, strict=True)]
     return LabelledRows(table.stem, names, labels, fold, facts, vectors, ids)
-
-
-def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> Embeddings:
-    """One row per entry, each file opened once."""
-    by_path = defaultdict(list)
-    for i, path in enumerate(paths):
-        by_path[path].append(i)
-    out: Embeddings | None = None
-    for path, entries in by_path.items():
-        array = files.read_embeddings(path)
-        dim = array.shape[1]
-        if out is None:
-            out = np.empty((len(paths), dim), dtype=np.float32)
-        if dim != out.shape[1]:
-            found = f"{dim} after {out.shape[1]} in {str(path)!r}"
-            raise DatasetError(f"embeddings must have the same D, got {found}")
-        out[entries] = array[[_row_index(rows[i], len(array), path, table) for i in entries]]
-    assert out is not None  # a table has rows
-    return out
-
-
-def _row_index(text: str, count: int, path: Path, table: Path) -> int:
-    if not text and count == 1:
-        return 0
-    if not text.isdigit() or int(text) >= count:
-        found = f"{text!r} in {str(table)!r}"
-        raise DatasetError(f"row must lie in 0..{count - 1} of {path.name!r}, got {found}")
-    return int(text)
 
 
 def _present(rows: Sequence[files.TextRow], names: Sequence[str], table: Path) -> str:
@@ -149,34 +115,208 @@ def _present(rows: Sequence[files.TextRow], names: Sequence[str], table: Path) -
     raise DatasetError(f"manifest must have a column {wanted}, got {found}")
 
 
+@dataclass(frozen=True, slots=True)
+class LabelledRegion:
+    """One labelled polygon."""
+
+    label: str
+    slide_id: str | None  # None where there is only one slide
+    split: str | None  # 'train', 'val', 'test'
+    rings: tuple[Ring, ...]  # outer rings and holes: inside is inside an odd number of them
+
+    def holds(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+        """Which points (N, 2) lie inside, by the even-odd rule. Memory: O(N)."""
+        inside, (x, y) = np.zeros(len(points), dtype=bool), points.T
+        for ring in self.rings:
+            for (x0, y0), (x1, y1) in zip(ring, np.roll(ring, -1, axis=0), strict=True):
+                if y0 == y1:
+                    continue
+                spans = (y0 <= y) != (y1 <= y)
+                inside ^= spans & (x < x0 + (y - y0) * (x1 - x0) / (y1 - y0))
+        return inside
+
+
+def read_regions(path: Path) -> list[LabelledRegion]:
+    """Labelled polygons of a GeoJSON file; the label is QuPath's classification name."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"labels must be GeoJSON, got {str(path)!r}: {error}") from error
+    features = document.get("features") if isinstance(document, dict) else document
+    if not isinstance(features, list) or not features:
+        raise DatasetError(f"labels must be a FeatureCollection with features, got {str(path)!r}")
+    return [_region(feature, i, path) for i, feature in enumerate(features)]
+
+
+def _region(feature: Any, number: int, path: Path) -> LabelledRegion:
+    properties, geometry = (feature.get(key) or {} for key in ("properties", "geometry"))
+    of_class = (properties.get("classification") or {}).get("name")
+    label, kind = (
+        properties.get("label") or of_class or properties.get("name"),
+        geometry.get("type"),
+    )
+    if not label or kind not in ("Polygon", "MultiPolygon"):
+        found = f"{kind!r} with label {label!r} as feature {number} in {str(path)!r}"
+        remedy = "name a class in QuPath or set properties.classification.name"
+        rule = "each feature must be a labelled Polygon or MultiPolygon"
+        raise DatasetError(f"{rule}, got {found}; {remedy}")
+    polygons = [geometry["coordinates"]] if kind == "Polygon" else geometry["coordinates"]
+    rings = [np.asarray(ring, dtype=np.float64)[:, :2] for polygon in polygons for ring in polygon]
+    if (split := properties.get("split")) is not None:
+        split = files.split_name(str(split), str(path))
+    return LabelledRegion(str(label), properties.get("slide_id"), split, tuple(rings))
+
+
+def load_regions(tile_files: Sequence[Path], labels: Path, *, seed: int = 1337) -> LabelledRows:
+    """The labelled tiles of the slides, and how they are split for a probe.
+
+    A `split` property or column decides; without it one of three folds validates: over slides
+    where there are at least three with labels, else over tiles (neighbours of validation tiles are
+    then trained on, and the facts say so).
+
+    Memory: 8 N D for N labelled tiles; one slide's file.
+    """
+    slides = _labelled_tiles(tile_files, labels)
+    encoders = {(s.encoder, s.embeddings.shape[1]) for s in slides}
+    if len(encoders) > 1:
+        mixed = ", ".join(sorted(f"{name or 'unnamed'} ({dim}-d)" for name, dim in encoders))
+        raise DatasetError(f"slides must come from one encoder, got {mixed}; probe them apart")
+    texts = [label for s in slides for label, _ in s.labels]
+    if len(set(texts)) < 2:
+        found = f"{len(texts)} tiles of {len(slides)} slides in {str(labels)!r}"
+        rule = "labels must put tiles into at least two classes"
+        raise DatasetError(f"{rule}, got {sorted(set(texts))} for {found}")
+    names, codes = files.encode_labels(texts, str(labels))
+    of_slide = [s.name for s in slides for _ in s.labels]
+    splits = [split for s in slides for _, split in s.labels]
+    if any(splits):
+        if not all(splits):
+            raise DatasetError("split must be given for every labelled region or tile, or for none")
+        fold, rule = files.split_fold(splits, "the labels"), "split of the labels"
+    elif len(set(of_slide)) >= FOLDS:
+        fold = grouped_folds(codes, of_slide, folds=FOLDS, seed=seed)[0]
+        rule = f"fold 0 of {FOLDS} over slides, seed {seed}"
+    else:
+        fold = stratified_folds(codes, folds=FOLDS, seed=seed, class_names=names)[0]
+        flatters = "train and validation tiles share slides and neighbours, so the score flatters"
+        rule = f"stratified fold 0 of {FOLDS} over tiles, seed {seed}: {flatters}"
+    facts = {"split_rule": rule, "labels": labels.name, "slides": len(set(of_slide))}
+    if slides[0].encoder is not None:
+        facts["encoder"] = slides[0].encoder
+    ids = [f"{s.name}:{x}x{y}" for s in slides for x, y in s.coords_l0.tolist()]
+    vectors = np.concatenate([s.embeddings for s in slides])
+    return LabelledRows(labels.stem, names, codes, fold, facts, vectors, ids)
+
+
+class _SlideTiles(NamedTuple):
+    """The labelled tiles of one slide."""
+
+    name: str
+    encoder: str | None
+    coords_l0: CoordsL0
+    embeddings: sets.Embeddings
+    labels: list[Labelled]
+
+
+def _labelled_tiles(tile_files: Sequence[Path], labels: Path) -> list[_SlideTiles]:
+    """Of each file the tiles that the table, or the regions, give a label."""
+    is_table = labels.suffix.lower() in files.TABLE_SUFFIXES
+    table = _read_table(labels) if is_table else {}
+    regions = [] if is_table else read_regions(labels)
+    if len(tile_files) > 1 and any(region.slide_id is None for region in regions):
+        rule = "each region must have the property 'slide_id' where there are several slides"
+        raise DatasetError(f"{rule}, got one without in {str(labels)!r}")
+    slides = []
+    for path in tile_files:
+        tiles = read_tiles(path)
+        features, edge_l0 = tiles.features, tiles.tile_px_l0
+        if features is None:
+            got = f"only coordinates in {str(path)!r}; run `thinsection embed` first"
+            raise DatasetError(f"tiles must have 'features', got {got}")
+        if edge_l0 is None:
+            got = f"{sorted(tiles.attributes)} in {str(path)!r}"
+            raise DatasetError(f"coords must have the attribute 'patch_size_level0', got {got}")
+        name, encoder = (_text(tiles.attributes.get(key)) for key in ("name", "encoder"))
+        name, coords = name or path.stem, tiles.coords_l0
+        by_region = _by_region(regions, coords, edge_l0, name)
+        found = _by_place(table.get(name, {}), coords, name) if is_table else by_region
+        rows = sorted(found)
+        vectors, picked = features[rows].astype(np.float32), [found[row] for row in rows]
+        slides.append(_SlideTiles(name, encoder, coords[rows], vectors, picked))
+    seen = [s.name for s in slides]
+    named = {*table, *(region.slide_id for region in regions if region.slide_id)}
+    if unknown := named - set(seen):
+        known, got = ", ".join(seen[:5]), ", ".join(sorted(map(repr, unknown)))
+        rule = f"slide_id must name a slide of the data ({known})"
+        raise DatasetError(f"{rule}, got {got} in {str(labels)!r}")
+    return slides
+
+
+def _text(value: object) -> str | None:
+    """An attribute of an HDF5 file."""
+    return value.decode() if isinstance(value, bytes) else None if value is None else str(value)
+
+
+def _by_region(
+    regions: list[LabelledRegion], coords_l0: CoordsL0, edge_l0: int, name: str
+) -> Picked:
+    centres = coords_l0.astype(np.float64) + edge_l0 / 2
+    picked: Picked = {}
+    for region in regions:
+        if region.slide_id not in (None, name) or region.split == TEST:
+            continue
+        for i in np.flatnonzero(region.holds(centres)).tolist():
+            other = picked.setdefault(i, (region.label, region.split))
+            if other != (region.label, region.split):
+                both = f"{other[0]!r} and {region.label!r} at {coords_l0[i].tolist()} in {name!r}"
+                raise DatasetError(f"a tile must lie in one class and split, got {both}")
+    return picked
+
+
+def _read_table(path: Path) -> dict[str, Places]:
+    """Label and split by slide and place, of slide_id, x, y, label[, split]; without test rows."""
+    by_slide: dict[str, Places] = {}
+    for row in files.read_rows(path, ("slide_id", "x", "y", "label")):
+        split = files.split_name(row["split"], str(path)) if row.get("split") else None
+        if split == TEST:
+            continue
+        try:
+            place = (int(row["x"]), int(row["y"]))
+        except ValueError:
+            found = f"{row['x']!r}, {row['y']!r} in {str(path)!r}"
+            raise DatasetError(f"x and y must be whole level-0 px, got {found}") from None
+        by_slide.setdefault(row["slide_id"], {})[place] = (row["label"], split)
+    return by_slide
+
+
+def _by_place(wanted: Places, coords_l0: CoordsL0, name: str) -> Picked:
+    places = [(x, y) for x, y in coords_l0.tolist()]
+    if absent := sorted(set(wanted) - set(places)):
+        x, y = absent[0]
+        found = f"none at {x}, {y} ({len(absent)} missing) in {name!r}"
+        raise DatasetError(f"each labelled tile must be in the tile file, got {found}")
+    return {i: wanted[place] for i, place in enumerate(places) if place in wanted}
+
+
 def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
     """The tiles that a table lists (slide_id, biological_class, medical_center).
 
-    A column `path` names images, which the encoder embeds; rows of a file of embeddings go with the
-    table's, or are named in a column `row`.
-
     Memory: 4 N D + what embeds the images.
-
-    Raises:
-        ConfigError: neither images nor an embeddings file.
-        DatasetError: columns or rows are missing.
     """
     rows = files.read_rows(path, ROBUSTNESS_COLUMNS)
     file = config.data.embeddings
     if file is None and "path" in rows[0]:
         encoder = _encoder(config)
         encode, words = images.class_and_mean(encoder)
-        refs = [ImageRef(path.parent / r["path"]) for r in rows]
+        refs = [sets.ImageRef(path.parent / r["path"]) for r in rows]
         vectors = images.embed_images(refs, encode, batch_size=config.compute.batch_size)
         facts = {"table": path.name, "embedding": words, **images.encoder_facts(encoder)}
     elif file is None or not file.is_file():
-        raise ConfigError(
-            f"embeddings must be a file, got {file}; pass --embeddings FILE, or give the table a "
-            "column 'path' of images"
-        )
+        remedy = "pass --embeddings FILE, or give the table a column 'path' of images"
+        raise ConfigError(f"embeddings must be a file, got {file}; {remedy}")
     else:
         index = [r.get("row") or str(i) for i, r in enumerate(rows)]
-        vectors = gather_rows([file] * len(rows), index, path)
+        vectors = files.gather_rows([file] * len(rows), index, path)
         facts = {"table": path.name, "embedding": file.name}
     columns = {name: tuple(r[name] for r in rows) for name in ROBUSTNESS_COLUMNS}
     return RobustnessSet(name=path.stem, embeddings=vectors, facts=facts, **columns)

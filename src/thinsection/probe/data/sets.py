@@ -141,10 +141,9 @@ class SurvivalSet(_Cases):
 
     def __post_init__(self) -> None:
         self._check("event", "time")
-        for case, time in zip(self.ids, self.time, strict=True):
-            if not 0 < time < np.inf:
-                found = f"{time} for case {case!r}"
-                raise InvalidInputError(f"time must be finite and > 0, got {found}")
+        if bad := [i for i, time in enumerate(self.time) if not 0 < time < np.inf]:
+            found = f"{self.time[bad[0]]} for case {self.ids[bad[0]]!r}"
+            raise InvalidInputError(f"time must be finite and > 0, got {found}")
         if not self.event.any():
             raise InvalidInputError("event must be seen in some case, got only censored cases")
 
@@ -190,11 +189,9 @@ def check_finite(embeddings: Embeddings, ids: Sequence[str]) -> None:
     """
     bad = np.flatnonzero(~np.isfinite(embeddings.sum(axis=1, dtype=np.float64)))
     if len(bad):
-        shown = ", ".join(repr(ids[i]) for i in bad[:3])
-        raise InvalidInputError(
-            f"embeddings must be finite, got NaN or inf in {len(bad)} of {len(ids)} rows "
-            f"({shown}{', ...' if len(bad) > 3 else ''}); embed these again, in fp32"
-        )
+        shown = ", ".join(repr(ids[i]) for i in bad[:3]) + (", ..." if len(bad) > 3 else "")
+        found = f"NaN or inf in {len(bad)} of {len(ids)} rows ({shown}); embed these again, in fp32"
+        raise InvalidInputError(f"embeddings must be finite, got {found}")
 
 
 def check_tile_set(data: TileSet) -> None:
@@ -207,8 +204,8 @@ def check_tile_set(data: TileSet) -> None:
     for name, split in (("train", data.train), ("val", data.val)):
         low, high = split.labels.min(), split.labels.max()
         if low < 0 or high >= k:
-            found = f"{low}..{high} {where}"
-            raise DatasetError(f"labels of {name} must lie in 0..{k - 1}, got {found}")
+            rule = f"labels of {name} must lie in 0..{k - 1}"
+            raise DatasetError(f"{rule}, got {low}..{high} {where}")
     absent = sorted(set(range(k)) - set(data.train.labels.tolist()))
     if k < 2 or absent:
         missing = f" (none of {', '.join(data.class_names[c] for c in absent)})" if absent else ""
@@ -219,8 +216,6 @@ def check_tile_set(data: TileSet) -> None:
 def draw_rows(labels: Labels, most: int, *, seed: int) -> IndexArray:
     """Sorted indices of at most `most` rows of each class."""
     rng = np.random.default_rng(seed)
-    kept = []
-    for c in np.unique(labels):
-        rows = np.flatnonzero(labels == c)
-        kept.append(rng.choice(rows, most, replace=False) if len(rows) > most else rows)
+    of_class = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    kept = [rng.choice(r, most, replace=False) if len(r) > most else r for r in of_class]
     return np.sort(np.concatenate(kept))

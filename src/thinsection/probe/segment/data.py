@@ -1,11 +1,5 @@
 """Segmentation datasets in the folders that their owners publish. Official test splits stay shut.
-
-| dataset | on disk | split |
-|---|---|---|
-| pannuke | Fold{1,2}/{images,masks}/fold{1,2}/{images,masks}.npy | Fold1 train, Fold2 validation |
-| monusac | MoNuSAC_images_and_annotations/<slide>/<x>.tif and <x>.npy | 3 folds over slides |
-| consep | Train/Images/*.png, Train/Labels/*.mat with `type_map` | 3 folds over images |
-
+docs/cache.md tells what is looked for and how it is split.
 Images of any size become 256 px squares: bilinear with Pillow's antialias, labels nearest.
 """
 
@@ -179,10 +173,8 @@ def read_label(path: Path) -> npt.NDArray[np.uint8]:
         raise DatasetError(f"label must be readable, got {str(path)!r}: {error}") from error
     top = len(CONSEP_REMAP) - 1 if is_mat else 255
     if label.ndim != 2 or label.min() < 0 or label.max() > top or (label != label.round()).any():
-        raise DatasetError(
-            f"label must be whole numbers 0..{top} of shape (H, W), got {label.dtype} "
-            f"{label.shape}, {label.min()}..{label.max()} in {str(path)!r}"
-        )
+        got = f"{label.dtype} {label.shape}, {label.min()}..{label.max()} in {str(path)!r}"
+        raise DatasetError(f"label must be whole numbers 0..{top} of shape (H, W), got {got}")
     whole: npt.NDArray[np.uint8] = label.astype(np.uint8)
     return CONSEP_REMAP[whole] if is_mat else whole
 

@@ -31,12 +31,6 @@ def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
     """The probe on a dataset's folder, with features from the cache.
 
     Memory: `cache_memory` + the encoder, then the head (see `SegmentTrainer`) + 65,536 N bytes.
-
-    Raises:
-        DatasetError: the folder does not look as expected; says what was looked for.
-        StoreError: the cache is damaged, or its disk is full.
-        ConfigError: a setting is not allowed.
-        BudgetError: `cache_memory` does not hold one batch.
     """
     chosen, cached, device = config.segment, config.cache, config.segment.device
     protocol = get_protocol(chosen.protocol, seed=chosen.seed)
@@ -77,10 +71,6 @@ def segment_features(
     `storage`: 'lossless', or a dtype that is forced.
 
     Memory: a batch of images, the encoder, and the budget.
-
-    Raises:
-        InvalidInputError: the encoder has no tokens, or they form no square.
-        DiskSpaceError: the disk cannot hold them; StoreError: an existing cache is damaged.
     """
     tokens = encoder.encode_tokens(centre(data.image(0)[None], settings))
     grid_edge(tokens.shape[1])
@@ -124,20 +114,10 @@ def segment_probe(
     'compatible' with the suite's numbers, or 'correct' (see `upsampled`); the head is on `device`.
 
     Memory: what `features` takes + 65,536 N bytes of labels + 24 K² N of counts + the trainer.
-
-    Raises:
-        ConfigError: the protocol defines no segmentation probe.
-        DatasetError: an image or a label does not look as expected.
     """
     settings: SegmentSettings = protocol.require("segment")
-    trainer = SegmentTrainer(
-        features=features,
-        labels=data.labels(),
-        num_classes=len(data.class_names),
-        settings=settings,
-        geometry=geometry,
-        device=resolve_device(device, mps=False),
-    )
+    where, num_classes = resolve_device(device, mps=False), len(data.class_names)
+    trainer = SegmentTrainer(features, data.labels(), num_classes, settings, geometry, where)
     fits = [trainer.fit(train, val, seed=protocol.seed) for train, val in data.folds]
     weight = settings.background_weight
     details = _details(data, fits, weight)

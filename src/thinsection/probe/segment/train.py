@@ -28,6 +28,7 @@ from thinsection.store.cache import FeatureCache
 
 INIT_STD, NORM_EPS = 0.02, 1e-5
 LabelImages = npt.NDArray[np.uint8]  # (N, H, W)
+Pair = tuple[LabelImages, LabelImages]  # truth, prediction
 
 
 class Block(nn.Module):
@@ -153,7 +154,7 @@ def label_window(labels: LabelImages, settings: SegmentSettings, geometry: Geome
     return labels[:, margin : margin + settings.crop_px, margin : margin + settings.crop_px]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SegmentTrainer:
     """One training: the data, what decides the score, and where it computes.
 
@@ -165,8 +166,8 @@ class SegmentTrainer:
     labels: LabelImages
     num_classes: int
     settings: SegmentSettings
-    geometry: Geometry = "compatible"
-    device: torch.device = torch.device("cpu")
+    geometry: Geometry
+    device: torch.device
 
     def fit(self, train: IndexArray, val: IndexArray, *, seed: int) -> SegmentFit:
         """Trains on rows `train`, keeps the epoch with the best dice loss on rows `val`."""
@@ -174,7 +175,7 @@ class SegmentTrainer:
         head = initial_head(self.features.shape[2], k, s, generator).to(self.device)
         optimizer = torch.optim.Adam(head.parameters(), lr=s.lr, weight_decay=s.weight_decay)
         best: dict[str, Any] = {}
-        first_losses, train_losses, val_losses = list[float](), list[float](), list[float]()
+        history: list[tuple[float, float, float]] = []  # first, train and val loss of an epoch
         for epoch in range(1, s.epochs + 1):
             order = train[torch.randperm(len(train), generator=generator).numpy()]
             loss, first = self._epoch(head, order, optimizer)
@@ -182,12 +183,11 @@ class SegmentTrainer:
             if not math.isfinite(loss + val_loss):
                 found = f"{loss} in epoch {epoch}; scale the features"
                 raise InvalidInputError(f"training loss must stay finite, got {found}")
-            if val_loss < min(val_losses, default=math.inf):
+            if val_loss < min((past[2] for past in history), default=math.inf):
                 best = copy.deepcopy(head.state_dict())
-            first_losses.append(first)
-            train_losses.append(loss)
-            val_losses.append(val_loss)
+            history.append((first, loss, val_loss))
         head.load_state_dict(best)
+        first_losses, train_losses, val_losses = map(list, zip(*history, strict=True))
         return SegmentFit(
             head=head,
             best_epoch=1 + int(np.argmin(val_losses)),
@@ -217,9 +217,7 @@ class SegmentTrainer:
         values = np.array([float(loss) for loss in losses])
         return float(np.average(values, weights=sizes)), float(values[0])
 
-    def predict(
-        self, head: MaskTransformer, rows: IndexArray
-    ) -> Iterator[tuple[LabelImages, LabelImages]]:
+    def predict(self, head: MaskTransformer, rows: IndexArray) -> Iterator[Pair]:
         """uint8 (truth, prediction) of rows, batch by batch, in the frame that is scored."""
         with torch.no_grad():
             for scores, labels in self._scored(head, rows):
