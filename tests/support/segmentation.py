@@ -120,9 +120,7 @@ class StubEncoder:
         g = torch.Generator().manual_seed(seed)
         self.dim, self.seed, self.calls = dim, seed, 0
         self.projection = torch.randn(3, dim, generator=g)
-        self.spec = SimpleNamespace(
-            name="stub", input_px=224, resize_px=None, interpolation="bilinear", mean=0, std=1
-        )
+        self.spec = SimpleNamespace(name="stub", preprocessing={"input_px": 224})
         self.precision, self.device = "fp32", torch.device("cpu")
 
     @property

@@ -1,6 +1,4 @@
-"""`run_probes`: many probes as jobs of an executor, and the table of their scores.
-
-A job is one data set, encoder, seed and probe.
+"""`run_probes`: many probes as jobs of an executor, one a data set, encoder, seed and probe.
 
 OUT/probes.csv                             a row per score
     <job>/<probe>.json, .csv, .md, .html   the report of the probe
@@ -119,13 +117,10 @@ def run_probes(
 ) -> list[ProbeRow]:
     """Every combination of data, encoders, seeds and probes, each a job of its own.
 
-    Writes OUT/<job>/ with the probe's report and OUT/probes.csv with a row per score. Workers of
-    other nodes must see `out`; `data` are each as `thinsection probe` takes it.
+    Workers of other nodes must see `out`; `data` are each as `thinsection probe` takes it. A failed
+    job is a row; bad settings, or a cluster that fails, raise a ThinsectionError.
 
     Memory: of the largest probe, in each worker.
-
-    Raises:
-        ThinsectionError: bad settings, or the cluster; a failed job is a row.
     """
     config = config or ProbeGridConfig()
     executor, out = config.executor, Path(out).resolve()

@@ -68,8 +68,6 @@ def segment_features(
 ) -> FeatureCache:
     """The dataset's tokens [N, T, D] in the cache of `root`; computed where they are not there yet.
 
-    `storage`: 'lossless', or a dtype that is forced.
-
     Memory: a batch of images, the encoder, and the budget.
     """
     tokens = encoder.encode_tokens(centre(data.image(0)[None], settings))
@@ -172,10 +170,9 @@ def with_cache_facts(result: ProbeResult, cache: FeatureCache) -> ProbeResult:
     """The result with what the cache kept and, for a lossy dtype, what that cost."""
     manifest, loss, remarks = cache.manifest, cache.manifest.loss, result.remarks
     if loss is not None:
-        remarks += (
-            f"lossy cache ({manifest.key.storage}): largest error {loss.max_abs_error:.3g}, "
-            f"{loss.changed} of {loss.values} values changed",
-        )
+        changed = f"{loss.changed} of {loss.values} values changed"
+        error = f"largest error {loss.max_abs_error:.3g}"
+        remarks += (f"lossy cache ({manifest.key.storage}): {error}, {changed}",)
     facts = {
         **result.facts,
         "encoder": manifest.key.encoder,

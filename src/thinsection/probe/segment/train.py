@@ -71,8 +71,7 @@ class MaskTransformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         num_classes = self.class_tokens.shape[1]
-        x = self.project(tokens)
-        x = torch.cat([x, self.class_tokens.expand(len(x), -1, -1)], dim=1)
+        x = torch.cat([self.project(tokens), self.class_tokens.expand(len(tokens), -1, -1)], dim=1)
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
