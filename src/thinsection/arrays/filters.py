@@ -66,9 +66,7 @@ def stains_from_rgb(ns: ArrayNamespace, rgb: Array, stain: str) -> Array:
     """Amount of each of the three stains of one of `STAINS`, float64 (H, W, 3), >= 0.
 
     A channel's share of log(1e-6) stands for its optical density; vectors are scikit-image's.
-
-    Source: Ruifrok and Johnston, Quantification of histochemical staining by color
-        deconvolution, 2001.
+    Source: Ruifrok and Johnston 2001.
     """
     if stain not in STAINS:
         raise InvalidInputError(f"stain must be one of {', '.join(STAINS)}, got {stain!r}")

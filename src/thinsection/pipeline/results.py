@@ -12,8 +12,7 @@ from thinsection.files.atomic import write_json, write_table
 from thinsection.qc import qc_fail
 from thinsection.qc.checks.check import Score
 from thinsection.qc.engine import QcRule, parse_rule
-from thinsection.report.qc_files import QC_FORMAT, QC_JSON, write_qc_csv
-from thinsection.report.qc_sheet import write_qc_sheet
+from thinsection.report.qc_files import QC_FORMAT, QC_JSON, write_qc_csv, write_qc_sheet
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
 from thinsection.stages.masks import QcStage

@@ -89,9 +89,12 @@ class QcResult:
         return notebook_html(self.overlay(), f"Quality control: {self.pipeline.name}", lines)
 
 
-def prepare_models(pipeline: Pipeline, *, cache_dir: Path | None = None) -> None:
-    """Trains the pipeline's pixel models into the cache, where they are not there yet."""
-    _models(pipeline, cache_dir or user_cache_dir())
+def prepare_models(
+    pipeline: Pipeline, *, cache_dir: Path | None = None
+) -> dict[ByExample, PixelModel]:
+    """The pipeline's pixel models; those of own examples are trained into the cache, once."""
+    checks = [check for check in pipeline.checks if isinstance(check, ByExample)]
+    return {check: trained_model(check, cache_dir or user_cache_dir()) for check in checks}
 
 
 def run_qc(
@@ -123,10 +126,11 @@ def run_qc(
         pipeline = load_pipeline(pipeline)
     ns, scale = get_namespace(device), scale_of(slide, pipeline, slide_mpp)
     started = time.perf_counter()
-    images = _images(slide, pipeline, scale.work_mpp)
+    long_side = max(slide.size) * scale.work_mpp  # µm; edges are rounded half to even
+    edges = [max(1, int(np.rint(long_side / mpp))) for mpp in pipeline.image_mpps]
+    images = dict(zip(pipeline.image_mpps, read_work_images(slide, edges), strict=True))
     seconds = {"read": time.perf_counter() - started}
-    folder = cache_dir or user_cache_dir()
-    view = _view(ns, slide, pipeline, images, slide_mpp=scale.slide_mpp, cache_dir=folder)
+    view = _view(ns, slide, pipeline, images, slide_mpp=scale.slide_mpp, cache_dir=cache_dir)
     left, outcomes, took = _narrowed(view, pipeline)
     mask_use, rgb = ns.download(left), images[pipeline.work_mpp]
     scores = {column: value for o in outcomes.values() for column, value in o.scores.items()}
@@ -148,13 +152,6 @@ def run_qc(
     )
 
 
-def _images(slide: Slide, pipeline: Pipeline, mpp_l0: float) -> dict[float, RgbArray]:
-    """Nominal mpp -> image, with the longer edge rounded half to even, at least 1 px."""
-    mpps = pipeline.image_mpps
-    edges = [max(1, int(np.rint(max(slide.size) * mpp_l0 / mpp))) for mpp in mpps]
-    return dict(zip(mpps, read_work_images(slide, edges), strict=True))
-
-
 def _view(
     ns: ArrayNamespace,
     slide: Slide,
@@ -162,14 +159,14 @@ def _view(
     images: Mapping[float, RgbArray],
     *,
     slide_mpp: float,
-    cache_dir: Path,
+    cache_dir: Path | None,
 ) -> QcView:
     """The view before any check: all px are in use."""
     rgb = ns.upload(images[pipeline.work_mpp])
 
     @cache  # the first check that asks computes all, as they share features
     def found() -> dict[ByExample, Array]:
-        return probabilities(ns, rgb, _models(pipeline, cache_dir))
+        return probabilities(ns, rgb, prepare_models(pipeline, cache_dir=cache_dir))
 
     return QcView(
         ns=ns,
@@ -182,11 +179,6 @@ def _view(
         strips_at=partial(read_strips, slide, slide_mpp),
         probability_of=lambda check: found()[check],
     )
-
-
-def _models(pipeline: Pipeline, cache_dir: Path) -> dict[ByExample, PixelModel]:
-    checks = [check for check in pipeline.checks if isinstance(check, ByExample)]
-    return {check: trained_model(check, cache_dir) for check in checks}
 
 
 def _narrowed(
@@ -234,9 +226,9 @@ def tile_qc_columns(
 ) -> dict[str, npt.NDArray[np.float32]]:
     """Per check, the share of each tile's area that it touched, float32 (N,) in [0, 1].
 
-    Tiles of an edge in level-0 px have their top-left corners at coords_l0, (N, 2). Checks that
-    only measure, or that fill holes, have no column. The share is exact: px of the mask that a
-    tile's border cuts count by the part inside. Area outside the slide counts as untouched.
+    Tiles of tile_px_l0 have their top-left corners at coords_l0, (N, 2). Checks that only measure,
+    or that fill holes, have no column. Px of the mask that a tile's border cuts count by the part
+    inside; area outside the slide counts as untouched.
 
     Memory: O(H * W + N) for each check.
 
@@ -267,23 +259,14 @@ class QcRule:
 
 
 def parse_rule(text: str) -> QcRule:
-    """The rule of a text such as 'pixels_to_use<1000'.
-
-    Raises:
-        ConfigError: the text is no such comparison.
-    """
-    match = _RULE.fullmatch(text)
-    if match is None:
+    """The rule of a text such as 'pixels_to_use<1000', or ConfigError."""
+    if (match := _RULE.fullmatch(text)) is None:
         raise ConfigError(f"qc rule must read like 'pixels_to_use<1000', got {text!r}")
     return QcRule(column=match[1], symbol=match[2], limit=float(match[3]))
 
 
 def qc_fail(row: Mapping[str, Score], rule: QcRule | str) -> bool:
-    """Whether the rule holds for the row of a `QcResult`, i.e. the slide fails.
-
-    Raises:
-        ConfigError: no such column, or it holds no number.
-    """
+    """Whether the rule holds for the row of a `QcResult`; ConfigError without such a number."""
     rule = parse_rule(rule) if isinstance(rule, str) else rule
     name = rule.column
     if name not in row:

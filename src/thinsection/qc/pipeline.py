@@ -118,13 +118,7 @@ def pipeline_from_mapping(data: Mapping[str, Any]) -> Pipeline:
 
 
 def check_from_mapping(data: Mapping[str, Any]) -> QcCheck:
-    """One [[check]] table as a check.
-
-    Raises:
-        ConfigError: no such kind, an unknown key, or a value that is not allowed.
-        InvalidInputError: another package's check is none.
-        MissingDependencyError: a package that the check needs is not installed.
-    """
+    """One [[check]] table as a check; InvalidInputError where another package's check is none."""
     kind = str(data.get("kind"))
     cls = CHECKS.load(kind)
     if not (isinstance(cls, type) and issubclass(cls, QcCheck) and cls.kind == kind):
@@ -135,10 +129,7 @@ def check_from_mapping(data: Mapping[str, Any]) -> QcCheck:
 
 
 def pipeline_identity(pipeline: Pipeline) -> dict[str, Any]:
-    """Plain values that decide what a pipeline says of a slide: settings, pictures, version.
-
-    Pictures that checks read count by size and modification time.
-    """
+    """Plain values that decide what it says of a slide; pictures by size and modification time."""
     files = [Path(name) for check in pipeline.checks for name in check.files]
     stats = [path.stat() if path.is_file() else None for path in files]  # the run says what is gone
     pictures = [[stat.st_size, stat.st_mtime_ns] if stat else [] for stat in stats]
@@ -214,8 +205,12 @@ def _check(step: str, section: Texts, folder: Path, notes: list[str]) -> dict[st
     values.setdefault("name", f"{table['name']}_{label}" if label else table["name"])
     if table["kind"] == "by_example":
         values |= _examples(values.pop("examples"), values, folder, notes)
-    if "templates" in values:
-        values["templates"] = _templates(values["templates"], folder, notes)
+    if paths := values.get("templates"):
+        found = [str(path) for text in paths if (path := _find(text, folder)) is not None]
+        values["templates"] = found
+        if missing := len(paths) - len(found):
+            what = f"templates: {missing} of {len(paths)} template pictures are not here"
+            notes.append(f"{what}; their columns are NA. Name your own, or install HistoQC")
     return {"kind": table["kind"], **values}
 
 
@@ -270,14 +265,6 @@ def _examples(
     notes.append(f"{values['name']}: HistoQC's example pictures are not here; {ours}")
     limits = {"threshold": 0.8, "min_elongation": 8.0} if model == "coverslip" else {}
     return {"model": model, "features": [], **limits}  # its own, whatever HistoQC's were
-
-
-def _templates(paths: list[str], folder: Path, notes: list[str]) -> list[str]:
-    found = [path for text in paths if (path := _find(text, folder)) is not None]
-    if missing := len(paths) - len(found):
-        what = f"templates: {missing} of {len(paths)} template pictures are not here"
-        notes.append(f"{what}; their columns are NA. Name your own, or install HistoQC")
-    return [str(path) for path in found]
 
 
 def _find(text: str, folder: Path) -> Path | None:

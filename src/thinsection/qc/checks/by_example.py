@@ -88,9 +88,7 @@ def trained_model(check: ByExample, cache_dir: Path) -> PixelModel:
 
     The file's name holds the hash of examples, features and training, so that another seed or
     another mask is another model. Two processes that train at once write the same bytes.
-
-    Raises:
-        ConfigError: no such model, features that are not its, or examples that do not pair up.
+    ConfigError: no such model, features that are not its, or examples that do not pair up.
     """
     if check.model != "own":
         return _built_in(check)
@@ -172,10 +170,7 @@ def pixel_features(ns: ArrayNamespace, rgb: Array, names: Sequence[str]) -> dict
 
 
 def _frangi(ns: ArrayNamespace, gray: Array) -> Array:
-    """Largest response over the scales to a dark line.
-
-    Source: Frangi et al., Multiscale vessel enhancement filtering, 1998.
-    """
+    """Largest response over the scales to a dark line. Source: Frangi et al. 1998."""
     xp, best = ns.xp, ns.xp.zeros_like(gray)
     for sigma in _FRANGI_SIGMAS_PX:
         low, high = filters.ridges(ns, gray, sigma)
@@ -191,13 +186,10 @@ def train(
 ) -> PixelModel:
     """A model of the examples, on the CPU; the same inputs and seed give the same model.
 
-    The seed decides the sampling, the first weights and the order of batches; num_samples px are
-    drawn from all examples.
+    The seed decides the sampling of num_samples px, the first weights and the order of batches.
+    InvalidInputError: the examples have no px of one of the classes.
 
     Memory: O(px of the examples * features).
-
-    Raises:
-        InvalidInputError: the examples have no px of one of the classes.
     """
     from sklearn.neural_network import MLPClassifier
 

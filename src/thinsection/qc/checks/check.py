@@ -114,15 +114,14 @@ class QcView:
 
 @dataclass(frozen=True, kw_only=True)
 class QcCheck(ABC):
-    """One check with its settings. A subclass's fields are those of its `[[check]]` table.
+    """One check: a subclass's fields are those of its `[[check]]` table, each with a default.
 
-    The first line of a subclass's docstring is its help; every field has a default.
+    The first line of a subclass's docstring is its help.
     """
 
     kind: ClassVar[str]  # of the table; the entry point's name, where another package brings it
     needs: ClassVar[tuple[str, ...]] = ()  # packages beyond ours that it imports, by import name
     fills: ClassVar[bool] = False  # True if what it touches is given to the mask, not taken from it
-
     name: str = ""  # unique in a pipeline: of the mask, its picture and, in most checks, the column
 
     def __post_init__(self) -> None:

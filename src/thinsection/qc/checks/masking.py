@@ -6,14 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from thinsection.arrays import Array, filters
-from thinsection.arrays.morphology import (
-    dilated_by_square,
-    disk_footprint,
-    drop_small,
-    fill_small,
-    opened_by_disk,
-)
+from thinsection.arrays import Array, filters, morphology
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
 
@@ -53,7 +46,7 @@ class Otsu(QcCheck):
 
     def __call__(self, view: QcView) -> Outcome:
         if self.local:
-            gray, disk = _as_uint8(view), disk_footprint(view.length_px(self.radius))
+            gray, disk = _as_uint8(view), morphology.disk_footprint(view.length_px(self.radius))
             below = gray < filters.local_otsu(view.ns, gray, disk)
         else:
             below = view.gray < filters.otsu_threshold(view.ns, view.gray)
@@ -99,7 +92,7 @@ class LocalMinimum(QcCheck):
     invert: bool = True  # False keeps the others (HistoQC's own default is True, as here)
 
     def __call__(self, view: QcView) -> Outcome:
-        disk = disk_footprint(view.length_px(self.radius))
+        disk = morphology.disk_footprint(view.length_px(self.radius))
         bright = filters.local_minimum(view.ns, _as_uint8(view), disk) > self.upper_gray
         return view.left(view.mask_use & (bright ^ self.invert), self.column)
 
@@ -117,8 +110,8 @@ class Flat(QcCheck):
     def __call__(self, view: QcView) -> Outcome:
         ns, least = view.ns, view.area_px(self.min_area)
         mean = filters.box_mean(ns, view.gray, max(1, round(view.length_px(self.kernel))))
-        found = drop_small(ns, abs(mean - view.gray) < self.max_difference, least)
-        return view.left(view.mask_use & drop_small(ns, ~found, least), self.name)
+        found = morphology.drop_small(ns, abs(mean - view.gray) < self.max_difference, least)
+        return view.left(view.mask_use & morphology.drop_small(ns, ~found, least), self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +148,10 @@ class Fat(QcCheck):
 
     def __call__(self, view: QcView) -> Outcome:
         ns, mask = view.ns, view.mask_use
-        filled = fill_small(ns, mask, view.area_px(self.max_cell))
-        cells = drop_small(ns, filled & ~mask, view.area_px(self.min_cell))
-        joined = dilated_by_square(ns, cells, max(1, round(view.length_px(self.kernel))))
-        found = drop_small(ns, joined, int(view.area_px(self.min_area)) + 1)  # more, not at least
+        filled = morphology.fill_small(ns, mask, view.area_px(self.max_cell))
+        cells = morphology.drop_small(ns, filled & ~mask, view.area_px(self.min_cell))
+        joined = morphology.dilated_by_square(ns, cells, max(1, round(view.length_px(self.kernel))))
+        found = morphology.drop_small(ns, joined, int(view.area_px(self.min_area)) + 1)
         return view.left_regions(mask & ~found, "fatlike_tissue_removed", found)
 
 
@@ -172,7 +165,7 @@ class FillHoles(QcCheck):
     min_area: str = area("1000 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        new = fill_small(view.ns, view.mask_use, view.area_px(self.min_area))
+        new = morphology.fill_small(view.ns, view.mask_use, view.area_px(self.min_area))
         return view.left_regions(new, "small_tissue_filled", new & ~view.mask_use)
 
 
@@ -185,7 +178,7 @@ class DropSpecks(QcCheck):
     min_area: str = area("64 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        new = drop_small(view.ns, view.mask_use, view.area_px(self.min_area))
+        new = morphology.drop_small(view.ns, view.mask_use, view.area_px(self.min_area))
         return view.left_regions(new, "small_tissue_removed")
 
 
@@ -198,7 +191,7 @@ class Fragments(QcCheck):
     min_area: str = area("10000 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        new = drop_small(view.ns, view.mask_use, view.area_px(self.min_area))
+        new = morphology.drop_small(view.ns, view.mask_use, view.area_px(self.min_area))
         return view.left(new, "areaThresh")
 
 
@@ -211,7 +204,7 @@ class Spurs(QcCheck):
     radius: str = length("5 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        new = opened_by_disk(view.ns, view.mask_use, view.length_px(self.radius))
+        new = morphology.opened_by_disk(view.ns, view.mask_use, view.length_px(self.radius))
         return view.left(new, "spur_pixels")
 
 
