@@ -15,7 +15,7 @@ def view_of(
     ns = get_namespace("cpu")
 
     def strips_at(mpp: float, rows_multiple: int) -> Strips:
-        return Strips(mpp=mpp, size=(rgb.shape[1], rgb.shape[0]), strips=iter([rgb]))
+        return (rgb.shape[1], rgb.shape[0]), iter([rgb])
 
     def probability_of(params: object) -> object:
         raise AssertionError("these views have no pixel model")

@@ -1,8 +1,4 @@
-"""Masks on either device: labels, small regions, dilation, opening.
-
-Connectivity is 4 for what is removed or filled and 8 for what is counted, as scikit-image's and
-HistoQC's defaults are.
-"""
+"""Masks on either device: 4-connected for what is removed or filled, 8-connected for counts."""
 
 import numpy as np
 
@@ -63,8 +59,7 @@ def dilated_by_square(ns: ArrayNamespace, mask: Array, edge_px: int) -> Array:
 
 def opened_by_disk(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
     """The mask opened by a disk; outside the image counts as inside, so borders are kept."""
-    eroded = ~dilated_by_disk(ns, ~mask, radius_px)
-    return dilated_by_disk(ns, eroded, radius_px)
+    return dilated_by_disk(ns, ~dilated_by_disk(ns, ~mask, radius_px), radius_px)
 
 
 def dilated_by_disk(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:

@@ -25,6 +25,7 @@ from thinsection.qc.work_image import read_strips, read_work_images, scale_of, s
 from thinsection.slide import Slide
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, RgbArray
 
+Seconds = dict[str, float]
 _GLASS_COLOR: Color = (222, 226, 231)
 _OPERATORS = {
     **{"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt},
@@ -47,7 +48,7 @@ class QcResult:
     mpp_th: float  # µm per px of it
     facts: Mapping[str, Score]  # what the file says of itself, for the row
     tables: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)  # for the report, by check
-    seconds: Mapping[str, float] = field(default_factory=dict)  # per check, and of reading
+    seconds: Seconds = field(default_factory=dict)  # per check, and of reading
     crossings: Mapping[str, int] = field(default_factory=dict)  # of host and device, by reason
 
     @property
@@ -89,9 +90,7 @@ class QcResult:
         return notebook_html(self.overlay(), f"Quality control: {self.pipeline.name}", lines)
 
 
-def prepare_models(
-    pipeline: Pipeline, *, cache_dir: Path | None = None
-) -> dict[ByExample, PixelModel]:
+def prepare_models(pipeline: Pipeline, *, cache_dir: Path | None = None) -> dict[Any, PixelModel]:
     """The pipeline's pixel models; those of own examples are trained into the cache, once."""
     checks = [check for check in pipeline.checks if isinstance(check, ByExample)]
     return {check: trained_model(check, cache_dir or user_cache_dir()) for check in checks}
@@ -129,9 +128,9 @@ def run_qc(
     long_side = max(slide.size) * scale.work_mpp  # µm; edges are rounded half to even
     edges = [max(1, int(np.rint(long_side / mpp))) for mpp in pipeline.image_mpps]
     images = dict(zip(pipeline.image_mpps, read_work_images(slide, edges), strict=True))
-    seconds = {"read": time.perf_counter() - started}
+    read_s = time.perf_counter() - started
     view = _view(ns, slide, pipeline, images, slide_mpp=scale.slide_mpp, cache_dir=cache_dir)
-    left, outcomes, took = _narrowed(view, pipeline)
+    left, outcomes, seconds = _narrow(view, pipeline)
     mask_use, rgb = ns.download(left), images[pipeline.work_mpp]
     scores = {column: value for o in outcomes.values() for column, value in o.scores.items()}
     said = [warning for o in outcomes.values() for warning in o.warnings]
@@ -147,7 +146,7 @@ def run_qc(
         mpp_th=view.mpp_th,
         facts=_facts(slide),
         tables={name: table for o in outcomes.values() for name, table in o.tables.items()},
-        seconds=seconds | took,
+        seconds={"read": read_s, **seconds},
         crossings=dict(ns.crossings),
     )
 
@@ -181,18 +180,15 @@ def _view(
     )
 
 
-def _narrowed(
-    view: QcView, pipeline: Pipeline
-) -> tuple[Array, dict[str, Outcome], dict[str, float]]:
+def _narrow(view: QcView, pipeline: Pipeline) -> tuple[Array, dict[str, Outcome], Seconds]:
     """The mask that is left, what each check answered (with all warnings), and its seconds."""
     outcomes: dict[str, Outcome] = {}
-    seconds: dict[str, float] = {}
-    columns: set[str] = set()
+    seconds: Seconds = {}
     for check in pipeline.checks:
         name, started = check.name, time.perf_counter()
         outcome = check(view)
-        twice = [column for column in outcome.scores if column in columns]
-        columns |= outcome.scores.keys()
+        earlier = {column for other in outcomes.values() for column in other.scores}
+        twice = [column for column in outcome.scores if column in earlier]
         said = [f"{name} writes the column {column} of an earlier check" for column in twice]
         left = view.mask_use if outcome.mask_use is None else outcome.mask_use
         emptied = bool(view.mask_use.any()) and not bool(left.any())

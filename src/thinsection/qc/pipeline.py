@@ -189,8 +189,8 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
                 check["name"] += "_again"
             checks[check["name"]] = check
     base = _settings(_BASE, sections.get(_BASE, {}), _steps()[_BASE])
-    whole = {"name": path.stem, "work_from": "objective_power", **base}
-    return pipeline_from_mapping({**whole, "check": list(checks.values())}), notes
+    base |= {"name": path.stem, "work_from": "objective_power", "check": list(checks.values())}
+    return pipeline_from_mapping(base), notes
 
 
 def _check(step: str, section: Texts, folder: Path, notes: list[str]) -> dict[str, Any] | None:
@@ -270,7 +270,6 @@ def _examples(
 def _find(text: str, folder: Path) -> Path | None:
     """The file beside the config, or in an installed HistoQC."""
     roots = [folder]
-    if (spec := find_spec("histoqc")) is not None and spec.origin is not None:
-        package = Path(spec.origin).parent
-        roots += [package / "data", package]
+    if origin := getattr(find_spec("histoqc"), "origin", None):
+        roots += [Path(origin).parent / "data", Path(origin).parent]
     return next((root / text for root in roots if (root / text).is_file()), None)

@@ -1,7 +1,4 @@
-"""The default tissue mask: saturation and Otsu's threshold on a thumbnail of about 8 µm/px.
-
-Beside it what any mask needs: a picture over its slide, and the share of a box that it covers.
-"""
+"""The default tissue mask, and of any mask its picture and the share of a box that it covers."""
 
 import math
 from collections.abc import Iterable
@@ -73,9 +70,9 @@ class TissueMask:
 def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     """Where the tissue of a slide is.
 
-    Saturation (HSV) of a thumbnail, smoothed by a 3 x 3 median, against Otsu's threshold between
-    two limits: an empty slide gives an empty mask, a slide full of tissue a full one. Pieces and
-    holes below the configured areas go (without an mpp, as many px as at 8 µm/px).
+    Saturation (HSV) of a thumbnail of about 8 µm/px, smoothed by a 3 x 3 median, against Otsu's
+    threshold between two limits: an empty slide gives an empty mask, a slide full of tissue a full
+    one. Pieces and holes below the configured areas go (without an mpp, as many px as at 8 µm/px).
 
     Memory: O(thumbnail): about 40 bytes per mask px, beside one strip of the level that is read.
 
@@ -112,8 +109,8 @@ def segment_tissue(
     saturation = ndimage.median_filter(saturation.astype(np.uint8), size=3)
     dark = high < config.black_level
     counts = np.bincount(saturation[~dark], minlength=256).astype(np.float32)
-    threshold = otsu_level(counts, np.arange(256))
-    threshold = min(max(threshold, _SATURATION_FLOOR), _SATURATION_CEILING)
+    level = otsu_level(counts, np.arange(256))
+    threshold = min(max(level, _SATURATION_FLOOR), _SATURATION_CEILING)
     ns, mask = get_namespace("cpu"), (saturation > threshold) & ~dark
     # before filling holes, so that dots around a piece do not bridge it
     mask = drop_small(ns, mask, round(config.min_speck_um2 / px_area_um2))

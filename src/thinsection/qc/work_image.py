@@ -1,7 +1,7 @@
 """The slide at work resolutions: how large it is to be, and one streamed pass over each level.
 
-The px are those of OpenSlide's `get_thumbnail`, which HistoQC works on: the level is reduced by an
-integer box, strip by strip, so that it never sits in memory, and then resized by LANCZOS.
+The px are those of OpenSlide's `get_thumbnail`, which HistoQC works on: box-reduced strip by strip,
+so that a level never sits in memory, and then resized by LANCZOS.
 """
 
 import math
@@ -21,8 +21,7 @@ STRIP_BYTES = 24 * MIB  # of one strip as it is read
 _ROWS_STEP = 256  # tile rows of most files: a strip of whole tiles decodes no tile twice
 _REDUCING_GAP = 2.0  # the image is box-reduced to at least this many times the wanted size
 _ASSUMED_MPP = 0.5  # µm/px of a file that says neither mpp nor objective power
-_DARK_MEDIAN = 40  # of 255: glass of a brightfield slide is above 200
-_ONE_COLOUR_RANGE = 6  # of 255
+_DARK_MEDIAN, _ONE_COLOUR_RANGE = 40, 6  # of 255: glass of a brightfield slide is above 200
 _BROWN_SHARE = 0.25  # of the coloured px
 
 
@@ -122,7 +121,7 @@ def read_strips(slide: Slide, slide_mpp: float, mpp: float, rows_multiple: int) 
             if rows := strip.shape[0] // factor:
                 yield _box_reduced(strip[: rows * factor, : width * factor], (factor, factor))
 
-    return Strips(mpp=level.downsample * slide_mpp * factor, size=(width, height), strips=strips())
+    return (width, height), strips()
 
 
 def coarsest_level(levels: Sequence[Level], downsample: float) -> Level:
@@ -176,6 +175,4 @@ class _Reducer:
 
 
 def _box_reduced(pixels: RgbArray, factors: tuple[int, int]) -> RgbArray:
-    if factors == (1, 1):
-        return pixels
-    return np.asarray(Image.fromarray(pixels).reduce(factors))
+    return pixels if factors == (1, 1) else np.asarray(Image.fromarray(pixels).reduce(factors))

@@ -33,7 +33,7 @@ QC_JSON = "qc.json"  # written last: where it is, everything is
 _PLAIN = ("facts", "scores", "mpp_th", "seconds", "crossings")  # fields that are JSON as they are
 _HISTOGRAM_PX = (420, 200)  # width, height
 _REMEDY = "run quality control again"
-_THUMBNAIL_EDGE_PX = 160
+_THUMBNAIL_EDGE_PX, _SMALL_EDGE_PX = 160, 500  # on the page, and in HistoQC's folders
 _OUTLIER_DEVIATIONS = 3.5  # of the median absolute deviation, scaled to a normal's sigma
 _MIN_SLIDES = 5  # fewer say nothing about what is usual
 _Usual = tuple[float, float] | None  # a column's median and scaled median absolute deviation
@@ -57,13 +57,13 @@ HISTOQC_COLUMNS: tuple[str, ...] = (
     *(f"deconv_c{n}_{what}" for n in range(3) for what in ("mean", "std")),
     *("pixels_to_use", "warnings"),
 )
+_BREAKS = re.compile(r"[\t\n\r]")  # in no cell of HistoQC's table
 _HEADERS = ("start_time", "pipeline", "outdir", "config_file", "command_line_args")
 _SUFFIXES = {  # our picture -> the end of HistoQC's file name
     **{"thumbnail": "thumb", "overlay": "fuse", "flat_areas": "flat", "histogram": "hist"},
     **{"small_filled": "small_fill", "small_removed": "small_remove"},
     "equalised": "equalized_thumb",
 }
-_SMALL_EDGE_PX = 500
 
 
 def write_qc(result: QcResult, folder: Path, *, key: str = "") -> None:
@@ -158,10 +158,7 @@ def _write_png(path: Path, picture: npt.NDArray[Any]) -> None:
 
 
 def write_qc_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Writes one line per slide; columns are the union of all rows', in order of appearance.
-
-    A row without a column has an empty cell there, so that rows never misalign.
-    """
+    """Writes one line per slide; columns are those of all rows, what a row lacks is empty."""
     write_table(path, [{name: _plain_number(v) for name, v in row.items()} for row in rows])
 
 
@@ -182,11 +179,9 @@ def write_qc_sheet(path: Path, rows: Sequence[Row], *, title: str) -> None:
     columns = sorted(names, key=_order(_FIRST))
     usual = {name: _usual([row.get(name) for row in rows]) for name in columns}
     lines = [_line(row, usual, path.parent) for row in rows]
-    counts = {
-        "num_failed": sum(line["failed"] for line in lines),
-        "num_outliers": sum(line["num_outliers"] > 0 for line in lines),
-    }
-    values = {"title": title, "columns": columns, "lines": lines, **counts}
+    values = {"title": title, "columns": columns, "lines": lines}
+    values["num_failed"] = sum(line["failed"] for line in lines)
+    values["num_outliers"] = sum(line["num_outliers"] > 0 for line in lines)
     write_text(path, render_page("thinsection.report", "qc_sheet.html", **values))
 
 
@@ -252,7 +247,7 @@ def write_histoqc(out: Path, rows: Sequence[Row], headers: Mapping[str, str]) ->
         rows: of the run; `folder` (else `slide_id`) is where pictures lie, relative to `out`.
         headers: 'start_time', 'pipeline', 'outdir', 'config_file' and 'command_line_args'.
     """
-    lines = [f"#{key}:\t{_one_line(headers[key])}" for key in _HEADERS]
+    lines = [f"#{key}:\t{_BREAKS.sub(' ', headers[key])}" for key in _HEADERS]
     lines.append("#dataset:" + "\t".join(HISTOQC_COLUMNS))
     for row in rows:
         if row["status"] != "failed":
@@ -262,8 +257,8 @@ def write_histoqc(out: Path, rows: Sequence[Row], headers: Mapping[str, str]) ->
             if "width" in row:
                 width, height = _plain_number(row["width"]), _plain_number(row["height"])
                 known["image_bounding_box"] = f"(0, 0, {width}, {height})"
-            cells = (str(_plain_number(known.get(column, "NA"))) for column in HISTOQC_COLUMNS)
-            lines.append("\t".join(map(_one_line, cells)))
+            values = (_plain_number(known.get(column, "NA")) for column in HISTOQC_COLUMNS)
+            lines.append("\t".join(_BREAKS.sub(" ", str(value)) for value in values))
     write_text(out / "results.tsv", "\n".join(lines) + "\n")
 
 
@@ -275,7 +270,3 @@ def _copy_pictures(source: Path, target: Path) -> None:
             if path.stem == "thumbnail":
                 picture.thumbnail((_SMALL_EDGE_PX, _SMALL_EDGE_PX))
                 _write_png(target / f"{target.name}_thumb_small.png", np.asarray(picture))
-
-
-def _one_line(text: str) -> str:
-    return re.sub(r"[\t\n\r]", " ", text)

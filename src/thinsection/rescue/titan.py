@@ -6,7 +6,7 @@ the cells instead of the N x N bias, and an attention forward that computes the 
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,11 +45,15 @@ def titan(model: Any, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[A
     encoder = _recognise(model)
     attentions = [block.attn for block in encoder.blocks.modules_list]
     _probe(encoder, attentions[0], budget_bytes)
-    with ExitStack() as stack:
-        _put(stack, encoder, "get_alibi", _cells_instead(encoder.get_alibi))
-        for attention in attentions:
-            _put(stack, attention, "forward", _forward_of(attention, budget_bytes))
+    ours = [(encoder, "get_alibi", _cells_instead(encoder.get_alibi))]
+    ours += [(each, "forward", _forward_of(each, budget_bytes)) for each in attentions]
+    try:
+        for owner, name, function in ours:
+            owner.__dict__[name] = function
         yield model
+    finally:
+        for owner, name, _ in ours:
+            owner.__dict__.pop(name)  # the class's own method shows through again
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +147,3 @@ def _forward_of(attention: Any, budget_bytes: int) -> Callable[..., Any]:
         return attention.proj_drop(attention.proj(merged))
 
     return forward
-
-
-def _put(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    owner.__dict__[name] = value
-    stack.callback(owner.__dict__.pop, name)  # the class's own method shows through again

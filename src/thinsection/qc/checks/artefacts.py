@@ -56,10 +56,11 @@ class Focus(QcCheck):
 
         Memory: O(one strip + blocks).
         """
-        (width, height), (mask_height, mask_width), edge = strips.size, tissue.shape, self.block_px
+        ((width, height), read), edge = strips, self.block_px
+        mask_height, mask_width = tissue.shape
         rows: list[Array] = []
         bottom = 0
-        for rgb in strips.strips:
+        for rgb in read:
             top, bottom = bottom, bottom + len(rgb)
             first, last = (round(row * mask_height / height) for row in (top, bottom))
             part = tissue[min(first, mask_height - 1) : max(last, first + 1)]
@@ -72,10 +73,8 @@ class Focus(QcCheck):
                 pixels = ns.upload(rgb[:, left * edge : right * edge], reason="strip")
                 gray = filters.gray32_from_rgb(ns, pixels)
                 once, twice = (filters.gaussian(ns, gray, sigma) for sigma in (1.0, 2.0))
-                fine, coarse = (
-                    filters.block_means(ns, abs(finer - coarser), edge)
-                    for finer, coarser in ((gray, once), (once, twice))
-                )
+                fine = filters.block_means(ns, abs(gray - once), edge)
+                coarse = filters.block_means(ns, abs(once - twice), edge)
                 values[:, left:right] = fine / (coarse + self.floor)
             rows.append(values)
         return ns.xp.concatenate(rows)

@@ -138,8 +138,7 @@ def _own_examples(check: ByExample) -> list[Example]:
 
 def check_features(names: Iterable[str]) -> None:
     """Raises ConfigError where a name is of no feature."""
-    unknown = [name for name in names if name not in _FEATURES]
-    if unknown:
+    if unknown := [name for name in names if name not in _FEATURES]:
         raise ConfigError(f"features must be of {', '.join(_FEATURES)}, got {unknown[0]!r}")
 
 

@@ -19,6 +19,9 @@ from thinsection.types import RgbArray, Size
 
 Score = float | str
 Statistics = Literal["relative2mask", "relative2image", "absolute"]
+# the slide at another resolution, from top to bottom: (width, height) of all strips together, and
+# RGB strips on the host, of rows in the multiple asked for, but for the last
+Strips = tuple[Size, Iterator[RgbArray]]
 EMPTY_SCORE = -100.0  # what HistoQC writes where there is no px to measure
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(px|um|mm|um2|mm2)\s*")
 _UM = {"length": {"um": 1.0, "mm": 1000.0}, "area": {"um2": 1.0, "mm2": 1e6}}
@@ -36,15 +39,6 @@ def length(default: str) -> Any:
 def area(default: str) -> Any:
     """A field of a check that is an area: '64 px' of the work image, '4096 um2' or '0.65 mm2'."""
     return field(default=default, metadata={"size": "area"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strips:
-    """The slide at another resolution, in strips from top to bottom."""
-
-    mpp: float  # µm per px
-    size: Size  # (width, height) of all strips together
-    strips: Iterator[RgbArray]  # on the host; rows in the multiple asked for, but for the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
