@@ -222,10 +222,7 @@ def otsu_threshold(ns: ArrayNamespace, image: Array) -> float:
 
 
 def otsu_level(counts: npt.NDArray[np.floating], values: npt.NDArray[Any]) -> float:
-    """The value that parts a histogram with the largest variance between both sides.
-
-    Where fewer than two values occur: that value, or 0.0. In the precision of `counts`.
-    """
+    """The value that best parts a histogram (Otsu); of a single value, that value; of none, 0.0."""
     values, counts = values[counts > 0], counts[counts > 0]
     if len(values) < 2:
         return float(values.sum())

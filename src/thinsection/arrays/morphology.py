@@ -25,9 +25,7 @@ def fill_small(ns: ArrayNamespace, mask: Array, min_area_px: float) -> Array:
     return ~drop_small(ns, ~mask, min_area_px)
 
 
-def keep_elongated(
-    ns: ArrayNamespace, mask: Array, min_elongation: float, min_area_px: float
-) -> Array:
+def keep_elongated(ns: ArrayNamespace, mask: Array, elongation: float, min_area_px: float) -> Array:
     """The 8-connected regions whose length, by their spread, is so many times their mean width."""
     xp, (labels, count) = ns.xp, labelled(ns, mask, connectivity=8)
     if count == 0:
@@ -45,7 +43,7 @@ def keep_elongated(
     xy = sums(x * y) / area - mean_x * mean_y
     spread = xp.sqrt(((yy - xx) / 2) ** 2 + xy**2)
     length = xp.sqrt(12 * ((yy + xx) / 2 + spread))
-    keep = (length * length / area >= min_elongation) & (area >= min_area_px)
+    keep = (length * length / area >= elongation) & (area >= min_area_px)
     keep[0] = False
     return keep[labels]
 

@@ -20,7 +20,7 @@ from thinsection.files.pages import notebook_html
 from thinsection.qc.checks.by_example import ByExample, PixelModel, probabilities, trained_model
 from thinsection.qc.checks.check import Outcome, QcView, Score
 from thinsection.qc.pipeline import Pipeline, load_pipeline
-from thinsection.qc.tissue import Color, TissueMask, box_fractions, overlay
+from thinsection.qc.tissue import Color, Shares, TissueMask, box_fractions, overlay
 from thinsection.qc.work_image import read_strips, read_work_images, scale_of, suspicions
 from thinsection.slide import Slide
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, RgbArray
@@ -104,9 +104,7 @@ def run_qc(
     cache_dir: Path | None = None,
     slide_mpp: float | None = None,
 ) -> QcResult:
-    """Runs every check of the pipeline on the slide.
-
-    A slide that leaves a check nothing to do gets warnings, not an exception.
+    """Runs every check of the pipeline on the slide; one without tissue gets warnings, no error.
 
     Args:
         pipeline: a preset's name, a TOML file, or what `load_pipeline` made of one.
@@ -217,9 +215,7 @@ def _facts(slide: Slide) -> dict[str, Score]:
     }
 
 
-def tile_qc_columns(
-    result: QcResult, coords_l0: CoordsL0, tile_px_l0: int
-) -> dict[str, npt.NDArray[np.float32]]:
+def tile_qc_columns(result: QcResult, coords_l0: CoordsL0, tile_px_l0: int) -> dict[str, Shares]:
     """Per check, the share of each tile's area that it touched, float32 (N,) in [0, 1].
 
     Tiles of tile_px_l0 have their top-left corners at coords_l0, (N, 2). Checks that only measure,

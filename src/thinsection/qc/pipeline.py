@@ -17,6 +17,7 @@ from thinsection.registry import Entry, Registry
 from thinsection.slide.geometry import nominal_mpp
 
 Texts = Mapping[str, str]  # a section of HistoQC's config: key -> text
+Table = dict[str, Any]  # of a TOML file
 WorkFrom = Literal["objective_power", "mpp"]
 _BUILT_IN: tuple[type[QcCheck], ...] = (
     *(by_example.ByExample, masking.Intensity, masking.Otsu, masking.BrightestCluster),
@@ -29,15 +30,12 @@ _PRESETS = Path(__file__).parent / "presets"
 _RESERVED_NAMES = ("mask_use", "overlay", "thumbnail")  # of files that are no check's
 _KINDS = {"name": str, "work_mpp": float, "work_from": WorkFrom, "statistics": Statistics}
 _VERSION = 3  # of the checks: raise it when one answers differently
-CHECKS: Registry[type[QcCheck]] = Registry(
-    "qc check",
-    "thinsection.qc_checks",
-    [Entry(name=c.kind, help=str(c.__doc__).splitlines()[0], target=c) for c in _BUILT_IN],
-)
+_ENTRIES = [Entry(name=c.kind, help=str(c.__doc__).splitlines()[0], target=c) for c in _BUILT_IN]
+CHECKS: Registry[type[QcCheck]] = Registry("qc check", "thinsection.qc_checks", _ENTRIES)
 _BASE = "BaseImage.BaseImage"
 # pictures that come with HistoQC: not ours to ship, our generated ones stand in for them
 _OWN_MODELS = {"pen/": "pen", "models/coverslip": "coverslip"}
-_NO_STEP: dict[str, Any] = {"kind": "", "keys": {}, "fixed": {}, "ignored": [], "name": ""}
+_NO_STEP: Table = {"kind": "", "keys": {}, "fixed": {}, "ignored": [], "name": ""}
 _LETTERS = {"y": True, "t": True, "n": False, "f": False}
 _TRUTHS = {**configparser.ConfigParser.BOOLEAN_STATES, **_LETTERS}
 
@@ -137,7 +135,7 @@ def pipeline_identity(pipeline: Pipeline) -> dict[str, Any]:
 
 
 @cache
-def _steps() -> dict[str, dict[str, Any]]:
+def _steps() -> dict[str, Table]:
     """HistoQC's function -> how it becomes a check; the file's first lines say what a table has."""
     tables = read_toml(Path(__file__).with_name("histoqc_steps.toml"))
     return {function: _NO_STEP | table for function, table in tables.items()}
@@ -182,7 +180,7 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
         raise ConfigError(f"config must have [pipeline] steps, got none in {str(path)!r}")
     sections = {name: dict(parser[name]) for name in parser.sections()}
     notes: list[str] = []
-    checks: dict[str, dict[str, Any]] = {}
+    checks: dict[str, Table] = {}
     for step in parser.get("pipeline", "steps").split():
         if (check := _check(step, sections.get(step, {}), path.parent, notes)) is not None:
             while check["name"] in checks:
@@ -193,7 +191,7 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
     return pipeline_from_mapping(base), notes
 
 
-def _check(step: str, section: Texts, folder: Path, notes: list[str]) -> dict[str, Any] | None:
+def _check(step: str, section: Texts, folder: Path, notes: list[str]) -> Table | None:
     """One step as a [[check]] table, or None if there is nothing to check."""
     function, _, label = step.partition(":")
     if function not in _steps():
@@ -214,7 +212,7 @@ def _check(step: str, section: Texts, folder: Path, notes: list[str]) -> dict[st
     return {"kind": table["kind"], **values}
 
 
-def _settings(step: str, section: Texts, table: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(step: str, section: Texts, table: Table) -> Table:
     """What a section sets, by our names; a key or value that cannot be carried over is refused."""
     keys, fixed = table["keys"], table["fixed"]
     known = (*keys, *fixed, *table["ignored"])
@@ -223,7 +221,7 @@ def _settings(step: str, section: Texts, table: Mapping[str, Any]) -> dict[str, 
             raise ConfigError(f"{step}.{key} must be {fixed[key]} to be carried over, got {text!r}")
         if key not in known:
             raise ConfigError(f"unknown key {key!r} in [{step}]{nearest(key, known)}")
-    values: dict[str, Any] = {}
+    values: Table = {}
     for key, (ours, reading, *default) in keys.items():
         if (set_to := section.get(key, *default)) is not None:
             try:
@@ -243,9 +241,7 @@ def _same(text: str, wanted: str) -> bool:
         return _TRUTHS.get(one, one) == _TRUTHS.get(other, other)
 
 
-def _examples(
-    texts: list[str], values: Mapping[str, Any], folder: Path, notes: list[str]
-) -> dict[str, Any]:
+def _examples(texts: list[str], values: Table, folder: Path, notes: list[str]) -> Table:
     """Settings for HistoQC's examples (image:mask): our two lists, or those of a built-in model."""
     by_example.check_features(values["features"])
     pairs = [re.split(r"(?<!\W[A-Za-z]):", text) for text in texts]

@@ -24,6 +24,8 @@ from thinsection.units import format_mpp
 _SATURATION_FLOOR, _SATURATION_CEILING = 15.0, 40.0
 _BLIND_LONG_SIDE_TH = 2048  # px of the thumbnail's long side without an mpp
 Color = tuple[int, int, int]  # RGB, 0 to 255
+Tints = Iterable[tuple[MaskArray, Color]]
+Shares = npt.NDArray[np.float32]  # (N,), in [0, 1]
 TISSUE_COLOR: Color = (0, 160, 80)
 _DIMMED = 0.35  # share of its own colour that a px out of use keeps
 
@@ -95,8 +97,7 @@ def thumbnail_size(size_l0: Size, slide_mpp: Mpp | None, mask_mpp: float) -> Siz
     """(width, height) of a thumbnail at `mask_mpp`, never larger than the slide, at least 1 px."""
     blind = _BLIND_LONG_SIDE_TH / max(size_l0)
     x, y = (mpp / mask_mpp for mpp in slide_mpp) if slide_mpp else (blind, blind)
-    width, height = size_l0
-    return max(1, round(width * min(1.0, x))), max(1, round(height * min(1.0, y)))
+    return max(1, round(size_l0[0] * min(1.0, x))), max(1, round(size_l0[1] * min(1.0, y)))
 
 
 def segment_tissue(
@@ -117,9 +118,7 @@ def segment_tissue(
     return fill_small(ns, mask, round(config.min_hole_um2 / px_area_um2)), threshold
 
 
-def overlay(
-    rgb: RgbArray, mask_use: MaskArray, tints: Iterable[tuple[MaskArray, Color]] = ()
-) -> RgbArray:
+def overlay(rgb: RgbArray, mask_use: MaskArray, tints: Tints = ()) -> RgbArray:
     """The picture: out of use dimmed and tinted by the mask that took it, the rest outlined."""
     picture = rgb.astype(np.float32)
     tint = np.full_like(picture, 255.0)
@@ -131,9 +130,7 @@ def overlay(
     return np.clip(picture, 0, 255).astype(np.uint8)
 
 
-def box_fractions(
-    mask: MaskArray, frame: MaskFrame, coords_l0: CoordsL0, size_l0: Size
-) -> npt.NDArray[np.float32]:
+def box_fractions(mask: MaskArray, frame: MaskFrame, coords_l0: CoordsL0, size_l0: Size) -> Shares:
     """The area-weighted share of each box that lies on True mask px, float32 (N,).
 
     Boxes of one size (width, height) have their top-left corners at coords_l0, (N, 2). Mask px that
@@ -160,5 +157,5 @@ def box_fractions(
 
     # so and not by SciPy's map_coordinates, which makes 1e-17 of nothing
     covered = up_to(bottom, right) - up_to(top, right) - up_to(bottom, left) + up_to(top, left)
-    shares = np.clip(covered / np.prod(size_l0 / downsample), 0.0, 1.0)
-    return np.asarray(shares, dtype=np.float32)
+    shares = covered / np.prod(size_l0 / downsample)
+    return np.asarray(np.clip(shares, 0.0, 1.0), dtype=np.float32)

@@ -1,8 +1,4 @@
-"""The files that quality control leaves: of a slide (and read back), of a run, and HistoQC's own.
-
-Of a run there is a table and a contact sheet, one page opened from the file system; HistoQC's UI
-and CohortFinder open its layout.
-"""
+"""The files that quality control leaves: of a slide (and read back), of a run, and HistoQC's."""
 
 import json
 import math
@@ -38,16 +34,13 @@ _OUTLIER_DEVIATIONS = 3.5  # of the median absolute deviation, scaled to a norma
 _MIN_SLIDES = 5  # fewer say nothing about what is usual
 _Usual = tuple[float, float] | None  # a column's median and scaled median absolute deviation
 _FIRST = ("pixels_to_use", "bright", "dark", "pen_markings", "coverslip_edge")
-_REGIONS = (
-    *("fatlike_tissue_removed", "small_tissue_filled", "small_tissue_removed"),
-    "blurry_removed",
-)
-_OF_REGIONS = ("num_regions", "mean_area", "max_area", "percent")
+_AREAS = ("fatlike_tissue_removed", "small_tissue_filled", "small_tissue_removed", "blurry_removed")
+_OF_AREA = ("num_regions", "mean_area", "max_area", "percent")
 HISTOQC_COLUMNS: tuple[str, ...] = (
     *("filename", "comments", "image_bounding_box", "base_mag", "type", "levels", "height"),
     *("width", "mpp_x", "mpp_y", "comment", "pen_markings", "coverslip_edge", "bright", "dark"),
     "flat_areas",
-    *(f"{regions}_{what}" for regions in _REGIONS for what in _OF_REGIONS),
+    *(f"{area}_{what}" for area in _AREAS for what in _OF_AREA),
     *("spur_pixels", "areaThresh"),
     *(f"template{n}_MSE_hist" for n in range(1, 5)),
     *("tenenGrad_contrast", "michelson_contrast", "rms_contrast"),
@@ -71,8 +64,7 @@ def write_qc(result: QcResult, folder: Path, *, key: str = "") -> None:
 
     `<check>.png` is what a check touched, `mask_use.png` what is left (both white = True),
     `thumbnail.png` the work image, `overlay.png` both together, `histogram.png` the colours in
-    the mask, `qc.geojson` all masks in level-0 px. A key is kept in `qc.json`, so that a later
-    run knows the result again.
+    the mask, `qc.geojson` all masks in level-0 px. By its key a later run knows the result again.
     """
     densities = {name: t for name, t in result.tables.items() if t.dtype != np.uint8}
     drawn = {**result.tables, **{name: _histogram(t) for name, t in densities.items()}}

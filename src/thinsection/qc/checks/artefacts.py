@@ -87,10 +87,9 @@ class Folds(QcCheck):
     kind: ClassVar[str] = "folds"
     name: str = "folds"
     width: str = length("80 um")  # of a usual fold; detail finer than a sixth of it is smoothed
-    # a px may be part of a fold from this multiple of the optical density that tissue with the same
-    # balance of stains usually has on this slide ...
+    # a fold's px have so many times the usual optical density of their balance of stains ...
     min_thickness: float = 1.35
-    min_saturation: float = 1.0  # ... and from this multiple of the tissue's median saturation
+    min_saturation: float = 1.0  # ... and so many times the tissue's median saturation
     min_elongation: float = 2.5  # squared length over area from which on a region is a fold
     min_area: str = area("0.005 mm2")  # smaller regions are no folds
 

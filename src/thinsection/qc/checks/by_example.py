@@ -33,8 +33,7 @@ _FEATURES = ("rgb", "smooth", "laplace", "texture", "ridge", "frangi")
 _DEFAULT_FEATURES = ("rgb", "smooth", "laplace", "texture")
 _SMOOTH_SIGMAS_PX, _RIDGE_SIGMAS_PX = (2.0, 8.0), (1.0, 2.0, 4.0)
 _FRANGI_SIGMAS_PX = (1.0, 3.0, 5.0, 7.0, 9.0)
-_FRANGI_BETA, _FRANGI_GAMMA = 0.5, 15.0
-_TEXTURE_EDGE_PX = 7
+_FRANGI_BETA, _FRANGI_GAMMA, _TEXTURE_EDGE_PX = 0.5, 15.0, 7
 _REACH_PX = 36  # no feature looks farther: 4 times the widest sigma
 _BAND_PX = 1 << 20  # of the image at once: a band and its features take some 100 MB
 _BLOCK_PX = 1 << 13  # px per matrix product: features and hidden layers stay in the CPU's cache
@@ -221,8 +220,7 @@ def probabilities(
 ) -> dict[Any, Array]:
     """P of each px by each model, float32 (H, W), from one pass over the image and its features.
 
-    Bands of rows are taken with the rows beyond them that features look at, so that the result is
-    that of the whole image.
+    Bands of rows are taken with the rows around them that features look at: there are no seams.
 
     Memory: O(H * W * models + features of a band of about a million px).
     """
@@ -248,8 +246,7 @@ def predict(ns: ArrayNamespace, model: PixelModel, planes: Sequence[Array]) -> A
     """
     xp = ns.xp
     w1, b1, w2, b2, w3, b3 = (ns.upload(value, reason="model") for value in model.weights)
-    # relu(h + b) = max(h, -b) + b: what is added goes into the next layer's bias, so that a block
-    # of px is written once per layer
+    # relu(h + b) = max(h, -b) + b; that b goes into the next layer's: one write of px per layer
     b2 = b2 + b1 @ w2
     b3 = b3 + b2 @ w3
     flat = [plane.reshape(-1) for plane in planes]

@@ -19,15 +19,14 @@ from thinsection.types import RgbArray, Size
 
 Score = float | str
 Statistics = Literal["relative2mask", "relative2image", "absolute"]
-# the slide at another resolution, from top to bottom: (width, height) of all strips together, and
-# RGB strips on the host, of rows in the multiple asked for, but for the last
+# (width, height) of all strips, and RGB from top to bottom, on the host; but for the last of rows in
+# the multiple that was asked for
 Strips = tuple[Size, Iterator[RgbArray]]
 EMPTY_SCORE = -100.0  # what HistoQC writes where there is no px to measure
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(px|um|mm|um2|mm2)\s*")
-_UM = {"length": {"um": 1.0, "mm": 1000.0}, "area": {"um2": 1.0, "mm2": 1e6}}
-_RULES = {
-    "length": "a length such as '10 px' or '80 um'",
-    "area": "an area such as '64 px' or '0.65 mm2'",
+_UNITS = {  # what is written, and µm or µm² of each unit
+    "length": ("a length such as '10 px' or '80 um'", {"um": 1.0, "mm": 1000.0}),
+    "area": ("an area such as '64 px' or '0.65 mm2'", {"um2": 1.0, "mm2": 1e6}),
 }
 
 
@@ -148,8 +147,8 @@ class QcCheck(ABC):
 
 def _size_px(text: str, um_per_px: float, what: str, key: str = "") -> float:
     """Px of the work image in a length (in an area, where um_per_px is µm²)."""
-    match = _SIZE.fullmatch(text)
-    if match is None or match[2] not in ("px", *_UM[what]):
-        raise ConfigError(f"{key or what} must be {_RULES[what]}, got {text!r}")
+    (rule, um), match = _UNITS[what], _SIZE.fullmatch(text)
+    if match is None or match[2] not in ("px", *um):
+        raise ConfigError(f"{key or what} must be {rule}, got {text!r}")
     value = float(match[1])
-    return value if match[2] == "px" else value * _UM[what][match[2]] / um_per_px
+    return value if match[2] == "px" else value * um[match[2]] / um_per_px
