@@ -19,8 +19,8 @@ from thinsection.types import RgbArray, Size
 
 Score = float | str
 Statistics = Literal["relative2mask", "relative2image", "absolute"]
-# (width, height) of all strips, and RGB from top to bottom, on the host; but for the last of rows in
-# the multiple that was asked for
+# (width, height) of all strips, and RGB strips from top to bottom, on the host; each but the last
+# has rows in the multiple that was asked for
 Strips = tuple[Size, Iterator[RgbArray]]
 EMPTY_SCORE = -100.0  # what HistoQC writes where there is no px to measure
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(px|um|mm|um2|mm2)\s*")
