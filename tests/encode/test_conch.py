@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from thinsection.encode.networks import AttentionalPooler, ConchConfig, ConchV15, Trunk
-from thinsection.weights.packages import importable_torchvision
+from thinsection.weights.placement import importable_torchvision
 
 SMALL = ConchConfig(width=64, depth=3, heads=4, table_px=64, init_values=0.5, embed_dim=48)
 

@@ -7,7 +7,7 @@ import torch
 from thinsection.encode import load_encoder
 from thinsection.encode.networks import packaged_weights_path
 from thinsection.weights.files import read_state_dict
-from thinsection.weights.packages import importable_torchvision
+from thinsection.weights.placement import importable_torchvision
 
 
 @pytest.fixture(scope="module")

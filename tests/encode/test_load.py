@@ -22,14 +22,13 @@ from thinsection.errors import (
     WeightsError,
 )
 from thinsection.qc.tissue import TissueConfig
-from thinsection.stages.features import FeaturesStage
 from thinsection.stages.masks import TissueStage
-from thinsection.stages.tiles import TilesStage
+from thinsection.stages.tiles import FeaturesStage, TilesStage
 from thinsection.tiles.grid import TilesConfig
 from thinsection.weights import hub as hub_module
 from thinsection.weights.files import hash_state_dict, read_state_dict
 from thinsection.weights.origin import slug
-from thinsection.weights.packages import optional_package
+from thinsection.weights.placement import optional_package
 
 TILES = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
 

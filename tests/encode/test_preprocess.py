@@ -16,7 +16,7 @@ from thinsection.encode.encoder import (
     resized_size,
 )
 from thinsection.errors import InvalidInputError
-from thinsection.weights.packages import importable_torchvision
+from thinsection.weights.placement import importable_torchvision
 
 PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 CASES = [(256, 256, 224), (512, 512, 448), (300, 211, 97), (97, 300, 60), (100, 100, 224)]

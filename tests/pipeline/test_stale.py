@@ -16,7 +16,7 @@ from thinsection.pipeline.pooling import aggregate_folder
 from thinsection.pipeline.run import RunSummary, check_folder, run
 from thinsection.stages.config import AggregateRunConfig, RunConfig
 from thinsection.testing.synthetic import write_he_slide
-from thinsection.weights.packages import optional_package
+from thinsection.weights.placement import optional_package
 
 GRID, LITE0 = "256px_0.5mpp", "efficientnet_lite0_seed0"
 LEDGER = "slides/s/slide.json"

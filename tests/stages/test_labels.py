@@ -13,12 +13,11 @@ from thinsection.qc import load_pipeline
 from thinsection.qc.pipeline import Pipeline, preset_names
 from thinsection.qc.tissue import TissueConfig
 from thinsection.slide.open import reader_choices
-from thinsection.stages.features import FeaturesStage
 from thinsection.stages.labels import features_label, grid_label, join_label, slug, variant
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage, PoolingStage
 from thinsection.stages.masks import QcStage, TissueStage
 from thinsection.stages.stage import Stage
-from thinsection.stages.tiles import TilesStage
+from thinsection.stages.tiles import FeaturesStage, TilesStage
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig, StainLook, stain_target
 from thinsection.weights.origin import Origin

@@ -15,11 +15,10 @@ from tests.stages.make import later, lay_grid, work_of
 from thinsection.errors import InvalidInputError
 from thinsection.qc import QcResult, load_pipeline
 from thinsection.qc.tissue import TissueConfig, TissueMask
-from thinsection.stages.features import FeaturesStage, OpenResult, TokensStage
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage
 from thinsection.stages.masks import CheckedTissue, QcStage, TissueStage
 from thinsection.stages.stage import SlideWork
-from thinsection.stages.tiles import TilesStage
+from thinsection.stages.tiles import FeaturesStage, OpenResult, TilesStage, TokensStage
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TileTable

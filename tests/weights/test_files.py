@@ -226,7 +226,7 @@ def test_the_hash_sees_names_shapes_dtypes_and_values() -> None:
 OPERATORS = """
 import sys, torch
 from thinsection.encode import load_encoder
-from thinsection.weights.packages import optional_package
+from thinsection.weights.placement import optional_package
 declared = lambda: hasattr(torch.ops.torchvision, "nms")
 load_encoder("efficientnet_lite0", device="cpu")
 load_encoder("conch_v15", device="cpu", pretrained=False)

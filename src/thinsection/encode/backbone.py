@@ -18,7 +18,7 @@ from thinsection.encode.registry import EncoderSpec, Pooling
 from thinsection.errors import WeightsError, require
 from thinsection.weights.files import WEIGHTS_FILES, load_strictly, read_state_dict
 from thinsection.weights.hub import commit_of, hub_file
-from thinsection.weights.packages import optional_package
+from thinsection.weights.placement import optional_package
 
 CONFIG_NAME = "config.json"
 # heads that checkpoints of transformers carry, or lack, and that no embedding passes through

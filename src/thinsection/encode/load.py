@@ -39,8 +39,7 @@ from thinsection.units import format_bytes
 from thinsection.weights import hub
 from thinsection.weights.files import WEIGHTS_FILES
 from thinsection.weights.origin import Origin
-from thinsection.weights.packages import is_installed, optional_package
-from thinsection.weights.placement import place, resolve_device
+from thinsection.weights.placement import is_installed, optional_package, place, resolve_device
 
 TIMM_PREFIX, HUB_PREFIX = "timm:", "hf:"
 PREPROCESSOR_NAME = "preprocessor_config.json"

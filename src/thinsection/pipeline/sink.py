@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Union
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.stages.features import FeaturesStage, OpenResult, TokensStage
 from thinsection.stages.stage import SlideWork, Stage
-from thinsection.stages.tiles import TilesStage
+from thinsection.stages.tiles import FeaturesStage, OpenResult, TilesStage, TokensStage
 from thinsection.stream import SlideFailed, SlideFinished, StageClock, TileBatch
 from thinsection.stream.batches import Channel, ChannelClosed
 

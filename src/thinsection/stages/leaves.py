@@ -9,11 +9,10 @@ import h5py
 from thinsection.files.atomic import atomic_path
 from thinsection.neighbors import parse_graph_spec, tile_graph
 from thinsection.report.overview import draw_overview
-from thinsection.stages.features import FeaturesStage, deciding
 from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import features_label, slug
 from thinsection.stages.stage import Output, SlideWork, Stage
-from thinsection.stages.tiles import TilesStage
+from thinsection.stages.tiles import FeaturesStage, TilesStage, deciding
 from thinsection.store.tiles_h5 import read_tiles, write_slide_embedding
 from thinsection.tiles import TileTable
 

@@ -10,11 +10,10 @@ from thinsection.errors import InvalidInputError
 from thinsection.qc import load_pipeline
 from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.stages.config import RunConfig
-from thinsection.stages.features import FeaturesStage, TokensStage
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage, PoolingStage
 from thinsection.stages.masks import QcStage, TissueStage
 from thinsection.stages.stage import Stage
-from thinsection.stages.tiles import TilesStage
+from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage
 from thinsection.tiles.transforms import StainLook
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any
 
 from thinsection.errors import WeightsError
 from thinsection.weights.files import INDEX, shard_names
-from thinsection.weights.packages import optional_package
+from thinsection.weights.placement import optional_package
 
 PROBE_TIMEOUT_S = 5.0  # the library itself retries for 23 s before it says that there is no network
 _COMMIT = re.compile("[0-9a-f]{40}")
