@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinsection.errors import ConfigError
+from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import (
     ExecutorConfig,
     chunk_size,
     chunked,
 )
-from thinsection.jobs.task import Report, Task
 
 
 @dataclass(frozen=True)

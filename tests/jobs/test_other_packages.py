@@ -1,9 +1,8 @@
 """An executor that another package brings in one file works from the shell."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.support.other_package import in_shell, install
 
 from thinsection.pipeline.folder import open_results
 from thinsection.testing.synthetic import write_he_slide
@@ -11,7 +10,7 @@ from thinsection.testing.synthetic import write_he_slide
 TOY_EXECUTOR = '''
 from concurrent.futures import ThreadPoolExecutor
 
-from thinsection.jobs.backend import Backend, Ended
+from thinsection.jobs.contract import Backend, Ended
 
 
 class ThreadBackend(Backend):
@@ -38,23 +37,15 @@ class ThreadBackend(Backend):
 
 
 def test_an_executor_of_another_package_is_chosen_from_the_shell(tmp_path: Path) -> None:
-    info = tmp_path / "site" / "toy_executor-0.1.dist-info"
-    info.mkdir(parents=True)
-    (tmp_path / "site" / "toy_executor.py").write_text(TOY_EXECUTOR)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-executor\nVersion: 0.1\n")
-    point = "[thinsection.executors]\nthread = toy_executor:ThreadBackend\n"
-    (info / "entry_points.txt").write_text(point)
-    paths = [str(tmp_path / "site"), *[p for p in sys.path if p]]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    env = install(tmp_path, "toy_executor", TOY_EXECUTOR, "executors", thread="ThreadBackend")
     (tmp_path / "slides").mkdir()
     for name in ("a", "b"):
         write_he_slide(tmp_path / "slides" / f"{name}.svs", (900, 700), seed=ord(name))
-    command = [sys.executable, "-m", "thinsection", "tile", str(tmp_path / "slides")]
-    command += ["--out", str(tmp_path / "out"), "--executor"]
-    done = subprocess.run([*command, "thread"], env=env, capture_output=True, text=True)
+    command = ["tile", tmp_path / "slides", "--out", tmp_path / "out", "--executor"]
+    done = in_shell(env, *command, "thread")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "toy: 1 ended" in done.stdout
     assert open_results(tmp_path / "out").slides == ("a", "b")
-    wrong = subprocess.run([*command, "thred"], env=env, capture_output=True, text=True)
+    wrong = in_shell(env, *command, "thred")
     assert wrong.returncode == 2
     assert "did you mean 'thread'" in wrong.stderr

@@ -9,13 +9,11 @@ import pytest
 
 from thinsection.errors import ClusterError, ConfigError, StoreError
 from thinsection.jobs import slurm_array
-from thinsection.jobs.backend import Try
+from thinsection.jobs.contract import Report, Site, Try
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig, Rung
 from thinsection.jobs.slurm import SlurmBackend, Submitted, array_status, collect, write_array
-from thinsection.jobs.slurm_array import DOCUMENT_NAME, Array, array_folders, load_array
-from thinsection.jobs.slurm_queue import TaskState
-from thinsection.jobs.task import Report
+from thinsection.jobs.slurm_array import DOCUMENT_NAME, Array, TaskState, array_folders, load_array
 from thinsection.registry import Entry, Registry
 from thinsection.testing.executor_contract import (
     KnowsFinished,
@@ -123,11 +121,11 @@ class TestSlurm(WorkerContract):
         self.run(SquareTask(folder=tmp_path, killed={"2": 1}), chunk_slides=3)
         first, second = self.slurm.arrays
         assert [len(chunk) for chunk in first.chunks] == [3, 3]
-        assert second.chunks == ((Number(value=2),),)  # 0 and 1 had reported
-        assert (second.alone, second.number) == (True, 2)
+        assert second.chunks == [(Number(value=2),)]  # 0 and 1 had reported
+        assert (second.attempt.alone, second.attempt.number) == (True, 2)
         assert second.request.memory_bytes == 2 * first.request.memory_bytes == 4 * GIB
         assert second.request.walltime_s == first.request.walltime_s
-        assert second.task.threads == first.task.threads == 2  # type: ignore[attr-defined]
+        assert second.attempt.task.threads == first.attempt.task.threads == 2  # type: ignore[attr-defined]
 
     def test_the_same_memory_is_asked_for_where_more_is_refused(self, tmp_path: Path) -> None:
         self.slurm.refused_bytes = 4 * GIB
@@ -141,7 +139,7 @@ class TestSlurm(WorkerContract):
         self.run(SquareTask(folder=tmp_path, killed={"2": 9}), job_memory="1GiB,3GiB,5GiB")
         asked = [array.request.memory_bytes // GIB for array in self.slurm.arrays]
         assert asked == [1, 3, 5]
-        assert [a.rung.memory for a in self.slurm.arrays] == [0, 1, 2]
+        assert [a.attempt.rung.memory for a in self.slurm.arrays] == [0, 1, 2]
         assert "--mem=5120M" in self.slurm.arrays[2].script.read_text()
 
     def test_what_fails_for_want_of_gpu_memory_gets_the_next_card(self, tmp_path: Path) -> None:
@@ -163,14 +161,7 @@ def written(folder: Path, config: ExecutorConfig = SLURM, **faults: Any) -> Arra
     """An array of two tasks, with three entries and one."""
     entries = tuple(Number(value=value) for value in range(4))
     attempt = Try(entries=entries, task=SquareTask(folder=folder, **faults))
-    return write_array(
-        [entries[:3], entries[3:]],
-        attempt,
-        config,
-        folder=folder,
-        on_message=lambda text: None,
-        submit=False,
-    )
+    return write_array(Site(config, attempt, folder), 3, submit=False)
 
 
 def test_an_array_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -185,15 +176,20 @@ def test_an_array_comes_back_as_it_was_written(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"kind": "os.system"}, r"kind of task must be a known name, got 'os\.system'"),
-        ({"task": {"folder": "x", "hungri": {}}}, "unknown config key 'hungri'; did you mean"),
-        ({"rung": {"height": 1}}, "of this version"),
+        (
+            {"attempt": {"task": {"folder": "x", "hungri": {}}}},
+            "unknown config key 'hungri'; did you mean",
+        ),
+        ({"attempt": {"rung": {"height": 1}}}, "of this version.*'height'"),
     ],
 )
 def test_what_is_not_known_here_is_refused(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     path = written(tmp_path).folder / DOCUMENT_NAME
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    document = json.loads(path.read_text())
+    changed = {k: {**document[k], **v} if isinstance(v, dict) else v for k, v in change.items()}
+    path.write_text(json.dumps({**document, **changed}))
     with pytest.raises(StoreError, match=message):
         load_array(path.parent, KINDS)
 
@@ -234,8 +230,8 @@ def test_who_does_not_wait_gets_the_array_and_collects_later(
         execute(entries, task, config, folder=tmp_path, on_report=told.append)
     assert submitted.value.array.job_id == 1
     assert not told
-    status = array_status(load_array(slurm.arrays[0].folder, KINDS))
-    assert (status.tasks, status.entries) == ({"DONE": 1, "LOST": 1}, {"done": 3, "missing": 1})
+    tasks, results = array_status(load_array(slurm.arrays[0].folder, KINDS))
+    assert (tasks, results) == ({"DONE": 1, "LOST": 1}, {"done": 3, "missing": 1})
     (found,) = collect(tmp_path, KINDS)  # what died is submitted once more
     assert {r.value for r in found.results.values()} == {0, 2, 3}
     assert found.waiting == 1

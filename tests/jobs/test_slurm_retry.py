@@ -12,12 +12,17 @@ from tests.support.slurm_node import why_not
 
 from thinsection.cli.slurm import TASKS
 from thinsection.config import replace_flat
-from thinsection.jobs import slurm_queue
+from thinsection.jobs import slurm_array
+from thinsection.jobs.contract import Report
 from thinsection.jobs.execute import execute
 from thinsection.jobs.slurm import SlurmBackend, Submitted, collect
-from thinsection.jobs.slurm_array import Array, array_folders, load_array
-from thinsection.jobs.slurm_queue import accounted_states, task_states
-from thinsection.jobs.task import Report
+from thinsection.jobs.slurm_array import (
+    Array,
+    accounted_states,
+    array_folders,
+    load_array,
+    task_states,
+)
 from thinsection.pipeline.results import SlideResult
 from thinsection.pipeline.run import make_task, run
 from thinsection.slide.cohort import load_cohort
@@ -37,7 +42,7 @@ CONFIG = replace_flat(
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(slurm_queue, "_call", lambda command: text)
+    monkeypatch.setattr(slurm_array, "_call", lambda command: text)
 
 
 def test_squeue_says_how_each_task_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +128,10 @@ def test_a_slide_whose_task_is_killed_is_tried_once_more_alone(
     assert len(killer.killed) == times
     assert found["a"].status == "done"
     first, second = arrays(out)
-    assert second.alone
+    assert [len(chunk) for chunk in first.chunks] == [2]
+    assert second.attempt.alone
     assert second.request.memory_bytes == 2 * first.request.memory_bytes == 3000 * MIB
-    assert second.task.config.stream.decode_workers == 1  # type: ignore[attr-defined]
+    assert second.attempt.task.config.stream.decode_workers == 1  # type: ignore[attr-defined]
     assert all(len(chunk) == 1 for chunk in second.chunks)
     assert any("a worker died with" in text for text in messages)
     if times == 1:
@@ -155,7 +161,8 @@ def test_a_task_that_exceeds_its_memory_is_collected_sent_again_with_more_and_do
     (found,) = collect(out, TASKS, on_message=messages.append)
     assert (found.waiting, found.results) == (1, {})
     assert "a worker died with 1 entries: each is tried alone" in messages
-    _, second = arrays(out)
+    first, second = arrays(out)
+    assert (len(first.chunks), len(second.chunks)) == (1, 1)
     assert second.request.memory_bytes == (1200 if "," in memory else 580) * MIB
     assert f"--mem={second.request.memory_bytes // MIB}M" in second.script.read_text()
     await_end(out)

@@ -13,9 +13,11 @@ from tests.support.slurm_node import why_not
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
+from thinsection.cli.slurm import TASKS
 from thinsection.config import as_mapping, from_mapping, replace_flat
 from thinsection.errors import ConfigError, StoreError, UnknownEncoderError
 from thinsection.jobs.execute import execute
+from thinsection.jobs.slurm_array import array_folders, load_array
 from thinsection.pipeline.pooling import (
     FeaturesFile,
     PoolingTask,
@@ -129,9 +131,11 @@ def test_array_tasks_write_the_same_bytes_as_inline(
     assert states(slurm) == states(inline)
     assert files(tmp_path / "slurm") == files(tmp_path / "inline")
     assert "1 CPUs: --job-cpus" in messages
-    assert "3 array tasks" in messages[-1]
-    (job,) = (tmp_path / "slurm" / "records").glob("*/slurm/*")
-    assert '"slide_id": "a"' in "".join(p.read_text() for p in (job / "logs").iterdir())
+    (folder,) = array_folders(tmp_path / "slurm")
+    array = load_array(folder, TASKS)
+    assert list(map(len, array.chunks)) == [2, 2, 1]
+    assert messages[-1] == f"slurm job {array.job_id}: 3 array tasks, logs in {folder}/logs"
+    assert '"slide_id": "a"' in "".join(p.read_text() for p in (folder / "logs").iterdir())
 
 
 def test_the_command_takes_an_executor_and_exits_with_3_where_a_file_is_bad(

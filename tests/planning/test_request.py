@@ -8,7 +8,7 @@ import pytest
 
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
-from thinsection.jobs.executor import array_chunks
+from thinsection.jobs.executor import make_chunks
 from thinsection.planning import plan as module
 from thinsection.planning.calibration import Calibration, EncoderSize, keep
 from thinsection.planning.cost import Planner, SlideSize
@@ -62,7 +62,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[SlideEntry]:
 def test_every_task_can_take_the_largest_slides_and_says_by_which_margin(
     tmp_path: Path, known: list[SlideEntry]
 ) -> None:
-    chunks = array_chunks(entries(8, tmp_path), settings(chunk_slides=3).executor)
+    chunks = make_chunks(entries(8, tmp_path), settings(chunk_slides=3).executor)
     found = run_request(chunks, settings(chunk_slides=3))
     tiles = 8000 + 7000 + 6000  # three slides a task: the three largest
     seconds = 5 + (3 * 0.51 + tiles * 65536 / 1e8 + tiles / 25) / 4

@@ -1,14 +1,12 @@
 """A slide encoder of another package: one file and an entry point, in Python and in the shell."""
 
-import os
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from tests.support.other_package import in_python, install
 
 from thinsection.errors import InvalidInputError
 from thinsection.pool import load_slide_encoder
@@ -38,21 +36,11 @@ print(toy.label("uni"), toy.encode(np.float32([[0], [1], [5]]), None, tile_px_l0
 @pytest.fixture
 def installed(tmp_path: Path) -> dict[str, str]:
     """The environment of a process in which a package with a slide encoder is installed."""
-    folder = tmp_path / "site"
-    info = folder / "toy_pool-0.1.dist-info"
-    info.mkdir(parents=True)
-    (folder / "toy_pool.py").write_text(TOY)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-pool\nVersion: 0.1\n")
-    line = "median = toy_pool:MedianSlideEncoder\n"
-    (info / "entry_points.txt").write_text(f"[thinsection.slide_encoders]\n{line}")
-    paths = [str(folder), *[p for p in sys.path if p]]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    return install(tmp_path, "toy_pool", TOY, "slide_encoders", median="MedianSlideEncoder")
 
 
 def output(env: dict[str, str], *arguments: object) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)], env=env, capture_output=True, text=True
-    )
+    done = in_python(env, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -1,13 +1,11 @@
 """A probe of another package, one file and an entry point, is used from the shell as ours are."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.probe.make import two_regions
+from tests.support.other_package import in_shell, install
 
 TOY = '''
 from dataclasses import dataclass
@@ -49,36 +47,21 @@ def silent(data: Path, config: ProbeConfig) -> ProbeResult:
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> Path:
-    """A folder that holds the other package as an installer leaves it."""
-    folder = tmp_path / "site"
-    info = folder / "toy_probe-0.1.dist-info"
-    info.mkdir(parents=True)
-    (folder / "toy_probe.py").write_text(TOY)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy_probe\nVersion: 0.1\n")
-    points = "toy = toy_probe:toy\nuntyped = toy_probe:untyped\nsilent = toy_probe:silent\n"
-    (info / "entry_points.txt").write_text(f"[thinsection.probes]\n{points}gone = toy_probe:gone\n")
-    return folder
+def installed(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process in which the other package is installed."""
+    points = {name: name for name in ("toy", "untyped", "silent", "gone")}
+    return install(tmp_path, "toy_probe", TOY, "probes", **points)
 
 
-def in_shell(installed: Path, *args: object) -> subprocess.CompletedProcess[str]:
-    paths = [str(installed), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.run(
-        [sys.executable, "-m", "thinsection", "probe", *map(str, args)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def test_a_probe_of_another_package_works_from_the_shell(installed: Path, tmp_path: Path) -> None:
+def test_a_probe_of_another_package_works_from_the_shell(
+    installed: dict[str, str], tmp_path: Path
+) -> None:
     run, labels = two_regions(tmp_path)
     scores = []
     for offset in (0, 1):
         out = tmp_path / f"out{offset}"
         flags = ["--labels", labels, "--offset", offset, "--out", out]
-        done = in_shell(installed, "toy", run, *flags)
+        done = in_shell(installed, "probe", "toy", run, *flags)
         assert done.returncode == 0, done.stderr
         assert "split: stratified fold 0" in done.stdout
         result = json.loads((out / "toy.json").read_text())
@@ -88,36 +71,40 @@ def test_a_probe_of_another_package_works_from_the_shell(installed: Path, tmp_pa
     assert scores[0] > scores[1] > 0
 
 
-def test_it_is_listed_and_a_broken_one_says_why_and_harms_no_other(installed: Path) -> None:
-    listed = in_shell(installed, "--help").stdout
+def test_it_is_listed_and_a_broken_one_says_why_and_harms_no_other(
+    installed: dict[str, str],
+) -> None:
+    listed = in_shell(installed, "probe", "--help").stdout
     assert "Always the most frequent class of training." in listed
     assert "Cosine neighbours vote" in listed
-    assert "As good as none." in in_shell(installed, "toy", "--help").stdout
+    assert "As good as none." in in_shell(installed, "probe", "toy", "--help").stdout
     for name, why in (
         ("gone", "probe 'gone' must be importable"),
         ("untyped", "must declare data as one of TileSet, CaseSet"),
     ):
-        done = in_shell(installed, name, "data", "--out", "out")
+        done = in_shell(installed, "probe", name, "data", "--out", "out")
         assert done.returncode == 2
         assert why in done.stderr
-    assert "Did you mean 'toy'" in in_shell(installed, "toyy", "data").stderr
+    assert "Did you mean 'toy'" in in_shell(installed, "probe", "toyy", "data").stderr
 
 
-def test_a_probe_that_returns_no_result_is_refused(installed: Path, tmp_path: Path) -> None:
-    done = in_shell(installed, "silent", tmp_path, "--out", tmp_path / "out")
+def test_a_probe_that_returns_no_result_is_refused(
+    installed: dict[str, str], tmp_path: Path
+) -> None:
+    done = in_shell(installed, "probe", "silent", tmp_path, "--out", tmp_path / "out")
     assert done.returncode == 2
     assert "probe 'silent' must return a ProbeResult or a tuple of them, got None" in " ".join(
         done.stderr.split()
     )
 
 
-def test_the_grid_takes_it_too(installed: Path, tmp_path: Path) -> None:
+def test_the_grid_takes_it_too(installed: dict[str, str], tmp_path: Path) -> None:
     run, labels = two_regions(tmp_path)
     flags = ["--labels", labels, "--probe", "toy", "--out", tmp_path / "grid"]
-    done = in_shell(installed, "grid", run, *flags)
+    done = in_shell(installed, "probe", "grid", run, *flags)
     assert done.returncode == 0, done.stderr
     assert "run-toy: done, toy: macro_f1" in done.stdout
     flags[3] = "tyo"
-    done = in_shell(installed, "grid", run, *flags)
+    done = in_shell(installed, "probe", "grid", run, *flags)
     assert done.returncode == 2
     assert "got 'tyo'; did you mean 'toy'?" in done.stderr

@@ -12,8 +12,10 @@ from tests.support.slurm_node import why_not
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
+from thinsection.cli.slurm import TASKS
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
+from thinsection.jobs.slurm_array import array_folders, load_array
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.grid import (
     JOB_NAME,
@@ -168,5 +170,8 @@ def test_slurm_jobs_write_the_same_bytes_as_inline_and_only_what_is_missing_is_s
     assert "DatasetError" in rows[1].error
     rows = submit(folders)
     assert [r.status for r in rows] == ["skipped", "done"]
-    assert "1 array tasks" in messages[-1]
+    first, second = (load_array(f, TASKS) for f in array_folders(tmp_path / "slurm"))
+    assert (len(first.chunks), len(second.chunks)) == (2, 1)  # the second time what is missing
+    where = f"logs in {second.folder}/logs"
+    assert messages[-1] == f"slurm job {second.job_id}: 1 array tasks, {where}"
     assert reports(tmp_path / "slurm") == reports(tmp_path / "inline") != {}

@@ -1,13 +1,11 @@
 """A check of another package: one file and an entry point, usable from a pipeline's TOML."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.support.other_package import in_shell, install
 from tests.support.qc_csv import read_qc_csv
 
 from thinsection.qc import CHECKS
@@ -64,29 +62,10 @@ def slide_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> Path:
-    """A folder that holds the other package as an installer leaves it."""
-    folder = tmp_path / "site"
-    info = folder / "toy_check-0.1.dist-info"
-    info.mkdir(parents=True)
-    (folder / "toy_check.py").write_text(TOY_CHECK)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy_check\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text(
-        "[thinsection.qc_checks]\nleft_part = toy_check:LeftPart\nno_check = toy_check:no_check\n"
-        "gone = toy_check:Gone\n"
-    )
-    return folder
-
-
-def in_shell(installed: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    paths = [str(installed), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.run(
-        [sys.executable, "-m", "thinsection", "qc", *args],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def installed(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process in which the other package is installed."""
+    points = {"left_part": "LeftPart", "no_check": "no_check", "gone": "Gone"}
+    return install(tmp_path, "toy_check", TOY_CHECK, "qc_checks", **points)
 
 
 def written(tmp_path: Path, kind: str, width: str = "160 um") -> str:
@@ -96,11 +75,11 @@ def written(tmp_path: Path, kind: str, width: str = "160 um") -> str:
 
 
 def test_a_check_of_another_package_works_from_the_shell(
-    installed: Path, slide_path: Path, tmp_path: Path
+    installed: dict[str, str], slide_path: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "o"
     pipeline = written(tmp_path, "left_part")
-    done = in_shell(installed, str(slide_path), "--pipeline", pipeline, "--out", str(out))
+    done = in_shell(installed, "qc", str(slide_path), "--pipeline", pipeline, "--out", str(out))
     assert done.returncode == 0, done.stderr + done.stdout
     (table,) = out.glob("qc_*.csv")
     (row,) = read_qc_csv(table)
@@ -121,10 +100,10 @@ def test_a_check_of_another_package_works_from_the_shell(
     ],
 )
 def test_a_mistake_with_another_packages_check_is_said_in_one_sentence(
-    kind: str, width: str, message: str, installed: Path, tmp_path: Path
+    kind: str, width: str, message: str, installed: dict[str, str], tmp_path: Path
 ) -> None:
     pipeline = written(tmp_path, kind, width)
-    failed = in_shell(installed, "a.svs", "--pipeline", pipeline, "--out", str(tmp_path))
+    failed = in_shell(installed, "qc", "a.svs", "--pipeline", pipeline, "--out", str(tmp_path))
     assert failed.returncode != 0
     said = " ".join(failed.stderr.split())  # a narrow terminal wraps it
     assert said.startswith("error: ")

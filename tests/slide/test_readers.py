@@ -1,13 +1,11 @@
 """Readers are declared in one place, and another package's is as good as ours, shell included."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.other_package import in_python, in_shell, install
 
 from thinsection.config import from_mapping
 from thinsection.errors import ConfigError
@@ -48,14 +46,7 @@ class ToySlide(Slide):
 @pytest.fixture
 def toy(tmp_path: Path) -> dict[str, str]:
     """The environment of a process in which a package with a reader is installed."""
-    folder = tmp_path / "site"
-    info = folder / "toy_reader-0.1.dist-info"
-    info.mkdir(parents=True)
-    (folder / "toy_reader.py").write_text(TOY_READER)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-reader\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[thinsection.readers]\ntoy = toy_reader:ToySlide\n")
-    paths = [str(folder), *[p for p in sys.path if p]]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    return install(tmp_path, "toy_reader", TOY_READER, "readers", toy="ToySlide")
 
 
 def write_toy(path: Path) -> np.ndarray:
@@ -67,15 +58,9 @@ def write_toy(path: Path) -> np.ndarray:
 
 
 def python(code: str, env: dict[str, str], *arguments: object) -> str:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = in_python(env, "-c", code, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
-
-
-def shell(env: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "thinsection", *map(str, arguments)]
-    return subprocess.run(command, env=env, capture_output=True, text=True)
 
 
 def test_every_reader_of_ours_says_what_it_is_and_is_called_as_it_says() -> None:
@@ -168,7 +153,7 @@ def test_the_shell_runs_another_packages_slides(
     write_toy(slides / "a.toy")
     given = slides / "a.toy" if arguments else slides
     options = [*arguments, "--out", tmp_path / "out", "--tile-px", "64", "--device", "cpu"]
-    done = shell(toy, "run", given, *options)
+    done = in_shell(toy, "run", given, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert list((tmp_path / "out").rglob("*.h5"))
 
@@ -177,7 +162,7 @@ def test_the_shell_answers_an_unknown_reader_with_the_nearest(
     toy: dict[str, str], tmp_path: Path
 ) -> None:
     write_toy(tmp_path / "a.toy")
-    done = shell(toy, "run", tmp_path / "a.toy", "--reader", "toi", "--out", tmp_path / "out")
+    done = in_shell(toy, "run", tmp_path / "a.toy", "--reader", "toi", "--out", tmp_path / "out")
     assert done.returncode != 0
     assert "got 'toi'; did you mean 'toy'?" in " ".join((done.stdout + done.stderr).split())
-    assert "toy" in shell(toy, "doctor").stdout
+    assert "toy" in in_shell(toy, "doctor").stdout

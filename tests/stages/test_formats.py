@@ -1,12 +1,10 @@
 """Formats beside our own: names, packages, and one that another package brings."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.other_package import in_shell, install
 
 from thinsection.config import from_mapping
 from thinsection.errors import ConfigError
@@ -32,21 +30,14 @@ write_npz.suffixes = (".npz",)
 @pytest.fixture
 def toy(tmp_path: Path) -> dict[str, str]:
     """The environment of a process in which a package with a format is installed."""
-    info = tmp_path / "site" / "toy_format-0.1.dist-info"
-    info.mkdir(parents=True)
-    (tmp_path / "site" / "toy_format.py").write_text(TOY_FORMAT)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-format\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[thinsection.formats]\nnpz = toy_format:write_npz\n")
-    paths = [str(tmp_path / "site"), *[p for p in sys.path if p]]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    return install(tmp_path, "toy_format", TOY_FORMAT, "formats", npz="write_npz")
 
 
 def test_a_format_of_another_package_is_written_from_the_shell(
     tmp_path: Path, he_slide: Path, toy: dict[str, str]
 ) -> None:
-    command = [sys.executable, "-m", "thinsection", "embed", str(he_slide), "--write", "npz"]
-    command += ["--out", str(tmp_path / "out"), "--no-pretrained", "--tile-px", "512"]
-    done = subprocess.run(command, env=toy, capture_output=True, text=True)
+    flags = ["--out", tmp_path / "out", "--no-pretrained", "--tile-px", 512]
+    done = in_shell(toy, "embed", he_slide, "--write", "npz", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = (tmp_path / "out").glob("512px_0.5mpp/npz_*/he.npz")
     stored = open_results(tmp_path / "out").tile_embeddings("he")

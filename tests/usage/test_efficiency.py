@@ -17,10 +17,15 @@ from thinsection.pipeline.records import (
     write_efficiency,
 )
 from thinsection.types import GIB
-from thinsection.usage.analysis import analyse, bottleneck, format_walltime
+from thinsection.usage.analysis import (
+    analyse,
+    bottleneck,
+    efficiency_page,
+    format_walltime,
+    timeline_svg,
+)
 from thinsection.usage.limits import Requested
-from thinsection.usage.monitor import ProcessUsage, ResourceMonitor, Sample, read_usages
-from thinsection.usage.page import efficiency_page, timeline_svg
+from thinsection.usage.monitor import ProcessUsage, Sample, read_usage, resource_monitor
 
 
 def sample(t_s: float, **changes: Any) -> Sample:
@@ -165,9 +170,9 @@ def test_where_nothing_was_worked_on_there_is_no_advice() -> None:
 
 def test_a_record_says_whether_anything_was_worked_on(tmp_path: Path) -> None:
     for folder, seconds in (("a", FED), ("b", {"prepare_wait": 1.0})):
-        with ResourceMonitor(tmp_path / folder, stage_seconds=lambda s=seconds: s):
+        with resource_monitor(tmp_path / folder, stage_seconds=lambda s=seconds: s):
             pass
-    assert [u.idle for u in read_usages(tmp_path.glob("*/usage/*.jsonl"))] == [False, True]
+    assert [read_usage(tmp_path / name)[0].idle for name in "ab"] == [False, True]
 
 
 @pytest.mark.parametrize("mib", [1, 300, 425, 426, 427, 500, 668, 5000])
@@ -207,7 +212,7 @@ def test_the_page_holds_the_sentence_and_escapes_what_it_shows() -> None:
 def work(out: Path, counts: dict[str, int]) -> Path:
     """The record of an invocation that was watched and ended with these counts."""
     record = begin_record(out, "run", {"stage": "embed"})
-    with ResourceMonitor(record.folder, stage_seconds=lambda: FED):
+    with resource_monitor(record.folder, stage_seconds=lambda: FED):
         sum(range(10**5))
     end_record(record, {"counts": counts})
     return record.folder

@@ -11,7 +11,7 @@ import pytest
 
 from thinsection.types import GIB, MIB
 from thinsection.usage.limits import cgroup_limits, filesystem_of, read_limits
-from thinsection.usage.monitor import GpuSampler, ResourceMonitor, TreeSampler, read_usage
+from thinsection.usage.monitor import GpuSampler, TreeSampler, read_usage, resource_monitor
 
 
 def write_tree(root: Path, files: dict[str, str]) -> None:
@@ -96,7 +96,7 @@ def test_the_tree_counts_a_childs_cpu_and_memory_also_after_it_ended() -> None:
 
 
 def test_a_record_comes_back_with_limits_samples_and_stage_seconds(tmp_path: Path) -> None:
-    with ResourceMonitor(
+    with resource_monitor(
         tmp_path, facts={"reader": "tiff"}, stage_seconds=lambda: {"decode_busy": 1.5}
     ):
         sum(range(10**6))
@@ -111,9 +111,9 @@ def test_a_record_comes_back_with_limits_samples_and_stage_seconds(tmp_path: Pat
 
 def test_a_killed_process_leaves_its_timeline_and_a_torn_line_is_ignored(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from thinsection.usage.monitor import ResourceMonitor\n"
-        "with ResourceMonitor(pathlib.Path(sys.argv[1]), interval_s=0.02) as m:\n"
-        "    while m.path.read_text().count('\\n') < 5: pass\n"
+        "import sys, pathlib; from thinsection.usage.monitor import resource_monitor\n"
+        "with resource_monitor(pathlib.Path(sys.argv[1]), interval_s=0.02) as path:\n"
+        "    while path.read_text().count('\\n') < 5: pass\n"
         "    print('x', flush=True); input()"
     )
     child = subprocess.Popen(

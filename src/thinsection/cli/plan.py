@@ -58,12 +58,12 @@ def plan(
 
 def _show_request(slides: list[str], config: Any) -> None:
     """Prints what `thinsection slurm script` would write for the same slides and settings."""
-    from thinsection.jobs.executor import Rung, array_chunks
-    from thinsection.jobs.slurm_script import resource_directives
+    from thinsection.jobs.executor import Rung, make_chunks
+    from thinsection.jobs.request import resource_directives
     from thinsection.planning.plan import run_request
     from thinsection.stages.request import cohort_of
 
-    chunks = array_chunks(cohort_of(slides, config), config.executor)
+    chunks = make_chunks(cohort_of(slides, config), config.executor)
     found = run_request(chunks, config)
     for line in (f"for each of {len(chunks)} array tasks", *found.lines()):
         typer.echo(f"# {line}")

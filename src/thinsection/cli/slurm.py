@@ -93,15 +93,17 @@ def _status(out: FolderArgument) -> None:
 
     table = Table("array", "kind", "id", "array tasks", "entries")
     for folder in array_folders(out):
-        status = array_status(array := load_array(folder, TASKS))
-        counts = map(_counts, (status.tasks, status.entries))
+        counts = map(_counts, array_status(array := load_array(folder, TASKS)))
         number = str(array.job_id or "not submitted")
-        table.add_row(folder.name, array.task.kind, number, *counts)
+        table.add_row(folder.name, array.attempt.task.kind, number, *counts)
     Console().print(table)
 
 
 def _collect(out: FolderArgument, retry: Annotated[bool, RETRY] = True) -> None:
     """Merge what the array tasks reported; of a run into its tables and its efficiency page.
+
+    By design it writes the tables of runs only (summary.csv, failed.csv): those of qc, aggregate
+    and probe are written by the same command again, without 'slurm', which keeps what is done.
 
     Exit code 0: all is done; 3: some failed, were lost or are not done yet.
     """
@@ -116,7 +118,7 @@ def _collect(out: FolderArgument, retry: Annotated[bool, RETRY] = True) -> None:
         if found.waiting:
             typer.echo(f"{found.waiting} array tasks still wait or run: collect again later")
         if found.task.kind == "run":
-            from thinsection.jobs.task import Report
+            from thinsection.jobs.contract import Report
             from thinsection.pipeline.run import finish_run
 
             report: Report[Any] = Report(

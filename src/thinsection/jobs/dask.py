@@ -1,8 +1,7 @@
 """Dask workers: local processes, one per GPU, jobs of Slurm, or a cluster that runs already.
 
-A worker runs one task at a time; the task itself uses the threads. Dask's own memory management
-(spilling, pausing) is off, because a task holds no Dask data; what is on is the nanny's limit,
-which ends a worker that exceeds its memory.
+A worker runs one task at a time; the task itself uses the threads. Dask's own spilling and pausing
+are off, because a task holds no Dask data; the nanny ends a worker that exceeds its memory.
 """
 
 import logging
@@ -11,15 +10,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ClusterError, MissingDependencyError
 from thinsection.files.atomic import write_text
-from thinsection.jobs.backend import Backend, Ended, Job, ended_by
+from thinsection.jobs.contract import Backend, Ended, Job, Report, Task, connecting
 from thinsection.jobs.executor import CPUS_PER_WORKER, LOGS, local_memory, local_shape
-from thinsection.jobs.task import Report, Task
 from thinsection.types import MIB
 from thinsection.units import parse_bytes
 
@@ -41,32 +38,19 @@ _SETTINGS: dict[str, Any] = {
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sent:
-    """A job, and the address of the worker that has it."""
-
-    job: Job
-    worker: str
-
-
 class DaskBackend(Backend):
-    """See `Backend`. One task runs on a worker at a time.
+    """See `Backend`; a job is known by its future. One task runs on a worker at a time.
 
     A cluster that was handed in, or whose scheduler's address is given, keeps its own settings: it
     may try a job whose worker died on others, so there any loss of a worker counts as a death.
     """
 
     def open(self) -> None:
-        """Connects to what the settings ask for, or starts it.
-
-        Raises:
-            MissingDependencyError: dask-cuda or dask-jobqueue is not installed.
-            ClusterError: no worker came up in time.
-        """
+        """Connects to what the settings ask for, or starts it, and waits for a worker."""
         import dask
         import distributed  # noqa: F401 - brings its defaults, which must outlive our settings
 
-        self._sent: dict[Any, _Sent] = {}
+        self._worker_of: dict[Any, str] = {}  # future -> address
         self._seen = time.monotonic()  # when there was a worker
         self._asked = 0
         self._topic = f"thinsection-{secrets.token_hex(4)}"
@@ -80,13 +64,9 @@ class DaskBackend(Backend):
         self._client.subscribe_topic(self._topic, self._on_event)
         self.stack.callback(self._client.unsubscribe_topic, self._topic)
 
-    def fit(self, task: Task[Any, Any]) -> Task[Any, Any]:
-        """See `Backend.fit`; workers that are no children of this process record themselves."""
-        return task.on_worker(threads=self._threads, monitored=not self._local)
-
     def room(self) -> int:
         """See `Backend.room`: one job for each idle worker, and none that waits behind another."""
-        return min(self.workers - len(self._sent), len(self._idle()))
+        return min(super().room(), len(self._idle()))
 
     def send(self, jobs: Sequence[Job]) -> None:
         """Gives each idle worker one job, by address.
@@ -95,17 +75,15 @@ class DaskBackend(Backend):
         there would be blamed for its death.
         """
         for job, address in zip(jobs, self._idle()):
-            future = self._client.submit(
-                *(run_job, job.task, job.entries, self._topic),
-                **{"workers": [address], "pure": False, "retries": 0},
-            )
-            self._sent[future] = _Sent(job=job, worker=address)
+            work = (run_job, job.task, job.entries, self._topic)
+            future = self._client.submit(*work, workers=[address], pure=False, retries=0)
+            self.sent[future], self._worker_of[future] = job, address
 
     def poll(self, *, waiting: int) -> Sequence[Ended]:
         """See `Backend.poll`."""
-        self._resize(waiting + len(self._sent))
+        self._resize(waiting + len(self.sent))
         before = self._addresses()
-        ended = _wait(list(self._sent))
+        ended = _wait(list(self.sent))
         if ended or before:
             self._seen = time.monotonic()
         elif time.monotonic() - self._seen > _NO_WORKERS_S:
@@ -113,11 +91,10 @@ class DaskBackend(Backend):
                 f"the cluster must have a worker, got none for {_NO_WORKERS_S:.0f} s; what is "
                 "done stays: run the same command again"
             )
-        if not ended and self._sent:
-            ended = self._stranded(before)
         found = []
-        for future in ended:
-            found.append(self._ended(self._sent.pop(future).job, future))
+        for future in ended or self._stranded(before):
+            del self._worker_of[future]
+            found.append(self._ended(self.sent.pop(future), future))
             future.release()
         return found
 
@@ -131,12 +108,12 @@ class DaskBackend(Backend):
             reason = f"its worker died; see {self._logs / LOG_NAME}"
             return Ended(job=job, how="died", reason=reason, want="memory")
         error = error or ClusterError("task was lost")
-        return ended_by(job, type(error).__name__, str(error), error=error)
+        return Ended.by_error(job, type(error).__name__, str(error), error=error)
 
     def _stranded(self, before: set[str]) -> list[Any]:
         """Jobs whose worker left without dying at work (scaled down, out of time), cancelled."""
-        gone = {sent.worker for sent in self._sent.values()} - before - self._addresses()
-        found = [f for f, s in self._sent.items() if s.worker in gone and f.status == "pending"]
+        gone = set(self._worker_of.values()) - before - self._addresses()
+        found = [f for f, a in self._worker_of.items() if a in gone and f.status == "pending"]
         if found:
             self._client.cancel(found)
         return found
@@ -146,7 +123,7 @@ class DaskBackend(Backend):
         return set(self._client.scheduler_info(n_workers=-1)["workers"])
 
     def _idle(self) -> list[str]:
-        return sorted(self._addresses() - {sent.worker for sent in self._sent.values()})
+        return sorted(self._addresses() - set(self._worker_of.values()))
 
     def _on_event(self, event: Any) -> None:
         kind = cast(type[Any], self.site.attempt.task.event_type)
@@ -156,18 +133,14 @@ class DaskBackend(Backend):
         """A client of a cluster that runs already, and is not taken down."""
         import distributed
 
-        self._local = isinstance(self.site.cluster, distributed.LocalCluster)
-        self._threads = self.config.threads
+        self.monitored = not isinstance(self.site.cluster, distributed.LocalCluster)
+        self.threads = self.config.threads
         self.climbs = ()
         client = self.site.cluster
         if not isinstance(client, distributed.Client):
             where = self.config.scheduler if client is None else client
-            try:
+            with connecting(where):
                 client = self.stack.enter_context(distributed.Client(where, timeout=_CONNECT_S))
-            except (OSError, ValueError) as error:
-                raise ClusterError(
-                    f"scheduler must be the address of a running one, got {where!r}: {error}"
-                ) from error
         client.wait_for_workers(1, timeout=_WAIT_S)
         self.workers = self.config.workers or len(client.scheduler_info(n_workers=-1)["workers"])
         return client
@@ -177,37 +150,35 @@ class DaskBackend(Backend):
         import distributed
 
         config = self.config
-        self._local = config.jobqueue is None
-        self.workers, self._threads = local_shape(config)
+        self.monitored = config.jobqueue is not None
+        self.workers, self.threads = local_shape(config)
         scratch = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="thinsection-dask-"))
-        memory = local_memory(config, self.workers)
+        local = {
+            "threads_per_worker": 1,
+            "memory_limit": local_memory(config, self.workers),
+            "local_directory": scratch,
+            "dashboard_address": "localhost:0",
+        }
         if config.jobqueue is not None:
             self.workers = config.workers or 1
-            self._threads = config.threads or config.job_cpus or CPUS_PER_WORKER
+            self.threads = config.threads or config.job_cpus or CPUS_PER_WORKER
             self.climbs = ("memory", "gpu")
             cluster = self._slurm_cluster()
         elif config.gpu_ids:
-            cluster = self._gpu_cluster(memory=memory, scratch=scratch)
+            cluster = self._gpu_cluster(local)
         else:
-            cluster = distributed.LocalCluster(
-                n_workers=self.workers,
-                threads_per_worker=1,
-                memory_limit=memory,
-                local_directory=scratch,
-                dashboard_address="localhost:0",
-            )
+            cluster = distributed.LocalCluster(n_workers=self.workers, **local)
         self._cluster = self.stack.enter_context(cluster)
-        client = self.stack.enter_context(distributed.Client(cluster))
-        self._client = client
+        self._client = self.stack.enter_context(distributed.Client(cluster))
         self._resize(self.workers)
         try:
-            client.wait_for_workers(1, timeout=_WAIT_S)
+            self._client.wait_for_workers(1, timeout=_WAIT_S)
         except TimeoutError as error:
             raise ClusterError(
                 f"a dask worker must start within {_WAIT_S:.0f} s, got none; see {self._logs} and "
                 "the queue (squeue --me)"
             ) from error
-        return client
+        return self._client
 
     def _resize(self, wanted: int) -> None:
         """Keeps as many jobs in the queue as have work; lost ones are replaced, idle ones end."""
@@ -216,7 +187,7 @@ class DaskBackend(Backend):
             self._cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs)
             self._asked = jobs
 
-    def _gpu_cluster(self, *, memory: int, scratch: str) -> Any:
+    def _gpu_cluster(self, local: Mapping[str, Any]) -> Any:
         try:
             from dask_cuda import LocalCUDACluster
         except ImportError as error:
@@ -225,14 +196,8 @@ class DaskBackend(Backend):
                 "or use --executor pool, or start one run per GPU on the same --out with "
                 "CUDA_VISIBLE_DEVICES set: they share the work"
             ) from None
-        return LocalCUDACluster(
-            CUDA_VISIBLE_DEVICES=list(self.config.gpu_ids),
-            threads_per_worker=1,
-            memory_limit=memory,
-            device_memory_limit=0,
-            local_directory=scratch,
-            dashboard_address="localhost:0",
-        )
+        gpus = list(self.config.gpu_ids)
+        return LocalCUDACluster(CUDA_VISIBLE_DEVICES=gpus, device_memory_limit=0, **local)
 
     def _slurm_cluster(self) -> Any:
         try:
@@ -244,20 +209,18 @@ class DaskBackend(Backend):
             ) from None
         config = self.config
         self._logs.mkdir(parents=True, exist_ok=True)
-        memory = parse_bytes(config.job_memory or config.worker_memory or "8GiB")
+        memory = parse_bytes(config.job_memory or config.worker_memory or "8GiB") // MIB
+        gres = [f"--gres={config.gres}"] if config.gres else []
         return SLURMCluster(
             cores=1,
             processes=1,
-            memory=f"{memory // MIB}MiB",
-            job_cpu=config.job_cpus or self._threads,
-            job_mem=f"{memory // MIB}M",
+            memory=f"{memory}MiB",
+            job_cpu=config.job_cpus or self.threads,
+            job_mem=f"{memory}M",
             queue=config.partition,
             account=config.account,
             walltime=config.walltime,
-            job_extra_directives=[
-                *config.directive,
-                *([f"--gres={config.gres}"] if config.gres else []),
-            ],
+            job_extra_directives=[*config.directive, *gres],
             log_directory=str(self._logs),
             local_directory=tempfile.gettempdir(),
             scheduler_options={"dashboard_address": ":0"},

@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.errors import ClusterError, ThinsectionError
-from thinsection.jobs.backend import Backend, Ended, Job, Site, Try
+from thinsection.jobs.contract import Backend, Ended, Job, Report, Result, Site, Task, Try
 from thinsection.jobs.executor import (
     EXECUTORS,
+    Entry,
     ExecutorConfig,
     Rung,
+    Want,
     chosen_executor,
     chunked,
 )
-from thinsection.jobs.task import Entry, Report, Result, Task, Want
+
+Tell = Callable[[Report[Any], Sequence[Any]], None]  # a report, and its results without an event
 
 
 def execute(
@@ -46,8 +49,7 @@ def execute(
         entries: those that are finished already are not sent to another process.
         task: what is done with them.
         config: which executor, and its settings.
-        folder: of this invocation's records, absolute, seen by every worker; gets the workers'
-            logs and the folders of arrays.
+        folder: of this invocation's records, absolute, seen by every worker; gets logs and arrays.
         on_report: called in this thread as chunks end.
         on_event: progress on the way, as far as the executor can carry it; from any thread.
         on_message: lines for the person who waits.
@@ -57,166 +59,35 @@ def execute(
         ThinsectionError: settings, weights or the cluster; a bad entry does not raise.
         Submitted: the settings say not to wait for the batch system.
     """
+
+    def tell(report: Report[Any], silent: Sequence[Any]) -> None:
+        if report.results or report.stage_seconds:
+            on_report(report)
+        for event in map(task.ended, silent):
+            if event is not None:
+                on_event(event)
+
     backend_type = EXECUTORS.load(chosen_executor(config, cluster=cluster))
-    told = _Told(task=task, on_report=on_report, on_event=on_event)
     found = [task.finished(e) if backend_type.asks_finished else None for e in entries]
-    if any(done is not None for done in found):
-        told.results([done for done in found if done is not None])
-    missing = tuple(entry for entry, done in zip(entries, found) if done is None)
-    if len(missing) < len(entries):
-        on_message(f"{len(entries) - len(missing)} of {len(entries)} are done and left out")
+    done = tuple(result for result in found if result is not None)
+    tell(Report(results=done), done)
+    missing = tuple(entry for entry, result in zip(entries, found) if result is None)
+    if done:
+        on_message(f"{len(done)} of {len(entries)} are done and left out")
     tries = deque([Try(entries=missing, task=task)] if missing else [])
     while tries:
-        site = Site(
-            config=config,
-            attempt=tries.popleft(),
-            folder=folder,
-            on_event=on_event,
-            on_message=on_message,
-            cluster=cluster,
-        )
+        site = Site(config, tries.popleft(), folder, on_event, on_message, cluster)
         with backend_type(site) as backend:
-            again = _work(site, backend, told)
+            again = _work(backend, tell)
         tries.extend(together(again))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settled:
-    """What is made of the end of a job.
-
-    Attributes:
-        report: what its worker said and is final.
-        recorded: results that were found or recorded here, of entries that it left.
-        ends: each of these entries with its result.
-        again: what is tried again.
-        message: for the person who waits; '' for none.
-    """
-
-    report: Report[Any]
-    recorded: tuple[Any, ...] = ()
-    ends: tuple[tuple[Any, Any], ...] = ()
-    again: tuple[Try, ...] = ()
-    message: str = ""
-
-
-def settle(
-    ended: Ended,
-    attempt: Try,
-    config: ExecutorConfig,
-    climbs: Collection[Want],
-    *,
-    skip: Callable[[Any], bool] = lambda entry: False,
-) -> Settled:
-    """What becomes of each entry of a job that ended: the policy of deaths, written here only.
-
-    An entry of which there is no report is asked for in the files first. Where its worker died it
-    is tried alone, in less memory and on the next rung; who dies alone climbs on, and is lost where
-    the rungs end. An entry that failed for want of memory climbs too, where there is a rung.
-
-    Args:
-        ended: the job.
-        attempt: that the job was part of.
-        config: with all rungs.
-        climbs: what a next try can have more of.
-        skip: entries that are not this job's business any more.
-    """
-    report = ended.report or Report(results=())
-    told, recorded, left = [], [], []
-    tries: list[Try] = []
-    for entry, result in zip(ended.job.entries, report.results):
-        want = None if skip(entry) else attempt.task.starved(result)
-        above = _above(attempt, config, climbs, want)
-        if above is None:
-            told.append((entry, result))
-        else:
-            tries.append(_again(attempt, (entry,), above, ended))
-    for entry in ended.job.entries[len(report.results) :]:
-        done = attempt.task.finished(entry)
-        if done is not None:
-            recorded.append((entry, done))
-        elif not skip(entry):
-            left.append(entry)
-    above = _above(attempt, config, climbs, ended.want)
-    message = ""
-    if left and ended.how == "died" and (above is not None or not attempt.alone):
-        tries.append(_again(attempt, tuple(left), above or attempt.rung, ended))
-        message = f"a worker died with {len(left)} entries: each is tried alone"
-    else:
-        reason = ended.reason + _how_often(attempt)
-        recorded += [(entry, attempt.task.lost(entry, reason)) for entry in left]
-    return Settled(
-        report=replace(report, results=tuple(result for _, result in told)),
-        recorded=tuple(result for _, result in recorded),
-        ends=(*told, *recorded),
-        again=tuple(tries),
-        message=message,
-    )
-
-
-def _above(
-    attempt: Try, config: ExecutorConfig, climbs: Collection[Want], want: Want | None
-) -> Rung | None:
-    return config.above(attempt.rung, want) if want is not None and want in climbs else None
-
-
-def together(tries: Sequence[Try]) -> list[Try]:
-    """The tries with the entries of equal rungs together."""
-    found: dict[Rung, Try] = {}
-    for one in tries:
-        known = found.get(one.rung)
-        found[one.rung] = replace(one, entries=(*known.entries, *one.entries)) if known else one
-    return list(found.values())
-
-
-def _again(attempt: Try, entries: tuple[Any, ...], rung: Rung, ended: Ended) -> Try:
-    return Try(
-        entries=entries,
-        task=attempt.task if attempt.alone else attempt.task.smaller(),
-        number=attempt.number + 1,
-        alone=True,
-        rung=rung,
-        before=ended.granted,
-    )
-
-
-def _how_often(attempt: Try) -> str:
-    if attempt.number == 1:
-        return ""
-    times = "twice, the second time" if attempt.number == 2 else f"{attempt.number} times, at last"
-    return f", {times} alone"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Told:
-    """Passes reports on, with an event for each entry whose worker could send none."""
-
-    task: Task[Any, Any]
-    on_report: Callable[[Report[Any]], None]
-    on_event: Callable[[Any], None]
-
-    def report(self, report: Report[Any]) -> None:
-        """Passes on what a worker said, with its events told already."""
-        if report.results or report.stage_seconds:
-            self.on_report(report)
-
-    def results(self, results: Sequence[Any]) -> None:
-        """Reports results of which no event has told."""
-        self.report(Report(results=tuple(results)))
-        self.events(results)
-
-    def events(self, results: Sequence[Any]) -> None:
-        """Tells of the end of some entries."""
-        for event in map(self.task.ended, results):
-            if event is not None:
-                self.on_event(event)
-
-
-def _work(site: Site, backend: Backend, told: _Told) -> list[Try]:
+def _work(backend: Backend, tell: Tell) -> list[Try]:
     """Sends all jobs of a try, reports what ended, returns what must be tried again."""
-    attempt = site.attempt
+    site, attempt = backend.site, backend.site.attempt
     task = backend.fit(attempt.task)
     chunks = chunked(attempt.entries, 1) if attempt.alone else backend.chunks(attempt.entries)
-    jobs = deque(Job(entries=chunk, task=task) for chunk in chunks)
+    jobs = deque(Job(entries=tuple(chunk), task=task) for chunk in chunks)
     running = 0
     again: list[Try] = []
     while jobs or running:
@@ -230,24 +101,87 @@ def _work(site: Site, backend: Backend, told: _Told) -> list[Try]:
                 site.on_message(f"a task failed ({ended.reason}): sent again")
                 jobs.append(replace(ended.job, failures=ended.job.failures + 1))
                 continue
-            settled = settle(ended, attempt, site.config, backend.climbs)
-            told.report(settled.report)
-            if not backend.carries_events:
-                told.events(settled.report.results)
-            told.results(settled.recorded)
-            if settled.message:
-                site.on_message(settled.message)
+            settled = settle(ended, site, backend.climbs)
+            results = settled.report.results
+            tell(settled.report, results[settled.num_told if backend.carries_events else 0 :])
             again += settled.again
     return again
 
 
 def _may_fail_again(ended: Ended, config: ExecutorConfig) -> bool:
-    """Whether another time may help and is allowed.
-
-    Raises:
-        ThinsectionError: of settings, weights or disk: it would be the same for every chunk.
-    """
+    """Whether another time may help; raises what would be the same for every chunk."""
     error = ended.error
     if isinstance(error, ThinsectionError) and not isinstance(error, ClusterError):
         raise error
     return ended.how == "failed" and ended.job.failures < config.retries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """What is made of the end of a job."""
+
+    entries: tuple[Any, ...]  # of which there is a last word
+    report: Report[Any]  # theirs: what the worker told, then what was found or recorded here
+    num_told: int  # results that the worker has told
+    again: tuple[Try, ...]
+
+
+def settle(
+    ended: Ended,
+    site: Site,
+    climbs: Collection[Want],
+    *,
+    skip: Callable[[Any], bool] = lambda entry: False,
+) -> Settled:
+    """What becomes of each entry of a job that ended: the policy of deaths, written here only.
+
+    An entry of which there is no report is asked for in the files first. Where its worker died it
+    is tried alone, in less memory and on the next rung; who dies alone climbs on, and is lost where
+    the rungs end. An entry that failed for want of memory climbs too, where there is a rung.
+
+    A next try can have more of what `climbs` names; entries of which `skip` holds are not this
+    job's business any more.
+    """
+    attempt, task = site.attempt, site.attempt.task
+
+    def above(want: Want | None) -> Rung | None:
+        return site.config.above(attempt.rung, want) if want and want in climbs else None
+
+    report = ended.report or Report(results=())
+    again: list[Try] = []
+    ends: list[tuple[Any, Any]] = []
+    left = []
+    for entry, result in zip(ended.job.entries, report.results):
+        rung = None if skip(entry) else above(task.starved(result))
+        if rung is None:
+            ends.append((entry, result))
+        else:
+            again.append(attempt.again([entry], rung, ended.granted))
+    num_told = len(ends)
+    for entry in ended.job.entries[len(report.results) :]:
+        if (done := task.finished(entry)) is not None:
+            ends.append((entry, done))
+        elif not skip(entry):
+            left.append(entry)
+    rung = above(ended.want)
+    if left and ended.how == "died" and (rung or not attempt.alone):
+        again.append(attempt.again(left, rung or attempt.rung, ended.granted))
+        site.on_message(f"a worker died with {len(left)} entries: each is tried alone")
+    else:
+        times = (
+            f"{attempt.number} times, at last" if attempt.number > 2 else "twice, the second time"
+        )
+        reason = ended.reason + (f", {times} alone" if attempt.alone else "")
+        ends += [(entry, task.lost(entry, reason)) for entry in left]
+    entries, results = zip(*ends, strict=True) if ends else ((), ())
+    report = replace(report, results=results)
+    return Settled(entries=entries, report=report, num_told=num_told, again=tuple(again))
+
+
+def together(tries: Sequence[Try]) -> list[Try]:
+    """The tries with the entries of equal rungs together."""
+    found: dict[Rung, Try] = {}
+    for one in tries:
+        known = found.get(one.rung)
+        found[one.rung] = replace(one, entries=(*known.entries, *one.entries)) if known else one
+    return list(found.values())

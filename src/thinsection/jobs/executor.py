@@ -8,18 +8,20 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from thinsection.config import option
 from thinsection.errors import ConfigError
-from thinsection.jobs.task import Entry, Want
 from thinsection.registry import Entry as Named
 from thinsection.registry import Registry
 from thinsection.units import parse_bytes
 from thinsection.usage.limits import read_limits
 
 if TYPE_CHECKING:
-    from thinsection.jobs.backend import Backend
+    from thinsection.jobs.contract import Backend
+
+Entry = TypeVar("Entry")
+Want = Literal["memory", "gpu"]  # what a worker or an entry may die for want of
 
 LOGS = "logs"  # folder of the workers' logs below that of an invocation's records
 MAX_CHUNK_ENTRIES = 16
@@ -27,27 +29,24 @@ MAX_ARRAY = 1000  # Slurm's default MaxArraySize is 1001, the first index that i
 CPUS_PER_WORKER = 4
 ARRAY_WORKERS = 8  # of a batch system, where --workers does not say it
 _CHUNKS_PER_WORKER = 4  # enough that a slow one at the end does not leave the others idle
-_COUNTS = ("workers", "threads", "chunk_slides", "retries", "job_cpus")
 _WORD = re.compile(r"[^\s\"'\\#\x00-\x1f\x7f]+")  # what a scheduler's directive takes unquoted
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
+_DASK = "Dask workers: local, a scheduler's, or jobs of a batch system."
 _OURS: tuple[tuple[str, str, str, tuple[str, ...], str | None], ...] = (
-    ("inline", "InlineBackend", "This process, one entry or stream after the other.", (), None),
-    ("pool", "PoolBackend", "Worker processes on this node.", (), None),
-    (
-        *("dask", "DaskBackend", "Dask workers: local, a scheduler's, or jobs of a batch system."),
-        *(("dask", "distributed"), "cluster"),
-    ),
-    ("ray", "RayBackend", "Tasks on a local Ray or a running cluster.", ("ray",), "ray"),
-    ("slurm", "SlurmBackend", "A job array of Slurm.", (), None),
+    ("inline", "contract:InlineBackend", "This process, one after the other.", (), None),
+    ("pool", "pool:PoolBackend", "Worker processes on this node.", (), None),
+    ("dask", "dask:DaskBackend", _DASK, ("dask", "distributed"), "cluster"),
+    ("ray", "ray:RayBackend", "Tasks on a local Ray or a running cluster.", ("ray",), "ray"),
+    ("slurm", "slurm:SlurmBackend", "A job array of Slurm.", (), None),
 )
 EXECUTORS: "Registry[type[Backend]]" = Registry(
     "executor",
     "thinsection.executors",
-    tuple(
-        Named(name=n, help=h, target=f"thinsection.jobs.{n}:{c}", needs=needs, extra=extra)
-        for n, c, h, needs, extra in _OURS
-    ),
+    [
+        Named(name=n, help=h, target=f"thinsection.jobs.{t}", needs=needs, extra=extra)
+        for n, t, h, needs, extra in _OURS
+    ],
 )
 
 
@@ -110,7 +109,7 @@ class ExecutorConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
+        for name in ("workers", "threads", "chunk_slides", "retries", "job_cpus"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"executor.{name} must be >= 0, got {getattr(self, name)}")
         for name in ("worker_memory", "job_memory"):
@@ -125,7 +124,7 @@ class ExecutorConfig:
         if self.jobqueue not in (None, "slurm"):
             raise ConfigError(f"executor.jobqueue must be slurm, got {self.jobqueue!r}")
         for line in self.directive:
-            if not line.startswith("-") or _CONTROL.search(line):
+            if not line.startswith("-") or CONTROL.search(line):
                 raise ConfigError(f"executor.directive must start with '-', got {line!r}")
         if sum(x is not None for x in (self.scheduler, self.gpus, self.jobqueue)) > 1:
             raise ConfigError("executor must have one of scheduler, gpus and jobqueue, got several")
@@ -148,10 +147,9 @@ class ExecutorConfig:
     def above(self, rung: Rung, want: Want) -> Rung | None:
         """The next rung for what died for want of something; None where the list ends."""
         lists = {"memory": (self.worker_memory, self.job_memory), "gpu": (self.gpu,)}[want]
-        here: int = getattr(rung, want)
-        if here + 1 >= max(len(_listed(text)) for text in lists):
-            return None
-        return replace(rung, **{want: here + 1})
+        above: int = getattr(rung, want) + 1
+        longest = max(len(_listed(text)) for text in lists)
+        return replace(rung, **{want: above}) if above < longest else None
 
     def at(self, rung: Rung) -> "ExecutorConfig":
         """The settings with one size of memory and one card.
@@ -159,28 +157,22 @@ class ExecutorConfig:
         Where several cards are listed a job asks for its card by name, in `--gres` or where the
         settings say {gpu}.
         """
-        cards = _listed(self.gpu)
-        gpu = _pick(cards, rung.gpu)
+        gpu = _pick(self.gpu, rung.gpu)
         gres, directive = self.gres, self.directive
-        if len(cards) > 1 and "{gpu}" not in " ".join((gres or "", *directive)):
+        if len(_listed(self.gpu)) > 1 and "{gpu}" not in " ".join((gres or "", *directive)):
             gres = f"gpu:{{gpu}}:{(gres or 'gpu:1').rpartition(':')[2]}"
         return replace(
             self,
             gpu=gpu,
-            worker_memory=_pick(_listed(self.worker_memory), rung.memory),
-            job_memory=_pick(_listed(self.job_memory), rung.memory),
+            worker_memory=_pick(self.worker_memory, rung.memory),
+            job_memory=_pick(self.job_memory, rung.memory),
             gres=gres and gres.replace("{gpu}", gpu or ""),
             directive=tuple(line.replace("{gpu}", gpu or "") for line in directive),
         )
 
 
 def chosen_executor(config: ExecutorConfig, *, cluster: Any = None) -> str:
-    """The name in `EXECUTORS` that the settings come to.
-
-    Args:
-        config: of the executor.
-        cluster: a Dask client or cluster object that was handed in, or None.
-    """
+    """The name in `EXECUTORS` that the settings, or a Dask object that is handed in, come to."""
     if cluster is not None:
         return "dask"
     if config.executor != "auto":
@@ -201,9 +193,7 @@ def local_shape(config: ExecutorConfig) -> tuple[int, int]:
 
 def local_memory(config: ExecutorConfig, workers: int) -> int:
     """Bytes at which a worker on this node is ended: what was asked for, or an equal share."""
-    if config.memory is not None:
-        return parse_bytes(config.memory)
-    return read_limits().memory_bytes // workers
+    return parse_bytes(config.memory) if config.memory else read_limits().memory_bytes // workers
 
 
 def chunked(entries: Sequence[Entry], size: int) -> list[tuple[Entry, ...]]:
@@ -218,16 +208,16 @@ def chunk_size(num_entries: int, workers: int) -> int:
 
 
 def make_chunks(
-    entries: Sequence[Entry], config: ExecutorConfig, *, workers: int
+    entries: Sequence[Entry], config: ExecutorConfig, *, workers: int = 0
 ) -> list[tuple[Entry, ...]]:
-    """The entries in the runs that tasks take, at most as many as an array may have tasks."""
-    size = config.chunk_slides or chunk_size(len(entries), workers)
+    """The entries in the runs that tasks take, at most as many as an array may have tasks.
+
+    Without a number of workers they are those of a batch array.
+    """
+    size = config.chunk_slides or chunk_size(
+        len(entries), workers or config.workers or ARRAY_WORKERS
+    )
     return chunked(entries, max(size, -(-len(entries) // MAX_ARRAY)))
-
-
-def array_chunks(entries: Sequence[Entry], config: ExecutorConfig) -> list[tuple[Entry, ...]]:
-    """The entries of each task of a batch array."""
-    return make_chunks(entries, config, workers=config.workers or ARRAY_WORKERS)
 
 
 def parse_walltime(text: str) -> int:
@@ -240,14 +230,8 @@ def parse_walltime(text: str) -> int:
     parts = rest.split(":")
     if not all(p.isdigit() for p in parts) or len(parts) > 3 or (dash and not days.isdigit()):
         raise ConfigError(f"executor.walltime must be 'HH:MM:SS' or 'D-HH:MM:SS', got {text!r}")
-    numbers = [int(p) for p in parts]
-    if dash:
-        hours, minutes, seconds = [*numbers, 0, 0][:3]
-    elif len(numbers) == 3:
-        hours, minutes, seconds = numbers
-    else:
-        hours = 0
-        minutes, seconds = [*numbers, 0][:2]
+    no_hours = not dash and len(parts) < 3
+    hours, minutes, seconds, *_ = map(int, [*["0"] * no_hours, *parts, "0", "0"])
     total = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
     if total <= 0:
         raise ConfigError(f"executor.walltime must be > 0, got {text!r}")
@@ -258,5 +242,6 @@ def _listed(text: str | None) -> tuple[str, ...]:
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
-def _pick(values: Sequence[str], index: int) -> str | None:
+def _pick(text: str | None, index: int) -> str | None:
+    values = _listed(text)
     return values[min(index, len(values) - 1)] if values else None

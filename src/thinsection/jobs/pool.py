@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -14,76 +14,64 @@ import psutil
 import threadpoolctl
 
 from thinsection import errors
-from thinsection.errors import ThinsectionError
-from thinsection.jobs.backend import Backend, Ended, Job, Site, ended_by
+from thinsection.jobs.contract import Backend, Ended, Job, Report, merged
 from thinsection.jobs.executor import local_memory, local_shape
-from thinsection.jobs.task import Report, Task, merged
 from thinsection.units import format_bytes
 
 _POLL_S = 0.5
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class _Worker:
-    """A process, and the job that it has."""
+    """A process, what it has said of its job, and why this side has ended it."""
 
     process: Any
     pipe: Connection
-    job: Job | None = None
     reports: list[Report[Any]] = field(default_factory=list)
-    ended_for: str = ""  # why this side has ended it
+    ended_for: str = ""
 
 
 class PoolBackend(Backend):
-    """See `Backend`.
+    """See `Backend`; a job is known by its worker.
 
     Processes come from a fork server, so that they inherit neither threads nor locks; as with any
     pool of Python, a script that uses it guards its own start by `if __name__ == "__main__"`.
     """
 
-    def __init__(self, site: Site) -> None:
-        """See `Backend`."""
-        super().__init__(site)
-        self.workers, self._threads = local_shape(self.config)
-        self._memory = local_memory(self.config, self.workers)
-        self._context = multiprocessing.get_context("forkserver")
-        # the server imports what the task needs once, not every worker
-        self._context.set_forkserver_preload([type(site.attempt.task).__module__])
-        self._pool: list[_Worker] = []
-        self._looked = time.monotonic()
+    monitored: bool = False
 
     def open(self) -> None:
         """See `Backend.open`: processes start with their first job."""
+        self.workers, self.threads = local_shape(self.config)
+        self._memory = local_memory(self.config, self.workers)
+        self._context = multiprocessing.get_context("forkserver")
+        # the server imports what the task needs once, not every worker
+        self._context.set_forkserver_preload([type(self.site.attempt.task).__module__])
+        self._pool: list[_Worker] = []
+        self._looked = time.monotonic()
         self.stack.callback(self._end)
-
-    def fit(self, task: Task[Any, Any]) -> Task[Any, Any]:
-        """See `Backend.fit`; the processes are in the record of this one."""
-        return task.on_worker(threads=self._threads, monitored=False)
-
-    def room(self) -> int:
-        """See `Backend.room`."""
-        return self.workers - sum(worker.job is not None for worker in self._pool)
 
     def send(self, jobs: Sequence[Job]) -> None:
         """See `Backend.send`."""
         for job in jobs:
-            idle = next((w for w in self._pool if w.job is None), None) or self._start()
-            idle.job, idle.reports = job, []
+            idle = next((w for w in self._pool if w not in self.sent), None) or self._start()
+            idle.reports = []
+            self.sent[idle] = job
             idle.pipe.send((job.task, job.entries))
 
     def poll(self, *, waiting: int) -> Sequence[Ended]:
         """See `Backend.poll`."""
-        busy = {w.pipe: w for w in self._pool if w.job is not None}
-        self._look_at_memory(list(busy.values()))
-        found = [self._read(busy[pipe]) for pipe in wait(list(busy), timeout=_POLL_S)]  # type: ignore[index]
+        self._look_at_memory()
+        busy = {worker.pipe: worker for worker in self.sent}
+        found = [self._read(busy[pipe]) for pipe in wait(list(busy), timeout=_POLL_S)]
         return [ended for ended in found if ended is not None]
 
     def _end(self) -> None:
         """Ends all processes; those at work are killed."""
         for worker in self._pool:
             worker.pipe.close()
-            if worker.job is not None:
+            if worker in self.sent:
                 worker.process.kill()
         for worker in self._pool:
             worker.process.join()
@@ -94,55 +82,52 @@ class PoolBackend(Backend):
         name = next(n for n in map(str, range(len(taken) + 1)) if n not in taken)
         gpus = self.config.gpu_ids
         gpu = gpus[int(name) % len(gpus)] if gpus else None
-        process = self._context.Process(target=_serve, args=(theirs, self._threads, gpu), name=name)
+        process = self._context.Process(target=_serve, args=(theirs, self.threads, gpu), name=name)
         process.start()
         theirs.close()
-        worker = _Worker(process=process, pipe=ours)
-        self._pool.append(worker)
-        return worker
+        self._pool.append(_Worker(process=process, pipe=ours))
+        return self._pool[-1]
 
     def _read(self, worker: _Worker) -> Ended | None:
         """Takes one message of a worker that has a job."""
-        job = worker.job
-        assert job is not None
         try:
             kind, content = worker.pipe.recv()
         except (EOFError, OSError):
-            return self._bury(worker, job)
+            return self._bury(worker)
         if kind == "event":
             self.site.on_event(content)
             return None
         if kind == "report":
             worker.reports.append(content)
             return None
-        worker.job = None
-        report = merged(worker.reports)
+        job, report = self.sent.pop(worker), merged(worker.reports)
         if kind == "end":
             return Ended(job=job, how="reported", report=report)
         name, message = content
-        ended = ended_by(job, name, message, error=_ours(name, message))
-        return replace(ended, report=report)
+        ours = getattr(errors, name, None)  # as the worker raised it
+        error = ours(message) if ours is not None else None
+        return Ended.by_error(job, name, message, error=error, report=report)
 
-    def _bury(self, worker: _Worker, job: Job) -> Ended:
+    def _bury(self, worker: _Worker) -> Ended:
         worker.pipe.close()
         worker.process.join()
         self._pool.remove(worker)
         code = worker.process.exitcode
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return Ended(
-            job=job,
+            job=self.sent.pop(worker),
             how="died",
             report=merged(worker.reports),
             reason=f"its worker died ({worker.ended_for or how})",
             want="memory" if code == -signal.SIGKILL else None,
         )
 
-    def _look_at_memory(self, busy: Sequence[_Worker]) -> None:
+    def _look_at_memory(self) -> None:
         """Ends workers that hold more than they may, before the machine does."""
         if time.monotonic() - self._looked < _POLL_S:
             return
         self._looked = time.monotonic()
-        for worker in busy:
+        for worker in self.sent:
             try:
                 held = psutil.Process(worker.process.pid).memory_info().rss
             except psutil.Error:  # it ended by itself
@@ -170,17 +155,10 @@ def _serve(pipe: Connection, threads: int, gpu: str | None) -> None:
         except EOFError:
             return
         threadpoolctl.threadpool_limits(threads)
-        parts = [entries] if task.streams else [(entry,) for entry in entries]
         try:
-            for part in parts:
+            for part in task.parts(entries):
                 send("report", task(part, on_event=lambda event: send("event", event)))
         except Exception as error:  # noqa: BLE001 - the worker's boundary: raised by the driver
             send("error", (type(error).__name__, str(error)))
         else:
             send("end")
-
-
-def _ours(name: str, message: str) -> ThinsectionError | None:
-    """An error of this package by its name, as its worker raised it."""
-    known = getattr(errors, name, None)
-    return known(message) if known is not None else None

@@ -1,34 +1,32 @@
-"""What one batch job asks for, number by number: a flag, a prediction or bound, or a default."""
+"""What one batch job asks for, number by number, and the script of an array that asks for it."""
 
-import math
+import re
+import shlex
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 
-from thinsection.jobs.executor import ExecutorConfig, Rung, parse_walltime
-from thinsection.types import GIB, MIB
+from thinsection.errors import ConfigError
+from thinsection.jobs.executor import CONTROL, MAX_ARRAY, ExecutorConfig, Rung, parse_walltime
+from thinsection.types import GIB
 from thinsection.units import format_bytes, parse_bytes
 from thinsection.usage.analysis import Request, format_walltime
+from thinsection.usage.limits import TIME_LIMIT_VARIABLE
 
-MEMORY_MARGIN, TIME_MARGIN = 1.2, 1.5  # over a prediction; said beside the numbers
 DEFAULT = Request(cpus=4, memory_bytes=8 * GIB, gpus=0, walltime_s=4 * 3600)
-LEAST_TIME_S = 300
-_MEMORY_STEP = 256 * MIB
+_PLAIN = re.compile(r"[\w@%+=:,./-]+")
 
 Numbers = dict[str, tuple[int, str]]  # field of `Request` -> value, and where it comes from
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """The resources of one job.
-
-    Attributes:
-        request: what is asked for.
-        origins: a line per number: where it comes from, with its margin.
-        warning: why there is no prediction; '' where there is one or nothing was left to predict.
-    """
+    """The resources of one job."""
 
     request: Request
-    origins: tuple[str, ...]
-    warning: str = ""
+    origins: tuple[str, ...]  # a line per number: where it comes from, with its margin
+    warning: str = ""  # why there is no prediction, where one was wanted
 
     def lines(self) -> tuple[str, ...]:
         """For the person who submits: the warning, then the origins."""
@@ -38,18 +36,17 @@ class JobRequest:
 def job_request(
     config: ExecutorConfig, predicted: Numbers | None = None, *, warning: str = ""
 ) -> JobRequest:
-    """The flags that were given, else what is predicted, else defaults.
-
-    Args:
-        config: with the flags; of lists the first.
-        predicted: or bounds; by field of `Request`, each with a word on where it comes from.
-        warning: why some are not predicted.
-    """
+    """The flags that were given (of lists the first), else what is predicted, else defaults."""
     config = config.at(Rung())
     gpus = 1 if (config.gres or "").startswith("gpu") else 0
     numbers: Numbers = {f.name: (getattr(DEFAULT, f.name), "default") for f in fields(Request)}
-    numbers |= {"gpus": (gpus, "the settings name one")}
-    numbers |= (predicted or {}) | _given(config)
+    numbers |= {"gpus": (gpus, "the settings name one"), **(predicted or {})}
+    if config.job_cpus:
+        numbers["cpus"] = (config.job_cpus, "--job-cpus")
+    if config.job_memory:
+        numbers["memory_bytes"] = (parse_bytes(config.job_memory), "--job-memory")
+    if config.walltime:
+        numbers["walltime_s"] = (parse_walltime(config.walltime), "--walltime")
     request = Request(**{name: value for name, (value, _) in numbers.items()})
     shown = {
         "cpus": f"{request.cpus} CPUs",
@@ -66,18 +63,58 @@ def all_given(config: ExecutorConfig) -> bool:
     return bool(config.job_cpus and config.job_memory and config.walltime)
 
 
-def with_margins(memory_bytes: float, seconds: float) -> tuple[int, int]:
-    """What is asked for: memory in steps of 256 MiB, whole minutes of at least five."""
-    asked = math.ceil(memory_bytes * MEMORY_MARGIN / _MEMORY_STEP) * _MEMORY_STEP
-    return asked, max(LEAST_TIME_S, math.ceil(seconds * TIME_MARGIN / 60) * 60)
+def batch_script(
+    folder: Path,
+    config: ExecutorConfig,
+    *,
+    num_tasks: int,
+    request: Request,
+    notes: Sequence[str] = (),
+    python: str = sys.executable,
+) -> str:
+    """The script of an array whose settings name one card; notes say where the request comes from.
+
+    `python` is an interpreter that has the package, on the nodes too.
+
+    Raises:
+        ConfigError: Slurm would refuse the array, or a value breaks out of its line.
+    """
+    if not 1 <= num_tasks <= MAX_ARRAY:
+        raise ConfigError(f"num_tasks must be in [1, {MAX_ARRAY}], got {num_tasks}")
+    limit = f"%{config.workers}" if config.workers else ""
+    log = str(folder).replace("%", "%%") + "/logs/%A_%a.log"
+    named = {"partition": config.partition, "account": config.account}
+    directives = [
+        "--job-name=thinsection",
+        f"--array=1-{num_tasks}{limit}",
+        f"--output={_quoted(log, 'out')}",
+        "--open-mode=append",
+        *resource_directives(request, config),
+        *(f"--{name}={_quoted(value, name)}" for name, value in named.items() if value),
+        *config.directive,  # the user's own come last and win
+    ]
+    command = [python, "-m", "thinsection", "slurm", "array-task", str(folder)]
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {directive}" for directive in directives),
+        *(f"# {' '.join(note.split())}" for note in notes),
+        "set -euo pipefail",
+        f"export OMP_NUM_THREADS={request.cpus}",
+        f"export {TIME_LIMIT_VARIABLE}={request.walltime_s}",
+        f'exec {shlex.join(command)} --index "$SLURM_ARRAY_TASK_ID"',
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def _given(config: ExecutorConfig) -> Numbers:
-    found: Numbers = {}
-    if config.job_cpus:
-        found["cpus"] = (config.job_cpus, "--job-cpus")
-    if config.job_memory:
-        found["memory_bytes"] = (parse_bytes(config.job_memory), "--job-memory")
-    if config.walltime:
-        found["walltime_s"] = (parse_walltime(config.walltime), "--walltime")
-    return found
+def resource_directives(request: Request, config: ExecutorConfig) -> list[str]:
+    """CPUs, memory, time and GPU as directives; `--gres` of the settings wins."""
+    return request.directives(gres=_quoted(config.gres, "gres") if config.gres else None)
+
+
+def _quoted(text: str, name: str) -> str:
+    """The text as one value of a directive, as sbatch reads its lines."""
+    if CONTROL.search(text):
+        raise ConfigError(f"{name} must hold no line break or control character, got {text!r}")
+    if _PLAIN.fullmatch(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,4 +1,4 @@
-"""A Slurm array of tasks of any kind: its folder, its tasks, what they said and how they ended.
+"""A Slurm array of tasks of any kind: its folder, what its tasks and Slurm's commands say of it.
 
 FOLDER/slurm/<name>/tasks.json       the task, the entries of each array index, what was asked for
                     array.sh         what sbatch takes
@@ -10,68 +10,162 @@ FOLDER/slurm/<name>/tasks.json       the task, the entries of each array index, 
 """
 
 import json
-import secrets
-import time
-from collections.abc import Callable, Collection, Mapping
+import logging
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ClusterError, StoreError, ThinsectionError
 from thinsection.files.atomic import write_json, write_text
-from thinsection.jobs.backend import Ended, Job, Try
-from thinsection.jobs.executor import ExecutorConfig, Rung
-from thinsection.jobs.slurm_queue import TaskState, accounted_states, sbatch, task_states
-from thinsection.jobs.task import Report, Task, merged
+from thinsection.jobs.contract import Ended, Job, Report, Try, merged
+from thinsection.jobs.executor import ExecutorConfig, Rung, Want, chunked
+from thinsection.jobs.request import batch_script
+from thinsection.registry import Registry
 from thinsection.usage.analysis import Request
 
 FOLDER, DOCUMENT_NAME = "slurm", "tasks.json"
 # below the folder that a person names: of an output folder, and of the records of its invocations
 _PLACES = (f"{FOLDER}/*/{DOCUMENT_NAME}", f"records/*/{FOLDER}/*/{DOCUMENT_NAME}")
+_TIMEOUT_S = 60
+_TASK = re.compile(r"^\d+_(\d+)$")
+_FORMAT = "JobArrayID:|,State:|,exit_code:|"  # exit_code is the status that wait() gives
+_DEATHS = frozenset(("OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "TIMEOUT"))
+_ENDED = _DEATHS | {"COMPLETED", "FAILED", "CANCELLED", "DEADLINE", "REVOKED"}
+
+_log = logging.getLogger(__name__)
 
 
-class Kinds(Protocol):
-    """Finds the class of a task by its kind: a `Registry`, handed in by who knows all rooms."""
+def sbatch(script: Path) -> int:
+    """Submits a script and returns the job's id.
 
-    def load(self, name: str) -> type[Task[Any, Any]]:
-        """The class; an error of ours for an unknown name."""
-        ...
+    Raises:
+        ClusterError: there is no sbatch, or it refuses; with its own words.
+    """
+    text = _call(["sbatch", "--parsable", str(script)])
+    number = text.strip().split(";")[0]  # 'ID' or 'ID;CLUSTER'
+    if not number.isdigit():
+        raise ClusterError(f"sbatch must answer with a job id, got {text!r}")
+    return int(number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskState:
+    """What Slurm says of an array task."""
+
+    state: str = ""  # Slurm's word (RUNNING, FAILED, OUT_OF_MEMORY, ...); '': forgotten
+    exit_code: int = 0  # of the batch script
+    signal: int = 0  # that ended it; 0 for none
+
+    @property
+    def ended(self) -> bool:
+        """Whether it neither waits nor runs any more."""
+        return self.state in _ENDED
+
+    @property
+    def died(self) -> bool:
+        """Whether it was ended from outside, against the user's will, so that another try may help.
+
+        An exit code of its own (settings, weights) would be the same again; a shell or container
+        says 128 + signal.
+        """
+        killed = self.state == "FAILED" and (self.signal > 0 or self.exit_code > 128)
+        return killed or self.state in _DEATHS
+
+    @property
+    def want(self) -> Want | None:
+        """Memory, where that is said or likely: the kernel sends SIGKILL."""
+        killed = signal.SIGKILL in (self.signal, self.exit_code - 128)
+        return "memory" if self.state == "OUT_OF_MEMORY" or killed else None
+
+    def describe(self) -> str:
+        """'FAILED, signal 9'."""
+        if not self.state:
+            return "killed, cancelled or out of time: Slurm does not know any more"
+        code = f", exit code {self.exit_code}" if self.exit_code else ""
+        return self.state + (f", signal {self.signal}" if self.signal else code)
+
+
+def task_states(job_id: int, num_tasks: int) -> dict[int, TaskState]:
+    """Array index -> state of the tasks that squeue lists; ended ones stay there for some minutes.
+
+    A line without an index speaks of all tasks that have none: cancelled before they began.
+    """
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--Format={_FORMAT}"]
+    try:
+        text = _call([*command, f"--jobs={job_id}"])
+    except ClusterError as error:
+        if "Invalid job id" in str(error):  # it ended long ago and was forgotten
+            return {}
+        raise
+    found: dict[int, TaskState] = {}
+    rest: dict[int, TaskState] = {}
+    for line in text.splitlines():
+        name, state, status = (part.strip() for part in f"{line}||".split("|")[:3])
+        wait_status = int(status) if status.isdigit() else 0
+        here = TaskState(state=state, exit_code=wait_status >> 8, signal=wait_status & 0x7F)
+        if match := _TASK.match(name):
+            found[int(match.group(1))] = here
+        elif here.ended:
+            rest = dict.fromkeys(range(1, num_tasks + 1), here)
+    return rest | found
+
+
+def accounted_states(job_id: int) -> dict[int, TaskState]:
+    """The same from Slurm's accounting, which does not forget; empty where it is not kept."""
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job_id}"]
+    try:
+        text = _call([*command, "--format=JobID,State,ExitCode"])
+    except ClusterError as error:
+        _log.info("no accounting: %s", error)
+        return {}
+    found = {}
+    for line in text.splitlines():
+        name, state, codes = f"{line}||".split("|")[:3]
+        if match := _TASK.match(name):
+            code, number = (int(part or 0) for part in f"{codes}:".split(":")[:2])
+            word = state.partition(" ")[0]  # 'CANCELLED by 1000'
+            found[int(match.group(1))] = TaskState(state=word, exit_code=code, signal=number)
+    return found
+
+
+def _call(command: list[str]) -> str:
+    if shutil.which(command[0]) is None:
+        raise ClusterError(
+            f"{command[0]} must be on the PATH, got none; run this on a node that submits to "
+            "Slurm, or use another --executor"
+        )
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"{command[0]} must answer within {_TIMEOUT_S} s, got nothing") from None
+    if done.returncode != 0:
+        raise ClusterError(f"{command[0]} failed ({done.returncode}): {done.stderr.strip()}")
+    return done.stdout
 
 
 @dataclass(frozen=True, kw_only=True)
 class Array:
-    """A written (and perhaps submitted) array.
-
-    Attributes:
-        folder: of the array.
-        task: what each array task does.
-        chunks: the entries of array index 1, 2, ...
-        request: resources of each array task.
-        config: of the executor, with all rungs.
-        number, alone, rung: of the try, see `Try`.
-    """
+    """A written (and perhaps submitted) array."""
 
     folder: Path
-    task: Task[Any, Any]
-    chunks: tuple[tuple[Any, ...], ...]
-    request: Request
-    config: ExecutorConfig
-    number: int = 1
-    alone: bool = False
-    rung: Rung = Rung()
+    attempt: Try  # the task is fitted to the CPUs of an array task
+    chunk_size: int  # entries of each array task but the last
+    request: Request  # resources of each array task
+    config: ExecutorConfig  # with all rungs
 
-    @property
-    def attempt(self) -> Try:
-        """What it tries."""
-        return Try(
-            entries=tuple(entry for chunk in self.chunks for entry in chunk),
-            task=self.task,
-            number=self.number,
-            alone=self.alone,
-            rung=self.rung,
-            before=self.request,
-        )
+    @cached_property
+    def chunks(self) -> list[tuple[Any, ...]]:
+        """The entries of array index 1, 2, ..."""
+        return chunked(self.attempt.entries, self.chunk_size)
 
     @property
     def script(self) -> Path:
@@ -81,31 +175,21 @@ class Array:
     @property
     def job_id(self) -> int | None:
         """Slurm's number; None where it was not submitted."""
-        try:
-            return int((self.folder / "job_id").read_text())
-        except FileNotFoundError:
-            return None
+        path = self.folder / "job_id"
+        return int(path.read_text()) if path.exists() else None
 
-    @property
-    def started(self) -> float:
-        """When it was written, in seconds since 1970."""
-        return (self.folder / DOCUMENT_NAME).stat().st_mtime
-
-    def save(self) -> None:
-        """Writes tasks.json.
+    def save(self, notes: Sequence[str]) -> None:
+        """Writes tasks.json, the script with some notes, and the folder of the logs.
 
         Memory: the document, some 200 bytes an entry.
         """
-        document = {
-            "kind": self.task.kind,
-            "task": as_mapping(self.task),
-            "request": as_mapping(self.request),
-            "config": as_mapping(self.config),
-            "number": self.number,
-            "alone": self.alone,
-            "rung": as_mapping(self.rung),
-            "chunks": [[as_mapping(entry) for entry in chunk] for chunk in self.chunks],
-        }
+        config = self.config.at(self.attempt.rung)
+        count = len(self.chunks)
+        text = batch_script(self.folder, config, num_tasks=count, request=self.request, notes=notes)
+        (self.folder / "logs").mkdir(parents=True)
+        write_text(self.script, text)
+        document = as_mapping(self) | {"kind": self.attempt.task.kind}
+        del document["folder"]  # it may be moved
         write_json(self.folder / DOCUMENT_NAME, document)
 
     def submit(self) -> int:
@@ -116,136 +200,115 @@ class Array:
         write_text(self.folder / "job_id", f"{number}\n")
         return number
 
-    def run_index(
-        self,
-        index: int,
-        *,
-        on_report: Callable[[Report[Any]], None],
-        on_event: Callable[[Any], None] = lambda event: None,
-    ) -> None:
+    def run_index(self, index: int, *, on_report: Callable[[Report[Any]], None]) -> None:
         """Works on the entries of one array index, in this process, and keeps what came of them."""
         if not 1 <= index <= len(self.chunks):
             raise ClusterError(f"index must be in [1, {len(self.chunks)}], got {index}")
-        chunk = self.chunks[index - 1]
         reports = []
         try:
-            for part in [chunk] if self.task.streams else [(entry,) for entry in chunk]:
-                report = self.task(part, on_event=on_event)
+            for part in self.attempt.task.parts(self.chunks[index - 1]):
+                report = self.attempt.task(part, on_event=lambda event: None)
                 reports.append(as_mapping(report))
-                write_json(self.results(index), reports)
+                write_json(self._result(index, "json"), reports)
                 on_report(report)
         except Exception as error:  # kept for who collects, who does not read logs
-            write_text(self._error(index), f"{type(error).__name__}: {error}\n")
+            write_text(self._result(index, "error"), f"{type(error).__name__}: {error}\n")
             raise
 
     def reports(self, index: int) -> list[Report[Any]]:
         """What array index `index` has said so far, of its first entries."""
-        try:
-            documents = json.loads(self.results(index).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return []
-        return [self._report(document) for document in documents]
+        path, kind = self._result(index, "json"), self.attempt.task.result_type
+        documents = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        results = [tuple(from_mapping(kind, r) for r in d.pop("results")) for d in documents]
+        return [Report(results=r, **d) for r, d in zip(results, documents, strict=True)]
 
     def states(self, *, among: Collection[int] | None = None) -> dict[int, str]:
-        """Array index -> 'DONE' (it reported), Slurm's state while it is there, or 'LOST'.
-
-        Args:
-            among: only these indices; None for all.
-        """
-        indices = range(1, len(self.chunks) + 1) if among is None else among
-        number = self.job_id
-        if number is None:
-            return dict.fromkeys(indices, "WRITTEN")
-        listed = task_states(number, len(self.chunks))  # asked first: a task reports, then leaves
-        queued = {index: state.state for index, state in listed.items() if not state.ended}
-        return {i: "DONE" if self._whole(i) else queued.get(i, "LOST") for i in indices}
+        """Array index -> 'DONE' (it reported), Slurm's state while it is there, or 'LOST'."""
+        return self._look(among)[0]
 
     def ended(self, *, among: Collection[int] | None = None) -> dict[int, Ended]:
         """The array tasks that ended, and how; the accounting knows what squeue has forgotten."""
-        states = self.states(among=among)
-        found = {
-            index: Ended(job=self._job(index), how="reported", report=merged(self.reports(index)))
+        states, known = self._look(among)
+        lost = {index for index, state in states.items() if state == "LOST"}
+        if lost - known.keys():
+            known = accounted_states(self.job_id or 0) | known
+        return {
+            index: self._end(index, known.get(index, TaskState()) if index in lost else None)
             for index, state in states.items()
-            if state == "DONE"
+            if state in ("DONE", "LOST")
         }
-        lost = [index for index, state in states.items() if state == "LOST"]
+
+    def _look(self, among: Collection[int] | None) -> tuple[dict[int, str], dict[int, TaskState]]:
+        """The states of these indices (None: of all), and what squeue said of them."""
+        indices = range(1, len(self.chunks) + 1) if among is None else among
         number = self.job_id
-        if lost and number is not None:
-            known = task_states(number, len(self.chunks))
-            if any(index not in known for index in lost):
-                known = accounted_states(number) | known
-            found |= {i: self._end(i, known.get(i, TaskState())) for i in lost}
-        return found
+        if number is None:
+            return dict.fromkeys(indices, "WRITTEN"), {}
+        listed = task_states(number, len(self.chunks))  # asked first: a task reports, then leaves
+        states = {}
+        for index in indices:
+            reported = sum(len(report.results) for report in self.reports(index))
+            state = listed.get(index)
+            here = state.state if state and not state.ended else "LOST"
+            states[index] = "DONE" if reported == len(self.chunks[index - 1]) else here
+        return states, listed
 
-    def results(self, index: int) -> Path:
-        """Where array index `index` reports."""
-        return self.folder / "results" / f"{index}.json"
-
-    def _end(self, index: int, state: TaskState) -> Ended:
-        """How an array task ended that has not reported everything.
+    def _end(self, index: int, state: TaskState | None) -> Ended:
+        """How an array task ended; a state is given where it has not reported everything.
 
         Not worth another try: what the user cancelled, what ended by its own error, and an entry
         that ran out of time alone. What Slurm has forgotten is, where it had begun.
         """
+        job = Job(entries=self.chunks[index - 1], task=self.attempt.task)
+        report = merged(self.reports(index))
+        if state is None:
+            return Ended(job=job, how="reported", report=report)
         log = self.folder / "logs" / f"{self.job_id}_{index}.log"
+        own = self._result(index, "error")
         died, want = state.died, state.want
-        if not state.state and log.exists() and not self._error(index).exists():
+        if not state.state and log.exists() and not own.exists():
             died, want = True, "memory"
-        if state.state == "TIMEOUT" and len(self.chunks[index - 1]) == 1:
+        if state.state == "TIMEOUT" and len(job.entries) == 1:
             died = False
         reason = f"array task {self.job_id}_{index} ended without a report ({state.describe()})"
-        if self._error(index).exists():
-            reason += f": {self._error(index).read_text(encoding='utf-8').strip()}"
+        if own.exists():
+            reason += f": {own.read_text(encoding='utf-8').strip()}"
         return Ended(
-            job=self._job(index),
+            job=job,
             how="died" if died else "over",
-            report=merged(self.reports(index)),
+            report=report,
             reason=f"{reason}; see {log}",
             want=want,
             granted=self.request,
         )
 
-    def _job(self, index: int) -> Job:
-        return Job(entries=self.chunks[index - 1], task=self.task)
-
-    def _whole(self, index: int) -> bool:
-        reported = sum(len(report.results) for report in self.reports(index))
-        return reported == len(self.chunks[index - 1])
-
-    def _report(self, document: Mapping[str, Any]) -> Report[Any]:
-        results = [from_mapping(self.task.result_type, r) for r in document["results"]]
-        return Report(**{**document, "results": tuple(results)})
-
-    def _error(self, index: int) -> Path:
-        return self.folder / "results" / f"{index}.error"
+    def _result(self, index: int, suffix: str) -> Path:
+        return self.folder / "results" / f"{index}.{suffix}"
 
 
-def new_array_folder(folder: Path) -> Path:
-    """A free FOLDER/slurm/<name>, named by the time; it is not made yet."""
-    now = time.time()
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
-    return folder / FOLDER / f"{stamp}-{int(now % 1 * 1000):03d}-{secrets.token_hex(2)}"
-
-
-def load_array(folder: Path, kinds: Kinds) -> Array:
-    """The array of a folder.
+def load_array(folder: Path, kinds: Registry[Any]) -> Array:
+    """The array of a folder; `kinds` finds the class of its task.
 
     Raises:
         StoreError: there is none, of a kind that is not known here, or another version wrote it.
     """
     try:
         document = json.loads((folder / DOCUMENT_NAME).read_text(encoding="utf-8"))
-        kind = kinds.load(document["kind"])
-        chunks = [[from_mapping(kind.entry_type, e) for e in c] for c in document["chunks"]]
+        kind, tried = kinds.load(document["kind"]), document["attempt"]
+        before = tried["before"]
+        attempt = Try(
+            entries=tuple(from_mapping(kind.entry_type, entry) for entry in tried["entries"]),
+            task=from_mapping(kind, tried["task"]),
+            number=tried["number"],
+            rung=Rung(**tried["rung"]),
+            before=before and Request(**before),
+        )
         return Array(
             folder=folder,
-            task=from_mapping(kind, document["task"]),
-            chunks=tuple(tuple(chunk) for chunk in chunks),
+            attempt=attempt,
+            chunk_size=document["chunk_size"],
             request=Request(**document["request"]),
             config=from_mapping(ExecutorConfig, document["config"]),
-            number=document["number"],
-            alone=document["alone"],
-            rung=Rung(**document["rung"]),
         )
     except (OSError, ValueError, KeyError, TypeError, ThinsectionError) as error:
         raise StoreError(

@@ -13,8 +13,8 @@ import numpy as np
 from thinsection.config import as_mapping
 from thinsection.errors import StoreError, ThinsectionError
 from thinsection.files.lock import LOCK_NAME, hold
+from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.execute import execute
-from thinsection.jobs.task import Report, Task
 from thinsection.pipeline.records import begin_record, end_record
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, Status, write_tables
 from thinsection.pipeline.task import set_threads

@@ -20,9 +20,8 @@ from typing import Any
 import thinsection
 from thinsection.errors import StoreError
 from thinsection.files.atomic import write_json, write_text
-from thinsection.usage.analysis import Efficiency, analyse
+from thinsection.usage.analysis import Efficiency, analyse, efficiency_page
 from thinsection.usage.monitor import read_usage
-from thinsection.usage.page import efficiency_page
 
 RECORDS = "records"
 RECORD_NAME = "run.json"

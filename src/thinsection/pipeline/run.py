@@ -14,9 +14,9 @@ from thinsection.config import as_mapping, coerce, replace_flat
 from thinsection.errors import ConfigError, DiskSpaceError, MissingDependencyError, StoreError
 from thinsection.files.atomic import atomic_path
 from thinsection.files.sources import is_url
+from thinsection.jobs.contract import Report, merged
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import chosen_executor
-from thinsection.jobs.task import Report, merged
 from thinsection.neighbors import parse_graph_spec
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.process import OnEvent
@@ -40,7 +40,7 @@ from thinsection.store.ledger import SLIDES
 from thinsection.tiles import load_filters
 from thinsection.types import MIB
 from thinsection.units import format_bytes
-from thinsection.usage.monitor import ResourceMonitor
+from thinsection.usage.monitor import resource_monitor
 
 MIN_FREE_BYTES = 256 * MIB
 EXIT_OK, EXIT_SOME_FAILED = 0, 3
@@ -148,7 +148,7 @@ def _run_in_folder(
         facts = task.facts(task.models())  # errors of settings and weights come before any work
     else:
         check_encoder_names(config, goal)
-    with ResourceMonitor(
+    with resource_monitor(
         task.record, facts=facts, stage_seconds=lambda: merged(reports).stage_seconds
     ):
         execute(

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from thinsection.errors import ClusterError
 from thinsection.files.atomic import TMP_MARK
+from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.jobs.task import Report, Task
 from thinsection.pipeline.process import RunEvent, SlideJob, skipped_result
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
@@ -26,7 +25,7 @@ from thinsection.stream import StageClock, cpu_count
 from thinsection.stream.plan import CHANNELS, MIN_SLOTS
 from thinsection.tiles.transforms import stain_target
 from thinsection.units import parse_bytes
-from thinsection.usage.monitor import ResourceMonitor
+from thinsection.usage.monitor import resource_monitor
 
 if TYPE_CHECKING:
     from thinsection.jobs.request import JobRequest
@@ -64,7 +63,6 @@ class RunTask(Task[SlideEntry, SlideResult]):
         self, entries: Sequence[SlideEntry], *, on_event: Callable[[RunEvent], None]
     ) -> Report[SlideResult]:
         """See `Task.__call__`; each slide is noted in the record as it ends."""
-        started = time.perf_counter()
         set_threads(self.threads, torch_too=self.goal in ENCODING)
         models, clock = self.models(), StageClock()
         worker = f"{socket.gethostname()}-{os.getpid()}"
@@ -73,7 +71,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         with contextlib.ExitStack() as stack:
             if self.monitored:
                 facts = self.facts(models)
-                monitor = ResourceMonitor(self.record, facts=facts, stage_seconds=clock.seconds)
+                monitor = resource_monitor(self.record, facts=facts, stage_seconds=clock.seconds)
                 stack.enter_context(monitor)
             path = folder / f"{worker}.jsonl"
             log = stack.enter_context(path.open("a", encoding="utf-8", buffering=1))
@@ -95,8 +93,6 @@ class RunTask(Task[SlideEntry, SlideResult]):
         return Report(
             results=tuple(self._truly(result) for result in results),
             stage_seconds=clock.seconds(),
-            worker=f"{socket.gethostname()}:{os.getpid()}",
-            seconds=time.perf_counter() - started,
             facts=models.identities,
         )
 

@@ -11,17 +11,7 @@ from thinsection.encode import load_encoder
 from thinsection.errors import BudgetError, CohortError, ConfigError, ThinsectionError
 from thinsection.files.sources import is_url
 from thinsection.jobs.executor import Rung
-from thinsection.jobs.request import (
-    DEFAULT,
-    LEAST_TIME_S,
-    MEMORY_MARGIN,
-    TIME_MARGIN,
-    JobRequest,
-    Numbers,
-    all_given,
-    job_request,
-    with_margins,
-)
+from thinsection.jobs.request import DEFAULT, JobRequest, Numbers, all_given, job_request
 from thinsection.planning.calibration import (
     calibrate,
     encoder_number,
@@ -55,6 +45,7 @@ from thinsection.stages.request import ENCODING, cohort_of
 from thinsection.stream import cpu_count
 from thinsection.tiles import tile_grid
 from thinsection.units import format_bytes, parse_bytes
+from thinsection.usage.analysis import LEAST_TIME_S, MEMORY_MARGIN, TIME_MARGIN, with_margins
 
 MAX_OPENED = 64  # headers that a submission opens at most: seconds, not minutes
 _MIN_GPU_CPUS, _MAX_GPU_CPUS = 2, 16

@@ -21,9 +21,9 @@ from thinsection.config import as_mapping, option, replace_flat, section
 from thinsection.errors import ConfigError, ThinsectionError
 from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.files.lock import LOCK_NAME, hold
+from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.jobs.task import Report, Task
 from thinsection.pipeline.task import set_threads
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data.sets import TileSet

@@ -1,81 +1,81 @@
-"""What a run used of what it held: figures, the bottleneck in one sentence, the next request."""
+"""What a run used of what it held: figures, the bottleneck in one sentence, the next request.
+
+`efficiency.html` shows it: one file without scripts or outside resources.
+"""
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
+from thinsection.files.pages import render_page
 from thinsection.types import GIB, MIB
 from thinsection.units import format_bytes
 from thinsection.usage.limits import NETWORK_FILESYSTEMS
 from thinsection.usage.monitor import ProcessUsage, Sample
 
-MEMORY_MARGIN, TIME_MARGIN, CPU_MARGIN = 1.2, 1.5, 1.15
+MEMORY_MARGIN, TIME_MARGIN, CPU_MARGIN = 1.2, 1.5, 1.15  # said beside the numbers
+LEAST_TIME_S = 300
 _MEMORY_STEP = 256 * MIB
-_LEAST_TIME_S = 300.0
 _WAITS = 0.15  # a stage that waits less than this share of the time is well fed
+_NEAR = 0.9  # share of a limit from which on a process was close to being killed
 GPU_IDLE_UTIL = 0.01
 
+_ROOM = "thinsection.usage"  # of the templates
+WIDTH, ROW_HEIGHT, LABEL_WIDTH = 900, 70, 120
+ROW_STEP = ROW_HEIGHT + 18
+_MAX_POINTS = 600
+_COLOURS = ("#1f6f8b", "#c0532b", "#5a7d2a", "#7a4b94", "#8a6d1a", "#2b5fc0")
+_STAGES = ("prepare", "decode", "transfer", "encode", "write")
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True)
 class Share:
-    """Requested against used of one resource.
+    """Requested against used of one resource, as a person reads them."""
 
-    Attributes:
-        name: 'CPU', 'memory', 'time', 'GPU', 'GPU memory'.
-        requested, used: as a person reads them.
-        fraction: used / requested, None where nothing was requested or known.
-    """
-
-    name: str
+    name: str  # 'CPU', 'memory', 'time', 'GPU'
     requested: str
     used: str
-    fraction: float | None
+    fraction: float | None  # None where nothing was requested or known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the next job of this kind should ask for.
-
-    Attributes:
-        cpus, memory_bytes, gpus, walltime_s: of one job.
-    """
+    """What a job asks for, or the next one of its kind should."""
 
     cpus: int
     memory_bytes: int
     gpus: int
     walltime_s: int
 
+    def directives(self, *, gres: str | None = None) -> list[str]:
+        """The request as sbatch takes it; `gres` stands in place of the number of GPUs."""
+        gres = gres or (f"gpu:{self.gpus}" if self.gpus else None)
+        return [
+            f"--cpus-per-task={self.cpus}",
+            f"--mem={math.ceil(self.memory_bytes / MIB)}M",
+            f"--time={format_walltime(self.walltime_s)}",
+            *([f"--gres={gres}"] if gres else []),
+        ]
+
     def sbatch_lines(self) -> tuple[str, ...]:
         """The request as `#SBATCH` lines."""
-        lines = [f"--cpus-per-task={self.cpus}", f"--mem={math.ceil(self.memory_bytes / MIB)}M"]
-        lines += [f"--gres=gpu:{self.gpus}"] if self.gpus else []
-        lines.append(f"--time={format_walltime(self.walltime_s)}")
-        return tuple(f"#SBATCH {line}" for line in lines)
+        return tuple(f"#SBATCH {line}" for line in self.directives())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """The analysis of one run.
-
-    Attributes:
-        shares: requested against used.
-        bottleneck: one sentence with the flag to change.
-        warnings: what should alarm.
-        next_request: for the next job; None where nothing was worked on.
-        wall_s: of the longest process.
-        stage_seconds: summed over processes.
-    """
+    """The analysis of one run."""
 
     shares: tuple[Share, ...]
-    bottleneck: str
+    bottleneck: str  # one sentence with the flag to change
     warnings: tuple[str, ...]
-    next_request: Request | None
-    wall_s: float
-    stage_seconds: Mapping[str, float]
+    next_request: Request | None  # None where nothing was worked on
+    wall_s: float  # of the longest process
+    stage_seconds: Mapping[str, float]  # summed over processes
 
 
 def analyse(usages: Sequence[ProcessUsage]) -> Efficiency:
@@ -92,50 +92,62 @@ def analyse(usages: Sequence[ProcessUsage]) -> Efficiency:
         raise ValueError("usages must hold at least one sample, got none")
     worked = [usage for usage in sampled if not usage.idle]
     records = [usage for usage in worked if "device" in usage.facts] or worked or sampled
-    stages: defaultdict[str, float] = defaultdict(float)
+    stages: Counter[str] = Counter()
     for usage in records:
-        for name, seconds in usage.stage_seconds.items():
-            stages[name] += seconds
+        stages.update(usage.stage_seconds)
+    advice = "nothing was left to do, so there is no advice"
+    if worked:
+        advice = bottleneck(stages, _facts(records), cpus=records[-1].requested.cpus)
     return Efficiency(
         shares=_shares(records),
-        bottleneck=bottleneck(stages, _facts(records), cpus=records[-1].requested.cpus)
-        if worked
-        else "nothing was left to do, so there is no advice",
+        bottleneck=advice,
         warnings=_warnings(records),
         next_request=recommend(records) if worked else None,
-        wall_s=max(_wall(u) for u in records),
+        wall_s=max(usage.wall_s for usage in records),
         stage_seconds=dict(sorted(stages.items())),
     )
 
 
 def recommend(usages: Sequence[ProcessUsage]) -> Request:
     """The request that would have held every one of these processes, with the stated margins."""
-    cpus = max(_cpu(u) / max(_wall(u), 1e-9) for u in usages)
-    memory = max(_peak(u) for u in usages) * MEMORY_MARGIN
-    seconds = max(_LEAST_TIME_S, max(_wall(u) for u in usages) * TIME_MARGIN)
-    gpus = max((u.requested.gpus for u in usages if not _gpu_idle(u)), default=0)
+    cpus = max(u.cpu_s / max(u.wall_s, 1e-9) for u in usages)
+    memory, seconds = with_margins(max(u.peak_bytes for u in usages), max(u.wall_s for u in usages))
     return Request(
         cpus=max(1, round(cpus * CPU_MARGIN)),
-        memory_bytes=max(GIB // 2, math.ceil(memory / _MEMORY_STEP) * _MEMORY_STEP),
-        gpus=gpus,
-        walltime_s=math.ceil(seconds / 60) * 60,
+        memory_bytes=max(GIB // 2, memory),
+        gpus=max((u.requested.gpus for u in usages if not _gpu_idle(u)), default=0),
+        walltime_s=seconds,
     )
+
+
+def with_margins(memory_bytes: float, seconds: float) -> tuple[int, int]:
+    """What is asked for: memory in steps of 256 MiB, whole minutes of at least five."""
+    asked = math.ceil(memory_bytes * MEMORY_MARGIN / _MEMORY_STEP) * _MEMORY_STEP
+    return asked, max(LEAST_TIME_S, math.ceil(seconds * TIME_MARGIN / 60) * 60)
 
 
 def bottleneck(stages: Mapping[str, float], facts: Mapping[str, Any], *, cpus: float) -> str:
     """One sentence: which stage held the others up, and the flag that changes it."""
-    wait, busy = stages.get("encode_wait", 0.0), _encoding(stages)
+    wait = stages.get("encode_wait", 0.0)
+    busy = stages.get("encode_busy", 0.0) + stages.get("transfer_busy", 0.0)
     if wait + busy <= 0:
         return "no tile was embedded, so no stage held another up"
     share = wait / (wait + busy)
     on_gpu = str(facts.get("device", "cpu")).startswith("cuda")
     who = "the GPU" if on_gpu else "the encoder"
     if share < _WAITS:
-        return _encoder_bound(who, 1 - share, stages, facts, on_gpu=on_gpu)
+        if stages.get("write_wait", 0.0) > _WAITS * busy:
+            return f"{who} waited for results to be written: put --out on a faster file system"
+        kept = f"{who} was kept busy {1 - share:.0%} of the time"
+        if on_gpu:
+            return f"{kept}, so the GPU sets the pace: more GPUs (--workers, --gpus) scale the run"
+        plain = facts.get("precision") in (None, "fp32")
+        gpu = "a GPU (--device cuda --gres gpu:1)"
+        remedy = f"--precision bf16, or {gpu}" if plain else f"{gpu}, or more --workers"
+        return f"{kept} on the CPU: use {remedy}"
     waited = f"{who} waited {share:.0%} of the time for"
     workers = int(facts.get("decode_workers") or 1)
-    decode, prepare = stages.get("decode_busy", 0.0), stages.get("prepare_busy", 0.0)
-    if prepare > decode:
+    if stages.get("prepare_busy", 0.0) > stages.get("decode_busy", 0.0):
         return (
             f"{waited} slides to be opened and searched for tissue: raise --prefetch-slides, or "
             "run tissue and tiles once before (thinsection tile)"
@@ -151,94 +163,55 @@ def bottleneck(stages: Mapping[str, float], facts: Mapping[str, Any], *, cpus: f
     return f"{waited} decoding: raise --decode-workers from {workers} to {target}{reader}"
 
 
-def _encoder_bound(
-    who: str,
-    share: float,
-    stages: Mapping[str, float],
-    facts: Mapping[str, Any],
-    *,
-    on_gpu: bool,
-) -> str:
-    writing = stages.get("write_wait", 0.0)
-    if writing > _WAITS * _encoding(stages):
-        return f"{who} waited for results to be written: put --out on a faster file system"
-    kept = f"{who} was kept busy {share:.0%} of the time"
-    if on_gpu:
-        return f"{kept}, so the GPU sets the pace: more GPUs (--workers, --gpus) scale the run"
-    if facts.get("precision") in (None, "fp32"):
-        return f"{kept} on the CPU: use --precision bf16, or a GPU (--device cuda --gres gpu:1)"
-    return f"{kept} on the CPU: use a GPU (--device cuda --gres gpu:1), or more --workers"
-
-
-def _encoding(stages: Mapping[str, float]) -> float:
-    return stages.get("encode_busy", 0.0) + stages.get("transfer_busy", 0.0)
-
-
 def _shares(usages: Sequence[ProcessUsage]) -> tuple[Share, ...]:
-    wall = sum(_wall(u) for u in usages)
-    offered = sum(_wall(u) * u.requested.cpus for u in usages)
-    used = sum(_cpu(u) for u in usages)
-    worst = max(usages, key=lambda u: _peak(u) / u.requested.memory_bytes)
-    longest = max(usages, key=_wall)
-    cpus, memory = usages[-1].requested.cpus, worst.requested.memory_bytes
-    limit, took = longest.requested.walltime_s, _wall(longest)
-    rows: list[tuple[str, str, str, float | None]] = [
-        (
-            *("CPU", f"{cpus:g} CPUs, {offered:.0f} CPU-s", f"{used:.0f} CPU-s"),
-            used / offered if offered else None,
-        ),
-        ("memory", format_bytes(memory), format_bytes(_peak(worst)), _peak(worst) / memory),
-        (
-            *("time", format_walltime(limit) if limit else "no limit", format_walltime(took)),
-            took / limit if limit else None,
-        ),
+    offered = sum(u.wall_s * u.requested.cpus for u in usages)
+    used = sum(u.cpu_s for u in usages)
+    worst = max(usages, key=lambda u: u.peak_bytes / u.requested.memory_bytes)
+    longest = max(usages, key=lambda u: u.wall_s)
+    memory, peak = worst.requested.memory_bytes, worst.peak_bytes
+    limit, took = longest.requested.walltime_s, longest.wall_s
+    cpus = f"{usages[-1].requested.cpus:g} CPUs, {offered:.0f} CPU-s"
+    at_most = format_walltime(limit) if limit else "no limit"
+    rows = [
+        Share("CPU", cpus, f"{used:.0f} CPU-s", used / offered if offered else None),
+        Share("memory", format_bytes(memory), format_bytes(peak), peak / memory),
+        Share("time", at_most, format_walltime(took), took / limit if limit else None),
     ]
-    with_gpu = [u for u in usages if u.requested.gpus]
-    if with_gpu:
+    if with_gpu := [u for u in usages if u.requested.gpus]:
         util = fmean(s.gpu_util or 0.0 for u in with_gpu for s in u.samples)
-        held = max((s.gpu_bytes or 0 for u in with_gpu for s in u.samples), default=0)
+        held = max(s.gpu_bytes or 0 for u in with_gpu for s in u.samples)
         gpus = max(u.requested.gpus for u in with_gpu)
-        asked = f"{gpus} GPU{'s' * (gpus > 1)}, {wall:.0f} s"
-        rows.append(("GPU", asked, f"{util:.0%} busy, peak {format_bytes(held)}", util))
-    return tuple(Share(name=n, requested=r, used=u, fraction=f) for n, r, u, f in rows)
+        asked = f"{gpus} GPU{'s' * (gpus > 1)}, {sum(u.wall_s for u in usages):.0f} s"
+        rows.append(Share("GPU", asked, f"{util:.0%} busy, peak {format_bytes(held)}", util))
+    return tuple(rows)
 
 
 def _warnings(usages: Sequence[ProcessUsage]) -> tuple[str, ...]:
-    found: list[str] = []
     facts = _facts(usages)
-    if any(u.requested.gpus and _gpu_idle(u) for u in usages):
-        found.append(
-            "a GPU was allocated and never used: pass --device cuda, or drop --gres and let "
-            "somebody else have it"
-        )
-    has_gpu = any(u.requested.gpus or u.facts.get("gpus_visible") for u in usages)
-    if has_gpu and facts.get("torch_cuda_build") is False:
-        found.append(
-            "torch is a CPU build on a node with a GPU: install the CUDA build of torch there"
-        )
     kind = facts.get("cache_filesystem")
-    if kind in NETWORK_FILESYSTEMS:
-        found.append(
-            f"the model cache {facts.get('cache')!r} is on a slow file system ({kind}): set "
-            "HF_HOME to a local disk, or load weights from one (--weights)"
-        )
+    has_gpu = any(u.requested.gpus or u.facts.get("gpus_visible") for u in usages)
+    told = {
+        "a GPU was allocated and never used: pass --device cuda, or drop --gres and let somebody "
+        "else have it": any(u.requested.gpus and _gpu_idle(u) for u in usages),
+        "torch is a CPU build on a node with a GPU: install the CUDA build of torch there": has_gpu
+        and facts.get("torch_cuda_build") is False,
+        f"the model cache {facts.get('cache')!r} is on a slow file system ({kind}): set HF_HOME to "
+        "a local disk, or load weights from one (--weights)": kind in NETWORK_FILESYSTEMS,
+    }
     for u in usages:
-        if _peak(u) > 0.9 * u.requested.memory_bytes:
-            found.append(
-                f"{_name(u)} used {_peak(u) / u.requested.memory_bytes:.0%} of its memory and was "
-                "close to being killed: raise --job-memory or lower --memory"
-            )
-        limit = u.requested.walltime_s
-        if limit and _wall(u) > 0.9 * limit:
-            found.append(f"{_name(u)} used {_wall(u) / limit:.0%} of its time: raise --walltime")
-    return tuple(found)
+        name = f"job {u.requested.job}" if u.requested.job else f"process {u.pid}"
+        memory, limit = u.peak_bytes / u.requested.memory_bytes, u.requested.walltime_s
+        time = u.wall_s / limit if limit else 0.0
+        told |= {
+            f"{name} used {memory:.0%} of its memory and was close to being killed: raise "
+            "--job-memory or lower --memory": memory > _NEAR,
+            f"{name} used {time:.0%} of its time: raise --walltime": time > _NEAR,
+        }
+    return tuple(text for text, holds in told.items() if holds)
 
 
 def _facts(usages: Sequence[ProcessUsage]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for usage in usages:
-        merged |= {k: v for k, v in usage.facts.items() if v is not None}
-    return merged
+    return {k: v for usage in usages for k, v in usage.facts.items() if v is not None}
 
 
 def _gpu_idle(usage: ProcessUsage) -> bool:
@@ -246,34 +219,89 @@ def _gpu_idle(usage: ProcessUsage) -> bool:
     return all(not s.gpu_bytes and (s.gpu_util or 0.0) < GPU_IDLE_UTIL for s in usage.samples)
 
 
-def _name(usage: ProcessUsage) -> str:
-    return f"job {usage.requested.job}" if usage.requested.job else f"process {usage.pid}"
-
-
-def _wall(usage: ProcessUsage) -> float:
-    return usage.samples[-1].t_s
-
-
-def _cpu(usage: ProcessUsage) -> float:
-    return usage.samples[-1].cpu_s
-
-
-def _peak(usage: ProcessUsage) -> int:
-    return max(sample.rss_bytes for sample in usage.samples)
-
-
-def cpu_rates(samples: Sequence[Sample]) -> list[float]:
-    """CPUs in use between one sample and the next; 0 for the first."""
-    rates = [0.0]
+def rates(samples: Sequence[Sample], *names: str) -> list[float]:
+    """Growth per second of the sum of some totals from sample to sample; 0 for the first."""
+    found = [0.0]
     for before, after in pairwise(samples):
         span = after.t_s - before.t_s
-        rates.append(max(0.0, (after.cpu_s - before.cpu_s) / span) if span > 0 else rates[-1])
-    return rates
+        grown = sum(getattr(after, name) - getattr(before, name) for name in names)
+        found.append(max(0.0, grown / span) if span > 0 else found[-1])
+    return found
 
 
 def format_walltime(seconds: float) -> str:
-    """'1:02:03' or '2-03:04:05', as Slurm reads it."""
-    whole = math.ceil(seconds)
-    days, rest = divmod(whole, 86400)
+    """'01:02:03' or '2-03:04:05', as Slurm reads it."""
+    days, rest = divmod(math.ceil(seconds), 86400)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock
+
+
+def efficiency_page(analysis: Efficiency, usages: Sequence[ProcessUsage]) -> str:
+    """The page as HTML text."""
+    seconds = analysis.stage_seconds
+    stages = [
+        (name, seconds.get(f"{name}_busy", 0.0), seconds.get(f"{name}_wait", 0.0))
+        for name in _STAGES
+        if f"{name}_busy" in seconds or f"{name}_wait" in seconds
+    ]
+    return render_page(
+        _ROOM,
+        "efficiency.html",
+        analysis=analysis,
+        wall=format_walltime(analysis.wall_s),
+        processes=usages,
+        sbatch="\n".join(analysis.next_request.sbatch_lines()) if analysis.next_request else "",
+        timeline=timeline_svg(usages),
+        stages=stages,
+    )
+
+
+def timeline_svg(usages: Sequence[ProcessUsage]) -> str:
+    """CPU, memory, GPU and disk over time as one SVG picture, a line per process.
+
+    Memory: at most 600 points per line, however long the run was.
+    """
+    records = [u for u in usages if u.samples]
+    begin = min((u.started for u in records), default=0.0)
+    length = max((u.started - begin + u.wall_s for u in records), default=1.0) or 1.0
+    kinds: list[tuple[str, list[list[float]], Callable[[float], str]]] = [
+        ("CPUs", [rates(u.samples, "cpu_s") for u in records], "{:.1f}".format),
+        ("memory", [[float(s.rss_bytes) for s in u.samples] for u in records], format_bytes),
+        ("disk /s", [rates(u.samples, "read_bytes", "write_bytes") for u in records], format_bytes),
+    ]
+    if any(s.gpu_util is not None for u in records for s in u.samples):
+        busy = [[s.gpu_util or 0.0 for s in u.samples] for u in records]
+        kinds.insert(1, ("GPU", busy, "{:.0%}".format))
+    rows = []
+    for index, (label, lines, show) in enumerate(kinds):
+        top = index * ROW_STEP + 6
+        highest = max((v for line in lines for v in line), default=0.0) or 1.0
+        drawn = []
+        for number, (usage, line) in enumerate(zip(records, lines)):
+            times = [(usage.started - begin + s.t_s) / length for s in usage.samples]
+            points = _points(times, [value / highest for value in line], top=top)
+            drawn.append((_COLOURS[number % len(_COLOURS)], points))
+        rows.append({"label": label, "peak": show(highest), "top": top, "lines": drawn})
+    return render_page(
+        _ROOM,
+        "timeline.svg",
+        rows=rows,
+        width=WIDTH,
+        left=LABEL_WIDTH,
+        row_height=ROW_HEIGHT,
+        height=len(rows) * ROW_STEP + 24,
+        length=format_walltime(length),
+    ).strip()
+
+
+def _points(times: Sequence[float], values: Sequence[float], *, top: int) -> str:
+    """The line in px, of shares in [0, 1]; of many samples the highest of each column stays."""
+    columns: dict[int, float] = {}
+    for t, value in zip(times, values):
+        column = round(t * _MAX_POINTS)
+        columns[column] = max(value, columns.get(column, 0.0))
+    step = (WIDTH - LABEL_WIDTH - 4) / _MAX_POINTS
+    return " ".join(
+        f"{LABEL_WIDTH + x * step:.1f},{top + ROW_HEIGHT * (1 - v):.1f}"
+        for x, v in sorted(columns.items())
+    )

@@ -1,13 +1,9 @@
-"""What this process may use: Slurm's allocation, cgroup limits (v1 and v2), or the machine.
+"""What this process may use by Slurm, cgroups (v1 and v2) and the machine; what makes it slow."""
 
-And what of its surroundings explains a slow run.
-"""
-
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,44 +23,25 @@ NETWORK_FILESYSTEMS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """What a process may use, and who says so.
+    """What a process may use, and who says so."""
 
-    Attributes:
-        cpus: CPUs, a fraction where a quota cuts one.
-        memory_bytes: limit of host memory.
-        gpus: GPUs allocated to it.
-        walltime_s: time limit, or None.
-        source: 'slurm', 'cgroup' or 'machine'.
-        job: Slurm's job (and array task) id, or None.
-    """
-
-    cpus: float
-    memory_bytes: int
+    cpus: float  # a fraction where a quota cuts one
+    memory_bytes: int  # of the host
     gpus: int = 0
     walltime_s: float | None = None
-    source: str = "machine"
-    job: str | None = None
+    source: str = "machine"  # or 'slurm', 'cgroup'
+    job: str | None = None  # Slurm's job (and array task) id
 
 
 def read_limits(
     *, env: Mapping[str, str] | None = None, root: Path = Path("/"), now: float | None = None
 ) -> Requested:
-    """The tightest of what Slurm, the cgroups and the machine allow.
-
-    Args:
-        env: environment variables; None: this process's.
-        root: where /proc and /sys are looked for.
-        now: seconds since 1970; None: the clock.
-    """
+    """The tightest of what Slurm, cgroups and the machine allow; `root` holds /proc and /sys."""
     env = os.environ if env is None else env
-    cpus = float(cpu_count())
-    memory = int(psutil.virtual_memory().total)
-    source = "machine"
+    whole = float(cpu_count()), int(psutil.virtual_memory().total)
     cgroup_cpus, cgroup_memory = cgroup_limits(root)
-    if cgroup_cpus is not None and cgroup_cpus < cpus:
-        cpus, source = cgroup_cpus, "cgroup"
-    if cgroup_memory is not None and cgroup_memory < memory:
-        memory, source = cgroup_memory, "cgroup"
+    cpus, memory = min(whole[0], cgroup_cpus or whole[0]), min(whole[1], cgroup_memory or whole[1])
+    source = "machine" if (cpus, memory) == whole else "cgroup"
     job = env.get("SLURM_JOB_ID")
     if job is None:
         gpus = _visible(env.get("CUDA_VISIBLE_DEVICES"))
@@ -72,10 +49,12 @@ def read_limits(
     if "SLURM_ARRAY_TASK_ID" in env:
         job = f"{env.get('SLURM_ARRAY_JOB_ID', job)}_{env['SLURM_ARRAY_TASK_ID']}"
     allocated = _number(env.get("SLURM_CPUS_PER_TASK") or env.get("SLURM_CPUS_ON_NODE"))
-    asked = _slurm_memory(env, allocated or cpus)
+    # in MB (2^20), of the node or of a CPU; 0 stands for the whole node
+    per_cpu = (_number(env.get("SLURM_MEM_PER_CPU")) or 0) * (allocated or cpus)
+    asked = int((_number(env.get("SLURM_MEM_PER_NODE")) or per_cpu) * MIB)
     return Requested(
-        cpus=min(cpus, allocated) if allocated else cpus,
-        memory_bytes=min(memory, asked) if asked else memory,
+        cpus=min(cpus, allocated or cpus),
+        memory_bytes=min(memory, asked or memory),
         gpus=_slurm_gpus(env),
         walltime_s=_slurm_walltime(env, time.time() if now is None else now),
         source="slurm",
@@ -84,18 +63,17 @@ def read_limits(
 
 
 def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
-    """(CPUs, bytes) that the cgroups of this process allow; None where they set no limit."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None, None
+    """(CPUs, bytes) that the cgroups of this process allow; None where they set no limit.
+
+    A parent's limit holds for its children. Version 2 has one tree, version 1 one per controller.
+    """
     base = root / "sys/fs/cgroup"
     cpus: list[float] = []
     memory: list[int] = []
-    for line in lines:
+    for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         names = controllers.split(",")
-        if not controllers:  # v2: one tree; a parent's limit holds for its children
+        if not controllers:
             for folder in _upwards(base, path):
                 cpus += _cpus(*(_text(folder / "cpu.max").split() or ["", ""])[:2])
                 memory += _bytes(folder / "memory.max")
@@ -109,13 +87,10 @@ def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
     return min(cpus, default=None), min(memory, default=None)
 
 
-def _upwards(base: Path, path: str) -> Iterator[Path]:
+def _upwards(base: Path, path: str) -> list[Path]:
+    """A folder below `base`, and those that it lies in, up to `base`."""
     folder = base / path.lstrip("/")
-    while True:
-        yield folder
-        if folder == base or base not in folder.parents:
-            return
-        folder = folder.parent
+    return [folder, *(f for f in folder.parents if f == base or base in f.parents)]
 
 
 def _text(path: Path) -> str:
@@ -135,26 +110,16 @@ def _cpus(quota: str, period: str) -> list[float]:
 
 
 def _number(text: str | None) -> float | None:
-    with contextlib.suppress(ValueError, TypeError):
-        return float(text)  # type: ignore[arg-type]
-    return None
-
-
-def _slurm_memory(env: Mapping[str, str], cpus: float) -> int | None:
-    """Slurm gives MB (2^20); 0 stands for the whole node."""
-    per_node = _number(env.get("SLURM_MEM_PER_NODE"))
-    if per_node:
-        return int(per_node * MIB)
-    per_cpu = _number(env.get("SLURM_MEM_PER_CPU"))
-    return int(per_cpu * cpus * MIB) if per_cpu else None
+    try:
+        return float(text or "")
+    except ValueError:
+        return None
 
 
 def _slurm_gpus(env: Mapping[str, str]) -> int:
-    for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
-        if env.get(name):
-            return _visible(env[name])
-    count = _number(env.get("SLURM_GPUS_ON_NODE"))
-    return int(count) if count is not None else _visible(env.get("CUDA_VISIBLE_DEVICES"))
+    named = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS")
+    count = None if named else _number(env.get("SLURM_GPUS_ON_NODE"))
+    return int(count) if count is not None else _visible(named or env.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _visible(text: str | None) -> int:
@@ -166,18 +131,16 @@ def _visible(text: str | None) -> int:
 
 def _slurm_walltime(env: Mapping[str, str], now: float) -> float | None:
     told = _number(env.get(TIME_LIMIT_VARIABLE))  # by our own batch script
-    if told is not None:
-        return told
     end, start = _number(env.get("SLURM_JOB_END_TIME")), _number(env.get("SLURM_JOB_START_TIME"))
-    if end is None:
-        return None
+    if told is not None or end is None:
+        return told
     return end - (start if start is not None else now)
 
 
 def environment_facts(*, gpus_visible: int) -> dict[str, Any]:
     """gpus_visible, torch_cuda_build (None before torch was loaded), and where the cache lies."""
     torch = sys.modules.get("torch")
-    cache = model_cache()
+    cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     return {
         "gpus_visible": gpus_visible,
         "torch_cuda_build": torch.version.cuda is not None if torch is not None else None,
@@ -186,31 +149,11 @@ def environment_facts(*, gpus_visible: int) -> dict[str, Any]:
     }
 
 
-def model_cache() -> Path:
-    """The folder from which hub weights are read."""
-    home = os.environ.get("HF_HOME")
-    return Path(home) if home else Path.home() / ".cache" / "huggingface"
-
-
 def filesystem_of(path: Path, mounts: str | None = None) -> str:
-    """Type of the file system that holds a path; '' where the system does not say.
-
-    Args:
-        path: need not exist.
-        mounts: text of /proc/mounts; None reads it.
-    """
-    if mounts is None:
-        try:
-            mounts = Path("/proc/mounts").read_text()
-        except OSError:
-            return ""
-    best, kind = -1, ""
+    """Type of the file system that holds a path, by /proc/mounts; '' where that does not say."""
     target = path.resolve()
-    for line in mounts.splitlines():
-        parts = line.split()
-        if len(parts) < 3:
-            continue
-        point = Path(parts[1].replace("\\040", " "))
-        if (point == target or point in target.parents) and len(point.parts) >= best:
-            best, kind = len(point.parts), parts[2]
-    return kind
+    rows = [line.split() for line in (mounts or _text(Path("/proc/mounts"))).splitlines()]
+    found = [(Path(row[1].replace("\\040", " ")), row[2]) for row in rows if len(row) > 2]
+    holding = [(len(p.parts), kind) for p, kind in found if p == target or p in target.parents]
+    # of mounts on the same point the last one shows
+    return max(reversed(holding), key=lambda pair: pair[0], default=(0, ""))[1]

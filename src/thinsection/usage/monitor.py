@@ -1,156 +1,123 @@
 """The monitor of a run: a thread that writes what the process tree uses to a file, once a second.
 
-The file has a header line (who, limits, facts), a line per sample (values in the order of
-`SAMPLE_FIELDS`) and a last line with the stage seconds and the process's peak. It is appended to,
-so that a killed run leaves its timeline; a torn last line is ignored by `read_usage`.
+The file has a header line (who, limits, facts), a line per `Sample` and a last line with the stage
+seconds. A killed run leaves its timeline.
 """
 
-import contextlib
 import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Self, TextIO
+from typing import Any
 
 import psutil
 
 from thinsection.usage.limits import Requested, environment_facts, read_limits
 
 USAGE_FOLDER = "usage"
-_INTERVAL_S = 1.0
-# walking the whole process table costs the most; a child that lives shorter is seen by its parent's
-# children_user time
-_REFRESH_SAMPLES = 5
+_REFRESH_SAMPLES = 5  # walking the whole process table costs the most
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """One look at a process tree.
-
-    Attributes:
-        t_s: seconds since the monitor started.
-        cpu_s: CPU seconds that the tree used since then, children that ended included.
-        rss_bytes: resident memory, summed over the tree (pages shared by forks count twice).
-        processes: number of processes.
-        read_bytes, write_bytes: through read and write calls since the start.
-        net_bytes: received and sent by the whole node since the start.
-        gpu_util: mean utilisation of the visible GPUs, [0, 1], or None without one.
-        gpu_bytes: memory that this tree holds on them, or None.
-    """
+    """One look at a process tree, a line of the record; everything since the monitor started."""
 
     t_s: float
-    cpu_s: float
-    rss_bytes: int
+    cpu_s: float  # of the tree, children that ended included
+    rss_bytes: int  # summed over the tree: pages shared by forks count twice
     processes: int
-    read_bytes: int
+    read_bytes: int  # through read calls
     write_bytes: int
-    net_bytes: int
-    gpu_util: float | None = None
-    gpu_bytes: int | None = None
-
-
-SAMPLE_FIELDS = tuple(Sample.__dataclass_fields__)
+    net_bytes: int  # received and sent by the whole node
+    gpu_util: float | None = None  # mean of the visible GPUs, [0, 1]; None without one
+    gpu_bytes: int | None = None  # that this tree holds on them
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessUsage:
-    """The record of one monitored process tree.
-
-    Attributes:
-        host, pid, started: which process; `started` in seconds since 1970.
-        requested: its limits.
-        samples: in order of time.
-        stage_seconds: busy and waiting seconds by stage, as the stream counted them.
-        facts: settings and findings that explain them: device, decode_workers, reader,
-            torch_cuda_build, gpus_visible, cache_filesystem.
-        idle: the block ended and no stage had done anything; False for a killed process.
-    """
+    """The record of one monitored process tree."""
 
     host: str
     pid: int
-    started: float
+    started: float  # seconds since 1970
     requested: Requested
-    samples: tuple[Sample, ...]
-    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    samples: tuple[Sample, ...]  # in order of time
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)  # as the stream counted them
+    # device, decode_workers, reader, torch_cuda_build, gpus_visible, cache_filesystem
     facts: Mapping[str, Any] = field(default_factory=dict)
-    idle: bool = False
+    idle: bool = False  # the block ended and no stage had done anything
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds until the last sample."""
+        return self.samples[-1].t_s
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds until the last sample."""
+        return self.samples[-1].cpu_s
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most resident memory."""
+        return max(sample.rss_bytes for sample in self.samples)
 
 
-class ResourceMonitor:
-    """Records a process tree while the block runs: `with ResourceMonitor(out): ...`.
+@contextmanager
+def resource_monitor(
+    out: Path,
+    *,
+    facts: Mapping[str, Any] | None = None,
+    stage_seconds: Callable[[], Mapping[str, float]] = dict,
+    interval_s: float = 1.0,
+) -> Iterator[Path]:
+    """Records this process tree while the block runs, in `out/usage/HOST-PID-TIME.jsonl`.
 
-    Args:
-        out: output folder of the run; the record is `out/usage/HOST-PID-TIME.jsonl`.
-        facts: settings that explain the record, beside what is found in the environment.
-        stage_seconds: asked when the block ends.
-        interval_s: seconds between two looks.
+    `facts` are settings that explain the record, beside what is found in the environment;
+    `stage_seconds` is asked when the block ends.
 
     Memory: constant; about 100 bytes of file per sample.
     """
+    host, pid, started = socket.gethostname(), os.getpid(), time.time()
+    path = Path(out) / USAGE_FOLDER / f"{host}-{pid}-{int(started * 1000)}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    begin, stop = time.perf_counter(), threading.Event()
+    with closing(GpuSampler()) as gpu, path.open("w", encoding="utf-8", buffering=1) as file:
+        sampler = TreeSampler(gpu=gpu)
 
-    def __init__(
-        self,
-        out: Path,
-        *,
-        facts: Mapping[str, Any] | None = None,
-        stage_seconds: Callable[[], Mapping[str, float]] = dict,
-        interval_s: float = _INTERVAL_S,
-    ) -> None:
-        self._host, self._pid, self._started = socket.gethostname(), os.getpid(), time.time()
-        name = f"{self._host}-{self._pid}-{int(self._started * 1000)}.jsonl"
-        self.path = Path(out) / USAGE_FOLDER / name
-        self._facts, self._stage_seconds = dict(facts or {}), stage_seconds
-        self._interval_s = interval_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+        def write(value: Any) -> None:
+            file.write(json.dumps(value, separators=(",", ":")) + "\n")
 
-    def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._begin = time.perf_counter()
-        self._gpu = GpuSampler()
-        self._sampler = TreeSampler(gpu=self._gpu)
-        self._file: TextIO = self.path.open("w", encoding="utf-8", buffering=1)
-        facts = environment_facts(gpus_visible=self._gpu.count) | self._facts
-        header = {"host": self._host, "pid": self._pid, "started": self._started}
-        self._write(header | {"requested": asdict(read_limits()), "facts": facts})
-        self._thread.start()
-        return self
+        def look() -> None:
+            write(astuple(sampler.sample(time.perf_counter() - begin)))
 
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        def watch() -> None:
+            look()
+            while not stop.wait(interval_s):
+                look()
+
+        found = environment_facts(gpus_visible=len(gpu.handles)) | dict(facts or {})
+        header = {"host": host, "pid": pid, "started": started, "facts": found}
+        write(header | {"requested": asdict(read_limits())})
+        thread = threading.Thread(target=watch, name="monitor", daemon=True)
+        thread.start()
         try:
-            self._look()
-            self._write({"stage_seconds": dict(self._stage_seconds())})
+            yield path
         finally:
-            self._gpu.close()
-            self._file.close()
-
-    def _run(self) -> None:
-        self._look()
-        while not self._stop.wait(self._interval_s):
-            self._look()
-
-    def _look(self) -> None:
-        sample = self._sampler.sample(time.perf_counter() - self._begin)
-        self._write([getattr(sample, name) for name in SAMPLE_FIELDS])
-
-    def _write(self, value: Any) -> None:
-        self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+            stop.set()
+            thread.join()
+            look()
+            write({"stage_seconds": dict(stage_seconds())})
 
 
 def read_usage(out: Path) -> list[ProcessUsage]:
-    """The records below an invocation's folder, see `read_usages`."""
-    return read_usages((Path(out) / USAGE_FOLDER).glob("*.jsonl"))
-
-
-def read_usages(paths: Iterable[Path]) -> list[ProcessUsage]:
-    """The records of these files, oldest first; unreadable headers are left out."""
+    """The records below an invocation's folder, oldest first; unreadable headers are left out."""
+    paths = (Path(out) / USAGE_FOLDER).glob("*.jsonl")
     parsed = [_parse(path.read_text(encoding="utf-8").splitlines()) for path in paths]
     return sorted((u for u in parsed if u is not None), key=lambda usage: usage.started)
 
@@ -158,60 +125,57 @@ def read_usages(paths: Iterable[Path]) -> list[ProcessUsage]:
 def _parse(lines: list[str]) -> ProcessUsage | None:
     values = []
     for line in lines:
-        with contextlib.suppress(ValueError):  # the torn last line of a killed process
+        with suppress(ValueError):  # the torn last line of a killed process
             values.append(json.loads(line))
     if not values or not isinstance(values[0], dict) or "requested" not in values[0]:
         return None
-    header, rows = values[0], values[1:]
-    samples = [Sample(**dict(zip(SAMPLE_FIELDS, row))) for row in rows if isinstance(row, list)]
+    header, *rows = values
+    samples = [Sample(*row) for row in rows if isinstance(row, list)]
     ends = [row["stage_seconds"] for row in rows if isinstance(row, dict)]
+    worked = any(v for end in ends[-1:] for k, v in end.items() if k.endswith("_busy"))
     return ProcessUsage(
-        host=header["host"],
-        pid=header["pid"],
-        started=header["started"],
-        requested=Requested(**header["requested"]),
+        **{**header, "requested": Requested(**header["requested"])},
         samples=tuple(samples),
         stage_seconds=ends[-1] if ends else {},
-        facts=header.get("facts", {}),
-        idle=bool(ends) and not any(v for k, v in ends[-1].items() if k.endswith("_busy")),
+        idle=bool(ends) and not worked,
     )
 
 
 class GpuSampler:
     """Utilisation and memory of the visible GPUs through NVML; finds none where NVML is not."""
 
-    def __init__(self, env: dict[str, str] | None = None) -> None:
-        self._handles: list[Any] = []
-        self._nvml: ModuleType | None = None
+    def __init__(self, env: Mapping[str, str] = os.environ) -> None:
+        self.handles: list[Any] = []
+        self._nvml: Any = None
         try:
             import pynvml
+
+            pynvml.nvmlInit()
         except ImportError:
             return
-        try:
-            pynvml.nvmlInit()
         except pynvml.NVMLError:  # no driver: a node without a GPU
             return
         self._nvml = pynvml
-        visible = (env or dict(os.environ)).get("CUDA_VISIBLE_DEVICES")
-        self._handles = [_handle(pynvml, name) for name in _names(pynvml, visible)]
-
-    @property
-    def count(self) -> int:
-        """GPUs that are watched."""
-        return len(self._handles)
+        every = ",".join(map(str, range(pynvml.nvmlDeviceGetCount())))
+        for part in env.get("CUDA_VISIBLE_DEVICES", every).split(","):
+            name = part.strip()
+            if name.isdigit():
+                self.handles.append(pynvml.nvmlDeviceGetHandleByIndex(int(name)))
+            elif name not in ("", "-1"):
+                self.handles.append(pynvml.nvmlDeviceGetHandleByUUID(name.encode()))
 
     def sample(self, pids: set[int]) -> tuple[float | None, int | None]:
         """(mean utilisation [0, 1], bytes held by `pids`); None without a GPU."""
-        if not self._handles or self._nvml is None:
+        if not self.handles:
             return None, None
         util, held = 0.0, 0
-        for handle in self._handles:
-            with contextlib.suppress(self._nvml.NVMLError):  # MIG slices give no utilisation
+        for handle in self.handles:
+            with suppress(self._nvml.NVMLError):  # MIG slices give no utilisation
                 util += self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-            with contextlib.suppress(self._nvml.NVMLError):
+            with suppress(self._nvml.NVMLError):
                 for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle):
                     held += (process.usedGpuMemory or 0) if process.pid in pids else 0
-        return util / len(self._handles), held
+        return util / len(self.handles), held
 
     def close(self) -> None:
         """Lets NVML go."""
@@ -220,72 +184,59 @@ class GpuSampler:
             self._nvml = None
 
 
-def _names(nvml: ModuleType, visible: str | None) -> list[str]:
-    if visible is None:
-        return [str(i) for i in range(nvml.nvmlDeviceGetCount())]
-    return [part.strip() for part in visible.split(",") if part.strip() not in ("", "-1")]
-
-
-def _handle(nvml: ModuleType, name: str) -> Any:
-    if name.isdigit():
-        return nvml.nvmlDeviceGetHandleByIndex(int(name))
-    return nvml.nvmlDeviceGetHandleByUUID(name.encode())
-
-
 class TreeSampler:
-    """Adds up CPU, memory and I/O over a process and its descendants."""
+    """Adds up CPU, memory and I/O over this process and its descendants."""
 
-    def __init__(self, pid: int | None = None, *, gpu: GpuSampler | None = None) -> None:
-        self._root = psutil.Process(pid)
+    def __init__(self, *, gpu: GpuSampler | None = None) -> None:
+        self._root = psutil.Process()
         self._gpu = gpu
         self._tree: list[psutil.Process] = [self._root]
         self._looks = 0
-        self._last: dict[int, tuple[float, int, int]] = {}
-        self._gone = (0.0, 0, 0)
-        self._start = (0.0, 0, 0)
+        self._last: dict[int, list[float]] = {}  # pid -> CPU seconds, bytes read and written
+        self._gone = [0.0, 0, 0]
         self._start_net = _net_bytes()
         self._start = self._totals()[0]
 
     def sample(self, t_s: float) -> Sample:
         """The state of the tree, counted from when the sampler was made."""
-        (cpu_s, read, written), rss = self._totals()
+        totals, rss = self._totals()
+        cpu_s, read, written = (now - then for now, then in zip(totals, self._start))
         pids = {process.pid for process in self._tree}
         util, held = self._gpu.sample(pids) if self._gpu else (None, None)
         return Sample(
             t_s=round(t_s, 2),
-            cpu_s=round(cpu_s - self._start[0], 2),
+            cpu_s=round(cpu_s, 2),
             rss_bytes=rss,
             processes=len(self._tree),
-            read_bytes=read - self._start[1],
-            write_bytes=written - self._start[2],
+            read_bytes=int(read),
+            write_bytes=int(written),
             net_bytes=_net_bytes() - self._start_net,
             gpu_util=util,
             gpu_bytes=held,
         )
 
-    def _totals(self) -> tuple[tuple[float, int, int], int]:
+    def _totals(self) -> tuple[list[float], int]:
+        """CPU seconds and I/O so far, and resident bytes; what ended processes used is kept."""
         if self._looks % _REFRESH_SAMPLES == 0:
             self._tree = [self._root, *self._root.children(recursive=True)]
         self._looks += 1
-        seen: dict[int, tuple[float, int, int]] = {}
+        seen: dict[int, list[float]] = {}
         rss = 0
         for process in self._tree:
             try:
                 with process.oneshot():
                     times = process.cpu_times()
                     rss += process.memory_info().rss
-                    seen[process.pid] = (times.user + times.system, *_io(process))
+                    seen[process.pid] = [times.user + times.system, *_io(process)]
             except psutil.Error:
                 continue  # it ended between two looks
-        self._gone = _add(
-            self._gone, *(v for pid, v in self._last.items() if pid not in seen)
-        )  # what ended processes used stays counted
-        self._last = seen
-        return _add(self._gone, *seen.values()), rss
+        gone = [used for pid, used in self._last.items() if pid not in seen]
+        self._gone, self._last = _sums(self._gone, *gone), seen
+        return _sums(self._gone, *seen.values()), rss
 
 
-def _add(*rows: tuple[float, int, int]) -> tuple[float, int, int]:
-    return (sum(r[0] for r in rows), sum(r[1] for r in rows), sum(r[2] for r in rows))
+def _sums(*rows: list[float]) -> list[float]:
+    return [sum(column) for column in zip(*rows)]
 
 
 def _io(process: psutil.Process) -> tuple[int, int]:
@@ -294,9 +245,8 @@ def _io(process: psutil.Process) -> tuple[int, int]:
         counters = process.io_counters()
     except (psutil.AccessDenied, AttributeError, NotImplementedError):
         return 0, 0
-    return getattr(counters, "read_chars", counters.read_bytes), getattr(
-        counters, "write_chars", counters.write_bytes
-    )
+    read = getattr(counters, "read_chars", counters.read_bytes)
+    return read, getattr(counters, "write_chars", counters.write_bytes)
 
 
 def _net_bytes() -> int:
