@@ -168,9 +168,8 @@ def settle(
         again.append(attempt.again(left, rung or attempt.rung, ended.granted))
         site.on_message(f"a worker died with {len(left)} entries: each is tried alone")
     else:
-        times = (
-            f"{attempt.number} times, at last" if attempt.number > 2 else "twice, the second time"
-        )
+        many = f"{attempt.number} times, at last"
+        times = "twice, the second time" if attempt.number == 2 else many
         reason = ended.reason + (f", {times} alone" if attempt.alone else "")
         ends += [(entry, task.lost(entry, reason)) for entry in left]
     entries, results = zip(*ends, strict=True) if ends else ((), ())

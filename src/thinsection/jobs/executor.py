@@ -32,9 +32,10 @@ _CHUNKS_PER_WORKER = 4  # enough that a slow one at the end does not leave the o
 _WORD = re.compile(r"[^\s\"'\\#\x00-\x1f\x7f]+")  # what a scheduler's directive takes unquoted
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
+_INLINE = "This process, one entry or stream after the other."
 _DASK = "Dask workers: local, a scheduler's, or jobs of a batch system."
 _OURS: tuple[tuple[str, str, str, tuple[str, ...], str | None], ...] = (
-    ("inline", "contract:InlineBackend", "This process, one after the other.", (), None),
+    ("inline", "contract:InlineBackend", _INLINE, (), None),
     ("pool", "pool:PoolBackend", "Worker processes on this node.", (), None),
     ("dask", "dask:DaskBackend", _DASK, ("dask", "distributed"), "cluster"),
     ("ray", "ray:RayBackend", "Tasks on a local Ray or a running cluster.", ("ray",), "ray"),
