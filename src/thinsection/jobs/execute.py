@@ -129,18 +129,15 @@ class Settled:
 def settle(
     ended: Ended,
     site: Site,
-    climbs: Collection[Want],
+    climbs: Collection[Want],  # what a next try can have more of
     *,
-    skip: Callable[[Any], bool] = lambda entry: False,
+    skip: Callable[[Any], bool] = lambda entry: False,  # not this job's business any more
 ) -> Settled:
     """What becomes of each entry of a job that ended: the policy of deaths, written here only.
 
     An entry of which there is no report is asked for in the files first. Where its worker died it
     is tried alone, in less memory and on the next rung; who dies alone climbs on, and is lost where
     the rungs end. An entry that failed for want of memory climbs too, where there is a rung.
-
-    A next try can have more of what `climbs` names; entries of which `skip` holds are not this
-    job's business any more.
     """
     attempt, task = site.attempt, site.attempt.task
 

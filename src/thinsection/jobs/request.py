@@ -70,11 +70,9 @@ def batch_script(
     num_tasks: int,
     request: Request,
     notes: Sequence[str] = (),
-    python: str = sys.executable,
+    python: str = sys.executable,  # has the package, on the nodes too
 ) -> str:
     """The script of an array whose settings name one card; notes say where the request comes from.
-
-    `python` is an interpreter that has the package, on the nodes too.
 
     Raises:
         ConfigError: Slurm would refuse the array, or a value breaks out of its line.

@@ -5,7 +5,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -101,7 +101,7 @@ def analyse(usages: Sequence[ProcessUsage]) -> Efficiency:
     return Efficiency(
         shares=_shares(records),
         bottleneck=advice,
-        warnings=_warnings(records),
+        warnings=tuple(_warnings(records)),
         next_request=recommend(records) if worked else None,
         wall_s=max(usage.wall_s for usage in records),
         stage_seconds=dict(sorted(stages.items())),
@@ -186,28 +186,32 @@ def _shares(usages: Sequence[ProcessUsage]) -> tuple[Share, ...]:
     return tuple(rows)
 
 
-def _warnings(usages: Sequence[ProcessUsage]) -> tuple[str, ...]:
+def _warnings(usages: Sequence[ProcessUsage]) -> Iterator[str]:
     facts = _facts(usages)
-    kind = facts.get("cache_filesystem")
+    if any(u.requested.gpus and _gpu_idle(u) for u in usages):
+        yield (
+            "a GPU was allocated and never used: pass --device cuda, or drop --gres and let "
+            "somebody else have it"
+        )
     has_gpu = any(u.requested.gpus or u.facts.get("gpus_visible") for u in usages)
-    told = {
-        "a GPU was allocated and never used: pass --device cuda, or drop --gres and let somebody "
-        "else have it": any(u.requested.gpus and _gpu_idle(u) for u in usages),
-        "torch is a CPU build on a node with a GPU: install the CUDA build of torch there": has_gpu
-        and facts.get("torch_cuda_build") is False,
-        f"the model cache {facts.get('cache')!r} is on a slow file system ({kind}): set HF_HOME to "
-        "a local disk, or load weights from one (--weights)": kind in NETWORK_FILESYSTEMS,
-    }
+    if has_gpu and facts.get("torch_cuda_build") is False:
+        yield "torch is a CPU build on a node with a GPU: install the CUDA build of torch there"
+    kind = facts.get("cache_filesystem")
+    if kind in NETWORK_FILESYSTEMS:
+        yield (
+            f"the model cache {facts.get('cache')!r} is on a slow file system ({kind}): set "
+            "HF_HOME to a local disk, or load weights from one (--weights)"
+        )
     for u in usages:
         name = f"job {u.requested.job}" if u.requested.job else f"process {u.pid}"
         memory, limit = u.peak_bytes / u.requested.memory_bytes, u.requested.walltime_s
-        time = u.wall_s / limit if limit else 0.0
-        told |= {
-            f"{name} used {memory:.0%} of its memory and was close to being killed: raise "
-            "--job-memory or lower --memory": memory > _NEAR,
-            f"{name} used {time:.0%} of its time: raise --walltime": time > _NEAR,
-        }
-    return tuple(text for text, holds in told.items() if holds)
+        if memory > _NEAR:
+            yield (
+                f"{name} used {memory:.0%} of its memory and was close to being killed: raise "
+                "--job-memory or lower --memory"
+            )
+        if limit and u.wall_s > _NEAR * limit:
+            yield f"{name} used {u.wall_s / limit:.0%} of its time: raise --walltime"
 
 
 def _facts(usages: Sequence[ProcessUsage]) -> dict[str, Any]:
