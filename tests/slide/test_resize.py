@@ -37,3 +37,20 @@ def test_a_size_beyond_the_slides_is_refused() -> None:
     for size_th in ((918, 100), (0, 5)):
         with pytest.raises(InvalidInputError, match=r"size_th must be from \(1, 1\) to \(917, 1"):
             read_resized(ArraySlide([PIXELS]), size_th)
+
+
+@pytest.mark.parametrize("size", [(512, 512), (508, 508), (402, 307), (600, 640), (257, 256)])
+@pytest.mark.parametrize("noise", [0, 60])
+def test_a_tile_is_pillows_within_a_level(size: tuple[int, int], noise: int) -> None:
+    spread = np.random.default_rng(2).integers(-noise, noise + 1, (*size[::-1], 3))
+    pixels = (PIXELS[: size[1], : size[0]].astype(int) + spread).clip(0, 255).astype(np.uint8)
+    wanted = Image.fromarray(pixels).resize((256, 256), Image.Resampling.LANCZOS)
+    around = np.full((size[1] + 9, size[0] + 5, 3), 77, np.uint8)  # a cut of a wider picture
+    around[4:-5, 2:-3] = pixels
+    batch = np.zeros((3, 256, 256, 3), np.uint8)
+    resize.resample(around[4:-5, 2:-3], batch[1])
+    difference = np.abs(batch[1].astype(int) - np.asarray(wanted))
+    assert difference.max() <= (2 if noise else 1)
+    assert difference.mean() <= 0.02
+    assert not batch[0].any()
+    assert not batch[2].any()

@@ -1,5 +1,7 @@
 """Segments side by side in the file are fetched together, and each is still its own."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -103,3 +105,21 @@ def test_segments_that_were_never_scanned_are_white_and_ask_for_nothing(tmp_path
     for place, tile in enumerate(out):
         assert (tile == (255 if place in (1, 6, 7) else 90)).all()
     assert all(length > 0 for _, length in source.ranges)
+
+
+def test_threads_that_cut_one_segment_decode_it_once(tmp_path: Path) -> None:
+    write_pyramid(tmp_path / "a.tif", SIZE, KINDS["jpeg-420"])
+    source = CountingSource(tmp_path / "a.tif")
+    start = threading.Barrier(8, timeout=30)
+    with TiffSlide(str(tmp_path / "a.tif"), source=source) as slide:
+
+        def cut(x: int) -> np.ndarray:
+            start.wait()
+            return slide.read_region((200 + x, 100), 0, (100, 100))
+
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(cut, range(8)))
+        alone = slide.read_region((200, 100), 0, (107, 100))
+    assert len(source.ranges) == 2
+    for x, region in enumerate(found):
+        np.testing.assert_array_equal(region, alone[:, x : x + 100])

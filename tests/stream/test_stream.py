@@ -8,7 +8,6 @@ import pytest
 from tests.support.watched_slide import WatchedSlide
 
 from thinsection.errors import BudgetError, SlideReadError
-from thinsection.slide.geometry import origins_lv
 from thinsection.slide.resize import resample
 from thinsection.stream import (
     SlideFailed,
@@ -20,16 +19,18 @@ from thinsection.stream import (
     TileStream,
     iter_tiles,
 )
-from thinsection.stream.plan import Read, plan_batch, plan_regions
+from thinsection.stream.batches import Scratch
+from thinsection.stream.plan import MAX_SCRATCH, tasks_of
 from thinsection.testing.synthetic import position_pixels
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
+from thinsection.units import parse_bytes
 
 PIXELS = position_pixels((700, 430))
 
 
 def budget(batch_size: int, workers: int = 2):  # type: ignore[no-untyped-def]
     config = StreamConfig(memory="64MiB", decode_workers=workers)
-    return config.budget(batch_size, tile_px=32, scratch_bytes=1 << 20)
+    return config.budget(batch_size, tile_px=32, tile_bytes=1 << 20)
 
 
 def collect(slide: WatchedSlide, table: TileTable, batch_size: int) -> np.ndarray:
@@ -70,48 +71,58 @@ def test_a_resampled_tile_equals_the_tile_read_and_resampled_alone(
     assert table.plan.size_lv == (64, 128)
     tiles = collect(slide, table, 5)
     for (x, y), tile in zip(table.coords_l0.tolist(), tiles):
-        np.testing.assert_array_equal(tile, resample(PIXELS[y : y + 128, x : x + 64], 32))
+        alone = np.empty((32, 32, 3), np.uint8)
+        resample(PIXELS[y : y + 128, x : x + 64], alone)
+        np.testing.assert_array_equal(tile, alone)
 
 
-def test_regions_cover_each_tile_once_and_stay_small() -> None:
-    slide = WatchedSlide([PIXELS])
-    table = tile_grid(slide, TilesConfig(tile_px=16))
-    rng = np.random.default_rng(0)
-    table = table.select(np.sort(rng.permutation(len(table))[:600]))
-    coords_l0 = table.coords_l0[100:500]
-    corners = origins_lv(coords_l0, table.plan.downsample)
-    regions = list(plan_regions(coords_l0, corners, table.plan))
-    covered = [i for region in regions for i in range(region.start, region.stop)]
-    assert covered == list(range(400))
-    for region in regions:
-        low = corners[region.start : region.stop].min(axis=0)
-        assert region.origin_lv == tuple(low.tolist())
-        used = (region.stop - region.start) * 16 * 16
-        assert region.size_lv[0] * region.size_lv[1] <= 1.3 * used
+@pytest.mark.parametrize("num_tiles", [1, 8, 21, 64])
+def test_tasks_cover_each_tile_once_in_order(num_tiles: int) -> None:
+    tasks = tasks_of(num_tiles)
+    assert [i for rows in tasks for i in range(num_tiles)[rows]] == list(range(num_tiles))
+    assert all(rows.stop - rows.start <= 8 for rows in tasks)
 
 
-def test_a_whole_block_is_one_read() -> None:
-    slide = WatchedSlide([PIXELS])
-    table = tile_grid(slide, TilesConfig(tile_px=16))
-    tasks = plan_batch(table.coords_l0[:64], table.plan)
-    corner_lv = origins_lv(table.coords_l0[:1], table.plan.downsample)[0]
-    assert tasks == [[Read(0, 64, tuple(corner_lv.tolist()), (128, 128))]]
+@pytest.mark.parametrize("cpus", [1, 2, 16, 60, 64, 128, 256])
+@pytest.mark.parametrize("memory", ["64MiB", "256MiB", "2GiB"])
+@pytest.mark.parametrize("batch_size", [32, 256])
+def test_any_number_of_cpus_keeps_the_memory_and_is_not_refused(
+    cpus: int, memory: str, batch_size: int
+) -> None:
+    config = StreamConfig(memory=memory, decode_workers=cpus)
+    fits = min(batch_size, config.largest_batch(tile_px=256, tile_bytes=MAX_SCRATCH))
+    found = config.budget(fits, tile_px=256, tile_bytes=MAX_SCRATCH)
+    assert found.workers == cpus
+    assert found.scratch_bytes >= MAX_SCRATCH
+    assert found.slots * found.batch_bytes + found.scratch_bytes <= parse_bytes(memory)
 
 
-@pytest.mark.parametrize("segment", [(32, 32), (16, 32), (16, 16)])
-def test_tiles_of_whole_segments_are_read_one_by_one(segment: tuple[int, int]) -> None:
-    slide = WatchedSlide([PIXELS], segment=segment)
-    table = tile_grid(slide, TilesConfig(tile_px=32))
-    tasks = plan_batch(table.coords_l0[:21], table.plan, segment=segment)
-    assert tasks == [[Read(0, 8)], [Read(8, 16)], [Read(16, 21)]]
+def test_no_more_threads_decode_than_the_slots_have_tasks() -> None:
+    found = StreamConfig().budget(8, tile_px=256, tile_bytes=0)
+    assert found.workers <= found.slots
 
 
-@pytest.mark.parametrize("segment", [(64, 64), (48, 32), (32, 20)])
-def test_tiles_that_share_segments_are_read_together(segment: tuple[int, int]) -> None:
-    slide = WatchedSlide([PIXELS], segment=segment)
-    table = tile_grid(slide, TilesConfig(tile_px=32))
-    tasks = plan_batch(table.coords_l0[:64], table.plan, segment=segment)
-    assert all(read.origin_lv is not None for reads in tasks for read in reads)
+def test_threads_take_turns_where_the_scratch_holds_no_more() -> None:
+    scratch, lock, held, most = Scratch(100), threading.Lock(), [0], [0]
+    inside = threading.Barrier(2, timeout=30)  # two of 50 bytes are in at once
+
+    def work(num_bytes: int) -> None:
+        with scratch.taken(num_bytes):
+            with lock:
+                held[0] += num_bytes
+                most[0] = max(most[0], held[0])
+            if num_bytes == 50:
+                inside.wait()
+            with lock:
+                held[0] -= num_bytes
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in (50, 50, 70, 40, 70, 40, 500)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert not any(thread.is_alive() for thread in threads)
+    assert most[0] == 500  # more than all: alone
 
 
 def entries(*slides: WatchedSlide | Exception) -> Iterator[tuple[int, WatchedSlide | Exception]]:
@@ -173,8 +184,8 @@ def test_at_most_the_budgeted_batches_exist_at_once() -> None:
         return np.empty(shape, np.uint8)
 
     config = StreamConfig(memory=str(3 * 8 * 32 * 32 * 3 + 2 * 1000), decode_workers=2)
-    limit = config.budget(8, tile_px=32, scratch_bytes=1000)
-    assert limit.slots == 3
+    limit = config.budget(8, tile_px=32, tile_bytes=1000)
+    assert (limit.slots, limit.scratch_bytes) == (3, 2000)
     source = entries(*[WatchedSlide([PIXELS]) for _ in range(3)])
     with TileStream(source, prepare, budget=limit, batch_size=8, allocate=allocate) as stream:
         for event in stream:
@@ -186,7 +197,7 @@ def test_at_most_the_budgeted_batches_exist_at_once() -> None:
 
 def test_a_budget_that_is_too_small_says_what_would_do() -> None:
     with pytest.raises(BudgetError, match=r"memory must be >= .* got 1.0 KiB; raise --memory"):
-        StreamConfig(memory="1KiB").budget(8, tile_px=64, scratch_bytes=10)
+        StreamConfig(memory="1KiB").budget(8, tile_px=64, tile_bytes=10)
 
 
 def test_reading_one_broken_slide_raises_its_error() -> None:

@@ -18,11 +18,11 @@ from thinsection.jobs.executor import ExecutorConfig
 from thinsection.pipeline.process import RunEvent, SlideJob, skipped_result
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import GPU_BATCH, SCRATCH_LIMIT, RunConfig
+from thinsection.stages.config import GPU_BATCH, RunConfig
 from thinsection.stages.request import ENCODING, Goal, Models
 from thinsection.store.ledger import ledger_path, load_ledger
 from thinsection.stream import StageClock, cpu_count
-from thinsection.stream.plan import CHANNELS, MIN_SLOTS
+from thinsection.stream.plan import CHANNELS, MAX_SCRATCH, MIN_SLOTS
 from thinsection.tiles.transforms import stain_target
 from thinsection.units import parse_bytes
 from thinsection.usage.monitor import resource_monitor
@@ -129,7 +129,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         Batches keep their size: what a batch holds may show in the last bit of its embeddings.
         """
         batch = self.config.encode.batch_size or GPU_BATCH
-        least = MIN_SLOTS * batch * self.config.tiles.tile_px**2 * CHANNELS + SCRATCH_LIMIT
+        least = MIN_SLOTS * batch * self.config.tiles.tile_px**2 * CHANNELS + MAX_SCRATCH
         given = parse_bytes(self.config.stream.memory)
         memory = str(min(given, max(least, given // 2)))
         return self._streaming(memory=memory, decode_workers=1, prefetch_slides=1)

@@ -23,7 +23,7 @@ from thinsection.errors import ConfigError
 from thinsection.planning.calibration import Calibration, EncoderSize
 from thinsection.slide.tiff_reader import CACHE_BYTES
 from thinsection.stages.config import RunConfig, batch_size_of, budget_of
-from thinsection.stream.plan import CHANNELS, REGION_BYTES
+from thinsection.stream.plan import CHANNELS
 from thinsection.types import GIB, MIB
 
 MASK_BYTES_PER_PX = 40
@@ -170,9 +170,7 @@ class Planner:
         batches = sum(-(-s.num_tiles // batch_size) for s in slides)
         num_tiles, largest = sum(s.num_tiles for s in slides), max(s.num_tiles for s in slides)
         tile_bytes = stream.batch_bytes // batch_size
-        read_bytes = max(s.read_px for s in slides) * CHANNELS
-        # a worker's region is not more than the slides hold
-        scratch = min(max(REGION_BYTES, read_bytes), largest * read_bytes) + read_bytes
+        scratch = max(s.read_px for s in slides) * CHANNELS  # of a worker: one tile as it is read
         decoded = max(s.num_tiles * s.read_px * CHANNELS for s in slides)
         parts |= {
             "batch buffers": min(stream.slots * batch_size, num_tiles) * tile_bytes,

@@ -20,7 +20,7 @@ from thinsection.slide.base import WHITE, Slide
 from thinsection.slide.tiff_layout import read_layout
 from thinsection.types import MIB, Level, Mpp, RgbArray, TileArray
 
-CACHE_BYTES = 48 * MIB  # of decoded segments that a region cut, per slide
+CACHE_BYTES = 64 * MIB  # of decoded segments that a region cut, per slide
 # a strip or tile must fit a budget that the user never sees; larger ones are refused on opening
 MAX_SEGMENT_BYTES = 128 * MIB
 # segments that stand side by side in the file are read by one request: threads that decode meet
@@ -136,7 +136,8 @@ class TiffSlide(Slide):
                 f"tiff: its largest strip or tile is {largest >> 20} MiB, more than "
                 f"{MAX_SEGMENT_BYTES >> 20}; convert it to a tiled TIFF"
             )
-        self._lock, self._cut_bytes = threading.Lock(), 0
+        self._decoded, self._cut_bytes = threading.Condition(), 0
+        self._decoding: set[tuple[SegmentDecoder, int]] = set()
         self._cut: OrderedDict[tuple[SegmentDecoder, int], RgbArray] = OrderedDict()
         self._others, self.associated_names = layout.associated, tuple(sorted(layout.associated))
 
@@ -177,19 +178,29 @@ class TiffSlide(Slide):
     def _cut_segment(self, decoder: SegmentDecoder, index: int) -> RgbArray:
         """A decoded segment that a region cuts; the least recently used ones are dropped."""
         key = (decoder, index)
-        with self._lock:
+        with self._decoded:
+            self._decoded.wait_for(lambda: key not in self._decoding)  # another thread is at it
             if key in self._cut:
                 self._cut.move_to_end(key)
                 return self._cut[key]
-        pixels = np.empty((*decoder.segment[::-1], 3), dtype=np.uint8)
-        decoder.decode([index], [pixels])
-        with self._lock:
-            if key not in self._cut and pixels.nbytes <= CACHE_BYTES:
-                self._cut[key] = pixels
-                self._cut_bytes += pixels.nbytes
+            self._decoding.add(key)
+        try:
+            pixels = np.empty((*decoder.segment[::-1], 3), dtype=np.uint8)
+            decoder.decode([index], [pixels])
+            if pixels.nbytes <= CACHE_BYTES:
+                self._keep(key, pixels)
+        finally:
+            with self._decoded:
+                self._decoding.discard(key)
+                self._decoded.notify_all()
+        return pixels
+
+    def _keep(self, key: tuple[SegmentDecoder, int], pixels: RgbArray) -> None:
+        with self._decoded:
+            self._cut[key] = pixels
+            self._cut_bytes += pixels.nbytes
             while self._cut_bytes > CACHE_BYTES:
                 self._cut_bytes -= self._cut.popitem(last=False)[1].nbytes
-        return pixels
 
     def close(self) -> None:
         """Closes the file; reads that other threads have begun end well."""

@@ -9,13 +9,12 @@ from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
 from thinsection.slide.open import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS
-from thinsection.stream.plan import REGION_BYTES, StreamBudget, StreamConfig
+from thinsection.stream.plan import MAX_SCRATCH, StreamBudget, StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.units import parse_bytes
 
 CPU_BATCH, GPU_BATCH = 32, 256  # tiles
-SCRATCH_LIMIT = 2 * REGION_BYTES  # bytes of decoded px that one tile may be made of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +132,12 @@ class AggregateRunConfig:
 
 
 def batch_size_of(config: RunConfig, *, on_gpu: bool) -> int:
-    """The batch size that was asked for, or the default of the encoders' device."""
-    return config.encode.batch_size or (GPU_BATCH if on_gpu else CPU_BATCH)
+    """The batch size that was asked for, or the default of the device, less where memory ends."""
+    fits = config.stream.largest_batch(tile_px=config.tiles.tile_px, tile_bytes=MAX_SCRATCH)
+    return config.encode.batch_size or min(GPU_BATCH if on_gpu else CPU_BATCH, fits)
 
 
 def budget_of(config: RunConfig, batch_size: int) -> StreamBudget:
     """The stream's buffers under the run's settings."""
-    sizes = {"tile_px": config.tiles.tile_px, "scratch_bytes": SCRATCH_LIMIT}
+    sizes = {"tile_px": config.tiles.tile_px, "tile_bytes": MAX_SCRATCH}
     return config.stream.budget(batch_size, **sizes)

@@ -16,12 +16,12 @@ from thinsection.errors import BudgetError
 from thinsection.files.atomic import atomic_path
 from thinsection.qc.tissue import box_fractions
 from thinsection.slide.geometry import ReadPlan
-from thinsection.stages.config import SCRATCH_LIMIT
+from thinsection.slide.resize import resample_filter
 from thinsection.stages.labels import grid_label, join_label, variant
 from thinsection.stages.masks import QcStage, TissueStage
 from thinsection.stages.stage import Output, Reads, SlideWork, Stage
 from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
-from thinsection.stream.plan import scratch_bytes
+from thinsection.stream.plan import MAX_SCRATCH, read_bytes
 from thinsection.tiles import TileTable, tile_grid
 from thinsection.tiles.grid import MASK_FILTER, TilesConfig
 from thinsection.tiles.transforms import StainConfig, StainLook
@@ -74,8 +74,8 @@ class TilesStage(Stage):
             fraction = box_fractions(found.mask, found.frame, table.coords_l0, table.plan.size_l0)
             table = table.with_columns({"tissue_fraction": fraction})
         table = table.with_columns(self.mask.tile_columns(work, table))
-        if scratch_bytes(table.plan) > SCRATCH_LIMIT:
-            rule = f"one tile must be read from at most {format_bytes(SCRATCH_LIMIT)}"
+        if read_bytes(table.plan) > MAX_SCRATCH:
+            rule = f"one tile must be read from at most {format_bytes(MAX_SCRATCH)}"
             remedy = "the slide lacks pyramid levels near this tile_mpp: ask for a finer one"
             raise BudgetError(f"{rule}, got {table.plan.size_lv} px; {remedy}")
         return table
@@ -140,12 +140,14 @@ class FeaturesStage(Stage):
     @property
     def settings(self) -> Mapping[str, Any]:
         stain = None if self.target is None else [asdict(self.stain), repr(self.target)]
-        return {"encoder": deciding(self.identity), "dtype": self.dtype, "stain": stain}
+        of_tiles = {"resample": resample_filter(), "stain": stain}
+        return {"encoder": deciding(self.identity), "dtype": self.dtype, **of_tiles}
 
     @property
     def attributes(self) -> dict[str, str]:
         """What the file says of its encoder."""
-        return {"encoder" if k == "name" else k: v for k, v in self.identity.items()}
+        named = {"encoder" if k == "name" else k: v for k, v in self.identity.items()}
+        return {**named, "resample": resample_filter()}
 
     def content(self, work: SlideWork, table: TileTable) -> str:
         """Hash of what the embeddings depend on: pixels, tiles, encoder; not of how the tiles came

@@ -111,6 +111,26 @@ class DecodedBatch:
                 self.done.set()
 
 
+class Scratch:
+    """Bytes that threads take in turns; who asks for more than all of them gets them alone."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._total, self._used, self._freed = num_bytes, 0, threading.Condition()
+
+    @contextmanager
+    def taken(self, num_bytes: int) -> Iterator[None]:
+        """Holds so many bytes within the block; waits until they are free."""
+        with self._freed:
+            self._freed.wait_for(lambda: not self._used or self._used + num_bytes <= self._total)
+            self._used += num_bytes
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._used -= num_bytes
+                self._freed.notify_all()
+
+
 class BatchPacker:
     """Closes the gaps that filters leave, so that all batches of a slide but its last are full.
 

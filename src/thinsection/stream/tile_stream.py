@@ -18,13 +18,21 @@ from typing import Any
 import numpy as np
 
 from thinsection.slide import Slide
-from thinsection.stream import batches, plan
-from thinsection.stream.batches import Channel, ChannelClosed, DecodedBatch, SlideTiles, TileBatch
-from thinsection.stream.plan import Read, StreamBudget, StreamConfig
+from thinsection.slide.resize import read_tiles
+from thinsection.stream import batches
+from thinsection.stream.batches import (
+    Channel,
+    ChannelClosed,
+    DecodedBatch,
+    Scratch,
+    SlideTiles,
+    TileBatch,
+)
+from thinsection.stream.plan import StreamBudget, StreamConfig, read_bytes, tasks_of
 from thinsection.tiles import TileFilter, TileTable, TileTransform
 from thinsection.types import TileArray
 
-_Task = tuple[DecodedBatch, list[Read]]
+_Task = tuple[DecodedBatch, slice]
 _Prepared = SlideTiles | batches.SlideFailed
 _Ordered = _Prepared | batches.SlideStarted | DecodedBatch  # `SlideTiles`: the end of a slide
 
@@ -42,8 +50,8 @@ class TileStream:
         allocate: makes a batch buffer (pinned memory for CUDA); None: pageable memory.
         clock: where busy and waiting time is added up.
 
-    Memory: slots * batch + workers * scratch of the budget, the prepared slides and their tables. A
-    consumer may hold `slots - 2` batches, without filters one more, while it asks for the next.
+    Memory: slots * batch + scratch of the budget, the prepared slides and their tables. A consumer
+    may hold `slots - 2` batches, without filters one more, while it asks for the next.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class TileStream:
         self._free.put(*[None] * budget.slots)
         self._ordered: Channel[_Ordered] = Channel()
         self._packer = batches.BatchPacker(self._give_back)
+        self._scratch = Scratch(budget.scratch_bytes)
         self._failure: BaseException | None = None
         self._opened: list[SlideTiles] = []
         self._tasks, self._taking = self._plan_tasks(), threading.Lock()
@@ -164,21 +173,19 @@ class TileStream:
         self._ordered.finish()
 
     def _plan_batch(self, source: SlideTiles, start: int) -> Iterator[_Task]:
-        table, slide = source.table, source.slide
-        assert table is not None and slide is not None  # there are tiles to read
-        coords_l0, tile_px = table.coords_l0[start : start + self._batch_size], table.plan.tile_px
-        segment = slide.levels[table.plan.level].segment
-        tasks = plan.plan_batch(coords_l0, table.plan, segment=segment)
+        assert source.table is not None  # there are tiles to read
+        tile_px = source.table.plan.tile_px
+        indices = np.arange(start, min(start + self._batch_size, source.num_tiles))
+        tasks = tasks_of(len(indices))
         with self.clock.timed("decode_wait"):
             buffer = self._free.get()
         shape = (self._batch_size, tile_px, tile_px, 3)
         if buffer is None or buffer.shape != shape:
             buffer = self._allocate(shape)
-        indices = np.arange(start, start + len(coords_l0))
         batch = DecodedBatch(source, indices, buffer, len(tasks))
         self._ordered.put(batch)
-        for reads in tasks:
-            yield batch, reads
+        for rows in tasks:
+            yield batch, rows
 
     def _run_worker(self) -> None:
         while True:
@@ -186,27 +193,26 @@ class TileStream:
                 task = next(self._tasks, None)
             if task is None:
                 return
-            batch, reads = task
+            batch, rows = task
             try:
-                with self.clock.timed("decode_busy"):
-                    for read in reads:
-                        if batch.source.error is None:
-                            self._decode(batch, read)
+                if batch.source.error is None:
+                    self._decode(batch, rows)
             except Exception as error:  # noqa: BLE001 - the per-slide boundary of decoding
                 batch.source.error = error
             finally:
                 batch.finish_one()
 
-    def _decode(self, batch: DecodedBatch, read: Read) -> None:
-        rows, source = slice(read.start, read.stop), batch.source
-        slide, table, out = source.slide, source.table, batch.buffer[rows]
+    def _decode(self, batch: DecodedBatch, rows: slice) -> None:
+        source, out = batch.source, batch.buffer[rows]
+        slide, table = source.slide, source.table
         assert slide is not None and table is not None
-        plan.execute_read(slide, table.plan, read, table.coords_l0[batch.indices[rows]], out)
-        for tile_filter in self._filters:
-            batch.keep[rows] &= tile_filter(out)
-        if source.transform is not None:
-            for index in np.flatnonzero(batch.keep[rows]).tolist():
-                source.transform(out[index : index + 1])
+        with self._scratch.taken(read_bytes(table.plan)), self.clock.timed("decode_busy"):
+            read_tiles(slide, table.plan, table.coords_l0[batch.indices[rows]], out)
+            for tile_filter in self._filters:
+                batch.keep[rows] &= tile_filter(out)
+            if source.transform is not None:
+                for index in np.flatnonzero(batch.keep[rows]).tolist():
+                    source.transform(out[index : index + 1])
 
 
 def iter_tiles(
@@ -239,7 +245,7 @@ def iter_tiles(
         SlideReadError: a region cannot be decoded.
         BudgetError: the memory does not hold three batches.
     """
-    sizes = {"tile_px": tiles.plan.tile_px, "scratch_bytes": plan.scratch_bytes(tiles.plan)}
+    sizes = {"tile_px": tiles.plan.tile_px, "tile_bytes": read_bytes(tiles.plan)}
     budget = (config or StreamConfig()).budget(batch_size, **sizes)
     key = slide.slide_path
     source = SlideTiles(key=key, slide=slide, table=tiles, transform=transform, owned=False)
