@@ -319,7 +319,7 @@ def _qc_numbers(sample: Sequence[SlideEntry], count: int, config: RunConfig) -> 
 
 
 def _qc_size(entry: SlideEntry, *, reader: str, pipeline: Pipeline) -> dict[str, Any]:
-    """Arguments of the bounds below, from a slide's header."""
+    """Arguments of `qc_peak_bytes` and `qc_seconds`, from a slide's header."""
     with open_slide(entry.slide_path, reader=reader, slide_mpp=entry.slide_mpp) as slide:
         slide_mpp = scale_of(slide, pipeline, mean_mpp(entry.slide_mpp)).slide_mpp
         work_mpp = min(COARSEST_MPP, *pipeline.image_mpps)
