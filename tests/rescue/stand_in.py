@@ -49,7 +49,10 @@ class VisionEncoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.pos_encode_type, self.num_heads, self.built = "alibi", HEADS, 0
+        self.masked_im_modeling = self.grad_checkpointing = False
         self.cls_token = nn.Parameter(torch.ones(1, 1, DIM))
+        self.patch_embed = nn.Sequential(nn.Linear(DIM, DIM), nn.GELU())
+        self.norm_pre = nn.Identity()
         self.blocks, self.norm = Blocks(), nn.LayerNorm(DIM, eps=1e-6)
 
     def get_alibi(self, w, h, bg_mask=None):  # type: ignore[no-untyped-def]
@@ -57,15 +60,25 @@ class VisionEncoder(nn.Module):
         shown = torch.ones(w, h, dtype=torch.bool) if bg_mask is None else bg_mask[0].cpu()
         return plain_bias(shown.nonzero(), HEADS, dtype=torch.float32, way="float32")
 
+    def _pos_embed(self, x, coords, w, h):  # type: ignore[no-untyped-def]
+        return torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1)
+
     def forward_features(self, x, coords=None, mask=None, bg_mask=None):  # type: ignore[no-untyped-def]
         batch, _, w, h = x.shape
         bias = self.get_alibi(w, h, bg_mask) if batch == 1 else self.get_alibi(w, h)
         bias = bias.repeat(batch, 1, 1, 1).type(x.dtype).to(x.device)
-        tokens = x.flatten(2).transpose(1, 2)
-        if batch == 1:
-            tokens = tokens[bg_mask.flatten(1)][None]
-        tokens = torch.cat([self.cls_token.expand(batch, -1, -1), tokens], 1)
+        tokens = self.patch_embed(x.flatten(2).transpose(1, 2))
+        tokens = self.norm_pre(self._pos_embed(tokens, coords, w, h))
+        if batch == 1 and bg_mask is not None:
+            kept = torch.cat([torch.ones(1, 1, dtype=torch.bool), bg_mask.flatten(1)], 1)
+            tokens = tokens[kept][None]
         return self.norm(self.blocks(tokens, bias, bg_mask))
+
+
+def preprocess_features(features, coords, patch_size_lv0):  # type: ignore[no-untyped-def]
+    """Grid [1, C, rows, columns], None and which cells hold a tile; slide2vec replaces it."""
+    grid, _ = plain_grid(features[0], coords[0], int(patch_size_lv0))
+    return grid.permute(2, 0, 1)[None], None, (grid != 0).any(-1)[None]
 
 
 class Titan(nn.Module):
@@ -74,6 +87,5 @@ class Titan(nn.Module):
         self.vision_encoder = VisionEncoder()
 
     def encode_slide_from_patch_features(self, patch_features, patch_coords, patch_size_lv0):  # type: ignore[no-untyped-def]
-        grid, _ = plain_grid(patch_features[0], patch_coords[0], patch_size_lv0)
-        shown = (grid != 0).any(-1)[None]
-        return self.vision_encoder.forward_features(grid.permute(2, 0, 1)[None], bg_mask=shown)
+        grid, _, shown = preprocess_features(patch_features, patch_coords, patch_size_lv0)
+        return self.vision_encoder.forward_features(grid, bg_mask=shown)

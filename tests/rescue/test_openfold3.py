@@ -1,9 +1,14 @@
 """The replacement goes into every module that holds the original, and out again."""
 
+import importlib
+import importlib.util
 import sys
+import unittest
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
+from unittest import mock
 
 import pytest
 import torch
@@ -139,3 +144,22 @@ def test_the_installed_package_is_rescued_and_gives_the_same() -> None:
     keep = valid.bool()
     for ours, theirs in zip(phi, expected, strict=True):
         assert torch.equal(ours[keep], theirs[keep])
+
+
+@pytest.mark.skipif(
+    _installed() is None, reason="needs openfold3 (pip install --no-deps openfold3==0.5.0)"
+)
+@pytest.mark.parametrize("impl", ["chain", "rows"])
+def test_openfold3s_own_frame_tests_pass_with_ours(
+    impl: Literal["chain", "rows"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come with its wheel; one import of theirs, of no use to these, needs biotite."""
+    needs_biotite = "openfold3.core.data.primitives.featurization.structure"
+    if importlib.util.find_spec("biotite") is None:
+        monkeypatch.setitem(sys.modules, needs_biotite, mock.MagicMock())
+    theirs = importlib.import_module("openfold3.tests.test_atomize_utils")
+    cases = unittest.defaultTestLoader.loadTestsFromTestCase(theirs.TestGetTokenFrameAtom)
+    with openfold3(FrameOptions(impl=impl)):
+        result = cases.run(unittest.TestResult())
+    assert result.testsRun == 4
+    assert not result.failures and not result.errors, result.failures + result.errors

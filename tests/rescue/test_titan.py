@@ -8,6 +8,7 @@ from tests.rescue.stand_in import DIM, Titan
 
 from thinsection import rescue
 from thinsection.errors import RescueError
+from thinsection.testing.memory import run_and_measure
 
 
 def model() -> Titan:
@@ -40,6 +41,7 @@ def test_everything_is_as_before_after_the_block_and_after_an_error() -> None:
     names = [sorted(m.__dict__) for m in titan.modules()]
     with rescue.titan(titan):
         assert "forward" in titan.vision_encoder.blocks.modules_list[0].attn.__dict__
+        titan.encode_slide_from_patch_features(*slide())
     assert [sorted(m.__dict__) for m in titan.modules()] == names
 
     def fail_inside() -> None:
@@ -63,6 +65,7 @@ def test_batches_take_the_models_own_way() -> None:
         titan.vision_encoder.built = 0
         got = titan.vision_encoder.forward_features(grid)
         assert titan.vision_encoder.built == 1
+        titan.encode_slide_from_patch_features(*slide())
     torch.testing.assert_close(got, wanted, rtol=0, atol=0)
 
 
@@ -71,9 +74,10 @@ def test_a_second_rescue_at_the_same_time_is_refused() -> None:
     with (
         rescue.titan(titan),
         pytest.raises(RescueError, match="not be changed by another rescue"),
-        rescue.titan(titan),
     ):
-        pass
+        titan.encode_slide_from_patch_features(*slide())
+        with rescue.titan(titan):
+            pass
 
 
 def other_signature(titan: Titan) -> None:
@@ -100,6 +104,11 @@ def other_position(titan: Titan) -> None:
     titan.vision_encoder.pos_encode_type = "abs"
 
 
+def not_a_number(titan: Titan) -> None:
+    with torch.no_grad():
+        titan.vision_encoder.blocks.modules_list[1].attn.proj.bias[3] = torch.nan
+
+
 def no_projection(titan: Titan) -> None:
     del titan.vision_encoder.blocks.modules_list[0].attn.qkv
 
@@ -112,8 +121,12 @@ def with_dropout(titan: Titan) -> None:
     ("change", "message"),
     [
         (other_signature, r"attention forward must take \(x, attn_bias, bg_mask\), got \(x, bias"),
-        (other_slopes, r"must equal 2-D ALiBi attention, got a difference of .* another revision"),
+        (
+            other_slopes,
+            r"must equal those by 2-D ALiBi attention, got a difference of .* another revision",
+        ),
         (other_position, "pos_encode_type must be 'alibi', got 'abs'"),
+        (not_a_number, r"weights must be finite, got NaN or .* in blocks.modules_list.1.attn.proj"),
         (no_projection, "attention must have qkv"),
         (with_dropout, r"attn_drop_prob must be 0, got 0\.1"),
     ],
@@ -135,3 +148,31 @@ def test_something_else_is_refused() -> None:
         rescue.titan(torch.nn.Linear(1, 1)),
     ):
         pass
+
+
+@torch.inference_mode()
+def test_batches_alone_are_no_rescue_and_an_error_inside_is_not_covered_up() -> None:
+    titan = model()
+    grid = torch.randn(2, DIM, 4, 5, generator=torch.Generator().manual_seed(2))
+    unused = pytest.raises(RescueError, match="got no call, so nothing was rescued")
+    with unused, rescue.titan(titan):
+        titan.vision_encoder.forward_features(grid)
+    with pytest.raises(KeyError, match="boom"), rescue.titan(titan):
+        raise KeyError("boom")
+
+
+def encode_large(num_tiles: int) -> None:
+    """Encodes under the rescue; run in a process of its own."""
+    side = int(num_tiles**0.5)
+
+    tiles = torch.randn(1, side * side, DIM)
+    with torch.inference_mode(), rescue.titan(model(), budget_bytes=32 << 20) as titan:
+        titan.vision_encoder.forward_features(tiles.transpose(1, 2).view(1, DIM, side, side))
+
+
+def test_memory_grows_with_the_tiles_not_with_their_square() -> None:
+    """4 times the tiles: the bias alone would take 12 * N^2 * 4 bytes, 0.4 and 6.6 GB."""
+    peaks = [
+        run_and_measure(__name__, "encode_large", num_tiles=n).growth_bytes for n in (2916, 11664)
+    ]
+    assert peaks[1] - peaks[0] < 11664 * DIM * 4 * 24, peaks

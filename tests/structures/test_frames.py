@@ -60,7 +60,7 @@ def loop_over_tokens(case: Case, threshold: float = 25.0) -> list[tuple[list[int
     seed=st.integers(0, 10**6),
     sizes=st.tuples(st.integers(1, 25), st.integers(1, 8)),  # many chains of 1, 2 and 3 atoms
     distinct=st.sampled_from([None, 2, 4]),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
     search=st.sampled_from(["blocks", "kdtree", "reference"]),
 )
 @settings(max_examples=120, deadline=None)
@@ -83,7 +83,7 @@ def test_frames_equal_a_loop_over_tokens(
     num_tokens=st.integers(2, 30),
     samples=st.sampled_from([(), (1,), (3,)]),
     distinct=st.sampled_from([None, 3]),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
 )
 @settings(max_examples=80, deadline=None)
 def test_whole_rows_equal_all_pairs_to_the_bit_ties_and_invalid_frames_too(
@@ -240,8 +240,10 @@ def test_bad_batches_are_named() -> None:
         token_frame_atoms({k: v for k, v in batch.items() if k != "asym_id"}, x, mask)
     with pytest.raises(StructureError, match=r"x must be of shape \(..., N_atom >= 1, 3\)"):
         token_frame_atoms(batch, x[:, :2], mask)
-    with pytest.raises(StructureError, match=r"x must be float32, float64 or bfloat16, got"):
-        token_frame_atoms(batch, x.half(), mask)
+    with pytest.raises(
+        StructureError, match=r"x must be float64, float32, bfloat16 or float16, got"
+    ):
+        token_frame_atoms(batch, x.int(), mask)
     with pytest.raises(StructureError, match="atom_mask must cover"):
         token_frame_atoms(batch, x, mask[:-1])
     with pytest.raises(StructureError, match="atom_mask must spread over"):

@@ -20,7 +20,7 @@ theirs = pytest.importorskip(
     sizes=st.tuples(st.integers(4, 60), st.integers(1, 6)),
     samples=st.sampled_from([(), (1,), (3,)]),
     distinct=st.sampled_from([None, 2, 5]),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
 )
 @settings(max_examples=150, deadline=None)
 def test_frames_and_masks_equal_the_originals_to_the_bit(

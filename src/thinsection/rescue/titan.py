@@ -1,14 +1,15 @@
 """Bounded-memory attention inside an already loaded Hugging Face TITAN (its remote code).
 
-For the time of a `with` block two things stand on the model's instances: a `get_alibi` that returns
-the cells instead of the N x N bias, and an attention forward that computes the bias by blocks.
+For the time of a `with` block three kinds of methods stand on the model's instances: a
+`forward_features` that makes cells instead of the N x N bias, an attention forward that computes
+the bias by blocks, and an entry that puts them on top again should a peer have put its own there.
+So it does not matter who builds the bias, and how: the published code, slide2vec or Mussel.
 """
 
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,12 +18,19 @@ from thinsection.errors import RescueError
 from thinsection.types import MIB
 
 DEFAULT_BUDGET_BYTES = 256 * MIB  # block buffers of the attention
-_ENCODER = ("blocks", "forward_features", "get_alibi", "norm", "num_heads", "pos_encode_type")
+_ENTRY = "encode_slide_from_patch_features"
+# where each peer's encoder keeps the hub's model, by its package
+_PEERS = {"slide2vec": "_model", "mussel": "obj", "trident": "model"}
+_ENCODER = (
+    *("blocks", "forward_features", "masked_im_modeling", "norm", "norm_pre", "num_heads"),
+    *("patch_embed", "_pos_embed", "pos_encode_type"),
+)
 _ATTENTION = (
     *("attn_drop_prob", "head_dim", "k_norm", "num_heads", "pos_encode", "proj", "proj_drop"),
     *("q_norm", "qkv"),
 )
-_TOLERANCE = 1e-4  # float32 attention on 16 tokens differs by 1e-6; a wrong bias by 1e-1
+_TOLERANCE = 1e-4  # the float32 states of 15 tokens differ by 1e-6; with a wrong bias by 1e-1
+_ABSENT = object()
 
 
 @contextmanager
@@ -32,60 +40,86 @@ def titan(model: Any, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[A
     Only single slides (batch of one) take the new way; other calls go to the model's own code.
 
     Args:
-        model: what `AutoModel.from_pretrained("MahmoodLab/TITAN", trust_remote_code=True)` gave.
+        model: what `AutoModel.from_pretrained("MahmoodLab/TITAN", trust_remote_code=True)` gave,
+            or the TitanSlideEncoder of slide2vec, Mussel or TRIDENT, which hold such a model.
         budget_bytes: buffers of the attention.
 
     Memory: states, q, k and v of one block as the model's own code holds them (O(N)), its dense
     rows x columns x 768 grid of features, and budget_bytes; no N x N bias.
 
     Raises:
-        RescueError: the model's code is not of the form that this recognises, or its attention
-            gives other numbers than ours on a small probe. Nothing is changed then.
+        RescueError: the model's code is not of the form that this recognises, its weights are not
+            finite, or its states differ from ours on a small probe: nothing is changed then. Also
+            when a block ends in which our attention was not called once.
     """
-    encoder = _recognise(model)
-    attentions = [block.attn for block in encoder.blocks.modules_list]
-    _probe(encoder, attentions[0], budget_bytes)
-    ours = [(encoder, "get_alibi", _cells_instead(encoder.get_alibi))]
-    ours += [(each, "forward", _forward_of(each, budget_bytes)) for each in attentions]
+    hub = getattr(model, _PEERS.get(type(model).__module__.partition(".")[0], ""), model)
+    encoder = _recognise(hub)
+    calls: list[int] = []
+    ours = _Placed(hub, encoder, calls, budget_bytes)
+    own = _states_of_probe(encoder)
     try:
-        for owner, name, function in ours:
-            owner.__dict__[name] = function
+        ours.put()
+        _compare(own, _states_of_probe(encoder), encoder)
+        calls.clear()
         yield model
     finally:
-        for owner, name, _ in ours:
-            owner.__dict__.pop(name)  # the class's own method shows through again
+        ours.take_back()
+    if not calls:
+        rule = "our attention must be called within the block"
+        way = f"use {_ENTRY} of this model, one slide at a time"
+        raise RescueError(f"{rule}, got no call, so nothing was rescued; {way}")
 
 
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """Stands where the bias was; takes what the model's code does to it on the way."""
+class _Cells(NamedTuple):
+    """Stands where the bias was."""
 
     cells: torch.Tensor
 
-    def repeat(self, *sizes: int) -> "Cells":
-        """Itself; the batch is one."""
-        if sizes != (1, 1, 1, 1):
-            raise RescueError(f"repeat of the bias must be (1, 1, 1, 1), got {sizes}")
-        return self
 
-    def type(self, dtype: torch.dtype) -> "Cells":
-        """Itself: distances stay exact whatever the dtype of the features."""
-        return self
+class _Placed:
+    """Our methods on the model's instances, above what was found there."""
 
-    def to(self, device: torch.device) -> "Cells":
-        """The cells on that device."""
-        return Cells(self.cells.to(device))
+    def __init__(self, hub: Any, encoder: Any, calls: list[int], budget_bytes: int) -> None:
+        entry = getattr(hub, _ENTRY)
+
+        def encode(*args: Any, **kwargs: Any) -> Any:
+            self.put()  # Mussel puts its methods anew each time it hands out its function
+            return entry(*args, **kwargs)
+
+        attentions = [block.attn for block in encoder.blocks.modules_list]
+        self._ours = [
+            (hub, _ENTRY, encode),
+            (encoder, "forward_features", _forward_features_of(encoder)),
+            *((each, "forward", _forward_of(each, calls, budget_bytes)) for each in attentions),
+        ]
+        self._found: dict[tuple[int, str], Any] = {}
+
+    def put(self) -> None:
+        for owner, name, function in self._ours:
+            if (there := owner.__dict__.get(name, _ABSENT)) is not function:
+                self._found[id(owner), name] = there
+                owner.__dict__[name] = function
+
+    def take_back(self) -> None:
+        """What was found is there again; what a peer put above ours since stays."""
+        for owner, name, function in self._ours:
+            if owner.__dict__.get(name) is function:
+                owner.__dict__[name] = self._found[id(owner), name]
+                if owner.__dict__[name] is _ABSENT:
+                    del owner.__dict__[name]  # the class's own method shows through again
 
 
-def _recognise(model: Any) -> Any:
+def _recognise(hub: Any) -> Any:
     """The vision encoder of a model whose code has the expected form."""
-    encoder: Any = getattr(model, "vision_encoder", None)
+    encoder: Any = getattr(hub, "vision_encoder", None)
     if missing := [name for name in _ENCODER if not hasattr(encoder, name)]:
-        got = f"a {type(model).__name__} without {', '.join(missing)}"
+        got = f"a {type(hub).__name__} without {', '.join(missing)}"
         raise RescueError(f"model must be a loaded TITAN, got {got}")
+    if not hasattr(hub, _ENTRY):
+        raise RescueError(f"model must have {_ENTRY}, got a {type(hub).__name__}")
     if encoder.pos_encode_type != "alibi":
         raise RescueError(f"pos_encode_type must be 'alibi', got {encoder.pos_encode_type!r}")
-    _check_signature(encoder.get_alibi, "w, h, bg_mask", "get_alibi")
+    _check_signature(encoder.forward_features, "x, coords, mask, bg_mask", "forward_features")
     attentions = [block.attn for block in getattr(encoder.blocks, "modules_list", ())]
     if not attentions:
         raise RescueError("vision_encoder.blocks must hold modules_list, got none")
@@ -95,8 +129,11 @@ def _recognise(model: Any) -> Any:
         if got := attention.attn_drop_prob:
             raise RescueError(f"attn_drop_prob must be 0, got {got}; ours has no dropout")
         _check_signature(attention.forward, "x, attn_bias, bg_mask", "attention forward")
-    if any({"forward", "get_alibi"} & owner.__dict__.keys() for owner in (encoder, *attentions)):
+    if any("forward" in attention.__dict__ for attention in attentions):
         raise RescueError("model must not be changed by another rescue, got one in place")
+    for name, weight in encoder.named_parameters():
+        if not bool(weight.isfinite().all()):
+            raise RescueError(f"weights must be finite, got NaN or infinity in {name}")
     return encoder
 
 
@@ -106,43 +143,58 @@ def _check_signature(function: Callable[..., Any], wanted: str, name: str) -> No
 
 
 @torch.no_grad()
-def _probe(encoder: Any, attention: Any, budget_bytes: int) -> None:
-    """The model's own attention against ours on 3 x 5 cells, one of them background."""
-    weight = attention.qkv.weight
+def _states_of_probe(encoder: Any) -> torch.Tensor:
+    """States of 3 x 5 cells, one of them background, by the forward that stands there now."""
+    weight = next(encoder.patch_embed.parameters())
     mask = torch.ones(1, 3, 5, dtype=torch.bool)
     mask[0, 1, 2] = False
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 15, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
-    own = attention.forward(x, encoder.get_alibi(3, 5, mask).to(weight.device, weight.dtype), None)
-    cells = Cells(mask[0].nonzero().to(weight.device))
-    ours = _forward_of(attention, budget_bytes)(x, cells, None)
+    x = torch.randn(1, weight.shape[-1], 3, 5, generator=torch.Generator().manual_seed(0))
+    x = (x * mask[:, None]).to(weight.device, weight.dtype)
+    states: torch.Tensor = encoder.forward_features(x, bg_mask=mask.to(weight.device))
+    return states
+
+
+def _compare(own: torch.Tensor, ours: torch.Tensor, encoder: Any) -> None:
     scale, worst = float(own.abs().max()), float((own - ours).abs().max())
-    tolerance = _TOLERANCE if weight.dtype == torch.float32 else 0.03
+    dtype = next(encoder.patch_embed.parameters()).dtype
+    tolerance = _TOLERANCE if dtype == torch.float32 else 0.03
     if not worst <= tolerance * max(scale, 1e-6):
         got = f"a difference of {worst:.2g} at values of {scale:.2g}; it may be another revision"
-        raise RescueError(f"the model's attention must equal 2-D ALiBi attention, got {got}")
+        raise RescueError(f"the model's states must equal those by 2-D ALiBi attention, got {got}")
 
 
-def _cells_instead(original: Callable[..., Any]) -> Callable[..., Any]:
-    def get_alibi(w: int, h: int, bg_mask: torch.Tensor | None = None) -> Any:
-        if bg_mask is None or bg_mask.shape[0] != 1:
-            return original(w, h, bg_mask)
-        return Cells(bg_mask[0].nonzero())
+def _forward_features_of(encoder: Any) -> Callable[..., Any]:
+    """The published steps for a single slide; the bias is not among them."""
+    found = encoder.forward_features
 
-    return get_alibi
+    def forward_features(x: Any, coords: Any = None, mask: Any = None, bg_mask: Any = None) -> Any:
+        (batch, _, w, h), device = x.shape, x.device
+        if batch != 1 or encoder.masked_im_modeling:
+            return found(x, coords=coords, mask=mask, bg_mask=bg_mask)
+        tokens = encoder.patch_embed(x.flatten(2).transpose(1, 2))
+        tokens = encoder.norm_pre(encoder._pos_embed(tokens, coords, w, h))
+        shown = torch.ones(w, h, dtype=torch.bool) if bg_mask is None else bg_mask.view(w, h)
+        shown = shown.to(device)
+        kept = torch.cat([shown.new_ones(1), shown.flatten()])
+        states = encoder.blocks(tokens[:, kept], _Cells(shown.nonzero()), bg_mask)
+        return encoder.norm(states)
+
+    return forward_features
 
 
-def _forward_of(attention: Any, budget_bytes: int) -> Callable[..., Any]:
+def _forward_of(attention: Any, calls: list[int], budget_bytes: int) -> Callable[..., Any]:
     original, slopes = attention.forward, alibi_slopes(attention.num_heads)
 
     def forward(x: torch.Tensor, attn_bias: Any, bg_mask: torch.Tensor | None = None) -> Any:
-        if not isinstance(attn_bias, Cells):
+        if not isinstance(attn_bias, _Cells):
             return original(x, attn_bias, bg_mask)
+        calls.append(1)
         batch, tokens, channels = x.shape
         qkv = attention.qkv(x).view(batch, tokens, 3, attention.num_heads, attention.head_dim)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        q, k = attention.q_norm(q), attention.k_norm(k)
-        out = alibi2d_attention(q, k, v, attn_bias.cells, slopes, budget_bytes=budget_bytes)
+        q, k = attention.q_norm(q).to(v.dtype), attention.k_norm(k).to(v.dtype)
+        with torch.autocast(x.device.type, enabled=False):  # blocks are multiplied into buffers
+            out = alibi2d_attention(q, k, v, attn_bias.cells, slopes, budget_bytes=budget_bytes)
         merged = out.transpose(1, 2).reshape(batch, tokens, channels)
         return attention.proj_drop(attention.proj(merged))
 

@@ -26,7 +26,7 @@ KEYS = (
     *("token_mask", "num_atoms_per_token", "asym_id", "start_atom_index"),
     *("is_protein", "is_dna", "is_rna", "is_atomized", "restype"),
 )
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _NUM_RESTYPES = 32  # one-hot: 20 amino acids and UNK, A G C U N, DA DG DC DT DN, gap
 _FRAME_ATOMS = (  # residue types, first of their three columns, offsets
     *((slice(21), 0, (0, 1, 2)), (slice(21, 26), 3, (7, 11, 5))),  # amino acids; RNA
@@ -87,10 +87,10 @@ def token_frame_atoms(  # noqa: PLR0917 - the signature of the function that it 
     are equal; gradients flow to x through the coordinates only.
 
     Args:
-        batch: token features (*, T): token_mask, num_atoms_per_token, asym_id, start_atom_index,
-            is_protein, is_dna, is_rna, is_atomized and one-hot restype (*, T, 32); all 0 for
-            padding.
-        x: (*, N_atom, 3) positions, Å, float32, float64 or bfloat16.
+        batch: token features (*, T), or what spreads over token_mask: token_mask,
+            num_atoms_per_token, asym_id, start_atom_index, is_protein, is_dna, is_rna, is_atomized
+            and one-hot restype (*, T, 32); all 0 for padding.
+        x: (*, N_atom, 3) positions, Å, float64, float32, bfloat16 or float16.
         atom_mask: (*, N_atom) 0/1, spread over the dimensions of x; absent atoms may be NaN.
         angle_threshold: degrees from a line, exclusive.
         eps: added to each squared difference, Å^2.
@@ -128,6 +128,9 @@ def frame_atoms(
 ) -> FrameAtoms:
     """As `token_frame_atoms`, by index and with the angle; for tables. Same Memory and Raises."""
     check_shapes(batch, x, atom_mask)
+    tokens = batch["token_mask"].shape
+    tail = {"restype": (_NUM_RESTYPES,)}
+    batch = {key: batch[key].expand(*tokens, *tail.get(key, ())) for key in KEYS}
     if options.check:
         check_values(batch, x, atom_mask)
     chains, atomized = atom_chains(batch, x.shape[-2]), batch["is_atomized"]
@@ -155,7 +158,8 @@ def _two_nearest(
     The start atom itself where there is none; and (*, T) whether both exist.
     """
     lead = x.shape[:-2]
-    wanted = (batch["is_atomized"] * batch["token_mask"]).bool()
+    present = batch["token_mask"] if options.impl == "chain" else 1  # the original asks later
+    wanted = (batch["is_atomized"] * present).bool()
     columns = (atom_mask, chains, batch["start_atom_index"].long(), wanted)
     mask, chains, start, wanted = (c.expand(*lead, c.shape[-1]) for c in columns)
     ends, found = torch.stack((start, start)), torch.zeros_like(wanted)
@@ -165,14 +169,14 @@ def _two_nearest(
             tokens, atoms = _nearest_in_rows(sample, eps, inf, options.budget_bytes)
         else:
             tokens, atoms = _nearest_in_chain(sample, eps, options)
-        found[at][tokens] = True
+        found[at][tokens] = atoms[1] >= 0
         for end, atom in zip(ends, atoms, strict=True):
-            end[at][tokens] = atom
+            end[at][tokens] = torch.where(atom < 0, end[at][tokens], atom)
     return ends, found
 
 
 def _nearest_in_chain(sample: _Sample, eps: float, options: FrameOptions) -> tuple[Tensor, Tensor]:
-    """Tokens (t,) that have two, and these atoms (2, t); ties go to the lower atom.
+    """Tokens (t,) and their two atoms (2, t), -1 for none; ties go to the lower atom.
 
     Memory: 52 bytes per present atom of the chains that are searched, plus the search's.
     """
@@ -195,8 +199,8 @@ def _nearest_in_chain(sample: _Sample, eps: float, options: FrameOptions) -> tup
     )
     choice = choose(query, 3, impl=options.search, budget_bytes=options.budget_bytes)
     positions = choice.search(query, 3, eps=eps, budget_bytes=options.budget_bytes).positions
-    complete = positions[:, 2] >= 0
-    return tokens[complete], atoms[positions[complete, 1:].T]
+    found = positions[:, 1:].T
+    return tokens, torch.where(found < 0, -1, atoms[found.clamp(min=0)])
 
 
 def _nearest_in_rows(
@@ -263,12 +267,15 @@ def check_shapes(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> N
     _require(not missing, f"batch must have {', '.join(KEYS)}", f"none of {', '.join(missing)}")
     placed = x.ndim >= 2 and x.shape[-1] == 3 and x.shape[-2] > 0
     _require(placed, "x must be of shape (..., N_atom >= 1, 3)", shape)
-    _require(x.dtype in _DTYPES, "x must be float32, float64 or bfloat16", x.dtype)
+    _require(x.dtype in _DTYPES, "x must be float64, float32, bfloat16 or float16", x.dtype)
     tokens = tuple(batch["token_mask"].shape)
     for key in KEYS:
         expected = (*tokens, _NUM_RESTYPES) if key == "restype" else tokens
         got = tuple(batch[key].shape)
-        _require(got == expected, f"{key} must be of shape {expected}, as token_mask", got)
+        padded = (1,) * (len(expected) - len(got)) + got
+        fits = len(padded) == len(expected) and all(n in (1, m) for n, m in zip(padded, expected))
+        fits = fits and padded[-1] == expected[-1]
+        _require(fits, f"{key} must be of shape {expected}, as token_mask", got)
     atoms = tuple(atom_mask.shape)
     for name, lead in (("token_mask", tokens[:-1]), ("atom_mask", atoms[:-1])):
         tail = shape[-2 - len(lead) : -2]
