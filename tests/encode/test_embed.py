@@ -139,7 +139,7 @@ def test_on_cuda_two_encoders_share_one_copy_and_give_the_bytes_of_single_runs()
     found, first = [], batches(3, released)
     for batch in first:
         found += together.submit(batch)
-        assert len(released) == len(found) == batch.key  # one batch stays under way
+        assert len(found) == max(0, batch.key - 1) and len(released) in (batch.key, batch.key + 1)
     found += together.flush()
     assert released == [0, 1, 2]
     for place, encoder in enumerate(made):

@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from thinsection.encode import load_encoder
+from thinsection.encode import batch_bytes, encoder_spec, load_encoder, weights_bytes
+from thinsection.encode.backbone import store_products_as
+from thinsection.encode.encoder import _mean_and_std, preprocess
+from thinsection.encode.networks import SameConv2d
 from thinsection.errors import DeviceError, InvalidInputError
 from thinsection.weights import placement as placement_module
-from thinsection.weights.placement import place
+from thinsection.weights.placement import DTYPES, place
 
 TILES = np.random.default_rng(3).integers(0, 256, (3, 224, 224, 3), dtype=np.uint8)
+SPEC = encoder_spec("lunit_vits16")
 ENCODERS = [("efficientnet_lite0", True), ("lunit_vits16", False)]
 
 
@@ -63,6 +67,32 @@ def test_half_precision_of_a_vision_transformer_stays_close() -> None:
     assert torch.nn.functional.cosine_similarity(a, b).min() > 0.9999
     assert not torch.equal(a, b)
     assert half.weights_hash == full.weights_hash  # the weights themselves stay float32
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", [*dict(ENCODERS), "h0_mini", "phikon", "timm:resnet18"])
+def test_weights_that_are_rounded_once_give_the_bits_of_autocast(name: str, precision: str) -> None:
+    """What CUDA does; here on a CPU, whose autocast rounds the same layers."""
+    encoder = load_encoder(name, device="cpu", precision=precision, pretrained=False)
+    expected, taken = encoder.encode_with_tokens(TILES[:2]), weights_bytes(encoder)
+    store_products_as(encoder.backbone, DTYPES[precision])
+    stored = {type(m) for m in encoder.backbone.modules() if _dtype(m) == DTYPES[precision]}
+    assert stored <= {torch.nn.Linear, torch.nn.Conv2d, SameConv2d} and stored
+    for found, before in zip(encoder.encode_with_tokens(TILES[:2]), expected, strict=True):
+        assert torch.equal(found, before)
+    assert weights_bytes(encoder) < 0.7 * taken
+    assert batch_bytes(encoder, batch_size=2) > 0  # its dry pass counts in float32
+
+
+def _dtype(module: torch.nn.Module) -> torch.dtype | None:
+    return getattr(getattr(module, "weight", None), "dtype", None)
+
+
+def test_constants_are_made_once_for_each_device() -> None:
+    first, again = (preprocess(torch.from_numpy(TILES), SPEC) for _ in range(2))
+    assert torch.equal(first, again)
+    made = [_mean_and_std(SPEC.mean, SPEC.std, torch.device("cpu")) for _ in range(2)]
+    assert made[0][0] is made[1][0]
 
 
 def test_auto_precision_looks_at_the_cpu_and_at_the_encoder(monkeypatch) -> None:

@@ -72,6 +72,18 @@ class Backbone(nn.Module):
         return torch.cat([first, tokens.float().mean(dim=1)], dim=1)
 
 
+def store_products_as(network: nn.Module, dtype: torch.dtype) -> None:
+    """Rounds the weights of linear layers and convolutions once, in place.
+
+    Under autocast to `dtype` the network's answers keep their bits: autocast rounds the same
+    weights to the same values, again in every pass, because it keeps no copy of what needs no
+    gradient. Norms, scales, tables and what a layer of another class multiplies stay float32.
+    """
+    for layer in network.modules():
+        if type(layer) in (nn.Linear, nn.Conv2d, networks.SameConv2d):
+            layer.to(dtype)
+
+
 def _no_head(features: Tensor) -> Tensor:
     raise NotImplementedError("network has no head of its own")
 

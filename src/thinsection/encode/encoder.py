@@ -12,7 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from thinsection.encode.backbone import Backbone
-from thinsection.encode.registry import EncoderSpec, declared_encoders
+from thinsection.encode.backbone import Backbone, store_products_as
+from thinsection.encode.registry import EncoderSpec, Rgb, declared_encoders
 from thinsection.errors import InvalidInputError, require
 from thinsection.weights.files import hash_state_dict
 from thinsection.weights.origin import Origin
@@ -101,6 +101,9 @@ class NetworkTileEncoder(TileEncoder):
         self.backbone = backbone.eval().requires_grad_(False)
         # convolutions are up to twice as fast with channels last; linear layers do not care
         self.backbone.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if self.device.type == "cuda" and self.precision != "fp32":
+            _ = self.weights_hash  # of the weights as they came
+            store_products_as(self.backbone, DTYPES[self.precision])
 
     def __repr__(self) -> str:
         return f"<{self.spec.name}: {self.dim}-d, {self.precision} on {self.device}>"
@@ -221,5 +224,12 @@ def preprocess(tiles_u8: Tensor, spec: EncoderSpec) -> Tensor:
         pixels = resize(pixels, size, spec.interpolation)
     pixels = centre_crop(pixels, spec.input_px)
     scaled = pixels.to(torch.float32, memory_format=torch.channels_last).div_(255.0)
-    mean, std = torch.tensor((spec.mean, spec.std), device=scaled.device).view(2, 1, 3, 1, 1)
+    mean, std = _mean_and_std(spec.mean, spec.std, scaled.device)
     return scaled.sub_(mean).div_(std)
+
+
+@lru_cache(maxsize=64)
+def _mean_and_std(mean: Rgb, std: Rgb, device: torch.device) -> tuple[Tensor, Tensor]:
+    """[1, 3, 1, 1] each, there once: to send them with each batch makes a GPU's host wait."""
+    first, second = torch.tensor((mean, std), device=device).view(2, 1, 3, 1, 1)
+    return first, second

@@ -27,6 +27,7 @@ from thinsection.units import format_bytes
 # scratch space of convolutions and of the allocator that no tensor shows; EfficientNet-Lite0 on a
 # CPU took 8 MiB beyond the count of 4 tiles
 SCRATCH_BYTES = 16 * MIB
+HALF = (torch.float16, torch.bfloat16)
 # the same for transformers, whose matrix products pack their operands: ViT-S/16 took up to 1.37
 # times the count in RSS, with batches of 16 to 48
 TOKEN_MARGIN = 1.4
@@ -76,8 +77,12 @@ class _FusedAttention(TorchFunctionMode):
 
 def weights_bytes(encoder: NetworkTileEncoder) -> int:
     """Bytes of the weights, with the half-precision copies that autocast makes of them."""
-    total: int = sum(t.nbytes for t in encoder.backbone.state_dict().values())
-    return total if encoder.precision == "fp32" else total + total // 2
+    weights = encoder.backbone.state_dict().values()
+    total: int = sum(t.nbytes for t in weights)
+    half = encoder.precision != "fp32"
+    # those that are stored in half precision need no copy (`store_products_as`)
+    to_copy: int = sum(t.nbytes for t in weights if t.dtype not in HALF)
+    return total + half * to_copy // 2
 
 
 def batch_bytes(
@@ -120,13 +125,18 @@ def dry_pass(encoder: NetworkTileEncoder, num_tiles: int, edge: int) -> tuple[in
     """
     backbone = encoder.backbone
     weights = (*backbone.named_parameters(), *backbone.named_buffers())
-    state = {name: torch.empty_like(tensor, device="meta") for name, tensor in weights}
+    state = {name: _counted(tensor) for name, tensor in weights}
     counter = _LiveStorages(state.values())
     with torch.no_grad(), counter, _FusedAttention():
         tiles = torch.empty((num_tiles, edge, edge, 3), dtype=torch.uint8, device="meta")
         _, tokens = functional_call(backbone, state, (preprocess(tiles, encoder.spec),))
     margin = TOKEN_MARGIN if backbone.num_prefix_tokens else 1.0
     return int(counter.peak_bytes * margin) + SCRATCH_BYTES, *tokens.shape[1:]
+
+
+def _counted(weight: Tensor) -> Tensor:
+    dtype = torch.float32 if weight.is_floating_point() else weight.dtype
+    return torch.empty_like(weight, device="meta", dtype=dtype)
 
 
 def largest_batch_size(

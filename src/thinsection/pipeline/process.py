@@ -140,6 +140,7 @@ class SlideJob:
         for item in items:
             if not isinstance(item, TileBatch | SlideFinished | SlideFailed):
                 self._tell("tiles", item.key, len(item.indices))
+                item.key.warnings += [n for n in item.notes if n not in item.key.warnings]
             sink.put(item)
 
     def _tell(self, kind: str, work: SlideWork, num_tiles: int) -> None:
