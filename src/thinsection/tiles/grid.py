@@ -18,8 +18,8 @@ from thinsection.slide.geometry import ReadPlan, plan_read, positive_number
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size, TileArray
 from thinsection.units import format_mpp
 
-# Tiles are ordered in blocks of this many columns and rows: a block is read as one region, so that
-# segments of the file which several tiles share are decoded once.
+# Tiles are ordered in blocks of this many columns and rows, so that segments of the file which
+# several tiles share are still in the reader's cache when the next tile cuts them.
 BLOCK_TILES = 8
 
 Tissue = TissueMask | tuple[MaskArray, MaskFrame]  # what says where tissue is
