@@ -3,9 +3,9 @@
 The backward pass, the Triton kernel's too, recomputes each block: nothing T x T is kept.
 
 Distances of a (query block, key block) pair are computed once for all heads. Per head, a block
-takes five passes: scale the distances into the score buffer, add q kᵀ by a matrix product with
-beta = 1, clamp (where scores may be deep), exp2, row sums; then the product with v. Both buffers
-are reused and sized to stay in cache. Key blocks too far to matter for a head are left out
+takes four passes between its two products: add the scaled distances to q kᵀ, clamp (where scores
+may be deep), exp2, row sums. All buffers are reused and sized to stay in cache; fresh memory would
+cost more than it holds, in page faults. Key blocks too far to matter for a head are left out
 (`reach`). exp2 (log2 e goes into q and the slopes) is faster than exp in PyTorch. The running
 maximum is needed only where scores could overflow: |q||k| bounds them (the bias is <= 0), a row's
 own score bounds its sum from below, so below MAX_BOUND no maximum is taken.
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from thinsection.attention.products import fast_products
 from thinsection.attention.reach import LOG2E, Reach, blocks_of
 from thinsection.attention.reference import AttentionItem
 from thinsection.errors import BudgetError, require
@@ -93,9 +94,7 @@ def forward_chunked(
     lse = item.q.new_empty(heads, tokens, dtype=dtype)
     buffers = Buffers(plan, item)
     for r, rows in enumerate(row_blocks):
-        q = item.q[:, rows].to(dtype) * (item.scale * LOG2E)
-        q = q.to(item.q.dtype) if low else q
-        sums = [RowSums(q[h], dtype, bounded=bounded) for h in range(heads)]
+        sums = buffers.row_sums(item, rows, low=low, bounded=bounded)
         active = list(range(heads))
         for key_block in reach.key_blocks(r):
             active = [h for h in active if not reach.ended(h, key_block, sums[h].least)]
@@ -107,7 +106,7 @@ def forward_chunked(
                 block.deep = not key_block.lowest[h] >= CLAMP  # a NaN is deep
                 step(sums[h], block, -item.slopes[h] * LOG2E, k, v)
         for h in range(heads):
-            out[h, rows] = (sums[h].acc / sums[h].den[:, None]).to(out.dtype)
+            out[h, rows] = sums[h].acc.div_(sums[h].den[:, None])
             lse[h, rows] = sums[h].den.log2() + sums[h].top
     return out, lse
 
@@ -119,11 +118,10 @@ class RowSums:
     scaled: 0 where scores are bounded, else the largest score so far.
     """
 
-    def __init__(self, q: torch.Tensor, dtype: torch.dtype, *, bounded: bool) -> None:
-        self.q = q
-        self.acc = torch.zeros_like(q, dtype=dtype)
-        self.den = q.new_zeros(q.shape[0], dtype=dtype)
-        self.top = q.new_full((q.shape[0],), 0.0 if bounded else -math.inf, dtype=dtype)
+    def __init__(self, q: torch.Tensor, acc: torch.Tensor, *, bounded: bool) -> None:
+        self.q, self.acc = q, acc
+        self.den = acc.new_zeros(len(acc))
+        self.top = acc.new_full((len(acc),), 0.0 if bounded else -math.inf)
 
     def least(self) -> float:
         """log2 of the smallest row's sum of exp2(score)."""
@@ -137,24 +135,40 @@ class ScoreBlock:
     distances: torch.Tensor
     scores: torch.Tensor
     low: torch.Tensor
+    flat: bool  # all distances are 0; they are not in `distances`
     deep: bool = True  # scores may be below CLAMP
 
 
 class Buffers:
-    """The memory that all blocks of a call reuse: distances, scores, and one in bfloat16."""
+    """The memory that all blocks of a call reuse.
+
+    Distances, scores, and one block in bfloat16; scaled queries and sums of values of all heads.
+    """
 
     def __init__(self, plan: BlockPlan, item: AttentionItem) -> None:
+        heads, tokens, dim = item.q.shape
         size, low = plan.queries * plan.keys, item.q.dtype == torch.bfloat16
         both = [item.q.new_empty(size, dtype=item.math_dtype) for _ in range(2)]
         self._flat = (*both, item.q.new_empty(size if low else 0))
+        shape = (2, heads, min(plan.queries, tokens), dim)
+        self._q_and_acc = item.q.new_empty(shape, dtype=item.math_dtype)
+
+    def row_sums(
+        self, item: AttentionItem, rows: slice, *, low: bool, bounded: bool
+    ) -> list[RowSums]:
+        """A fresh one per head; valid until the next query block."""
+        q, acc = self._q_and_acc[:, :, : rows.stop - rows.start]
+        q.copy_(item.q[:, rows]).mul_(item.scale * LOG2E)
+        q = q.to(item.q.dtype) if low else q
+        return [RowSums(one, a, bounded=bounded) for one, a in zip(q, acc.zero_(), strict=True)]
 
     def distances(self, item: AttentionItem, rows: slice, columns: slice) -> ScoreBlock:
-        """The block of two ranges of `blocks_of`, with distances; 0 where one is of the prefix."""
+        """The block of two ranges of `blocks_of` and its distances; flat where one is prefix."""
         m, n, prefix = rows.stop - rows.start, columns.stop - columns.start, item.num_prefix_tokens
         parts = [x[: m * n].view(m, n) if x.numel() else x for x in self._flat]
-        block = ScoreBlock(parts[0], parts[1], parts[2])
-        if rows.start < prefix or columns.start < prefix:
-            block.distances.zero_()
+        flat = rows.start < prefix or columns.start < prefix
+        block = ScoreBlock(parts[0], parts[1], parts[2], flat)
+        if flat:
             return block
         a = item.cells[:, rows.start - prefix : rows.stop - prefix, None]
         b = item.cells[:, None, columns.start - prefix : columns.stop - prefix]
@@ -167,8 +181,9 @@ class Buffers:
 def _bounded_step(
     sums: RowSums, block: ScoreBlock, factor: float, k: torch.Tensor, v: torch.Tensor
 ) -> None:
-    weights = torch.mul(block.distances, factor, out=block.scores)
-    weights.addmm_(sums.q, k.to(sums.q.dtype).T)
+    weights = torch.mm(sums.q, k.to(sums.q.dtype).T, out=block.scores)
+    if not block.flat:
+        weights.add_(block.distances, alpha=factor)
     if block.deep:
         weights.clamp_min_(CLAMP)
     weights.exp2_()
@@ -180,7 +195,9 @@ def _low_step(
     sums: RowSums, block: ScoreBlock, factor: float, k: torch.Tensor, v: torch.Tensor
 ) -> None:
     torch.mm(sums.q, k.T, out=block.low)
-    weights = torch.add(block.low, block.distances, alpha=factor, out=block.scores)
+    weights = block.scores.copy_(block.low)
+    if not block.flat:
+        weights.add_(block.distances, alpha=factor)
     if block.deep:
         weights.clamp_min_(CLAMP)
     block.low.copy_(weights.exp2_())
@@ -191,8 +208,9 @@ def _low_step(
 def _online_step(
     sums: RowSums, block: ScoreBlock, factor: float, k: torch.Tensor, v: torch.Tensor
 ) -> None:
-    scores = torch.mul(block.distances, factor, out=block.scores)
-    scores.addmm_(sums.q, k.to(sums.q.dtype).T)
+    scores = torch.mm(sums.q, k.to(sums.q.dtype).T, out=block.scores)
+    if not block.flat:
+        scores.add_(block.distances, alpha=factor)
     top = torch.maximum(sums.top, scores.amax(1))
     shrink = (sums.top - top).exp2_()
     weights = scores.sub_(top[:, None]).exp2_()
@@ -207,7 +225,8 @@ def differentiable(forward: Forward, plan: BlockPlan) -> Attend:
     def attend(item: AttentionItem, out: torch.Tensor | None) -> torch.Tensor:
         wanted = any(x.requires_grad for x in (item.q, item.k, item.v))
         if not (wanted and torch.is_grad_enabled()):
-            return forward(item, plan, out)[0]
+            with fast_products():
+                return forward(item, plan, out)[0]
         require(out is None, "out must be None where a gradient is wanted", "a tensor")
         result: torch.Tensor = _Attend.apply(item.q, item.k, item.v, (item, plan, forward))  # type: ignore[no-untyped-call]
         return result
@@ -238,8 +257,10 @@ def gradients(
             block = buffers.distances(item, rows, columns)
             for h, slope in enumerate(item.slopes):
                 k, v = item.k[h, columns].to(dtype), item.v[h, columns].to(dtype)
-                weights = torch.mul(block.distances, -slope, out=block.scores)
-                weights.addmm_(q[h], k.T).mul_(LOG2E).sub_(lse[h, rows, None]).exp2_()
+                weights = torch.mm(q[h], k.T, out=block.scores)
+                if not block.flat:
+                    weights.add_(block.distances, alpha=-slope)
+                weights.mul_(LOG2E).sub_(lse[h, rows, None]).exp2_()
                 d_v[h, columns].addmm_(weights.T, d_rows[h])
                 d_scores = (d_rows[h] @ v.T).sub_(mean[h]).mul_(weights)
                 d_q[h, rows].addmm_(d_scores, k, alpha=item.scale)
@@ -251,6 +272,7 @@ class _Attend(torch.autograd.Function):
     """Keeps q, k, v, the output and one number per row; recomputes the rest."""
 
     @staticmethod
+    @fast_products()
     def forward(ctx: Any, *inputs: Any) -> Any:
         q, k, v, (item, plan, forward) = inputs
         out, lse = forward(item, plan, None)
@@ -261,6 +283,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @fast_products()
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         item, plan = ctx.how

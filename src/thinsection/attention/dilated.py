@@ -9,15 +9,19 @@ Source: Ding et al., "LongNet: Scaling Transformers to 1,000,000,000 Tokens", 20
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
 from thinsection.attention.chunked import forward_chunked, plan_blocks
+from thinsection.attention.products import fast_products
 from thinsection.attention.reach import LOG2E
 from thinsection.attention.reference import AttentionItem
 from thinsection.errors import require
 
+CALL_TOKENS = 8192  # of as many equal segments as make them up: a call has costs of its own
 UNCOVERED = -1e8 * LOG2E  # log2 units; the published weight of what a branch does not cover
 
 
@@ -29,6 +33,7 @@ class Branch:
     dilation: int
 
 
+@fast_products()
 def dilated_attention(
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     branches: tuple[Branch, ...],
@@ -45,7 +50,8 @@ def dilated_attention(
         first_head, num_heads: these are heads first_head..first_head + h of num_heads; head i of H
             sees offset i // (H / dilation) of a segment.
 
-    Memory: the output, 2 h L floats, one head's branch output, and budget_bytes for blocks.
+    Memory: the output, 2 h L floats, one head's branch output (of CALL_TOKENS, or one segment), and
+    budget_bytes for blocks.
 
     Raises:
         InvalidInputError: a dilation does not divide the heads, or no branch is given.
@@ -63,42 +69,56 @@ def dilated_attention(
         length = min(branch.length, tokens)
         for h in range(heads):
             offset = (first_head + h) * branch.dilation // num_heads
-            for start in range(0, tokens, length):
-                rows = slice(start + offset, min(start + length, tokens), branch.dilation)
-                real = len(range(rows.start, rows.stop, rows.step))
-                if real == 0:
+            for part, size in _equal_segments(tokens, length, branch.dilation):
+                seen = [_cut(x[h], part, size, offset, branch.dilation) for x in qkv]
+                if seen[0].numel() == 0:
                     continue
-                one = [x[None, h, rows] for x in qkv]
-                padding = -(-length // branch.dilation) - real
-                value, lse = _segment(one, padding, budget_bytes)
-                _mix(out[h, rows], den[h, rows], top[h, rows], value, lse)
+                padding = -(-length // branch.dilation) - seen[0].shape[1]
+                value, lse = _attended(seen, padding, budget_bytes)
+                sums = [_cut(x[h], part, size, offset, branch.dilation) for x in (out, den, top)]
+                _mix(sums, value, lse)
     return out.div_(den[..., None])
 
 
-def _segment(
+def _equal_segments(tokens: int, length: int, dilation: int) -> Iterator[tuple[slice, int]]:
+    """Ranges of tokens, and the length of all segments in each: some at a time, the rest alone."""
+    whole = tokens // length * length
+    at_once = length * max(1, CALL_TOKENS * dilation // length)
+    for start in range(0, whole, at_once):
+        yield slice(start, min(start + at_once, whole)), length
+    if whole < tokens:
+        yield slice(whole, tokens), tokens - whole
+
+
+def _cut(x: torch.Tensor, part: slice, size: int, offset: int, dilation: int) -> torch.Tensor:
+    """View (segments, n, ...) of the tokens (L, ...) that a head sees in segments of `size`."""
+    segments = x[part].unflatten(0, (-1, size))  # type: ignore[no-untyped-call]
+    return cast(torch.Tensor, segments[:, offset::dilation])
+
+
+def _attended(
     qkv: list[torch.Tensor], padding: int, budget_bytes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention (n, D) within a segment (1, n, D) and `padding` zeros; its log2-sum-exp (n,)."""
+    """Attention (s, n, D) within s segments (s, n, D), each with `padding` zeros; log-sum-exp2."""
     q, k, v = qkv
-    tokens, dim = q.shape[1:]
+    segments, tokens, dim = q.shape
     # no token is on a grid: no bias
-    item = AttentionItem(q, k, v, q.new_empty(2, 0), (0.0,), tokens, scale=dim**-0.5)
+    item = AttentionItem(q, k, v, q.new_empty(2, 0), (0.0,) * segments, tokens, scale=dim**-0.5)
     out, lse = forward_chunked(item, plan_blocks(q, budget_bytes=budget_bytes))
-    value, lse = out[0].to(lse.dtype), lse[0]
+    value = out.to(lse.dtype)
     if padding:
         with_padding = torch.logaddexp2(lse, lse.new_tensor(math.log2(padding)))
-        value = value * (lse - with_padding).exp2()[:, None]
+        value = value * (lse - with_padding).exp2()[..., None]
         lse = with_padding
     # as published: a log-sum-exp of exactly 0 marks a position that no key covers
     return value, lse.masked_fill(lse == 0, UNCOVERED)
 
 
-def _mix(
-    out: torch.Tensor, den: torch.Tensor, top: torch.Tensor, value: torch.Tensor, lse: torch.Tensor
-) -> None:
-    """Adds one branch to the running softmax over branches; out, den and top change in place."""
+def _mix(sums: list[torch.Tensor], value: torch.Tensor, lse: torch.Tensor) -> None:
+    """Adds one branch to the running softmax over branches: out, den and top change in place."""
+    out, den, top = sums
     new_top = torch.maximum(top, lse)
     old, new = (top - new_top).exp2(), (lse - new_top).exp2()
-    out.mul_(old[:, None]).addcmul_(value, new[:, None])
+    out.mul_(old[..., None]).addcmul_(value, new[..., None])
     den.mul_(old).add_(new)
     top.copy_(new_top)

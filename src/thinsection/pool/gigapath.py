@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from thinsection.attention.dilated import Branch, dilated_attention
+from thinsection.attention.products import fast_products
 from thinsection.attention.reach import blocks_of
 from thinsection.errors import require
 from thinsection.pool.encoder import Expects, LoadOptions, SlideEmbedding, TileEmbeddings
@@ -213,6 +214,7 @@ class GigaPathSlideEncoder(PublishedSlideEncoder):
         return cast(SlideEmbedding, layers[-1])
 
     @torch.inference_mode()
+    @fast_products()
     def encode_layers(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> npt.NDArray[np.float32]:

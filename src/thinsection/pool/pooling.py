@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from thinsection.attention.products import fast_products
 from thinsection.attention.reach import blocks_of
 from thinsection.errors import InvalidInputError, WeightsError, require
 from thinsection.pool.encoder import (
@@ -131,7 +132,7 @@ class AbmilSlideEncoder(SlideEncoder):
         """Weighted mean (D,) float32. Memory: N scores, one float32 block of BLOCK_ROWS x D."""
         tiles, *_ = checked_slide(tile_embeddings, coords_l0, tile_px_l0, tile_dim=self.dim)
         blocks = blocks_of(len(tiles), BLOCK_ROWS)
-        with torch.inference_mode():
+        with torch.inference_mode(), fast_products():
             scores = [self._score(tiles[rows].to(self._device).float()) for rows in blocks]
             attention = torch.cat(scores).double().softmax(0)
             pooled = torch.zeros(tiles.shape[1], dtype=torch.float64, device=self._device)

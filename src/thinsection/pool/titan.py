@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
+from thinsection.attention.products import fast_products
 from thinsection.attention.reach import blocks_of
 from thinsection.encode.networks import mlp
 from thinsection.errors import require
@@ -259,6 +260,7 @@ class TitanSlideEncoder(PublishedSlideEncoder):
         return TitanNet()  # which comes in one size
 
     @torch.inference_mode()
+    @fast_products()
     def encode(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:

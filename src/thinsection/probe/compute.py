@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from thinsection.attention.products import fast_products
 from thinsection.errors import BudgetError, InvalidInputError
 from thinsection.probe.data.sets import Embeddings
 from thinsection.types import GIB
@@ -75,7 +76,7 @@ def cosine_neighbours(
         fixed_bytes=columns * dim * 8,
     )
     found = np.empty((len(queries), k), dtype=np.int64)
-    with torch.inference_mode():
+    with torch.inference_mode(), fast_products():
         for start in range(0, len(queries), rows):
             part = slice(start, start + rows)
             q = unit_rows(to_device(queries[part], where))

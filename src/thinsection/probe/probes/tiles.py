@@ -12,6 +12,7 @@ import torch
 from scipy.special import softmax
 from torch.nn.functional import cross_entropy, linear
 
+from thinsection.attention.products import fast_products
 from thinsection.errors import DatasetError, InvalidInputError, require
 from thinsection.probe.compute import cosine_neighbours, rows_within, to_device, unit_rows
 from thinsection.probe.data.sets import (
@@ -277,7 +278,7 @@ def simpleshot_votes(
     rows = rows_within(half, per_query, name="query", most=QUERY_BLOCK)
     shift = to_device(train.mean(axis=0, dtype=np.float64).astype(np.float32), where)
     votes = np.zeros((len(queries), num_classes), dtype=np.int64)
-    with torch.inference_mode():
+    with torch.inference_mode(), fast_products():
         for first in range(0, len(support), sets):
             chosen = to_device(train[support[first : first + sets]], where) - shift
             class_means = chosen.mean(dim=2)  # of (sets, K, shots, D)
