@@ -14,11 +14,13 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
-def arguments(question: str) -> argparse.Namespace:
-    """`--smoke` (seconds, for CI; writes no JSON unless --out) and `--out FILE`."""
+def arguments(question: str, **own: str) -> argparse.Namespace:
+    """`--smoke` (seconds, for CI; writes no JSON unless --out), `--out FILE`; own: name=help."""
     parser = argparse.ArgumentParser(description=question)
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, for CI")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
+    for name, text in own.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", default=None, help=text)
     return parser.parse_args()
 
 

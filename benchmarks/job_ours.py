@@ -1,0 +1,85 @@
+"""Our way through the job of `bench_job`, by what is public."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.job_work import CPU, MEAN, STD, TILE_PX, Job
+from thinsection.encode import (
+    EncoderSpec,
+    NetworkTileEncoder,
+    TileEncoder,
+    embed_tiles,
+    load_encoder,
+)
+from thinsection.encode.encoder import preprocess
+from thinsection.encode.registry import Architecture
+from thinsection.slide import Slide, open_slide
+from thinsection.stream import StreamConfig, iter_tiles
+from thinsection.tiles import TilesConfig, TileTable, tile_grid
+
+
+class MeanEncoder(TileEncoder):
+    """Three means a tile, of normalised pixels: the least that an encoder can do."""
+
+    device, precision, weights_hash = CPU, "fp32", "none"
+    spec = EncoderSpec(
+        name="mean",
+        dim=3,
+        architecture=Architecture(kind="mean", model="mean"),
+        input_px=TILE_PX,
+        resize_px=None,
+    )
+
+    def encode(self, tiles_u8: Any) -> torch.Tensor:
+        """See `TileEncoder.encode`."""
+        tiles = torch.as_tensor(tiles_u8)
+        return torch.cat([preprocess(part, self.spec).mean((2, 3)) for part in tiles.split(4)])
+
+
+def warm(**job: Any) -> tuple[Job, TileEncoder]:
+    """The job and its encoder, after a sample of the tiles."""
+    torch.set_num_threads(1)
+    asked = Job(**job)
+    encoder: TileEncoder = MeanEncoder()
+    with open_slide(asked.path) as slide:
+        batches = iter_tiles(slide, table_of(slide, asked.sample), batch_size=asked.batch_size)
+        np.save(asked.pixels, np.concatenate([batch.tiles.copy() for batch in batches]))
+    if asked.network != "mean":
+        encoder = load_encoder(asked.network, device="cpu", precision="fp32")
+    ours((replace(asked, limit=4), encoder), **job)
+    return asked, encoder
+
+
+def table_of(slide: Slide, job: Job) -> TileTable:
+    """The job's tiles."""
+    table = tile_grid(slide, TilesConfig(tile_mpp=str(job.tile_mpp)))
+    return replace(table, coords_l0=job.coords_l0(), columns={})
+
+
+def ours(state: tuple[Job, TileEncoder], **_: Any) -> int:
+    """From the open slide to rows; the number of tiles."""
+    (job, encoder), config = state, StreamConfig(decode_workers=1)
+    with open_slide(job.path) as slide:
+        known: dict[str, Any] = {"batch_size": job.batch_size, "config": config}
+        rows, _ = embed_tiles(slide, table_of(slide, job), encoder, **known)
+    np.save(job.rows, rows)
+    return len(rows)
+
+
+def write_network(folder: Path) -> str:
+    """ResNet-18 under seeded weights, with a config that takes tiles as they are."""
+    folder.mkdir()
+    encoder = load_encoder("timm:resnet18", device="cpu", pretrained=False)
+    assert isinstance(encoder, NetworkTileEncoder)
+    weights = {name: w.contiguous() for name, w in encoder.backbone.network.state_dict().items()}
+    save_file(weights, folder / "model.safetensors")
+    sizes = {"input_size": [3, TILE_PX, TILE_PX], "crop_pct": 1.0}
+    config = {"architecture": "resnet18", "pretrained_cfg": {**sizes, "mean": MEAN, "std": STD}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)

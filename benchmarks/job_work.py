@@ -1,0 +1,104 @@
+"""What `bench_job` asks of every way, ours and the peers', of whatever Python: without our package.
+
+Pixels are normalised by ImageNet's mean and std; the network is a mean over pixels, or ResNet-18
+under the same random weights.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet: torchvision's
+TILE_PX, CPU = 256, torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is asked of every way."""
+
+    path: str  # of the slide
+    coords: str  # .npy: int64 (N, 2), top-left corners, level-0 px
+    rows: str  # .npy to write: one row a tile, in the order of the coordinates
+    mpp: float  # of level 0
+    tile_mpp: float
+    size_l0: int  # edge of a tile, level-0 px
+    network: str  # 'mean', or a folder with ResNet-18
+    batch_size: int = 32
+    limit: int | None = None  # so many of the coordinates
+    every: int = 1  # and each n-th of those
+
+    def coords_l0(self) -> np.ndarray:
+        """The coordinates."""
+        return np.load(self.coords)[: self.limit : self.every]
+
+    @property
+    def sample(self) -> "Job":
+        """The job on some 16 tiles from all over: whose pixels are compared."""
+        return replace(self, every=max(1, len(self.coords_l0()) // 16))
+
+    @property
+    def pixels(self) -> Path:
+        """Of a .npy: grey levels of the sample, flat."""
+        return Path(self.rows).with_suffix(".pixels.npy")
+
+
+class Mean(nn.Module):
+    """The least that an encoder can do."""
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        return tiles.mean((2, 3))
+
+
+class Pixels(nn.Module):
+    """The grey levels that were normalised: what the check of the pixels compares."""
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        mean, std = torch.tensor([MEAN, STD]).view(2, 1, 3, 1, 1)
+        return ((tiles * std + mean) * 255).round().permute(0, 2, 3, 1).flatten(1)
+
+
+class Block(nn.Module):
+    """Two 3 x 3 convolutions beside what passes them by."""
+
+    def __init__(self, before: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, channels, 3, stride, 1, bias=False)
+        self.bn1, self.bn2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        shortcut = (nn.Conv2d(before, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))
+        self.downsample = nn.Sequential(*(shortcut if stride > 1 else ()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.bn1(self.conv1(x)).relu_()
+        return self.bn2(self.conv2(inner)).add_(self.downsample(x)).relu_()
+
+
+class ResNet18(nn.Module):
+    """As in timm, by the same names; timm itself wants a torchvision that fits torch's build."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
+        widths = ((64, 64), (64, 128), (128, 256), (256, 512))
+        for number, (before, channels) in enumerate(widths, start=1):
+            first = Block(before, channels, 1 if number == 1 else 2)
+            self.add_module(f"layer{number}", nn.Sequential(first, Block(channels, channels, 1)))
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(self.bn1(self.conv1(tiles)).relu_(), 3, 2, 1)
+        for number in range(1, 5):
+            x = self.get_submodule(f"layer{number}")(x)
+        return x.mean((2, 3))
+
+
+def network(name: str) -> nn.Module:
+    """The job's network."""
+    if name == "mean":
+        return Mean()
+    model = ResNet18().eval()
+    model.load_state_dict(load_file(Path(name) / "model.safetensors"), strict=True)
+    return model
