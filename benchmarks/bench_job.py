@@ -5,7 +5,7 @@ the same coordinates, normalisation and network (a mean over pixels; ResNet-18 u
 random weights) for every way, one decoding worker and one thread, each in a process of its own
 from opening the slide to rows. Each first writes a sample of its tiles, which must be ours.
 
-`python -m benchmarks.bench_job --peers-python PATH`: a Python that has the peers (docs/readers.md
+`python -m benchmarks.bench_job --peers-python PATH`: a Python that has the peers (CONTRIBUTING.md
 says how it is made); without it only ours and OpenSlide with Pillow run, and the rest is listed.
 """
 

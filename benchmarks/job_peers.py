@@ -10,7 +10,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from job_work import CPU, MEAN, STD, TILE_PX, Job, Pixels, network
+from job_work import CPU, MEAN, STD, TILE_PX, Job, Pixels, network, through
 
 
 def to_tensor() -> Callable[[Any], Tensor]:
@@ -29,12 +29,6 @@ def to_tensor() -> Callable[[Any], Tensor]:
     from torchvision import transforms
 
     return transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
-
-
-@torch.inference_mode()
-def through(batches: Iterable[Tensor], model: nn.Module) -> np.ndarray:
-    """Rows of all batches."""
-    return np.concatenate([model(batch).numpy() for batch in batches])
 
 
 def loader(dataset: Any, job: Job, **options: Any) -> Any:
@@ -83,13 +77,14 @@ def slide2vec(job: Job, model: nn.Module) -> np.ndarray:
     from slide2vec.runtime.batching import build_batch_preprocessor, run_forward_pass
     from slide2vec.runtime.types import LoadedModel
 
-    (x, y), backend = job.coords_l0().T, resolve_backend("auto", wsi_path=Path(job.path)).backend
+    path, (x, y) = Path(job.path), job.coords_l0().T
+    backend = resolve_backend("auto", wsi_path=path).backend
     sizes = {"requested_tile_size_px": TILE_PX, "read_tile_size_px": job.size_l0, "overlap": 0.0}
     steps = {"tile_size_lv0": job.size_l0, "step_px_lv0": job.size_l0, "num_tiles": len(x)}
     levels = {"read_level": 0, "level_downsamples": open_slide(job.path, backend).level_downsamples}
     tiling = SimpleNamespace(x=x, y=y, tile_index=np.arange(len(x)), **sizes, **steps, **levels)
     known = {"backend": backend, "num_cucim_workers": 1}
-    collate = OnTheFlyBatchTileCollator(image_path=Path(job.path), tiling_result=tiling, **known)
+    collate = OnTheFlyBatchTileCollator(image_path=path, tiling_result=tiling, **known)
     model.encode_tiles = model.forward
     described = {"name": "job", "level": "tile", "feature_dim": 1, "device": CPU}
     loaded = LoadedModel(model=model, transforms=to_tensor(), **described)
@@ -141,8 +136,8 @@ def atlaspatch(job: Job, model: nn.Module) -> np.ndarray:
     from atlas_patch.models.patch.base import PatchFeatureExtractor
     from atlas_patch.services.feature_embedding import PatchFeatureEmbeddingService
 
-    coords, described = job.coords_l0(), {"name": "job", "embedding_dim": 1, "device": CPU}
-    extractor = PatchFeatureExtractor(model=model, preprocess=to_tensor(), **described)
+    coords, known = job.coords_l0(), {"name": "job", "embedding_dim": 1, "device": CPU}
+    extractor = PatchFeatureExtractor(model=model, preprocess=to_tensor(), **known)
     tiles = ExtractionConfig(TILE_PX, target_magnification=round(10 / job.tile_mpp))
     features = {"device": "cpu", "batch_size": job.batch_size, "precision": "float32"}
     size_level = np.tile([job.size_l0, job.size_l0, 0], (len(coords), 1))
@@ -153,8 +148,8 @@ def atlaspatch(job: Job, model: nn.Module) -> np.ndarray:
         chosen = FeatureExtractionConfig(["job"], **features)
         service = PatchFeatureEmbeddingService(tiles, output, chosen, registry=object())
         result = ExtractionResult(Slide(Path(job.path)), path, len(coords))
-        wsi = WSIFactory.load(job.path)
-        service._embed_with_extractor(result=result, wsi=wsi, extractor=extractor)
+        known = {"wsi": WSIFactory.load(job.path), "extractor": extractor}
+        service._embed_with_extractor(result=result, **known)
         with h5py.File(path) as file:
             return file["features/job"][:]
 
@@ -170,8 +165,8 @@ def tiatoolbox(job: Job, model: nn.Module) -> np.ndarray:
     dataset.preproc_func = lambda tile: transform(tile).permute(1, 2, 0)
     low = np.rint(job.coords_l0() * (job.mpp / job.tile_mpp)).astype(int)
     dataset.inputs = np.hstack([low, low + TILE_PX])
-    batches = loader(dataset, job)
-    return np.concatenate([_infer_batch(model, batch["image"], "cpu") for batch in batches])
+    images = (batch["image"] for batch in loader(dataset, job))
+    return np.concatenate([_infer_batch(model, image, "cpu") for image in images])
 
 
 def status_bytes(name: str) -> int:

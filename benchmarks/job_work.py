@@ -4,6 +4,7 @@ Pixels are normalised by ImageNet's mean and std; the network is a mean over pix
 under the same random weights.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -102,3 +103,9 @@ def network(name: str) -> nn.Module:
     model = ResNet18().eval()
     model.load_state_dict(load_file(Path(name) / "model.safetensors"), strict=True)
     return model
+
+
+@torch.inference_mode()
+def through(batches: Iterable[Tensor], model: nn.Module) -> np.ndarray:
+    """Rows of all batches."""
+    return np.concatenate([model(batch).numpy() for batch in batches])
