@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 # what they depend on is several GB of CUDA packages, not needed on a CPU; openfold3 is for tests only
 NO_DEPS := cucim-cu12 lazy-loader triton openfold3
 
-.PHONY: demo test setup lint types bench-smoke clean
+.PHONY: demo test setup lint types bench-smoke gpu-proof clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,10 @@ types: setup
 
 bench-smoke: setup
 	$(BIN)/python -m benchmarks.smoke
+
+# on a machine with a CUDA device: checks every GPU path against the CPU, then times it; < 8 minutes
+gpu-proof: setup
+	$(BIN)/python -m benchmarks.gpu_proof
 
 # one thread per operation: tests that share the machine with other work do not wait for each other
 test: export OMP_NUM_THREADS ?= 1

@@ -9,7 +9,8 @@ from pathlib import Path
 def main() -> None:
     """Exits with 1 and the benchmark's own output if one fails."""
     failed = []
-    for path in sorted(Path(__file__).parent.glob("bench_*.py")):
+    here = Path(__file__).parent
+    for path in (*sorted(here.glob("bench_*.py")), here / "gpu_proof.py"):
         start = time.perf_counter()
         command = [sys.executable, "-m", f"benchmarks.{path.stem}", "--smoke"]
         child = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,0 +1,193 @@
+"""The checks of gpu_proof: what each GPU path gives against the CPU, with the bound that it keeps.
+
+A step takes the device ('cpu' for --smoke) and whether sizes are tiny; it raises where a bound is
+broken, and returns figures.
+"""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from thinsection.encode import TileEncoder, load_encoder
+from thinsection.encode.embed import BatchEncoder, pinned_allocator
+from thinsection.stream import TileBatch
+
+NAMES = ("efficientnet_lite0", "lunit_vits16")
+TILES_PX = 224
+
+
+def tiles_of(count: int, *, edge: int = TILES_PX, seed: int = 0) -> np.ndarray:
+    """Seeded uint8 noise on ramps (count, edge, edge, 3)."""
+    rng = np.random.default_rng(seed)
+    ramp = np.linspace(60, 200, edge)[:, None, None] + rng.uniform(-40, 40, (count, 1, 1, 3))
+    noise = rng.normal(0, 12, (count, edge, edge, 3))
+    return (ramp + noise).clip(0, 255).astype(np.uint8)
+
+
+def encoder_on(device: str, name: str, precision: str = "fp32") -> TileEncoder:
+    """Seeded random weights, but the default encoder's own."""
+    return load_encoder(name, device=device, precision=precision, pretrained=name == NAMES[0])
+
+
+def precisions(device: str) -> tuple[str, ...]:
+    """What is worth a check on the device."""
+    if device == "cpu":
+        return ("fp32",)
+    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return ("fp32", "fp16", "bf16") if bf16 else ("fp32", "fp16")
+
+
+def check_queues(device: str, smoke: bool) -> dict[str, Any]:
+    """Embeddings through the queues are, to the byte, those of each batch by itself."""
+    encoder = encoder_on(device, NAMES[0])
+    count, batch = (3, 2) if smoke else (12, 64)
+    sizes = [batch] * (count - 1) + [max(1, batch // 3)]
+    loop, allocate = BatchEncoder([encoder]), pinned_allocator([encoder])
+    free = [allocate((batch, TILES_PX, TILES_PX, 3)) for _ in range(2)]
+
+    def give_back(buffer: np.ndarray) -> None:
+        buffer[:] = 255  # who still reads it gets other embeddings
+        free.append(buffer)
+
+    found, alone = [], []
+    for number, size in enumerate(sizes):
+        tiles, buffer, places = tiles_of(size, seed=number), free.pop(), np.arange(size)
+        buffer[:size] = tiles
+        alone.append(encoder.encode(torch.from_numpy(tiles).to(device)).float().cpu().numpy())
+        coords = np.stack([places, places], 1)
+        release = lambda b=buffer: give_back(b)  # noqa: E731
+        made = TileBatch(number, places, coords, buffer[:size], _release=release)
+        found += loop.submit(made)
+    found += loop.flush()
+    for made, one in zip(found, alone, strict=True):
+        assert made.tile_embeddings[0].tobytes() == one.tobytes(), f"batch {made.key} differs"
+    return {"batches": count, "equal_bytes": True}
+
+
+def check_encoders(device: str, smoke: bool) -> dict[str, Any]:
+    """Lowest cosine to the CPU's fp32, by precision."""
+    tiles, found = tiles_of(2 if smoke else 16), {}
+    for name in NAMES[:1] if smoke else NAMES:
+        full = encoder_on("cpu", name).encode(tiles)
+        for precision in precisions(device):
+            got = encoder_on(device, name, precision).encode(tiles).float().cpu()
+            cosine = float(F.cosine_similarity(full, got).min())
+            assert cosine >= (0.99999 if precision == "fp32" else 0.98), (name, precision, cosine)
+            found[f"{name}_{precision}"] = cosine
+    return found
+
+
+def check_attention(device: str, smoke: bool) -> dict[str, Any]:
+    """Relative RMS of the chosen kernel and of 'chunked' to float64, forward and backward."""
+    from thinsection.attention import alibi2d_attention, alibi_slopes, explain
+
+    tokens, found = (60 if smoke else 1500), {}
+    side = int(tokens**0.5) + 1
+    cells = torch.stack([torch.arange(tokens) // side, torch.arange(tokens) % side], 1).to(device)
+    for dim in (64,) if smoke else (64, 128, 256):
+        for precision in precisions(device):
+            dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[
+                precision
+            ]
+            seeded = torch.Generator().manual_seed(dim)
+            qkv = [
+                torch.randn((1, 4, tokens + 1, dim), generator=seeded).to(device, dtype)
+                for _ in range(3)
+            ]
+            wide = [x.double().cpu() for x in qkv]
+            exact = alibi2d_attention(*wide, cells.cpu(), alibi_slopes(4), impl="reference")
+            for impl in ("auto", "chunked"):
+                name = explain(qkv[0], impl=impl).impl
+                leaf = [x.clone().requires_grad_() for x in qkv]
+                got = alibi2d_attention(*leaf, cells, alibi_slopes(4), impl=impl)
+                got.float().square().sum().backward()
+                assert all(x.grad.isfinite().all() for x in leaf)
+                error = float((got.double().cpu() - exact).norm() / exact.norm())
+                assert error <= (2e-6 if precision == "fp32" else 1e-2), (dim, precision, error)
+                found[f"{name}_{precision}_{dim}"] = error
+    return found
+
+
+def check_slide_encoders(device: str, smoke: bool) -> dict[str, Any]:
+    """TITAN and GigaPath: largest difference to the CPU's fp32."""
+    from benchmarks.gpu_rates import gigapath_of
+    from benchmarks.titan_inputs import slide, titan_of
+
+    count = 40 if smoke else 700
+    tiles, coords = slide(count)
+    wide = np.random.default_rng(2).standard_normal((count, 1536), dtype=np.float32)
+    found = {}
+    for precision in precisions(device)[::2]:
+        made = [titan_of(p, device=d) for p, d in (("fp32", "cpu"), (precision, device))]
+        one, other = (e.encode(tiles, coords, tile_px_l0=512) for e in made)
+        found[f"titan_{precision}"] = float(np.abs(one - other).max() / np.abs(one).max())
+        layers = 1 if smoke else 4
+        made = [gigapath_of(d, p, layers) for p, d in (("fp32", "cpu"), (precision, device))]
+        one, other = (e.encode(wide, coords // 2, tile_px_l0=256) for e in made)
+        found[f"gigapath_{precision}"] = float(np.abs(one - other).max() / np.abs(one).max())
+    for name, error in found.items():
+        assert error <= (1e-3 if name.endswith("fp32") else 0.1), (name, error)
+    return found
+
+
+def check_geometry(device: str, smoke: bool) -> dict[str, Any]:
+    """Neighbours and token frames: the same indices and the same bits as on the CPU."""
+    from benchmarks.bench_frames import prepare
+    from thinsection.neighbors import nearest_neighbors
+    from thinsection.structures import token_frame_atoms
+
+    count = 500 if smoke else 20_000
+    points = torch.rand(count, 3, generator=torch.Generator().manual_seed(0))
+    one, other = (nearest_neighbors(p, k=8) for p in (points, points.to(device)))
+    same = float((one.indices == other.indices.cpu()).float().mean())
+    torch.testing.assert_close(one.distances, other.distances.cpu(), rtol=1e-5, atol=1e-6)
+    assert same >= 0.9999, same
+    batch, positions, mask = prepare(count, False)
+    on_device = {k: v.to(device) for k, v in batch.items()}
+    frames, valid = token_frame_atoms(batch, positions, mask)
+    got, got_valid = token_frame_atoms(on_device, positions.to(device), mask.to(device))
+    keep = valid.bool()
+    agree = float((valid == got_valid.cpu()).float().mean())
+    pairs = list(zip(frames, got, strict=True))
+    equal = float(torch.stack([(a == b.cpu())[keep].all(-1) for a, b in pairs]).float().mean())
+    assert min(agree, equal) >= 0.9999, (agree, equal)
+    return {"same_neighbors": same, "same_frames": equal}
+
+
+def check_qc(device: str, smoke: bool) -> dict[str, Any]:
+    """The default preset by CuPy: overlap of its mask with NumPy's.
+
+    Without HistoQC's `blurry`, which leaves nothing of a generated slide.
+    """
+    from thinsection.qc import load_pipeline, run_qc
+    from thinsection.slide import open_slide
+    from thinsection.testing.synthetic import write_he_slide
+
+    default = load_pipeline("default")
+    preset = replace(default, checks=tuple(c for c in default.checks if c.kind != "blurry"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.svs"
+        write_he_slide(path, (3000, 2400) if smoke else (6000, 5000), mpp=0.5)
+        with open_slide(path) as slide:
+            one, other = (
+                run_qc(slide, preset, device=d, cache_dir=Path(folder)) for d in ("cpu", device)
+            )
+    union = int((one.mask_use | other.mask_use).sum())
+    iou = int((one.mask_use & other.mask_use).sum()) / max(union, 1)
+    assert iou >= 0.999 and union, (iou, union)
+    return {"iou": iou, "pixels": union}
+
+
+STEPS = {
+    "check queues": check_queues,
+    "check encoders": check_encoders,
+    "check attention": check_attention,
+    "check slide encoders": check_slide_encoders,
+    "check neighbors and frames": check_geometry,
+    "check qc": check_qc,
+}
