@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from thinsection.errors import BudgetError, ConfigError, InvalidInputError
-from thinsection.neighbors import parse_graph_spec, tile_graph
+from thinsection.neighbors import tile_graph
+from thinsection.stages.leaves import parse_graph_spec
 
 
 def grid(width: int, height: int, step: int = 512) -> np.ndarray:

@@ -8,7 +8,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-STRUCTURES = typer.Argument(metavar="STRUCTURE...", help="mmCIF files (.cif, .cif.gz).")
+STRUCTURES = typer.Argument(
+    metavar="STRUCTURE...", help="mmCIF files (.cif, .cif.gz).", exists=True
+)
 OUT = typer.Option("--out", help="Table to write: .parquet or .csv; summary beside it.")
 ASSEMBLY = typer.Option(help="Build this biological assembly of each file, e.g. 1.")
 ANGLE = typer.Option(help="Degrees from a line; AlphaFold 3's 25 unless given.")

@@ -3,11 +3,15 @@
 import dataclasses
 import json
 import os
+import runpy
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +40,7 @@ Finding = tuple[str, str, bool, str]  # area, name, usable, version or remedy
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 
 EXIT_WOULD_NOT_LOAD = 1
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, Windows' Linux, AMD
 _ALSO = "also: timm:<name>, hf:<repo>[@<revision>], the path of a checkpoint with its config.json"
 _EPILOG = (
     "Examples: [cyan]thinsection models[/]   [cyan]thinsection models check uni[/]   "
@@ -86,31 +91,40 @@ def _detail(entry: Entry) -> str:
     return found or "needs no package of its own"
 
 
+@cache
 def _version(package: str) -> str:
-    for distribution in packages_distributions().get(package, ()):
-        try:
-            return f"{distribution} {version(distribution)}"
-        except PackageNotFoundError:
-            continue
+    with suppress(PackageNotFoundError):
+        return f"{package} {version(package)}"
+    for found in distributions():  # of another name: openslide-python
+        if package in (found.read_text("top_level.txt") or "").split():
+            return f"{found.name} {found.version}"
     return ""
 
 
 def _devices() -> Iterator[Finding]:
+    """The CPUs; and GPUs, for which PyTorch is imported only where there is a driver of one."""
     import psutil
-    import torch
 
     from thinsection.stream import cpu_count
 
     memory = format_bytes(psutil.virtual_memory().available)
     yield "device", "cpu", True, f"{cpu_count()} CPUs, {memory} free"
-    build = f"torch {torch.__version__}"
+    spec = find_spec("torch")
+    told = runpy.run_path(str(Path(str(spec and spec.origin)).with_name("version.py")))
+    build = f"torch {told['__version__']}"
+    if told["cuda"] is None and told["hip"] is None and sys.platform == "linux":
+        yield "device", "cuda", False, f"{build} is a CPU build; install a CUDA build"
+        return
+    if sys.platform == "linux" and not any(map(os.path.exists, _DRIVERS)):
+        yield "device", "cuda", False, f"{build} sees no GPU; check the driver"
+        return
+    import torch
+
     for index in range(torch.cuda.device_count()):
         free, total = map(format_bytes, torch.cuda.mem_get_info(index))
         detail = f"{torch.cuda.get_device_name(index)}, {free} of {total} free, {build}"
         yield "device", f"cuda:{index}", True, detail
-    if torch.version.cuda is None:
-        yield "device", "cuda", False, f"{build} is a CPU build; install a CUDA build"
-    elif not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         yield "device", "cuda", False, f"{build} sees no GPU; check the driver"
     if torch.backends.mps.is_available():
         yield "device", "mps", True, build

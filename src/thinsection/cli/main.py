@@ -59,6 +59,11 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     called = next((a for a in arguments if not a.startswith("-")), None)
     if called in COMMANDS:
         importlib.import_module(f"thinsection.cli.{COMMANDS[called][0]}").register(app)
+        # the others of the module would each be built with their dozens of flags
+        named = [
+            (c, c.name or getattr(c.callback, "__name__", "")) for c in app.registered_commands
+        ]
+        app.registered_commands = [command for command, name in named if name == called]
     else:
         for name, (_, summary) in COMMANDS.items():
             app.command(name, help=summary)(lambda: None)

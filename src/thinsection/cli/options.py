@@ -2,6 +2,7 @@
 
 import typing
 from collections.abc import Callable
+from functools import cache
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -52,6 +53,7 @@ def _optional(name: str, annotation: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
+@cache
 def _flag_parameters(cls: type) -> dict[str, Parameter]:
     defaults = cls()
     parameters = {}

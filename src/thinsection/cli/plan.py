@@ -28,6 +28,12 @@ def plan(
 
     Example: thinsection plan slides/ --gpu a40 --encoder uni2_h --slurm
     """
+    from thinsection.slide.cohort import load_cohort
+    from thinsection.stages.config import check_encoder_names
+
+    load_cohort(slides)  # a wrong path or name is said before what is slow
+    check_encoder_names(config, "aggregate")
+
     from thinsection.planning.cost import MARGIN
     from thinsection.planning.plan import plan as predict
     from thinsection.units import format_bytes

@@ -65,12 +65,17 @@ def _up_to(stage: str) -> Any:
 
 def _run_and_report(slides: list[str], out: str, config: Any, stage: str) -> int:
     """Runs with progress, prints where the results are, and gives the exit code."""
+    from thinsection.slide.cohort import load_cohort
+    from thinsection.stages.config import check_encoder_names
+
+    num_slides = len(load_cohort(slides))  # a wrong path or name is said before what is slow
+    check_encoder_names(config, stage)
+
     from thinsection.cli.progress import RunProgress
     from thinsection.pipeline.run import run
-    from thinsection.slide.cohort import load_cohort
 
     console = Console()
-    progress = RunProgress(console, num_slides=len(load_cohort(slides)))
+    progress = RunProgress(console, num_slides=num_slides)
     with progress.live():
         summary = run(
             slides, out=out, config=config, stage=stage, on_event=progress, on_message=console.print

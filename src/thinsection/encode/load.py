@@ -19,8 +19,10 @@ from thinsection.encode.backbone import CONFIG_NAME, build_backbone, pretrained_
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
 from thinsection.encode.registry import (
     ENCODERS,
+    HUB_PREFIX,
     IMAGENET_MEAN,
     IMAGENET_STD,
+    TIMM_PREFIX,
     Architecture,
     EncoderSpec,
     Rgb,
@@ -41,7 +43,6 @@ from thinsection.weights.files import WEIGHTS_FILES
 from thinsection.weights.origin import Origin
 from thinsection.weights.placement import is_installed, optional_package, place, resolve_device
 
-TIMM_PREFIX, HUB_PREFIX = "timm:", "hf:"
 PREPROCESSOR_NAME = "preprocessor_config.json"
 _PIL_BICUBIC = 3  # transformers writes Pillow's enum
 

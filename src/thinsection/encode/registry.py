@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ IMAGENET_STD: Rgb = (0.229, 0.224, 0.225)
 DEFAULT_ENCODER = "efficientnet_lite0"
 _PACKAGE_OF = {"timm": ("timm",), "transformers": ("transformers",), "auto": ("transformers",)}
 _TABLES = ("encoders_own.toml", "encoders_timm.toml")
+TIMM_PREFIX, HUB_PREFIX = "timm:", "hf:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,13 @@ def _entries() -> Iterator[Entry]:
 ENCODERS: Registry[Any] = Registry(
     "encoder", "thinsection.encoders", _entries, error=UnknownEncoderError
 )
+
+
+def check_encoder_name(name: str) -> None:
+    """An UnknownEncoderError for what can be no encoder; nothing is imported or downloaded."""
+    elsewhere = name.startswith((TIMM_PREFIX, HUB_PREFIX)) or Path(name).exists()
+    if name not in ENCODERS and not elsewhere:
+        encoder_spec(name)  # raises
 
 
 def encoder_spec(name: str) -> EncoderSpec:

@@ -1,7 +1,7 @@
 """Masked nearest neighbours in bounded memory, and the spatial graph of tiles."""
 
 from thinsection.neighbors.api import Neighbors, SearchChoice, explain, nearest_neighbors
-from thinsection.neighbors.graph import TileGraph, parse_graph_spec, tile_graph
+from thinsection.neighbors.graph import TileGraph, tile_graph
 
 __all__ = [
     "Neighbors",
@@ -9,6 +9,5 @@ __all__ = [
     "TileGraph",
     "explain",
     "nearest_neighbors",
-    "parse_graph_spec",
     "tile_graph",
 ]

@@ -1,18 +1,16 @@
 """The spatial graph of tiles (or cells) that graph models take, in PyTorch Geometric's layout."""
 
-import re
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.spatial import cKDTree
 
-from thinsection.errors import BudgetError, ConfigError, require
+from thinsection.errors import BudgetError, require
 from thinsection.neighbors.api import DEFAULT_BUDGET_BYTES, nearest_neighbors
 from thinsection.types import Mpp
 from thinsection.units import format_bytes
 
-_SPEC = re.compile(r"\s*(knn|radius)\s*:\s*(\d+(?:\.\d+)?)\s*(?:um|µm)?\s*")
 _BYTES_PER_EDGE = 64  # pairs, both directions, their distances and the order of sorting
 
 
@@ -23,20 +21,6 @@ class TileGraph(NamedTuple):
     # PyTorch Geometric
     edge_index: npt.NDArray[np.int64]
     distances: npt.NDArray[np.float64]  # (E,), µm where the mpp was given, else level-0 px
-
-
-def parse_graph_spec(text: str) -> dict[str, Any]:
-    """The arguments of `tile_graph` that 'knn:8' or 'radius:100' (µm) names.
-
-    Raises:
-        ConfigError: it names none.
-    """
-    match = _SPEC.fullmatch(text)
-    kind, value = match.groups() if match else ("", "0")
-    valid = float(value) > 0 and not (kind == "knn" and "." in value)
-    rule = "graph must be 'knn:K' (K neighbours) or 'radius:R' (R in µm)"
-    require(valid, rule, repr(text), error=ConfigError)
-    return {"k": int(value)} if kind == "knn" else {"radius_um": float(value)}
 
 
 def tile_graph(

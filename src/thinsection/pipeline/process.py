@@ -18,9 +18,9 @@ from thinsection.pipeline.results import (
 from thinsection.pipeline.sink import Item, ResultSink, encoder_of
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import OutputConfig, RunConfig, batch_size_of, budget_of
+from thinsection.stages.config import Goal, OutputConfig, RunConfig, batch_size_of, budget_of
 from thinsection.stages.masks import QcStage
-from thinsection.stages.request import Goal, Models, stages_of
+from thinsection.stages.request import Models, stages_of
 from thinsection.stages.stage import SlideWork, Stage, source_key
 from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage
 from thinsection.store.ledger import SLIDES, fingerprint, load_ledger

@@ -17,7 +17,6 @@ from thinsection.files.sources import is_url
 from thinsection.jobs.contract import Report, merged
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import chosen_executor
-from thinsection.neighbors import parse_graph_spec
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.process import OnEvent
 from thinsection.pipeline.records import (
@@ -33,9 +32,16 @@ from thinsection.pipeline.task import RunTask, filesystem_now
 from thinsection.qc import load_pipeline, prepare_models
 from thinsection.qc.engine import parse_rule
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import RunConfig, batch_size_of, budget_of
+from thinsection.stages.config import (
+    Goal,
+    RunConfig,
+    batch_size_of,
+    budget_of,
+    check_encoder_names,
+)
 from thinsection.stages.formats import FORMATS
-from thinsection.stages.request import ENCODING, Goal, cohort_of
+from thinsection.stages.leaves import parse_graph_spec
+from thinsection.stages.request import cohort_of
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles import load_filters
 from thinsection.types import MIB
@@ -146,8 +152,6 @@ def _run_in_folder(
     facts: dict[str, Any] = {}
     if executor is None and config.executor.in_process:
         facts = task.facts(task.models())  # errors of settings and weights come before any work
-    else:
-        check_encoder_names(config, goal)
     with resource_monitor(
         task.record, facts=facts, stage_seconds=lambda: merged(reports).stage_seconds
     ):
@@ -230,10 +234,12 @@ def check_settings(config: RunConfig, goal: Goal) -> None:
     """Finds out in seconds what would else fail slide by slide.
 
     Raises:
+        UnknownEncoderError: no such encoder.
         ConfigError: unknown tile filter, a graph that is not one, a rule without checks.
         MissingDependencyError: a format whose package is not installed.
         BudgetError: the memory does not hold the stream's least.
     """
+    check_encoder_names(config, goal)
     load_filters(config.tiles.tile_filter)
     for rule in config.qc.qc_fail:
         parse_rule(rule)
@@ -250,25 +256,6 @@ def check_settings(config: RunConfig, goal: Goal) -> None:
                 f"--write {name} needs {', '.join(entry.missing)}; {entry.remedy}"
             )
     budget_of(config, batch_size_of(config, on_gpu=False) if config.encode.batch_size else 1)
-
-
-def check_encoder_names(config: RunConfig, goal: Goal) -> None:
-    """Refuses an unknown encoder where the driver does not load it.
-
-    Raises:
-        UnknownEncoderError: no such name.
-    """
-    if goal not in ENCODING:
-        return
-    from thinsection.encode.load import find_spec
-    from thinsection.encode.registry import ENCODERS
-    from thinsection.pool.encoder import SLIDE_ENCODERS
-
-    for name in config.encode.encoders:
-        if name not in ENCODERS:
-            find_spec(name)
-    for name in config.aggregate.slide_encoders if goal == "aggregate" else ():
-        SLIDE_ENCODERS.entry(name)
 
 
 def check_folder(out: Path) -> Path:

@@ -18,8 +18,8 @@ from thinsection.jobs.executor import ExecutorConfig
 from thinsection.pipeline.process import RunEvent, SlideJob, skipped_result
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import GPU_BATCH, RunConfig
-from thinsection.stages.request import ENCODING, Goal, Models
+from thinsection.stages.config import ENCODING, GPU_BATCH, Goal, RunConfig
+from thinsection.stages.request import Models
 from thinsection.store.ledger import ledger_path, load_ledger
 from thinsection.stream import StageClock, cpu_count
 from thinsection.stream.plan import CHANNELS, MAX_SCRATCH, MIN_SLOTS

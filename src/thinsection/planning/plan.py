@@ -40,8 +40,8 @@ from thinsection.qc.work_image import scale_of
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import mean_mpp
-from thinsection.stages.config import RunConfig, batch_size_of
-from thinsection.stages.request import ENCODING, cohort_of
+from thinsection.stages.config import ENCODING, RunConfig, batch_size_of
+from thinsection.stages.request import cohort_of
 from thinsection.stream import cpu_count
 from thinsection.tiles import tile_grid
 from thinsection.units import format_bytes, parse_bytes

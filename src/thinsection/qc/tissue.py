@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import ndimage
 
 from thinsection.arrays import get_namespace
 from thinsection.arrays.filters import otsu_level
@@ -104,6 +103,8 @@ def segment_tissue(
     thumbnail: RgbArray, config: TissueConfig, *, px_area_um2: float
 ) -> tuple[MaskArray, float]:
     """Mask (H, W) and the threshold that made it, from an RGB thumbnail (H, W, 3)."""
+    from scipy import ndimage  # slow to import: not before it is needed
+
     high = thumbnail.max(axis=2)
     chroma = high - thumbnail.min(axis=2)
     saturation = np.where(high > 0, chroma * np.float32(255) / np.maximum(high, 1), 0)
@@ -120,6 +121,8 @@ def segment_tissue(
 
 def overlay(rgb: RgbArray, mask_use: MaskArray, tints: Tints = ()) -> RgbArray:
     """The picture: out of use dimmed and tinted by the mask that took it, the rest outlined."""
+    from scipy import ndimage
+
     picture = rgb.astype(np.float32)
     tint = np.full_like(picture, 255.0)
     for mask, color in tints:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
-from scipy import ndimage
 
 from thinsection.files.atomic import atomic_path
 from thinsection.types import CoordsL0, MaskArray, RgbArray, Size
@@ -31,6 +30,8 @@ def draw_overview(
 
     Memory: O(picture), at most 1600 px along its long side.
     """
+    from scipy import ndimage
+
     base = Image.fromarray(thumbnail)
     factor = LONG_SIDE / max(base.size)
     size = (max(1, round(base.width * factor)), max(1, round(base.height * factor)))

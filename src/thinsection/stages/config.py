@@ -14,6 +14,8 @@ from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.units import parse_bytes
 
+Goal = Literal["tissue", "qc", "tile", "embed", "aggregate"]  # the last stage of a run
+ENCODING = ("embed", "aggregate")  # goals that load encoders
 CPU_BATCH, GPU_BATCH = 32, 256  # tiles
 
 
@@ -141,3 +143,20 @@ def budget_of(config: RunConfig, batch_size: int) -> StreamBudget:
     """The stream's buffers under the run's settings."""
     sizes = {"tile_px": config.tiles.tile_px, "tile_bytes": MAX_SCRATCH}
     return config.stream.budget(batch_size, **sizes)
+
+
+def check_encoder_names(config: RunConfig, goal: str) -> None:
+    """Refuses unknown encoders before torch, a network or a slide is touched.
+
+    Raises:
+        UnknownEncoderError: no such name.
+    """
+    if goal not in ENCODING:
+        return
+    from thinsection.encode.registry import check_encoder_name
+    from thinsection.pool.encoder import SLIDE_ENCODERS
+
+    for name in config.encode.encoders:
+        check_encoder_name(name)
+    for name in config.aggregate.slide_encoders if goal == "aggregate" else ():
+        SLIDE_ENCODERS.entry(name)

@@ -1,13 +1,12 @@
 """Stages made from what is stored, that nothing else needs: pooling, overview, graph, formats."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import h5py
-
+from thinsection.errors import ConfigError, require
 from thinsection.files.atomic import atomic_path
-from thinsection.neighbors import parse_graph_spec, tile_graph
 from thinsection.report.overview import draw_overview
 from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import features_label, slug
@@ -18,6 +17,8 @@ from thinsection.tiles import TileTable
 
 if TYPE_CHECKING:
     from thinsection.pool import SlideEncoder
+
+_SPEC = re.compile(r"\s*(knn|radius)\s*:\s*(\d+(?:\.\d+)?)\s*(?:um|µm)?\s*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,20 @@ class OverviewStage(Stage):
         return Output(files=(name,))
 
 
+def parse_graph_spec(text: str) -> dict[str, Any]:
+    """The arguments of `tile_graph` that 'knn:8' or 'radius:100' (µm) names.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    match = _SPEC.fullmatch(text)
+    kind, value = match.groups() if match else ("", "0")
+    valid = float(value) > 0 and not (kind == "knn" and "." in value)
+    rule = "graph must be 'knn:K' (K neighbours) or 'radius:R' (R in µm)"
+    require(valid, rule, repr(text), error=ConfigError)
+    return {"k": int(value)} if kind == "knn" else {"radius_um": float(value)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class GraphStage(Stage):
     """`GRID/graph_SPEC/ID.h5`: `edge_index` (2, E) int64 over the rows of the grid, `distances`."""
@@ -107,6 +122,10 @@ class GraphStage(Stage):
 
     def run(self, work: SlideWork) -> Output:
         """Builds the graph. Memory: that of `tile_graph`."""
+        import h5py
+
+        from thinsection.neighbors import tile_graph
+
         table: TileTable = work.value(self.tiles)
         wanted, slide = parse_graph_spec(self.spec), work.ledger.slide
         mpp = (slide["mpp_x"], slide["mpp_y"]) if slide.get("mpp_x") else None

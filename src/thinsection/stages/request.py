@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from thinsection.errors import InvalidInputError
 from thinsection.qc import load_pipeline
 from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
-from thinsection.stages.config import RunConfig
+from thinsection.stages.config import Goal, RunConfig
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage, PoolingStage
 from thinsection.stages.masks import QcStage, TissueStage
 from thinsection.stages.stage import Stage
@@ -19,9 +19,6 @@ from thinsection.tiles.transforms import StainLook
 if TYPE_CHECKING:
     from thinsection.encode import TileEncoder
     from thinsection.pool import SlideEncoder
-
-Goal = Literal["tissue", "qc", "tile", "embed", "aggregate"]  # the last stage of a run
-ENCODING = ("embed", "aggregate")  # goals that load encoders
 
 
 def cohort_of(slides: Sequence[str | Path], config: RunConfig) -> tuple[SlideEntry, ...]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import ndimage
 
 from thinsection.errors import InvalidInputError
 from thinsection.files.atomic import write_text
@@ -66,6 +65,8 @@ def mask_polygons(mask: MaskArray, frame: MaskFrame) -> list[Polygon]:
     Raises:
         InvalidInputError: the mask is not bool (H, W) of the frame's size.
     """
+    from scipy import ndimage
+
     shape = tuple(frame.size_th)[::-1]
     if mask.dtype != np.bool_ or mask.shape != shape:
         remedy = "pass the frame that the mask was computed in"

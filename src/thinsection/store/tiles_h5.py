@@ -13,9 +13,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -27,6 +26,9 @@ from thinsection.slide.geometry import nominal_power
 from thinsection.tiles import TileTable
 from thinsection.tiles.grid import check_coords
 from thinsection.types import Closing, CoordsL0
+
+if TYPE_CHECKING:
+    import h5py
 
 # embeddings are read whole or in runs: chunks of about 256 KiB
 _CHUNK_BYTES = 256 * 1024
@@ -105,12 +107,14 @@ class TilesWriter(Closing):
         dtype: str = "float32",
         attributes: Mapping[str, Any],
     ) -> None:
+        import h5py  # slow to import: a run that finds everything done needs none
+
         if dtype not in _DTYPES:
             raise InvalidInputError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
         self._file = h5py.File(path, "w")
         self.shape = (dim,) if isinstance(dim, int) else dim
 
-        def growing(name: str, shape: tuple[int, ...], kind: Any, rows: int) -> h5py.Dataset:
+        def growing(name: str, shape: tuple[int, ...], kind: Any, rows: int) -> "h5py.Dataset":
             how = {"maxshape": (None, *shape), "chunks": (rows, *shape)}
             return self._file.create_dataset(name, (0, *shape), kind, **how)
 
@@ -180,8 +184,10 @@ def read_tiles(path: Path) -> TilesFile:
         return TilesFile(coords_l0=coords, features=features, attributes=attrs, columns=columns)
 
 
-def open_h5(path: Path) -> h5py.File:
+def open_h5(path: Path) -> "h5py.File":
     """The file opened for reading; StoreError where it is missing, not HDF5, or truncated."""
+    import h5py
+
     try:
         return h5py.File(path, "r")
     except OSError as error:
@@ -201,6 +207,8 @@ def write_slide_embedding(
     path: Path, slide_embedding: npt.NDArray[np.floating], attributes: Mapping[str, Any]
 ) -> None:
     """Writes /features (D,) float32 with its attributes, atomically."""
+    import h5py
+
     with atomic_path(path) as tmp, h5py.File(tmp, "w") as file:
         data = file.create_dataset("features", data=slide_embedding.astype(np.float32))
         data.attrs.update(attributes)
@@ -219,7 +227,7 @@ def read_slide_embedding(path: Path) -> SlideEmbeddingFile:
         return SlideEmbeddingFile(slide_embedding=vector, attributes=dict(file["features"].attrs))
 
 
-def _dataset(file: h5py.File, name: str, path: Path) -> npt.NDArray:
+def _dataset(file: "h5py.File", name: str, path: Path) -> npt.NDArray:
     if name not in file:
         got = f"got {sorted(file)} in {str(path)!r}"
         expected = "expected a tiles.h5 of thinsection, or a features file of TRIDENT or CLAM"

@@ -9,7 +9,6 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 
 from thinsection.errors import DatasetError
@@ -125,6 +124,8 @@ def load_mhist(root: Path, *, seed: int = 1337) -> LabelledRows:
 
 def load_pcam(root: Path, *, seed: int = 1337) -> LabelledRows:
     """PatchCamelyon's HDF5 files, unzipped."""
+    import h5py
+
     del seed  # its split is published
     names = [f"camelyonpatch_level_2_split_{s}_{p}.h5" for s in ("train", "valid") for p in "xy"]
     paths = [root / name for name in names]
@@ -244,6 +245,7 @@ def read_images(refs: Iterable[ImageRef]) -> Iterator[RgbArray]:
 
     Memory: one image.
     """
+    import h5py
     from PIL import Image
 
     for path, run in groupby(refs, key=lambda ref: ref.path):

@@ -1,0 +1,83 @@
+"""What is wrong is said before what is slow is imported, and in how little CPU time."""
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SLOW = ("torch", "scipy", "skimage", "h5py", "sklearn", "distributed", "pandas", "tifffile")
+MAIN = "from thinsection.cli.main import main\n"
+TELL = f"""
+import sys
+try:
+    main()
+except SystemExit as end:
+    code = end.code
+print([m for m in {SLOW} if m in sys.modules], file=sys.stderr)
+sys.exit(code)
+"""
+# what any command has to import; a loaded machine makes both slower
+YARDSTICK = "import numpy.typing, psutil, rich.table, typer, PIL.Image, email.parser, json"
+
+
+def child(code: str, *arguments: object) -> tuple[float, subprocess.CompletedProcess[str]]:
+    """CPU seconds of a process that runs the code, and what it said."""
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime)
+    return spent, done
+
+
+@pytest.fixture(scope="module")
+def limit_s() -> float:
+    """Half a second; more where even Python, NumPy and typer take more than on a free machine."""
+    return max(0.5, 3 * min(child(YARDSTICK)[0] for _ in range(3)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "no.svs", "--out", "o"), "slide must be an existing file"),
+        (("run", "bad.csv", "--out", "o"), "column 'slide_path'"),
+        (("run", "a.svs", "--out", "o", "--encoder", "uny"), "did you mean 'uni"),
+        (("run", "a.svs", "--out", "o", "--slide-encoder", "titann"), "did you mean 'titan'"),
+        (("run", "a.svs", "--out", "o", "--tile-pxx", "3"), "No such option"),
+        (("embed", "no.svs", "--out", "o"), "slide must be an existing file"),
+        (("plan", "no.svs"), "slide must be an existing file"),
+        (("qc", "no.svs", "--out", "o"), "slide must be an existing file"),
+        (("aggregate", "nowhere"), "folder must exist"),
+        (("slurm", "script", "no.svs", "--out", "o"), "slide must be an existing file"),
+        (("frames", "no.cif"), "does not exist"),
+        (("ls", "nowhere"), "results must be a folder"),
+        (("models",), "efficientnet_lite0"),
+        (("doctor",), "openslide"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
+)
+def test_an_answer_without_work_takes_half_a_cpu_second_and_imports_nothing_slow(
+    arguments: tuple[str, ...], said: str, limit_s: float, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.csv").write_text("slide\na.svs\n")
+    Path("a.svs").write_bytes(b"II*\0")
+    for last in (False, False, True):  # others may have slowed one down
+        seconds, done = child(MAIN + TELL, *arguments)
+        assert said in done.stdout + done.stderr
+        assert done.stderr.splitlines()[-1] == "[]"
+        if seconds < limit_s:
+            break
+        assert not last, f"{seconds:.2f} CPU-s, allowed {limit_s:.2f}"
+
+
+def test_a_run_that_finds_everything_said_well_gets_as_far_as_its_work(tmp_path: Path) -> None:
+    """The early checks take what the run takes: a path of weights, a timm or a hub name."""
+    from thinsection.encode.registry import check_encoder_name
+
+    for name in ("efficientnet_lite0", "timm:resnet18", "hf:owner/name@main", str(tmp_path)):
+        check_encoder_name(name)
