@@ -12,7 +12,7 @@ ROOMS = (
     *("pool", "neighbors", "structures", "rescue", "store", "usage", "report", "jobs", "stages"),
     *("planning", "pipeline", "probe", "cli"),
 )
-GROUND = ("errors", "types", "units", "config", "registry")
+GROUND = ("errors", "types", "units", "config", "registry", "machine")
 MAX_LINES = 400
 MAX_SOURCE_LINES = 28_000
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from thinsection.stream import cpu_count
+from thinsection.machine import cpu_count
 
 INSTALL_VARIABLE = "THINSECTION_INSTALL_SLURM"
 _PACKAGES = ("slurm-wlm", "munge")

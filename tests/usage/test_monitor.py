@@ -9,49 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from thinsection.types import GIB, MIB
-from thinsection.usage.limits import cgroup_limits, filesystem_of, read_limits
+from thinsection.types import MIB
+from thinsection.usage.limits import filesystem_of, read_limits
 from thinsection.usage.monitor import GpuSampler, TreeSampler, read_usage, resource_monitor
-
-
-def write_tree(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-def test_a_parents_limit_of_cgroup_v2_holds_for_its_child(tmp_path: Path) -> None:
-    write_tree(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/slurm/job_7/step\n",
-            "sys/fs/cgroup/slurm/memory.max": "max\n",
-            "sys/fs/cgroup/slurm/job_7/memory.max": f"{3 * GIB}\n",
-            "sys/fs/cgroup/slurm/job_7/cpu.max": "150000 100000\n",
-            "sys/fs/cgroup/slurm/job_7/step/cpu.max": "max 100000\n",
-        },
-    )
-    assert cgroup_limits(tmp_path) == (1.5, 3 * GIB)
-
-
-def test_cgroup_v1_limits_are_read_and_no_limit_is_none(tmp_path: Path) -> None:
-    write_tree(
-        tmp_path,
-        {
-            "proc/self/cgroup": "5:memory:/job\n4:cpu,cpuacct:/job\n1:name=systemd:/\n",
-            "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{2 * GIB}\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "50000\n",
-            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
-        },
-    )
-    assert cgroup_limits(tmp_path) == (0.5, 2 * GIB)
-
-
-def test_a_machine_without_cgroups_has_no_cgroup_limits(tmp_path: Path) -> None:
-    assert cgroup_limits(tmp_path) == (None, None)
 
 
 def test_slurms_environment_says_what_was_requested(tmp_path: Path) -> None:

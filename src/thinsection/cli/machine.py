@@ -105,10 +105,11 @@ def _devices() -> Iterator[Finding]:
     """The CPUs; and GPUs, for which PyTorch is imported only where there is a driver of one."""
     import psutil
 
-    from thinsection.stream import cpu_count
+    from thinsection.machine import affinity_count, cpu_count
 
     memory = format_bytes(psutil.virtual_memory().available)
-    yield "device", "cpu", True, f"{cpu_count()} CPUs, {memory} free"
+    cut = f" of {affinity_count()} by a cgroup's quota" * (cpu_count() < affinity_count())
+    yield "device", "cpu", True, f"{cpu_count()} CPUs{cut}, {memory} free"
     spec = find_spec("torch")
     told = runpy.run_path(str(Path(str(spec and spec.origin)).with_name("version.py")))
     build = f"torch {told['__version__']}"

@@ -15,13 +15,14 @@ from thinsection.errors import ClusterError
 from thinsection.files.atomic import TMP_MARK
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.executor import ExecutorConfig
+from thinsection.machine import cpu_count
 from thinsection.pipeline.process import RunEvent, SlideJob, skipped_result
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import ENCODING, GPU_BATCH, Goal, RunConfig
 from thinsection.stages.request import Models
 from thinsection.store.ledger import ledger_path, load_ledger
-from thinsection.stream import StageClock, cpu_count
+from thinsection.stream import StageClock
 from thinsection.stream.plan import CHANNELS, MAX_SCRATCH, MIN_SLOTS
 from thinsection.tiles.transforms import stain_target
 from thinsection.units import parse_bytes
@@ -216,16 +217,22 @@ def filesystem_now(folder: Path) -> float:
 
 
 def set_threads(threads: int, *, torch_too: bool) -> None:
-    """Sets the threads of matrix products, and of torch's operators; 0 leaves them."""
-    if not threads:
-        return
+    """Sets the threads of matrix products, and of torch's operators.
+
+    0 leaves the libraries' choice, but for a choice of more than the CPUs that this process may
+    use: libraries do not see the quota of a cgroup.
+    """
     import threadpoolctl
 
-    threadpoolctl.threadpool_limits(threads)
+    most = threads or cpu_count()
+    pools = [pool["num_threads"] for pool in threadpoolctl.threadpool_info()]
+    if threads or max(pools, default=1) > most:
+        threadpoolctl.threadpool_limits(most)
     if torch_too:
         import torch
 
-        torch.set_num_threads(threads)
+        if threads or torch.get_num_threads() > most:
+            torch.set_num_threads(most)
 
 
 @functools.lru_cache(maxsize=1)

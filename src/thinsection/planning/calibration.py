@@ -28,7 +28,7 @@ from thinsection.encode import NetworkTileEncoder, TileEncoder
 from thinsection.encode.memory import batch_bytes, keep_freed_memory, weights_bytes
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import write_json
-from thinsection.stream import cpu_count
+from thinsection.machine import cpu_count
 
 # CPU-seconds per slide for tissue, polygons, pictures and files, beside decoding its thumbnail
 SLIDE_S = 0.35

@@ -12,6 +12,7 @@ from thinsection.errors import BudgetError, CohortError, ConfigError, Thinsectio
 from thinsection.files.sources import is_url
 from thinsection.jobs.executor import Rung
 from thinsection.jobs.request import DEFAULT, JobRequest, Numbers, all_given, job_request
+from thinsection.machine import cpu_count
 from thinsection.planning.calibration import (
     calibrate,
     encoder_number,
@@ -42,7 +43,6 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import mean_mpp
 from thinsection.stages.config import ENCODING, RunConfig, batch_size_of
 from thinsection.stages.request import cohort_of
-from thinsection.stream import cpu_count
 from thinsection.tiles import tile_grid
 from thinsection.units import format_bytes, parse_bytes
 from thinsection.usage.analysis import LEAST_TIME_S, MEMORY_MARGIN, TIME_MARGIN, with_margins

@@ -8,7 +8,7 @@ from thinsection.stream.batches import (
     StageClock,
     TileBatch,
 )
-from thinsection.stream.plan import StreamConfig, cpu_count
+from thinsection.stream.plan import StreamConfig
 from thinsection.stream.tile_stream import TileStream, iter_tiles
 
 __all__ = [
@@ -20,6 +20,5 @@ __all__ = [
     "StreamConfig",
     "TileBatch",
     "TileStream",
-    "cpu_count",
     "iter_tiles",
 ]

@@ -7,11 +7,11 @@ A slot is a batch that is being decoded, waits, or is being transferred. The str
 these and `thinsection plan` shows them; readers bound their own caches of decoded segments.
 """
 
-import os
 from dataclasses import dataclass
 
 from thinsection.config import option
 from thinsection.errors import BudgetError, ConfigError
+from thinsection.machine import cpu_count
 from thinsection.slide.geometry import ReadPlan
 from thinsection.types import MIB
 from thinsection.units import format_bytes, parse_bytes
@@ -21,11 +21,6 @@ MIN_SLOTS, MAX_SLOTS = 3, 5  # more only moves decoded tiles out of the caches
 MAX_SCRATCH = 32 * MIB  # of decoded px that one tile may be made of
 # handing work to a thread costs some µs: worth it for about a ms of decoding
 _TASK_TILES = 8
-
-
-def cpu_count() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

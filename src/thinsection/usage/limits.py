@@ -1,4 +1,4 @@
-"""What this process may use by Slurm, cgroups (v1 and v2) and the machine; what makes it slow."""
+"""What this process may use by Slurm, cgroups and the machine; what makes it slow."""
 
 import os
 import sys
@@ -10,11 +10,10 @@ from typing import Any
 
 import psutil
 
-from thinsection.stream import cpu_count
+from thinsection.machine import affinity_count, cgroup_limits, file_text
 from thinsection.types import MIB
 
 TIME_LIMIT_VARIABLE = "THINSECTION_TIME_LIMIT_S"  # Slurm before 23.02 does not tell its jobs
-_NO_LIMIT = 1 << 60  # v1 writes a page-rounded 2^63 where nothing is set
 # file systems that are reached over a network: opening weights from them is slow at every start
 NETWORK_FILESYSTEMS = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "9p")
@@ -38,7 +37,7 @@ def read_limits(
 ) -> Requested:
     """The tightest of what Slurm, cgroups and the machine allow; `root` holds /proc and /sys."""
     env = os.environ if env is None else env
-    whole = float(cpu_count()), int(psutil.virtual_memory().total)
+    whole = float(affinity_count()), int(psutil.virtual_memory().total)
     cgroup_cpus, cgroup_memory = cgroup_limits(root)
     cpus, memory = min(whole[0], cgroup_cpus or whole[0]), min(whole[1], cgroup_memory or whole[1])
     source = "machine" if (cpus, memory) == whole else "cgroup"
@@ -60,53 +59,6 @@ def read_limits(
         source="slurm",
         job=job,
     )
-
-
-def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
-    """(CPUs, bytes) that the cgroups of this process allow; None where they set no limit.
-
-    A parent's limit holds for its children. Version 2 has one tree, version 1 one per controller.
-    """
-    base = root / "sys/fs/cgroup"
-    cpus: list[float] = []
-    memory: list[int] = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        names = controllers.split(",")
-        if not controllers:
-            for folder in _upwards(base, path):
-                cpus += _cpus(*(_text(folder / "cpu.max").split() or ["", ""])[:2])
-                memory += _bytes(folder / "memory.max")
-        if "memory" in names:
-            for folder in _upwards(base / "memory", path):
-                memory += _bytes(folder / "memory.limit_in_bytes")
-        if "cpu" in names:
-            tree = base / controllers if (base / controllers).exists() else base / "cpu"
-            for folder in _upwards(tree, path):
-                cpus += _cpus(*(_text(folder / f"cpu.cfs_{n}_us") for n in ("quota", "period")))
-    return min(cpus, default=None), min(memory, default=None)
-
-
-def _upwards(base: Path, path: str) -> list[Path]:
-    """A folder below `base`, and those that it lies in, up to `base`."""
-    folder = base / path.lstrip("/")
-    return [folder, *(f for f in folder.parents if f == base or base in f.parents)]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
-def _bytes(path: Path) -> list[int]:
-    text = _text(path)
-    return [int(text)] if text.isdigit() and int(text) < _NO_LIMIT else []
-
-
-def _cpus(quota: str, period: str) -> list[float]:
-    return [int(quota) / int(period)] if quota.isdigit() and period.isdigit() else []
 
 
 def _number(text: str | None) -> float | None:
@@ -152,7 +104,7 @@ def environment_facts(*, gpus_visible: int) -> dict[str, Any]:
 def filesystem_of(path: Path, mounts: str | None = None) -> str:
     """Type of the file system that holds a path, by /proc/mounts; '' where that does not say."""
     target = path.resolve()
-    rows = [line.split() for line in (mounts or _text(Path("/proc/mounts"))).splitlines()]
+    rows = [line.split() for line in (mounts or file_text(Path("/proc/mounts"))).splitlines()]
     found = [(Path(row[1].replace("\\040", " ")), row[2]) for row in rows if len(row) > 2]
     holding = [(len(p.parts), kind) for p, kind in found if p == target or p in target.parents]
     # of mounts on the same point the last one shows

@@ -1,0 +1,69 @@
+"""What this process may use of its machine: by affinity, and by cgroups (v1 and v2)."""
+
+import math
+import os
+from pathlib import Path
+
+_NO_LIMIT = 1 << 60  # v1 writes a page-rounded 2^63 where nothing is set
+
+
+def cpu_count(root: Path = Path("/")) -> int:
+    """CPUs that this process may use, at least 1: more threads than these only wait.
+
+    The fewer of its affinity and, rounded up, its cgroups' quota; `root` holds /proc and /sys.
+    """
+    quota = cgroup_limits(root)[0]
+    return affinity_count() if quota is None else max(1, min(affinity_count(), math.ceil(quota)))
+
+
+def affinity_count() -> int:
+    """CPUs that this process may be put on, whatever share of their time it may take."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
+    """(CPUs, bytes) that the cgroups of this process allow; None where they set no limit.
+
+    A parent's limit holds for its children. Version 2 has one tree, version 1 one per controller.
+    """
+    base = root / "sys/fs/cgroup"
+    cpus: list[float] = []
+    memory: list[int] = []
+    for line in file_text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        names = controllers.split(",")
+        if not controllers:
+            for folder in _upwards(base, path):
+                cpus += _cpus(*(file_text(folder / "cpu.max").split() or ["", ""])[:2])
+                memory += _bytes(folder / "memory.max")
+        if "memory" in names:
+            for folder in _upwards(base / "memory", path):
+                memory += _bytes(folder / "memory.limit_in_bytes")
+        if "cpu" in names:
+            tree = base / controllers if (base / controllers).exists() else base / "cpu"
+            for folder in _upwards(tree, path):
+                cpus += _cpus(*(file_text(folder / f"cpu.cfs_{n}_us") for n in ("quota", "period")))
+    return min(cpus, default=None), min(memory, default=None)
+
+
+def _upwards(base: Path, path: str) -> list[Path]:
+    """A folder below `base`, and those that it lies in, up to `base`."""
+    folder = base / path.lstrip("/")
+    return [folder, *(f for f in folder.parents if f == base or base in f.parents)]
+
+
+def file_text(path: Path) -> str:
+    """What a file says, stripped; '' where it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _bytes(path: Path) -> list[int]:
+    text = file_text(path)
+    return [int(text)] if text.isdigit() and int(text) < _NO_LIMIT else []
+
+
+def _cpus(quota: str, period: str) -> list[float]:
+    return [int(quota) / int(period)] if quota.isdigit() and period.isdigit() else []

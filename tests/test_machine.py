@@ -1,0 +1,101 @@
+"""CPUs and memory that a process may use: affinity and cgroups, simulated."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from thinsection.machine import cgroup_limits, cpu_count
+from thinsection.stream.plan import StreamConfig
+from thinsection.types import GIB, MIB
+
+
+def write_tree(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_a_parents_limit_of_cgroup_v2_holds_for_its_child(tmp_path: Path) -> None:
+    write_tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/slurm/job_7/step\n",
+            "sys/fs/cgroup/slurm/memory.max": "max\n",
+            "sys/fs/cgroup/slurm/job_7/memory.max": f"{3 * GIB}\n",
+            "sys/fs/cgroup/slurm/job_7/cpu.max": "150000 100000\n",
+            "sys/fs/cgroup/slurm/job_7/step/cpu.max": "max 100000\n",
+        },
+    )
+    assert cgroup_limits(tmp_path) == (1.5, 3 * GIB)
+
+
+def test_cgroup_v1_limits_are_read_and_no_limit_is_none(tmp_path: Path) -> None:
+    write_tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "5:memory:/job\n4:cpu,cpuacct:/job\n1:name=systemd:/\n",
+            "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{2 * GIB}\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "50000\n",
+            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
+        },
+    )
+    assert cgroup_limits(tmp_path) == (0.5, 2 * GIB)
+
+
+def test_a_machine_without_cgroups_has_no_cgroup_limits(tmp_path: Path) -> None:
+    assert cgroup_limits(tmp_path) == (None, None)
+
+
+def with_quota(root: Path, cpus: float | None, *, version: int) -> None:
+    quota = "max" if cpus is None else str(round(cpus * 100_000))
+    if version == 2:
+        files = {"proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/cpu.max": f"{quota} 100000"}
+    else:
+        quota = "-1" if cpus is None else quota
+        files = {
+            "proc/self/cgroup": "4:cpu,cpuacct:/job",
+            "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": quota,
+            "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000",
+        }
+    write_tree(root, files)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("cpus", [1, 2, 4, 48, 64, 128, 256])
+@pytest.mark.parametrize("quota", [None, 0.5, 1, 3.2, 4, 64, 1000])
+def test_cpus_are_the_fewer_of_affinity_and_quota_rounded_up(
+    version: int, cpus: int, quota: float | None, tmp_path: Path, monkeypatch
+) -> None:
+    with_quota(tmp_path, quota, version=version)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cpus)), raising=False)
+    expected = {None: cpus, 0.5: 1, 1: 1, 3.2: min(4, cpus), 4: min(4, cpus), 64: min(64, cpus)}
+    assert cpu_count(tmp_path) == expected.get(quota, cpus)
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 3, 48, 60, 64, 128, 256])
+def test_the_stream_starts_on_any_number_of_cpus_and_uses_no_more(cpus: int, monkeypatch) -> None:
+    monkeypatch.setattr("thinsection.stream.plan.cpu_count", lambda: cpus)
+    for batch_size in (1, 32, 256):
+        budget = StreamConfig().budget(batch_size, tile_px=256, tile_bytes=32 * MIB)
+        assert 1 <= budget.workers <= cpus
+
+
+def test_torch_starts_no_more_threads_than_the_quota_allows() -> None:
+    """On 64 CPUs with a quota of 4; a smaller choice, and a number that was asked for, stay."""
+    code = """
+import sys, torch, thinsection.pipeline.task as task
+task.cpu_count = lambda: 4
+torch.set_num_threads(int(sys.argv[1]))
+task.set_threads(int(sys.argv[2]), torch_too=True)
+print(torch.get_num_threads())
+"""
+    for own, asked, expected in ((64, 0, 4), (3, 0, 3), (64, 6, 6)):
+        command = [sys.executable, "-c", code, str(own), str(asked)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert int(done.stdout) == expected
