@@ -23,6 +23,8 @@ DEFAULT_BUDGET_BYTES = 512 * MIB
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (torch.float64, *TRITON_DTYPES)
 TRITON_DIMS = (16, 32, 64, 128, 256)
+# before, float16 spills some 1,500 registers on sm_75 and 3,500 on sm_70, as compiled
+MIN_CAPABILITY = (8, 0)
 MAX_EXTENT = 1 << 24  # cells are float32 in the fast paths: integers above are not exact
 
 Item = tuple[AttentionItem, torch.Tensor | None]  # and int64 indices of its real tokens; None: all
@@ -119,7 +121,17 @@ def _triton_obstacle(q: torch.Tensor) -> str | None:
         return f"takes float32, bfloat16 and float16, got {q.dtype}"
     if q.shape[-1] not in TRITON_DIMS:
         return f"takes D of {', '.join(map(str, TRITON_DIMS))}, got {q.shape[-1]}"
+    if q.device.type == "cuda" and torch.version.hip is None:
+        return capability_obstacle(torch.cuda.get_device_capability(q.device))
     return None
+
+
+def capability_obstacle(capability: tuple[int, int]) -> str | None:
+    """Why a card of this compute capability does not get the kernel, or None."""
+    if capability >= MIN_CAPABILITY:
+        return None
+    least, got = ("sm_{}{}".format(*c) for c in (MIN_CAPABILITY, capability))
+    return f"needs {least} or newer, got {got}"
 
 
 def _attend(impl: str, q: torch.Tensor, budget_bytes: int) -> Attend:
