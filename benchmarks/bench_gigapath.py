@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.support.plain_gigapath import plain_gigapath
+from tests.support.plain_gigapath import plain_dilated_row, plain_gigapath
 
 from benchmarks.harness import arguments, finish
 from benchmarks.titan_inputs import give_back_freed_memory, tissue_cells
+from thinsection.attention.dilated import dilated_attention
 from thinsection.pool import GigaPathSlideEncoder, LoadOptions
 from thinsection.pool.encoder import DEFAULT_BUDGET_BYTES
 from thinsection.pool.gigapath import LongNetConfig
@@ -27,6 +28,8 @@ def main() -> None:
     args = arguments(__doc__ or "")
     sizes = (300, 600) if args.smoke else (2_000, 8_000, 16_000, 33_000, 62_000)
     results: dict[str, Any] = {"max_abs_to_float64": check(60)}
+    lengths = (1_100,) if args.smoke else (6_000, 12_000)
+    results["attention_max_abs_to_float64"] = {n: check_attention(n) for n in lengths}
     rows = results["one_layer_all_heads_at_once"] = [measured(n, 4 * GIB) for n in sizes]
     results["one_layer_default_budget"] = measured(sizes[-1], DEFAULT_BUDGET_BYTES)
     n, peaks = (np.array([r[k] for r in rows]) for k in ("num_tiles", "peak_beyond_inputs_mib"))
@@ -60,6 +63,26 @@ def check(num_tiles: int) -> float:
     )[-1]
     worst = float(np.abs(encoder.encode(tiles, coords, tile_px_l0=256) - exact.numpy()).max())
     assert worst <= 1e-5, worst
+    return worst
+
+
+def check_attention(num_tokens: int) -> float:
+    """Largest difference to float64 of rows around the ends of the published segments."""
+    config, generator = LongNetConfig(), torch.Generator().manual_seed(num_tokens)
+    q, k, v = torch.randn(3, num_tokens, 16, 48, generator=generator).transpose(1, 2)
+    got = dilated_attention(
+        (q, k, v), config.branches, first_head=0, num_heads=16, budget_bytes=64 * MIB
+    )
+    plain = [(b.length, b.dilation) for b in config.branches]
+    worst = 0.0
+    ends = [n for end in (1_024, 5_792, 11_584) for n in (end - 1, end, end + 1) if n < num_tokens]
+    for token in (0, *ends, num_tokens - 1):
+        for h in range(16):
+            row = plain_dilated_row(
+                q[h], k[h], v[h], branches=plain, head=h, num_heads=16, token=token
+            )
+            worst = max(worst, float((got[h, token].double() - row).abs().max()))
+    assert worst <= 2e-6, worst
     return worst
 
 

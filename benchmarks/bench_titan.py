@@ -1,7 +1,8 @@
 """How much time and memory does a TITAN slide embedding take without the N x N bias?
 
-Published way against ours at 2k to 12k tiles, one attention layer against SDPA with a ready-made
-bias, accuracy against float64; and, where there is a CUDA device, the kernel against FlexAttention
+Published way (and slide2vec's row chunks, from the unpacked wheels that THINSECTION_TEST_PEERS
+names) against ours at 2k to 12k tiles, one attention layer against SDPA with a ready-made bias,
+accuracy against float64; and, where there is a CUDA device, the kernel against FlexAttention
 and a dense float16 bias. `bench_titan_large` goes on to 62k and 250k tiles.
 """
 
@@ -19,8 +20,11 @@ from benchmarks.titan_inputs import (
     TILE_PX_L0,
     arithmetic,
     matmul_rate,
+    matmul_rates,
     measured,
     slide,
+    slide2vec_rows,
+    slide2vec_source,
     titan_of,
 )
 from thinsection.pool import TitanSlideEncoder
@@ -28,6 +32,7 @@ from thinsection.testing import run_and_measure
 from thinsection.types import MIB
 
 TURNS, MANY_TURNS = 2, 8_000  # tiles up to which there are so many turns
+NO_SLIDE2VEC = "not run: THINSECTION_TEST_PEERS names no folder with slide2vec, or a larger size"
 MAX_ABS, MIN_COSINE = 1e-5, 1 - 1e-10
 
 
@@ -36,7 +41,7 @@ def main() -> None:
     args = arguments(__doc__ or "")
     sizes = (200,) if args.smoke else (2_000, 4_000, 8_000, 12_000)
     results: dict[str, Any] = {"accuracy": accuracy(100 if args.smoke else 2_000)}
-    results["matmul_gflops_one_thread"] = matmul_rate()
+    results["matmul_gflops_one_thread"] = matmul_rates()
     if torch.cuda.is_available():
         from benchmarks.titan_gpu import gpu_section
 
@@ -66,6 +71,11 @@ def accuracy(num_tiles: int) -> dict[str, Any]:
     for way in ways:
         plain = plain_titan(weights, *tensors, TILE_PX_L0, dtype=torch.float32, bias_way=way)
         rows[f"dense bias {way}"] = plain.numpy()
+    if slide2vec_source() is not None:
+        plain = plain_titan(
+            weights, *tensors, TILE_PX_L0, dtype=torch.float32, attend_of=slide2vec_rows
+        )
+        rows["slide2vec row chunks"] = plain.numpy()
     errors = {name: error(row, exact) for name, row in rows.items()}
     ours_error = errors["ours fp32"]
     assert ours_error["max_abs"] <= MAX_ABS, ours_error
@@ -86,9 +96,13 @@ def error(got: np.ndarray, exact: np.ndarray) -> dict[str, float]:
 def against_published(num_tiles: int) -> dict[str, Any]:
     """The published way, ours, and ours with bfloat16 products, in turns; the quickest counts."""
     ways = ("published", "auto", "bf16")
+    if with_slide2vec(num_tiles):
+        ways = (*ways, "slide2vec")
     count = TURNS if num_tiles <= MANY_TURNS else 1
     turns = [[measured(num_tiles, way) for way in ways] for _ in range(count)]
-    published, ours, low = (min(runs, key=lambda r: float(r["cpu_s"])) for runs in zip(*turns))
+    published, ours, low, *rows = (
+        min(runs, key=lambda r: float(r["cpu_s"])) for runs in zip(*turns, strict=True)
+    )
     rate = matmul_rate()
     return {
         "num_tiles": num_tiles,
@@ -97,6 +111,8 @@ def against_published(num_tiles: int) -> dict[str, Any]:
         "published": published,
         "ours": ours,
         "ours_bf16": low,
+        "slide2vec_row_chunks": rows[0] if rows else NO_SLIDE2VEC,
+        "cpu_time_ratio_slide2vec": rows[0]["cpu_s"] / ours["cpu_s"] if rows else None,
         "cpu_s_of_all_turns": [[row["cpu_s"] for row in turn] for turn in turns],
         "cpu_time_ratio": published["cpu_s"] / ours["cpu_s"],
         "cpu_time_ratio_bf16": published["cpu_s"] / low["cpu_s"],
@@ -104,6 +120,11 @@ def against_published(num_tiles: int) -> dict[str, Any]:
         "peak_beyond_inputs_ratio": published["peak_beyond_inputs_mib"]
         / max(1.0, ours["peak_beyond_inputs_mib"]),
     }
+
+
+def with_slide2vec(num_tiles: int) -> bool:
+    """Whether slide2vec's row chunks run beside; at sizes with several turns."""
+    return slide2vec_source() is not None and num_tiles <= MANY_TURNS
 
 
 def against_sdpa(num_tiles: int) -> dict[str, Any]:

@@ -1,15 +1,23 @@
 """Inputs and measured calls of bench_titan; every call runs in a fresh process of one thread."""
 
 import ctypes
+import importlib.util
+import os
 import statistics
+import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from tests.support.plain_titan import plain_bias, plain_titan
+from threadpoolctl import threadpool_limits
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
+from thinsection.attention.products import fast_products, onednn_is_faster
 from thinsection.pool import LoadOptions, TitanSlideEncoder
 from thinsection.pool.titan import NUM_BLOCKS
 from thinsection.testing import run_and_measure
@@ -60,7 +68,7 @@ def set_up(
 ) -> tuple[Any, np.ndarray, np.ndarray]:
     """Weights and inputs, outside the measured time and memory; ours with the first `blocks`."""
     torch.set_num_threads(1)
-    if way == "published":
+    if way in ("published", "slide2vec"):
         weights = TitanSlideEncoder.random_weights(seed=0)
         tiles, coords = slide(num_tiles)
         give_back_freed_memory()
@@ -80,16 +88,44 @@ def give_back_freed_memory() -> None:
 def embed(
     state: tuple[Any, np.ndarray, np.ndarray], *, num_tiles: int, way: str, **_: int
 ) -> list[float]:
-    """Slide embedding: `way` is 'published', or the precision of ours."""
+    """Slide embedding: `way` is 'published', 'slide2vec', or the precision of ours."""
     model, tiles, coords = state
-    if way == "published":
+    if way in ("published", "slide2vec"):
+        attend_of = slide2vec_rows if way == "slide2vec" else None
+        tensors = torch.from_numpy(tiles), torch.from_numpy(coords)
+        options: Any = {"dtype": torch.float32, "bias_way": "float32", "attend_of": attend_of}
         with torch.inference_mode():
-            tensors = torch.from_numpy(tiles), torch.from_numpy(coords)
-            plain = plain_titan(
-                model, *tensors, TILE_PX_L0, dtype=torch.float32, bias_way="float32"
-            )
-        return plain.tolist()
+            return plain_titan(model, *tensors, TILE_PX_L0, **options).tolist()
     return model.encode(tiles, coords, tile_px_l0=TILE_PX_L0).tolist()
+
+
+def slide2vec_source() -> Path | None:
+    """slide2vec's TITAN in the folder of unpacked wheels that THINSECTION_TEST_PEERS names."""
+    folder = os.environ.get("THINSECTION_TEST_PEERS")
+    found = Path(folder).rglob("slide2vec/encoders/models/titan.py") if folder else iter(())
+    return next(found, None)
+
+
+def slide2vec_rows(cells: torch.Tensor) -> Any:
+    """slide2vec's own attention in row chunks: the way it takes where the full bias does not fit.
+
+    Its file runs as it is; what it imports for the hub and for its registry is stood in for.
+    """
+    source = slide2vec_source()
+    assert source is not None
+    spec = importlib.util.spec_from_file_location("slide2vec_titan", source)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    around = ("transformers", "slide2vec.encoders.base", "slide2vec.encoders.registry")
+    names = ("slide2vec", "slide2vec.encoders", *around)
+    with mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in names}):
+        spec.loader.exec_module(module)
+    rows, columns = (cells.amax(0) + 1).tolist()
+    tissue = torch.zeros(1, rows, columns, dtype=torch.bool)
+    tissue[0, cells[:, 0], cells[:, 1]] = True
+    like = SimpleNamespace(num_heads=HEADS)
+    bias = module._ChunkedAlibiBias(like, rows, columns, tissue, cells.device, torch.float32)
+    return bias.attend
 
 
 def set_up_layer(*, num_tiles: int, heads: int, way: str) -> tuple[torch.Tensor, ...]:
@@ -123,16 +159,30 @@ def layer(
     }
 
 
-def matmul_rate() -> float:
-    """Float32 GFLOP/s of this machine on one thread: the median of 2048 x 2048 products."""
+def matmul_rates() -> dict[str, float]:
+    """Float32 GFLOP/s of one thread: the median of 2048 x 2048 products of each library.
+
+    oneDNN counts only where its products stay float32.
+    """
     torch.set_num_threads(1)
     a = torch.randn(2048, 2048)
-    rates = []
-    for _ in range(9):
-        start = time.process_time()
-        a @ a
-        rates.append(2 * 2048**3 / (time.process_time() - start) / 1e9)
-    return statistics.median(rates)
+    array = a.numpy()
+    ways: dict[str, Any] = {"mkl": lambda: a @ a, "numpy": lambda: array @ array}
+    if onednn_is_faster():
+        ways["onednn"] = fast_products()(lambda: a @ a)
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    with threadpool_limits(1):
+        for _ in range(9):
+            for name, product in ways.items():
+                start = time.process_time()
+                product()
+                seconds[name].append(time.process_time() - start)
+    return {name: 2 * 2048**3 / statistics.median(runs) / 1e9 for name, runs in seconds.items()}
+
+
+def matmul_rate() -> float:
+    """The machine's rate: that of the quickest library."""
+    return max(matmul_rates().values())
 
 
 def measured(
@@ -156,7 +206,7 @@ def measured(
 def arithmetic(row: dict[str, Any], gflops: float) -> dict[str, float]:
     """Operations of the whole forward pass, and how much of the matrix rate they reach.
 
-    Attention: 4 T² C a block for q kᵀ and weights v; per score and head five cheap passes over a
+    Attention: 4 T² C a block for q kᵀ and weights v; per score and head four cheap passes over a
     cache-resident block, and per score 1/12 of six for the distance. Linears: 24 T C² a block.
     """
     tokens, channels, blocks = row["num_tiles"] + 1, HEADS * DIM, row["blocks"]
@@ -167,7 +217,7 @@ def arithmetic(row: dict[str, Any], gflops: float) -> dict[str, float]:
     return {
         "matmul_gflop": (attention + linears) / 1e9,
         "scores_1e9": scores / 1e9,
-        "cached_pass_bytes_1e9": scores * 4 * (7 + 9 / HEADS) / 1e9,
+        "cached_pass_bytes_1e9": scores * 4 * (8 + 9 / HEADS) / 1e9,
         "matmul_floor_s": floor,
         "fraction_of_matmul_rate": floor / row["cpu_s"],
     }

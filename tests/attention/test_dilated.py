@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from tests.support.plain_gigapath import plain_dilated
+from tests.support.plain_gigapath import plain_dilated, plain_dilated_row
 
 from thinsection.attention.dilated import Branch, dilated_attention
 from thinsection.errors import InvalidInputError
+from thinsection.pool.gigapath import LongNetConfig
 from thinsection.types import MIB
 
 BRANCHES = ((8, 1), (22, 2), (45, 4), (64, 8), (256, 16))
@@ -65,3 +66,34 @@ def test_dilations_that_do_not_divide_the_heads_are_refused() -> None:
             num_heads=16,
             budget_bytes=MIB,
         )
+
+
+@pytest.mark.parametrize("tokens", [130, 256])
+def test_the_reference_of_one_row_is_the_plain_one(tokens: int) -> None:
+    q, k, v = qkv(tokens)
+    wanted = plain_dilated(*(t.transpose(0, 1) for t in (q, k, v)), branches=BRANCHES)
+    for head in (0, 7, 15):
+        for token in (0, 44, 45, tokens - 1):
+            row = plain_dilated_row(
+                q[head], k[head], v[head], branches=BRANCHES, head=head, num_heads=16, token=token
+            )
+            torch.testing.assert_close(row, wanted[token, head], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [6_001, 12_001])
+def test_agrees_across_the_published_segments(tokens: int) -> None:
+    """Around the ends of GigaPath's segments of 1,024 and 5,792 tokens, in float32."""
+    q, k, v = (x.float() for x in qkv(tokens, dim=48))
+    branches = LongNetConfig().branches
+    heads = slice(6, 10)
+    got = dilated_attention(
+        (q[heads], k[heads], v[heads]), branches, first_head=6, num_heads=16, budget_bytes=64 * MIB
+    )
+    near = [edge + shift for edge in (1_024, 5_120, 5_792, 11_584) for shift in (-2, -1, 0, 1, 2)]
+    plain = [(b.length, b.dilation) for b in branches]
+    for token in [0, *(t for t in near if t < tokens), tokens - 2, tokens - 1]:
+        for h in range(4):
+            row = plain_dilated_row(
+                q[6 + h], k[6 + h], v[6 + h], branches=plain, head=6 + h, num_heads=16, token=token
+            )
+            assert float((got[h, token].double() - row).abs().max()) <= 2e-6, (h, token)

@@ -98,3 +98,33 @@ def _layer(x: torch.Tensor, w: Weights, branches: Branches, num_heads: int) -> t
     x = x + linear(norm(attended, "self_attn.inner_attn_ln"), "self_attn.out_proj")
     h = F.gelu(linear(norm(x, "final_layer_norm"), "ffn.fc1"))
     return x + linear(norm(h, "ffn.ffn_layernorm"), "ffn.fc2")
+
+
+def plain_dilated_row(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    branches: Branches,
+    head: int,
+    num_heads: int,
+    token: int,
+) -> torch.Tensor:
+    """One output (D,) in float64 of one head's q, k, v (L, D): O(L) memory, any length.
+
+    Each branch that covers the token gives a softmax over its keys and its zero padding; branches
+    are weighed by their sums.
+    """
+    outs, lses = [], []
+    for length, dilation in branches:
+        size = min(length, len(q))
+        start, offset = token // size * size, head * dilation // num_heads
+        if (token - start - offset) % dilation or token < start + offset:
+            continue
+        seen = slice(start + offset, min(start + size, len(q)), dilation)
+        logits = k[seen].double() @ q[token].double() / q.shape[1] ** 0.5
+        padding = -(-size // dilation) - len(logits)
+        padded = torch.cat([logits, logits.new_zeros(padding)])
+        lses.append(padded.logsumexp(0))
+        outs.append((logits - lses[-1]).exp() @ v[seen].double())
+    return torch.stack(lses).softmax(0) @ torch.stack(outs)

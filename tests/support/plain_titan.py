@@ -5,7 +5,8 @@ floating dtype; the yardstick of tests and the published way of benchmarks. O(NÂ
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 Weights = Mapping[str, torch.Tensor]
+Attend = Callable[..., torch.Tensor]  # q, k, v [1, H, T, D] to the output, alike
 BiasWay = Literal["float32", "float16", "cdist"]
 
 
@@ -24,12 +26,14 @@ def plain_titan(
     *,
     dtype: torch.dtype = torch.float64,
     bias_way: BiasWay | None = None,
+    attend_of: Callable[[torch.Tensor], Attend] | None = None,
 ) -> torch.Tensor:
     """Pooled slide embedding (768,).
 
     Args:
         bias_way: None builds the bias in `dtype`; 'float32' as published (differences in NumPy,
             the rest in float32); 'float16' rounds that; 'cdist' takes distances by matrix product.
+        attend_of: gives another project's attention for the cells; None takes SDPA with the bias.
     """
     w = {k.removeprefix("vision_encoder."): v.to(dtype) for k, v in weights.items()}
     grid, cells = plain_grid(tile_embeddings.to(dtype), coords_l0, tile_px_l0)
@@ -38,9 +42,13 @@ def plain_titan(
     )
     kept = cells[:, 0] * grid.shape[1] + cells[:, 1]
     x = torch.cat([w["cls_token"][0], embedded[kept]])[None]
-    bias = plain_bias(cells, 12, dtype=dtype, way=bias_way)
+    if attend_of is None:
+        bias = plain_bias(cells, 12, dtype=dtype, way=bias_way)
+        attend: Attend = partial(F.scaled_dot_product_attention, attn_mask=bias)
+    else:
+        attend = attend_of(cells)
     for i in range(6):
-        x = _block(x, bias, {k.split(".", 3)[3]: v for k, v in w.items() if f"_list.{i}." in k})
+        x = _block(x, attend, {k.split(".", 3)[3]: v for k, v in w.items() if f"_list.{i}." in k})
     x = F.layer_norm(x, (768,), w["norm.weight"], w["norm.bias"], eps=1e-6)
     pool = {k.split(".", 1)[1]: v for k, v in w.items() if k.startswith("attn_pool_contrastive.")}
     return _pool(x, pool)[0, 0]
@@ -88,12 +96,12 @@ def plain_slopes(heads: int) -> list[float]:
     return plain_slopes(lower) + plain_slopes(2 * lower)[0::2][: heads - lower]
 
 
-def _block(x: torch.Tensor, bias: torch.Tensor, w: Weights) -> torch.Tensor:
+def _block(x: torch.Tensor, attend: Attend, w: Weights) -> torch.Tensor:
     tokens = x.shape[1]
     h = F.layer_norm(x, (768,), w["norm1.weight"], w["norm1.bias"], eps=1e-6)
     qkv = F.linear(h, w["attn.qkv.weight"], w["attn.qkv.bias"])
     q, k, v = qkv.reshape(1, tokens, 3, 12, 64).permute(2, 0, 3, 1, 4)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    out = attend(q, k, v)
     out = out.transpose(1, 2).reshape(1, tokens, 768)
     x = x + F.linear(out, w["attn.proj.weight"], w["attn.proj.bias"])
     h = F.layer_norm(x, (768,), w["norm2.weight"], w["norm2.bias"], eps=1e-6)
