@@ -3,15 +3,14 @@
 import numpy as np
 import torch
 
-from thinsection.encode import NetworkTileEncoder, load_encoder
+from thinsection.encode import NetworkTileEncoder, encoder_spec, load_encoder, preprocess
 
 
 def load(*, name: str, tile_px: int, batch_size: int, threads: int = 1) -> tuple:
     """An encoder that ran once on a tiny batch, and a batch of tiles."""
     torch.set_num_threads(threads)
-    encoder = load_encoder(
-        name, device="cpu", precision="fp32", pretrained=name == "efficientnet_lite0"
-    )
+    pretrained = name == "efficientnet_lite0"
+    encoder = load_encoder(name, device="cpu", precision="fp32", pretrained=pretrained)
     assert isinstance(encoder, NetworkTileEncoder)
     encoder.encode(np.zeros((1, tile_px, tile_px, 3), np.uint8))
     return encoder
@@ -21,3 +20,20 @@ def encode(encoder: NetworkTileEncoder, *, tile_px: int, batch_size: int, **_: o
     """Encodes one batch, made here so that its bytes count."""
     tiles = np.full((batch_size, tile_px, tile_px, 3), 7, np.uint8)
     return float(encoder.encode(tiles).sum())
+
+
+def first_batch(*, count: int) -> list[np.ndarray]:
+    """Batches of 32 tiles that lie there, and one that was prepared."""
+    batches = [np.full((32, 256, 256, 3), 7, np.uint8)] * count
+    preprocess(batches[0], encoder_spec("uni"))
+    return batches
+
+
+def prepare(batches: list[np.ndarray], **_: object) -> float:
+    """A loop as the documentation has it."""
+    spec, buffer, total = encoder_spec("uni"), None, 0.0
+    for tiles_u8 in batches:
+        pixels = preprocess(tiles_u8, spec, out=buffer)
+        buffer = pixels if buffer is None else buffer
+        total += float(pixels[0, 0, 0, 0])
+    return total

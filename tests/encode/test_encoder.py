@@ -6,7 +6,7 @@ import torch
 
 from thinsection.encode import batch_bytes, encoder_spec, load_encoder, weights_bytes
 from thinsection.encode.backbone import store_products_as
-from thinsection.encode.encoder import _mean_and_std, preprocess
+from thinsection.encode.encoder import _rows_of, preprocess
 from thinsection.encode.networks import SameConv2d
 from thinsection.errors import DeviceError, InvalidInputError
 from thinsection.weights import placement as placement_module
@@ -91,7 +91,7 @@ def _dtype(module: torch.nn.Module) -> torch.dtype | None:
 def test_constants_are_made_once_for_each_device() -> None:
     first, again = (preprocess(torch.from_numpy(TILES), SPEC) for _ in range(2))
     assert torch.equal(first, again)
-    made = [_mean_and_std(SPEC.mean, SPEC.std, torch.device("cpu")) for _ in range(2)]
+    made = [_rows_of(SPEC.mean, SPEC.std, SPEC.input_px, torch.device("cpu")) for _ in range(2)]
     assert made[0][0] is made[1][0]
 
 

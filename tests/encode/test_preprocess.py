@@ -1,6 +1,7 @@
 """Preprocessing is torchvision's, to the bit; Pillow's to within one or two grey levels."""
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -9,13 +10,17 @@ from PIL import Image
 
 from thinsection.encode import encoder_spec
 from thinsection.encode.encoder import (
+    CPU_TILES,
     as_uint8_batch,
+    centre_crop,
     preprocess,
     resize,
     resize_in_float,
     resized_size,
 )
 from thinsection.errors import InvalidInputError
+from thinsection.testing import run_and_measure
+from thinsection.types import MIB
 from thinsection.weights.placement import importable_torchvision
 
 PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -91,6 +96,40 @@ def test_the_whole_transform_is_torchvisions_composition(name: str) -> None:
         ]
     )(batch.permute(0, 3, 1, 2))
     torch.testing.assert_close(preprocess(batch, spec), theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["uni", "gigapath", "efficientnet_lite0"])
+def test_normalising_whole_rows_has_the_bits_of_normalising_channels(name: str) -> None:
+    spec, batch = encoder_spec(name), tiles(300, 260, count=2 * CPU_TILES + 1)
+    size = resized_size(300, 260, spec.resize_px)
+    pixels = centre_crop(resize(batch.permute(0, 3, 1, 2), size, spec.interpolation), spec.input_px)
+    mean, std = torch.tensor((spec.mean, spec.std)).view(2, 1, 3, 1, 1)
+    out = preprocess(batch, spec)
+    assert torch.equal(out, (pixels.float() / 255 - mean) / std)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_buffer_of_an_earlier_call_is_written_over() -> None:
+    spec, batch = encoder_spec("uni"), tiles(256, 256, count=5)
+    buffer = preprocess(batch, spec)
+    wanted = preprocess(255 - batch[:3].numpy(), spec)
+    found = preprocess(255 - batch[:3].numpy(), spec, out=buffer)
+    assert torch.equal(found, wanted) and found.data_ptr() == buffer.data_ptr()
+    with pytest.raises(InvalidInputError, match=r"out must be of an earlier call .* got \(3, 3"):
+        preprocess(batch, spec, out=buffer[:3])
+    with pytest.raises(InvalidInputError, match="out must be"):
+        preprocess(batch, spec, out=buffer.contiguous())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM of /proc")
+def test_a_loop_over_batches_does_not_grow() -> None:
+    peaks = [
+        run_and_measure(
+            "tests.encode.measured_encoding", "prepare", setup="first_batch", count=count
+        ).growth_bytes
+        for count in (10, 40)
+    ]
+    assert max(peaks) <= 48 * MIB  # a batch of 32 tiles in float32 alone is 18 MiB
 
 
 def test_the_centre_is_cropped_and_not_a_corner() -> None:

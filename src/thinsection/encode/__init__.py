@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from thinsection.encode.embed import embed_tiles as embed_tiles
     from thinsection.encode.encoder import NetworkTileEncoder as NetworkTileEncoder
     from thinsection.encode.encoder import TileEncoder as TileEncoder
+    from thinsection.encode.encoder import preprocess as preprocess
     from thinsection.encode.load import load_encoder as load_encoder
     from thinsection.encode.memory import batch_bytes as batch_bytes
     from thinsection.encode.memory import largest_batch_size as largest_batch_size
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _MODULE_OF = {
     **{"embed_tiles": "embed", "load_encoder": "load"},
-    **{"NetworkTileEncoder": "encoder", "TileEncoder": "encoder"},
+    **dict.fromkeys(("NetworkTileEncoder", "TileEncoder", "preprocess"), "encoder"),
     **dict.fromkeys(("batch_bytes", "largest_batch_size", "weights_bytes"), "memory"),
     **dict.fromkeys(("Architecture", "EncoderSpec", "DEFAULT_ENCODER"), "registry"),
     **dict.fromkeys(("declared_encoders", "encoder_spec"), "registry"),

@@ -30,6 +30,8 @@ from thinsection.weights.placement import DTYPES, Placement
 
 TileBatch = Tensor | npt.NDArray[Any]  # uint8 [B, H, W, 3]
 
+_CHANNELS_LAST = torch.channels_last
+
 # tiles that a CPU puts through the network at once: some per cent slower than 32 at most, in a
 # fraction of the memory, and with a peak that hardly varies (benchmarks/bench_heap.py)
 CPU_TILES = 4
@@ -212,24 +214,53 @@ def centre_crop(pixels: Tensor, input_px: int) -> Tensor:
     return pixels[..., top : top + input_px, left : left + input_px]
 
 
-def preprocess(tiles_u8: Tensor, spec: EncoderSpec) -> Tensor:
-    """float32 [B, 3, input_px, input_px] on the tiles' device, in channels-last memory order.
+def preprocess(tiles_u8: TileBatch, spec: EncoderSpec, *, out: Tensor | None = None) -> Tensor:
+    """A batch as the encoder's network takes it: resized, cropped, normalised.
 
-    Memory: beyond the input the resized uint8 batch and two batches of B * 3 * input_px² * 4 bytes.
+    Args:
+        tiles_u8: uint8 [B, H, W, 3], of any device.
+        spec: of the encoder (`encoder.spec`, `encoder_spec(name)`).
+        out: what an earlier call gave for as many tiles or more, to be written over: a loop that
+            hands it back allocates it once.
+
+    Returns:
+        float32 [B, 3, input_px, input_px] on the tiles' device, in channels-last memory order.
+
+    Memory: B * 3 * input_px² * 4 bytes, and resized uint8 tiles: of `CPU_TILES` on a CPU.
+
+    Raises:
+        InvalidInputError: tiles are not uint8 [B, H, W, 3], or too small.
     """
-    pixels = tiles_u8.permute(0, 3, 1, 2)
+    tiles = as_uint8_batch(tiles_u8)
+    edge, count, where = spec.input_px, len(tiles), tiles.device
+    if out is None:
+        out = torch.empty((count, 3, edge, edge), device=where, memory_format=_CHANNELS_LAST)
+    fits = out.shape[1:] == (3, edge, edge) and len(out) >= count and out.device == where
+    fits = fits and out.is_contiguous(memory_format=_CHANNELS_LAST)
+    require(fits, "out must be of an earlier call for as many tiles", tuple(out.shape))
+    out = out[:count]
+    rows = out.permute(0, 2, 3, 1).view(count, edge, edge * 3)
+    # a row of px is one run of numbers: four times as fast as three channels at a time
+    mean, std = _rows_of(spec.mean, spec.std, edge, where)
+    step = CPU_TILES if where.type == "cpu" else max(count, 1)
+    for start in range(0, count, step):
+        part = slice(start, start + step)
+        rows[part].copy_(_cropped(tiles[part], spec)).div_(255.0).sub_(mean).div_(std)
+    return out
+
+
+def _cropped(tiles: Tensor, spec: EncoderSpec) -> Tensor:
+    """uint8 [B, input_px, input_px * 3]: the tiles' centres, after resizing."""
+    pixels = tiles.permute(0, 3, 1, 2)
     if spec.resize_px is not None:
         height, width = pixels.shape[-2:]
         size = resized_size(height, width, spec.resize_px)
         pixels = resize(pixels, size, spec.interpolation)
-    pixels = centre_crop(pixels, spec.input_px)
-    scaled = pixels.to(torch.float32, memory_format=torch.channels_last).div_(255.0)
-    mean, std = _mean_and_std(spec.mean, spec.std, scaled.device)
-    return scaled.sub_(mean).div_(std)
+    return centre_crop(pixels, spec.input_px).permute(0, 2, 3, 1).flatten(2)
 
 
 @lru_cache(maxsize=64)
-def _mean_and_std(mean: Rgb, std: Rgb, device: torch.device) -> tuple[Tensor, Tensor]:
-    """[1, 3, 1, 1] each, there once: to send them with each batch makes a GPU's host wait."""
-    first, second = torch.tensor((mean, std), device=device).view(2, 1, 3, 1, 1)
+def _rows_of(mean: Rgb, std: Rgb, edge: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """[3 edge] each, there once: to send them with each batch makes a GPU's host wait."""
+    first, second = torch.tensor((mean, std), device=device).repeat(1, edge)
     return first, second
