@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thinsection.machine import cgroup_limits, cpu_count
+from thinsection.machine import cgroup_limits, cpu_count, stalled_s
 from thinsection.stream.plan import StreamConfig
 from thinsection.types import GIB, MIB
 
@@ -99,3 +99,25 @@ print(torch.get_num_threads())
         command = [sys.executable, "-c", code, str(own), str(asked)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert int(done.stdout) == expected
+
+
+def test_what_held_work_up_is_read_from_cgroups_pressure_and_steal(tmp_path: Path) -> None:
+    write_tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/job\n",
+            "proc/stat": f"cpu  1 2 3 4 5 6 7 {500 * (os.cpu_count() or 1)} 0 0\ncpu0 1\n",
+            "proc/pressure/cpu": "some avg10=0.00 total=9000000\nfull avg10=0.00 total=0\n",
+            "sys/fs/cgroup/job/cpu.stat": "usage_usec 5\nthrottled_usec 2500000\n",
+        },
+    )
+    assert stalled_s(tmp_path) == {"throttled": 2.5, "queued": 9.0, "stolen": 5.0}
+    write_tree(tmp_path, {"sys/fs/cgroup/job/cpu.pressure": "some avg10=0.00 total=1000000\n"})
+    assert stalled_s(tmp_path)["queued"] == 1.0  # of this cgroup, not of the whole machine
+    v1 = {
+        "proc/self/cgroup": "4:cpu,cpuacct:/job\n0::/\n",
+        "sys/fs/cgroup/cpu,cpuacct/job/cpu.stat": "nr_throttled 3\nthrottled_time 3000000000\n",
+    }
+    write_tree(tmp_path, v1)
+    assert stalled_s(tmp_path)["throttled"] == 3.0
+    assert set(stalled_s(tmp_path / "nothing").values()) == {0.0}

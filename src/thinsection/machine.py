@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from pathlib import Path
 
 _NO_LIMIT = 1 << 60  # v1 writes a page-rounded 2^63 where nothing is set
@@ -44,6 +45,31 @@ def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
             for folder in _upwards(tree, path):
                 cpus += _cpus(*(file_text(folder / f"cpu.cfs_{n}_us") for n in ("quota", "period")))
     return min(cpus, default=None), min(memory, default=None)
+
+
+def stalled_s(root: Path = Path("/")) -> dict[str, float]:
+    """Seconds so far in which work was ready and had no CPU, by what held it up.
+
+    'throttled': the quota of a cgroup; 'queued': other work of the cgroup or machine, as pressure
+    stall information has it; 'stolen': a CPU's mean of what the host took from a virtual machine.
+    """
+    base, found = root / "sys/fs/cgroup", {"throttled": 0.0}
+    pressure = file_text(root / "proc/pressure/cpu")
+    for line in file_text(root / "proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        if names and "cpu" not in names.split(","):
+            continue
+        tree = base / names if (base / names).exists() else base / "cpu"
+        folder = tree / path.lstrip("/")
+        rows = dict(row.split() for row in file_text(folder / "cpu.stat").splitlines())
+        for name, per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
+            found["throttled"] = max(found["throttled"], int(rows.get(name, 0)) / per_second)
+        pressure = file_text(folder / "cpu.pressure") or pressure
+    total = re.search(r"some .*total=(\d+)", pressure)
+    found["queued"] = int(total[1]) / 1e6 if total else 0.0
+    clock = [*map(int, file_text(root / "proc/stat").partition("\n")[0].split()[1:]), *[0] * 8]
+    found["stolen"] = clock[7] / 100 / (os.cpu_count() or 1)  # Linux counts 10 ms, USER_HZ
+    return found
 
 
 def _upwards(base: Path, path: str) -> list[Path]:

@@ -1,6 +1,7 @@
 """What an array task asks for: predicted, given, or a default that says why."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,16 @@ import pytest
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import make_chunks
+from thinsection.jobs.request import fitting_nodes
 from thinsection.planning import plan as module
-from thinsection.planning.calibration import Calibration, EncoderSize, keep
+from thinsection.planning.calibration import Calibration, EncoderSize, is_calibrated, keep
 from thinsection.planning.cost import Planner, SlideSize
 from thinsection.planning.plan import MAX_OPENED, planned_gpu, run_request
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB, MIB
+from thinsection.usage.analysis import Request
 
 MACHINE = Calibration(process_bytes=300 * MIB, start_s=5.0, decode_px_per_s=1e8, slide_s=0.5)
 ENCODER = EncoderSize(weights_bytes=50 * MIB, batch_bytes=400 * MIB, dim=1280, flops_per_tile=8e9)
@@ -185,3 +188,39 @@ def test_plan_and_script_print_the_same_request(
     for line in origins:
         assert f"# {line}" in printed[1].out  # in the script, where it stays
         assert f"# {line}" in printed[0].out
+
+
+SINFO_TEXT = """\
+cpu*|40|alloc|64|256000|2-00:00:00|(null)
+cpu*|3|idle|64|256000|2-00:00:00|(null)
+cpu*|1|down*|64|256000|2-00:00:00|(null)
+short|5|idle|64|256000|30:00|(null)
+gpu|6|mix|48+|512000+|infinite|gpu:a40:4(S:0-1),nvme:1
+gpu|2|idle|48|512000|infinite|gpu:a40:4(S:0-1)
+gpu|1|drain|48|512000|infinite|gpu:a40:4
+gpu|2|idle|48|512000|infinite|gpu:t4:2
+old|4|idle|8|64000|7-00:00:00|gpu:1
+"""
+
+
+def test_partitions_and_gpus_that_a_job_fits_are_told_with_what_is_free() -> None:
+    of_cpus = Request(cpus=16, memory_bytes=100 * GIB, gpus=0, walltime_s=3600)
+    assert fitting_nodes(SINFO_TEXT, of_cpus) == [
+        "cpu*: fits 43 nodes, now 3 idle, 0 partly free",
+        "gpu: fits 10 nodes, now 4 idle, 6 partly free",
+    ]
+    of_gpu = Request(cpus=8, memory_bytes=32 * GIB, gpus=1, walltime_s=3600)
+    assert fitting_nodes(SINFO_TEXT, of_gpu, suits=lambda name: name != "t4") == [
+        "gpu gpu:a40: fits 8 nodes, now 2 idle, 6 partly free",
+        "old gpu: fits 4 nodes, now 4 idle, 0 partly free",
+    ]
+    assert fitting_nodes(SINFO_TEXT, replace(of_gpu, gpus=8)) == []
+
+
+def test_a_plan_says_what_it_measures_and_only_where_it_does(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not is_calibrated()
+    keep(MACHINE)
+    assert is_calibrated() and not is_calibrated("other|fp32|256")
+    keep(replace(MACHINE, encoders={"one|fp32|256": 9.0}))
+    assert is_calibrated("one|fp32|256")

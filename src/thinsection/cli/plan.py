@@ -1,5 +1,6 @@
 """Before a run: `thinsection plan` predicts memory and time, `config` shows every setting."""
 
+import subprocess
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,7 +39,7 @@ def plan(
     from thinsection.planning.plan import plan as predict
     from thinsection.units import format_bytes
 
-    found = predict(slides, config=config)
+    found = predict(slides, config=config, on_message=lambda text: typer.echo(text, err=True))
     memory, time, console = found.memory, found.time, Console()
     table = Table("part", "host memory", "GPU memory")
     for name in dict.fromkeys((*memory.host, *memory.gpu)):
@@ -59,13 +60,14 @@ def plan(
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="bold red", markup=False)
     if slurm:
-        _show_request(slides, config)
+        _show_request(slides, config, memory.gpu_bytes)
 
 
-def _show_request(slides: list[str], config: Any) -> None:
-    """Prints what `thinsection slurm script` would write for the same slides and settings."""
+def _show_request(slides: list[str], config: Any, gpu_bytes: int) -> None:
+    """Prints what `thinsection slurm script` would write for the same, and where it fits."""
     from thinsection.jobs.executor import Rung, make_chunks
-    from thinsection.jobs.request import resource_directives
+    from thinsection.jobs.request import SINFO, fitting_nodes, resource_directives
+    from thinsection.planning.cost import GPUS
     from thinsection.planning.plan import run_request
     from thinsection.stages.request import cohort_of
 
@@ -75,6 +77,22 @@ def _show_request(slides: list[str], config: Any) -> None:
         typer.echo(f"# {line}")
     for directive in resource_directives(found.request, config.executor.at(Rung())):
         typer.echo(f"#SBATCH {directive}")
+    asked = (config.executor.at(Rung()).gres or "").split(":")[1:]
+    named = [part for part in asked if not part.isdigit()]
+    try:
+        how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 30}
+        listed = subprocess.run(SINFO, check=True, **how).stdout
+    except (OSError, subprocess.SubprocessError):
+        typer.echo("# sinfo does not answer here: no word on partitions")
+        return
+
+    def suits(name: str) -> bool:
+        card = GPUS.get(name)
+        return name in (*named, "") if named else card is None or gpu_bytes <= card.memory_bytes
+
+    fitting = fitting_nodes(listed, found.request, suits=suits)
+    for line in fitting or ["no partition has a node that this fits"]:
+        typer.echo(f"# {line}")
 
 
 def show_config(

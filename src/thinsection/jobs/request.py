@@ -3,18 +3,20 @@
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import CONTROL, MAX_ARRAY, ExecutorConfig, Rung, parse_walltime
-from thinsection.types import GIB
+from thinsection.types import GIB, MIB
 from thinsection.units import format_bytes, parse_bytes
 from thinsection.usage.analysis import Request, format_walltime
 from thinsection.usage.limits import TIME_LIMIT_VARIABLE
 
 DEFAULT = Request(cpus=4, memory_bytes=8 * GIB, gpus=0, walltime_s=4 * 3600)
+SINFO = ("sinfo", "--noheader", "--format=%P|%D|%t|%c|%m|%l|%G")  # a row per kind of node and state
 _PLAIN = re.compile(r"[\w@%+=:,./-]+")
 
 Numbers = dict[str, tuple[int, str]]  # field of `Request` -> value, and where it comes from
@@ -116,3 +118,32 @@ def _quoted(text: str, name: str) -> str:
     if _PLAIN.fullmatch(text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def fitting_nodes(
+    listed: str, request: Request, *, suits: Callable[[str], bool] = lambda gpu: True
+) -> list[str]:
+    """A line for each partition and kind of GPU that a request fits, with what is free there now.
+
+    Args:
+        listed: what `SINFO` prints.
+        request: of one job.
+        suits: whether the job fits a GPU of that name, '' where Slurm knows none.
+    """
+    counted: dict[str, Counter[str]] = {}
+    for row in listed.splitlines():
+        partition, nodes, state, cpus, mib, limit, gres = row.split("|")
+        small = int(cpus.rstrip("+")) < request.cpus
+        small |= int(mib.rstrip("+")) * MIB < request.memory_bytes
+        short = limit[:1].isdigit() and parse_walltime(limit) < request.walltime_s
+        if small or short or state not in ("idle", "mix", "alloc", "comp"):
+            continue
+        cards = re.findall(r"gpu:(?:([^:,()]+):)?(\d+)", gres)
+        fit = [f" gpu:{n}".rstrip(":") for n, k in cards if int(k) >= request.gpus and suits(n)]
+        for kind in fit if request.gpus else [""]:
+            counted.setdefault(partition + kind, Counter())[state] += int(nodes)
+    return [
+        f"{name}: fits {sum(states.values())} nodes, now {states['idle']} idle, {states['mix']} "
+        "partly free"
+        for name, states in counted.items()
+    ]

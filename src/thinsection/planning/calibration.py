@@ -84,6 +84,12 @@ def calibrate(measure: Callable[[], Calibration] | None = None) -> Calibration:
     return found
 
 
+def is_calibrated(key: str | None = None) -> bool:
+    """Whether the rates of this machine are kept, or those of an encoder on it."""
+    kept = _kept().get(machine_key())
+    return kept is not None and (key is None or key in kept["encoders"])
+
+
 def encoder_number(
     table: Literal["encoders", "peaks"], key: str, measure: Callable[[], float]
 ) -> float:

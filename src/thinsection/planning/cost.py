@@ -33,6 +33,7 @@ OTHER_BYTES = 24 * MIB
 # over the parts: peaks of equal runs differ, as the heap falls; see benchmarks/bench_plan.py
 MARGIN = 1.06
 CUDA_CONTEXT_BYTES = 600 * MIB
+CUDA_HOST_BYTES = 2 * GIB  # of the driver and kernels in a process; a bound, not measured here
 _RESULT_COPIES = 3
 # share of the data sheet's matrix rate that a vision transformer's forward pass reaches; an
 # assumption, not a measurement: replace it by a calibration on the card
@@ -185,7 +186,8 @@ class Planner:
         if self.gpu is None:
             return MemoryPlan(host=parts | held | {"weights": 2 * encoder.weights_bytes})
         moved = {"context": CUDA_CONTEXT_BYTES, **held, "transfer": 2 * batch_size * tile_bytes}
-        return MemoryPlan(host={**parts, "weights while loading": held["weights"]}, gpu=moved)
+        cuda = {"CUDA": CUDA_HOST_BYTES, "weights while loading": held["weights"]}
+        return MemoryPlan(host={**parts, **cuda}, gpu=moved)
 
     def time(self, slides: Sequence[SlideSize], *, cpus: float) -> TimePlan:
         """Seconds of one process with so many CPUs that takes these slides.

@@ -17,6 +17,7 @@ from thinsection.planning.calibration import (
     calibrate,
     encoder_number,
     encoder_size,
+    is_calibrated,
     is_quick,
     measure_cpu_peak,
     measure_rate,
@@ -65,12 +66,18 @@ class RunPlan:
     warnings: tuple[str, ...]  # budgets that cannot hold, and what would
 
 
-def plan(slides: Sequence[str | Path], *, config: RunConfig | None = None) -> RunPlan:
+def plan(
+    slides: Sequence[str | Path],
+    *,
+    config: RunConfig | None = None,
+    on_message: Callable[[str], None] = lambda text: None,
+) -> RunPlan:
     """Predicts peak memory and time from headers, thumbnails and this machine's calibration.
 
     Args:
         slides: files, folders or cohort CSVs.
         config: of the run that is planned.
+        on_message: told what is about to be measured, once a machine and encoder.
 
     Memory: one thumbnail and one tile table at a time, and the encoder.
 
@@ -85,7 +92,7 @@ def plan(slides: Sequence[str | Path], *, config: RunConfig | None = None) -> Ru
     if not found:
         raise BudgetError(f"slides must hold one that opens, got none: {unreadable}")
     cpus = config.executor.job_cpus or cpu_count()
-    by = planner(config)
+    by = planner(config, on_message=on_message)
     memory = by.memory(found, cpus=cpus)
     return RunPlan(
         slides=found,
@@ -97,7 +104,12 @@ def plan(slides: Sequence[str | Path], *, config: RunConfig | None = None) -> Ru
     )
 
 
-def planner(config: RunConfig, *, stage: str = "aggregate") -> Planner:
+def planner(
+    config: RunConfig,
+    *,
+    stage: str = "aggregate",
+    on_message: Callable[[str], None] = lambda text: None,
+) -> Planner:
     """Looks at the encoder and at this machine.
 
     Weights are not downloaded: sizes come from the architecture. The first call on a machine, and
@@ -112,10 +124,15 @@ def planner(config: RunConfig, *, stage: str = "aggregate") -> Planner:
     gpu, precision, px = planned_gpu(config), config.encode.precision, config.tiles.tile_px
     batch_size = batch_size_of(config, on_gpu=gpu is not None)
     sizes, seconds_per_tile = [], 0.0
+    if not is_calibrated():
+        on_message("measuring this machine: start of a process, decoding (about 10 s, once)")
+    calibrate()
     for name in config.encode.encoders:
         encoder = load_encoder(name, device="cpu", precision=precision, pretrained=False)
         size = encoder_size(encoder, batch_size=batch_size, tile_px=px, on_gpu=gpu is not None)
         key = f"{name}|{encoder.precision}|{px}"
+        if not is_calibrated(key):
+            on_message(f"measuring {name}: tiles per CPU-second, then memory (once a machine)")
         rate = partial(measure_rate, encoder, tile_px=px)
         seconds_per_tile += 1 / encoder_number("encoders", key, rate)
         if gpu is None and is_quick(size, batch_size=batch_size):

@@ -21,6 +21,14 @@ MEMORY_MARGIN, TIME_MARGIN, CPU_MARGIN = 1.2, 1.5, 1.15  # said beside the numbe
 LEAST_TIME_S = 300
 _MEMORY_STEP = 256 * MIB
 _WAITS = 0.15  # a stage that waits less than this share of the time is well fed
+# of its CPUs: where a run got less and work waited for one, others are in its way
+_STARVED = 0.7
+_HELD_UP = {  # by what `machine.stalled_s` names
+    "throttled": "was held back by its cgroup's quota: ask for more CPUs (--job-cpus)",
+    "queued": "stood behind other work of the machine: ask for CPUs of its own (--job-cpus), or "
+    "run when they are free",
+    "stolen": "was held back by the host of this virtual machine: use another one",
+}
 _NEAR = 0.9  # share of a limit from which on a process was close to being killed
 GPU_IDLE_UTIL = 0.01
 
@@ -97,7 +105,9 @@ def analyse(usages: Sequence[ProcessUsage]) -> Efficiency:
         stages.update(usage.stage_seconds)
     advice = "nothing was left to do, so there is no advice"
     if worked:
-        advice = bottleneck(stages, _facts(records), cpus=records[-1].requested.cpus)
+        advice = starvation(records) or bottleneck(
+            stages, _facts(records), cpus=records[-1].requested.cpus
+        )
     return Efficiency(
         shares=_shares(records),
         bottleneck=advice,
@@ -126,6 +136,23 @@ def with_margins(memory_bytes: float, seconds: float) -> tuple[int, int]:
     return asked, max(LEAST_TIME_S, math.ceil(seconds * TIME_MARGIN / 60) * 60)
 
 
+def starvation(usages: Sequence[ProcessUsage]) -> str:
+    """One sentence on what kept the CPUs from work that was ready; '' where nothing did.
+
+    No setting of the run helps then, and how its stages waited for each other says little.
+    """
+    worst = max(usages, key=lambda u: max(u.stalled_s.values(), default=0) / max(u.wall_s, 1e-9))
+    got = worst.cpu_s / max(worst.wall_s * worst.requested.cpus, 1e-9)
+    cause = max(worst.stalled_s, key=lambda name: worst.stalled_s[name], default="")
+    lost = min(1.0, worst.stalled_s.get(cause, 0.0) / max(worst.wall_s, 1e-9))
+    if got >= _STARVED or lost < _WAITS:
+        return ""
+    return (
+        f"the run got {got:.0%} of its {worst.requested.cpus:g} CPUs: {lost:.0%} of the time work "
+        f"{_HELD_UP[cause]}"
+    )
+
+
 def bottleneck(stages: Mapping[str, float], facts: Mapping[str, Any], *, cpus: float) -> str:
     """One sentence: which stage held the others up, and the flag that changes it."""
     wait = stages.get("encode_wait", 0.0)
@@ -141,10 +168,7 @@ def bottleneck(stages: Mapping[str, float], facts: Mapping[str, Any], *, cpus: f
         kept = f"{who} was kept busy {1 - share:.0%} of the time"
         if on_gpu:
             return f"{kept}, so the GPU sets the pace: more GPUs (--workers, --gpus) scale the run"
-        plain = facts.get("precision") in (None, "fp32")
-        gpu = "a GPU (--device cuda --gres gpu:1)"
-        remedy = f"--precision bf16, or {gpu}" if plain else f"{gpu}, or more --workers"
-        return f"{kept} on the CPU: use {remedy}"
+        return f"{kept} on the CPU: use a GPU (--device cuda --gres gpu:1), or more --workers"
     waited = f"{who} waited {share:.0%} of the time for"
     workers = int(facts.get("decode_workers") or 1)
     if stages.get("prepare_busy", 0.0) > stages.get("decode_busy", 0.0):
@@ -153,14 +177,13 @@ def bottleneck(stages: Mapping[str, float], facts: Mapping[str, Any], *, cpus: f
             "run tissue and tiles once before (thinsection tile)"
         )
     wanted = max(workers + 1, math.ceil(workers * (wait + busy) / max(busy, 1e-9)))
-    reader = "" if facts.get("reader") == "cucim" else ", or use --reader cucim"
     if workers >= cpus:
         return (
             f"{waited} decoding on all {workers} CPUs of the job: ask for {wanted} CPUs "
-            f"(--job-cpus {wanted}){reader}"
+            f"(--job-cpus {wanted})"
         )
     target = min(wanted, max(int(cpus), workers + 1))
-    return f"{waited} decoding: raise --decode-workers from {workers} to {target}{reader}"
+    return f"{waited} decoding: raise --decode-workers from {workers} to {target}"
 
 
 def _shares(usages: Sequence[ProcessUsage]) -> tuple[Share, ...]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from thinsection.machine import stalled_s
 from thinsection.usage.limits import Requested, environment_facts, read_limits
 
 USAGE_FOLDER = "usage"
@@ -50,6 +51,7 @@ class ProcessUsage:
     stage_seconds: Mapping[str, float] = field(default_factory=dict)  # as the stream counted them
     # device, decode_workers, reader, torch_cuda_build, gpus_visible, cache_filesystem
     facts: Mapping[str, Any] = field(default_factory=dict)
+    stalled_s: Mapping[str, float] = field(default_factory=dict)  # see `machine.stalled_s`
     idle: bool = False  # the block ended and no stage had done anything
 
     @property
@@ -104,6 +106,7 @@ def resource_monitor(
         found = environment_facts(gpus_visible=len(gpu.handles)) | dict(facts or {})
         header = {"host": host, "pid": pid, "started": started, "facts": found}
         write(header | {"requested": asdict(read_limits())})
+        stalled = stalled_s()
         thread = threading.Thread(target=watch, name="monitor", daemon=True)
         thread.start()
         try:
@@ -112,7 +115,8 @@ def resource_monitor(
             stop.set()
             thread.join()
             look()
-            write({"stage_seconds": dict(stage_seconds())})
+            grown = {name: s - stalled[name] for name, s in stalled_s().items()}
+            write({"stage_seconds": dict(stage_seconds()), "stalled_s": grown})
 
 
 def read_usage(out: Path) -> list[ProcessUsage]:
@@ -131,13 +135,14 @@ def _parse(lines: list[str]) -> ProcessUsage | None:
         return None
     header, *rows = values
     samples = [Sample(*row) for row in rows if isinstance(row, list)]
-    ends = [row["stage_seconds"] for row in rows if isinstance(row, dict)]
-    worked = any(v for end in ends[-1:] for k, v in end.items() if k.endswith("_busy"))
+    ends = [row for row in rows if isinstance(row, dict)]
+    busy = [v for e in ends[-1:] for k, v in e["stage_seconds"].items() if k.endswith("_busy")]
     return ProcessUsage(
         **{**header, "requested": Requested(**header["requested"])},
         samples=tuple(samples),
-        stage_seconds=ends[-1] if ends else {},
-        idle=bool(ends) and not worked,
+        stage_seconds=ends[-1]["stage_seconds"] if ends else {},
+        stalled_s=ends[-1].get("stalled_s", {}) if ends else {},
+        idle=bool(ends) and not any(busy),
     )
 
 
