@@ -4,6 +4,9 @@ A message reads `<name> must <rule>, got <value>[ in <slide>]; <remedy>`: lower 
 Each class also inherits the builtin that a caller would expect to catch.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ThinsectionError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -102,3 +105,26 @@ def require(
     """Raises `<rule>, got <got>` where `ok` is false; for checks whose message costs nothing."""
     if not ok:
         raise error(f"{rule}, got {got}")
+
+
+@contextmanager
+def rewording(
+    rule: str, where: object, *caught: type[Exception], error: type[ThinsectionError]
+) -> Iterator[None]:
+    """Turns what is `caught` in the block into `<rule>, got <where>: <it>`; our own errors pass."""
+    try:
+        yield
+    except ThinsectionError:
+        raise
+    except caught as cause:
+        raise error(f"{rule}, got {where}: {cause}") from cause
+
+
+@contextmanager
+def importing(need: str, extra: str) -> Iterator[None]:
+    """Turns an ImportError in the block into `<need>, got <it>`, and how to get the package."""
+    try:
+        yield
+    except ImportError as cause:
+        remedy = f"pip install 'thinsection[{extra}]'"
+        raise MissingDependencyError(f"{need}, got {cause}; {remedy}") from cause

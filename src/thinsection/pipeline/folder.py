@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.config import nearest
-from thinsection.errors import InvalidInputError, MissingDependencyError, StoreError
+from thinsection.errors import InvalidInputError, StoreError, importing
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.pipeline.records import Record, read_records
 from thinsection.pipeline.results import grid_rows, read_failure
@@ -123,12 +123,8 @@ class Results:
         Raises:
             MissingDependencyError: pandas is not installed.
         """
-        try:
+        with importing("table needs pandas (`rows` does not)", "probe"):
             import pandas as pd
-        except ImportError:
-            raise MissingDependencyError(
-                "table needs pandas; pip install 'thinsection[probe]', or use rows()"
-            ) from None
         return pd.DataFrame(self.rows(labels))
 
     def tiles(self, slide_id: str, grid: str | None = None) -> TilesFile:
@@ -299,12 +295,9 @@ def export_anndata(folder: Path, target: Path, *, features: str | None = None) -
         StoreError: no embeddings in the folder.
         InvalidInputError: several embeddings and none named.
     """
-    try:
+    with importing("export needs anndata", "export"):
         import anndata
         import pandas as pd
-    except ImportError as error:
-        message = "export needs anndata; pip install 'thinsection[export]'"
-        raise MissingDependencyError(message) from error
     results = open_results(folder)
     address = one_address(results.features, features, "features") if results.features else ""
     tables, arrays = [], []

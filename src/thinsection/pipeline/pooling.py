@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from thinsection.config import as_mapping
-from thinsection.errors import StoreError, ThinsectionError
+from thinsection.errors import StoreError, ThinsectionError, require
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.execute import execute
@@ -24,15 +24,10 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
 from thinsection.stages.labels import features_label
-from thinsection.stages.leaves import PoolingStage
+from thinsection.stages.leaves import PoolingStage, pool_tiles
 from thinsection.stages.stage import RecordedStage, SlideWork
 from thinsection.store.ledger import SLIDES, load_ledger, load_ledgers
-from thinsection.store.tiles_h5 import (
-    TilesFile,
-    read_slide_embedding,
-    read_tiles,
-    write_slide_embedding,
-)
+from thinsection.store.tiles_h5 import TilesFile, read_slide_embedding, read_tiles
 from thinsection.units import parse_bytes
 
 
@@ -165,11 +160,10 @@ def find_features(
         for path in ([folder] if folder.is_file() else sorted(folder.rglob("*.h5")))
         if not path.name.startswith(".") and "slide_features" not in path.parent.name
     ]
-    if not found:
-        raise StoreError(
-            "folder must hold GRID/features_ENCODER/*.h5 of a run, or *.h5 features of TRIDENT or "
-            f"CLAM, got none below {str(folder)!r}; run `thinsection embed` first"
-        )
+    of_others = "*.h5 features of TRIDENT or CLAM"
+    rule = f"folder must hold GRID/features_ENCODER/*.h5 of a run, or {of_others}"
+    got = f"none below {str(folder)!r}; run `thinsection embed` first"
+    require(found, rule, got, error=StoreError)
     return found
 
 
@@ -190,13 +184,9 @@ def _of_results(folder: Path, out: Path | None, wanted: str | None) -> list[Feat
         for slide_id, address, path in known
         if wanted is None or wanted in address
     ]
-    if not found:
-        given = f" for --features {wanted!r}" if wanted else ""
-        raise StoreError(
-            "results folder must hold embeddings, got "
-            f"{sorted({address for _, address, _ in known}) or 'none'}{given} in "
-            f"{str(folder)!r}; run `thinsection embed` first"
-        )
+    addresses, given = {k[1] for k in known}, f" for --features {wanted!r}" if wanted else ""
+    got = f"{sorted(addresses) or 'none'}{given} in {str(folder)!r}; run `thinsection embed` first"
+    require(found, "results folder must hold embeddings", got, error=StoreError)
     return found
 
 
@@ -228,16 +218,12 @@ def _pool_foreign(
     """Of others: the key stands in the slide embedding itself."""
     tiles = read_tiles(file.path)
     if tiles.features is None or len(tiles.features) == 0:
-        raise StoreError(
-            f"features file must hold embeddings, got none in {str(file.path)!r}; "
-            "run `thinsection embed` first"
-        )
+        got = f"none in {str(file.path)!r}; run `thinsection embed` first"
+        raise StoreError(f"features file must hold embeddings, got {got}")
     edge = tiles.tile_px_l0 or tile_px_l0
     if edge is None:
-        raise StoreError(
-            f"tile_px_l0 is missing in {str(file.path)!r}; pass --tile-px-l0 (512 for 512 px "
-            "tiles of a 20x slide)"
-        )
+        remedy = "pass --tile-px-l0 (512 for 512 px tiles of a 20x slide)"
+        raise StoreError(f"tile_px_l0 is missing in {str(file.path)!r}; {remedy}")
     facts = _facts(tiles, fit_warnings(tiles, slide_encoder))
     name = slide_encoder.label(features_label(file.path.parent.name))
     folder = file.out / f"slide_features_{name}"
@@ -247,15 +233,7 @@ def _pool_foreign(
         with contextlib.suppress(StoreError):  # none is there
             if read_slide_embedding(target).attributes.get("key") == key:
                 return file.ended("skipped", facts=facts)
-        embedding = slide_encoder.encode(tiles.features, tiles.coords_l0, tile_px_l0=edge)
-        attributes = {
-            "name": file.slide_id,
-            "slide_encoder": slide_encoder.name,
-            "weights_hash": slide_encoder.weights_hash or "",
-            "num_tiles": len(tiles.coords_l0),
-            "key": key,
-        }
-        write_slide_embedding(target, embedding, attributes)
+        pool_tiles(tiles, slide_encoder, target, edge, key=key)
     return file.ended("done", facts=facts)
 
 

@@ -55,11 +55,14 @@ class ProbeConfig:
         return get_protocol(self.compute.protocol, seed=self.compute.seed)
 
     @property
+    def seeded(self) -> dict[str, Any]:
+        """Arguments of a probe that trains on a device."""
+        return {"protocol": self.protocol, "device": self.compute.device}
+
+    @property
     def blockwise(self) -> dict[str, Any]:
         """Arguments of a probe that works in blocks on a device."""
-        budget_bytes = parse_bytes(self.compute.memory, name="memory")
-        device = self.compute.device
-        return {"protocol": self.protocol, "device": device, "budget_bytes": budget_bytes}
+        return {**self.seeded, "budget_bytes": parse_bytes(self.compute.memory, name="memory")}
 
 
 @dataclass(frozen=True, kw_only=True)

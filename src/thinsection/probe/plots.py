@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import MissingDependencyError
+from thinsection.errors import importing
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.result import Examples, Predictions, ProbeResult, Risks
 
@@ -68,11 +68,8 @@ def probe_pictures(result: ProbeResult, tiles: TileSet | None = None) -> list[Pi
 
 def _picture(name: str, source: Any, draw: Draw, result: ProbeResult) -> Picture:
     """Drawn on a figure outside of pyplot's global state."""
-    try:
+    with importing("pictures need matplotlib", "probe"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        message = f"pictures need matplotlib, got {error}; install thinsection[probe]"
-        raise MissingDependencyError(message) from error
     figure = Figure(figsize=SIZE_IN, dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)

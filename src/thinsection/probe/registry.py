@@ -8,8 +8,9 @@ help. Probes whose `config` is a `ProbeConfig` run in a grid too.
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from thinsection.errors import InvalidInputError
 from thinsection.probe.config import ProbeConfig, RobustnessConfig, SegmentConfig, SlideProbeConfig
@@ -19,7 +20,7 @@ from thinsection.probe.data.sets import CaseSet, RobustnessSet, SurvivalSet, Til
 from thinsection.probe.result import ProbeResult, tileset_result
 from thinsection.registry import Entry, Registry
 
-ProbeFunction = Callable[[Any, Any], ProbeResult | tuple[ProbeResult, ...]]
+ProbeFunction = Callable[..., ProbeResult | tuple[ProbeResult, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,13 @@ def load_probe(name: str) -> Probe:
     return Probe(name, function, DATA_KINDS[data], config_type)
 
 
+def _call(place: str, data: Any, *more: Any, **given: Any) -> ProbeResult:
+    """A probe by its file and name: torch and scikit-learn are imported with what needs them."""
+    file, _, name = place.partition(":")
+    function: ProbeFunction = getattr(import_module(f"thinsection.probe.{file}"), name)
+    return cast(ProbeResult, function(data, *more, **given))
+
+
 def linear(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """One linear layer on frozen embeddings, AdamW, best over learning rate and epoch.
 
@@ -87,23 +95,17 @@ def linear(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
       thinsection probe linear BRACS_RoI/ --layout bracs --encoder uni --out probe/
     """
-    from thinsection.probe.probes.tiles import linear_probe
-
-    return linear_probe(data, protocol=config.protocol, device=config.compute.device)
+    return _call("probes.tiles:linear_probe", data, **config.seeded)
 
 
 def knn(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """Cosine neighbours vote; best k."""
-    from thinsection.probe.probes.tiles import knn_probe
-
-    return knn_probe(data, **config.blockwise)
+    return _call("probes.tiles:knn_probe", data, **config.blockwise)
 
 
 def fewshot(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """SimpleShot: 1000 support sets of 16 tiles per class, majority vote."""
-    from thinsection.probe.probes.tiles import fewshot_probe
-
-    return fewshot_probe(data, **config.blockwise)
+    return _call("probes.tiles:fewshot_probe", data, **config.blockwise)
 
 
 def tileset(data: TileSet, config: ProbeConfig) -> tuple[ProbeResult, ...]:
@@ -117,31 +119,24 @@ def slide(data: CaseSet, config: SlideProbeConfig) -> ProbeResult:
 
     Example: thinsection probe slide labels.csv --embeddings out/ --out probe/
     """
-    from thinsection.probe.probes.cases import slide_probe
-
-    logistic = config.slide.method == "logistic"
-    return slide_probe(data, protocol=config.protocol) if logistic else abmil(data, config)
+    if config.slide.method == "abmil":
+        return abmil(data, config)
+    return _call("probes.cases:slide_probe", data, protocol=config.protocol)
 
 
 def abmil(data: CaseSet, config: ProbeConfig) -> ProbeResult:
     """Labels of slides or patients by attention over their tiles, AUROC over folds."""
-    from thinsection.probe.probes.cases import abmil_probe
-
-    return abmil_probe(data, protocol=config.protocol, device=config.compute.device)
+    return _call("probes.cases:abmil_probe", data, **config.seeded)
 
 
 def survival(data: SurvivalSet, config: ProbeConfig) -> ProbeResult:
     """Cox regression on case means, Harrell's c-index over folds."""
-    from thinsection.probe.probes.cases import survival_probe
-
-    return survival_probe(data, protocol=config.protocol)
+    return _call("probes.cases:survival_probe", data, protocol=config.protocol)
 
 
 def robustness(data: RobustnessSet, config: RobustnessConfig) -> ProbeResult:
     """PathoROB: do neighbours on other slides share the biology or the hospital?"""
-    from thinsection.probe.probes.tiles import robustness_probe
-
-    return robustness_probe(data, k=config.robustness.k, **config.blockwise)
+    return _call("probes.tiles:robustness_probe", data, k=config.robustness.k, **config.blockwise)
 
 
 def segment(data: Path, config: SegmentConfig) -> ProbeResult:
@@ -151,9 +146,7 @@ def segment(data: Path, config: SegmentConfig) -> ProbeResult:
 
       thinsection probe segment PanNuke/ --dataset pannuke --encoder uni --out probe/
     """
-    from thinsection.probe.segment.probe import run_segment_probe
-
-    return run_segment_probe(data, config)
+    return _call("segment.probe:run_segment_probe", data, config)
 
 
 def _entry(function: Any) -> Entry:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinsection.errors import ConfigError, require
@@ -12,13 +13,25 @@ from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import features_label, slug
 from thinsection.stages.stage import Output, SlideWork, Stage
 from thinsection.stages.tiles import FeaturesStage, TilesStage, deciding
-from thinsection.store.tiles_h5 import read_tiles, write_slide_embedding
+from thinsection.store.tiles_h5 import TilesFile, read_tiles, write_slide_embedding
 from thinsection.tiles import TileTable
 
 if TYPE_CHECKING:
     from thinsection.pool import SlideEncoder
 
 _SPEC = re.compile(r"\s*(knn|radius)\s*:\s*(\d+(?:\.\d+)?)\s*(?:um|µm)?\s*")
+
+
+def pool_tiles(
+    tiles: TilesFile, encoder: "SlideEncoder", path: Path, edge_l0: int, **key: str
+) -> int:
+    """Writes the embedding (D,) of the slide that the path is named by, and what it is of; D."""
+    assert tiles.features is not None
+    embedding = encoder.encode(tiles.features, tiles.coords_l0, tile_px_l0=edge_l0)
+    weights, num_tiles = encoder.weights_hash or "", len(tiles.coords_l0)
+    of = {"slide_encoder": encoder.name, "weights_hash": weights, "num_tiles": num_tiles}
+    write_slide_embedding(path, embedding, {"name": path.stem, **of, **key})
+    return len(embedding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,17 +62,9 @@ class PoolingStage(Stage):
         tiles = read_tiles(work.path(self.features.file(slide_id)))
         if tiles.features is None or len(tiles.features) == 0:
             return Output(files=(), facts={"slide_dim": 0})
-        edge = tiles.tile_px_l0 or 1
-        embedding = encoder.encode(tiles.features, tiles.coords_l0, tile_px_l0=edge)
-        attributes = {
-            "name": slide_id,
-            "slide_encoder": encoder.name,
-            "weights_hash": encoder.weights_hash or "",
-            "num_tiles": len(tiles.coords_l0),
-        }
-        write_slide_embedding(work.path(self.file(slide_id)), embedding, attributes)
-        facts = {"slide_encoder": encoder.name, "slide_dim": len(embedding)}
-        facts["warnings"] = "; ".join(self.warnings)
+        dim = pool_tiles(tiles, encoder, work.path(self.file(slide_id)), tiles.tile_px_l0 or 1)
+        warnings = "; ".join(self.warnings)
+        facts = {"slide_encoder": encoder.name, "slide_dim": dim, "warnings": warnings}
         return Output(files=(self.file(slide_id),), facts=facts)
 
 

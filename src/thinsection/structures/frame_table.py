@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from thinsection.errors import MissingDependencyError, StructureError, require
+from thinsection.errors import StructureError, importing, require
 from thinsection.structures.frames import ANGLE_THRESHOLD, FrameOptions, frame_atoms
 from thinsection.structures.structure import ATOM, KINDS, Structure, read_structure
 
@@ -56,11 +56,8 @@ def frame_table(
     Raises:
         MissingDependencyError: pyarrow is not installed.
     """
-    try:
+    with importing("frame tables need pyarrow", "structures"):
         import pyarrow as pa
-    except ImportError:
-        message = "frame tables need pyarrow; pip install 'thinsection[structures]'"
-        raise MissingDependencyError(message) from None
     options = options or FrameOptions()
     with torch.no_grad():
         frames = frame_atoms(*structure.tensors(), angle_threshold=angle_threshold, options=options)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from thinsection.errors import MissingDependencyError, StructureError, require
+from thinsection.errors import StructureError, importing, require
 
 if TYPE_CHECKING:
     import gemmi
@@ -137,11 +137,8 @@ def read_structure(path: Path, *, assembly: str | None = None) -> Structure:
         StructureError: no mmCIF, no atoms, or no such assembly.
         MissingDependencyError: gemmi is not installed.
     """
-    try:
+    with importing("reading mmCIF needs gemmi", "structures"):
         import gemmi
-    except ImportError:
-        message = "reading mmCIF needs gemmi; pip install 'thinsection[structures]'"
-        raise MissingDependencyError(message) from None
     try:
         document = gemmi.cif.read(str(path))
         model = gemmi.make_structure_from_block(document[0]) if len(document) else None

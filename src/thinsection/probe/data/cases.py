@@ -15,15 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import (
-    ConfigError,
-    DatasetError,
-    InvalidInputError,
-    MissingDependencyError,
-)
+from thinsection.errors import ConfigError, DatasetError, importing, require, rewording
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data import files
-from thinsection.probe.data.files import TEST, TRAIN, TextRow, read_embeddings, split_name
+from thinsection.probe.data.files import TEST, TRAIN, TextRow, check, read_embeddings, split_name
 from thinsection.probe.data.sets import CaseSet, Embeddings, SurvivalSet
 from thinsection.probe.protocol import Protocol
 from thinsection.probe.statistics import Fold
@@ -74,10 +69,10 @@ def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
     key = str(config.get("sample_col") or "case_id")
     rows = files.read_rows(table, (key, "slide_id", *columns))
     fold_columns = [c for c in rows[0] if c.startswith("fold_")]
-    if not fold_columns:
-        raise DatasetError(f"table must have fold_* columns, got {list(rows[0])} in {str(table)!r}")
+    where = str(table)
+    check(fold_columns, "table must have fold_* columns", f"{list(rows[0])} in {where!r}")
     used = fold_columns if protocol.file_folds else fold_columns[:1]
-    where = str(table)  # a sample that trains in no fold is a sealed test: it is never looked at
+    # a sample that trains in no fold is a sealed test: it is never looked at
     kept = [r for r in rows if any(split_name(r[c], where) == TRAIN for c in used if r[c])]
     label_dict = {} if survival else config.get("label_dict") or {}
     label_names = {str(k): str(v) for k, v in label_dict.items()}
@@ -93,24 +88,18 @@ def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
 def _file_fold(rows: Sequence[TextRow], column: str, table: Path) -> Fold:
     """The fold's training rows, and its held-out rows (which train in other folds)."""
     training = np.array([split_name(r[column], str(table)) == TRAIN for r in rows])
-    if training.all() or not training.any():
-        found = f"{training.sum()} train of {len(rows)} in {str(table)!r}"
-        raise DatasetError(f"{column} must hold train and held-out rows, got {found}")
+    found = f"{training.sum()} train of {len(rows)} in {str(table)!r}"
+    check({*training} == {True, False}, f"{column} must hold train and held-out rows", found)
     return np.flatnonzero(training), np.flatnonzero(~training)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
+    with importing("Patho-Bench tasks need PyYAML", "probe"):
         import yaml
-    except ImportError as error:
-        missing = f"Patho-Bench tasks need PyYAML, got {error}; install thinsection[probe]"
-        raise MissingDependencyError(missing) from error
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise DatasetError(f"config must be YAML, got {str(path)!r}: {error}") from error
-    if not isinstance(document, dict):
-        raise DatasetError(f"config must be a mapping, got {document!r} in {str(path)!r}")
+    shown, errors = repr(str(path)), (OSError, yaml.YAMLError)
+    with rewording("config must be YAML", shown, *errors, error=DatasetError):
+        document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    check(isinstance(document, dict), "config must be a mapping", f"{document!r} in {shown}")
     return document
 
 
@@ -119,14 +108,12 @@ def _group(rows: Sequence[TextRow], key: str, columns: tuple[str, ...], **known:
     name, cases = known["name"], defaultdict(list)
     for row in rows:
         cases[row[key]].append(row)
-    if not cases:
-        raise DatasetError(f"table must leave cases to train on, got none in {name!r}")
+    check(cases, "table must leave cases to train on", f"none in {name!r}")
     agree = [*columns, *(c for c in rows[0] if c.startswith("fold_"))]
     for (case, group), column in product(cases.items(), agree):
         values = list(dict.fromkeys(r[column] for r in group))
-        if len(values) > 1:
-            found = f"{values[0]!r} and {values[1]!r} for {case!r} in {name!r}"
-            raise DatasetError(f"{column} must be the same in all rows of a case, got {found}")
+        found = f"{values[0]!r} and {values[-1]!r} for {case!r} in {name!r}"
+        check(len(values) == 1, f"{column} must be the same in all rows of a case", found)
     groups = cases.values()
     slides = tuple(tuple(s for r in rows for s in _slide_ids(r["slide_id"])) for rows in groups)
     first = tuple(rows[0] for rows in groups)
@@ -152,9 +139,9 @@ def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
         names, labels = files.encode_labels(texts, table.name)
     else:
         names = tuple(known.values())
-        if unknown := sorted(set(texts) - set(names)):
-            found = f"{unknown[0]!r} in {table.name!r}"
-            raise DatasetError(f"label must be one of {', '.join(names)}, got {found}")
+        for text in sorted(set(texts)):
+            rule = f"label must be one of {', '.join(names)}"
+            check(text in names, rule, f"{text!r} in {table.name!r}")
         labels = np.array([names.index(t) for t in texts], dtype=np.int64)
     return CaseSet(class_names=names, labels=labels, **_common(table, config))
 
@@ -191,17 +178,14 @@ def mean_vectors(files_of_case: Sequence[Sequence[Path]], read: ReadEmbeddings) 
     """
     vectors: list[npt.NDArray[np.float64]] = []
     for slides in files_of_case:
-        if not slides:
-            raise InvalidInputError("each case must have a slide, got a case without any")
+        require(slides, "each case must have a slide", "a case without any")
         means: list[npt.NDArray[np.float64]] = []
         for path in slides:
-            if not len(tiles := read(path)):
-                found = f"none in {str(path)!r}"
-                raise InvalidInputError(f"a slide must have tile embeddings, got {found}")
+            tiles, none = read(path), f"none in {str(path)!r}"
+            require(len(tiles), "a slide must have tile embeddings", none)
             means.append(tiles.mean(axis=0, dtype=np.float64))
         vectors.append(np.mean(means, axis=0))
         dim, first_dim = len(vectors[-1]), len(vectors[0])
-        if dim != first_dim:
-            found = f"{dim} after {first_dim} in {str(slides[0])!r}; were two encoders mixed?"
-            raise InvalidInputError(f"embeddings must have the same D, got {found}")
+        found = f"{dim} after {first_dim} in {str(slides[0])!r}; were two encoders mixed?"
+        require(dim == first_dim, "embeddings must have the same D", found)
     return np.stack(vectors).astype(np.float32)

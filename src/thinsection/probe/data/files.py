@@ -9,6 +9,7 @@ import csv
 import pickle
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.config import nearest
-from thinsection.errors import DatasetError, MissingDependencyError
+from thinsection.errors import DatasetError, importing, require, rewording
 from thinsection.pipeline.records import RECORDS
 from thinsection.probe.data.sets import Embeddings, Labels
 from thinsection.probe.statistics import Fold
@@ -31,25 +32,23 @@ _WORDS = {TRAIN: "train training", VAL: "val valid validation dev", TEST: "test 
 _SPLITS = {word: name for name, words in _WORDS.items() for word in words.split()}
 RUN_FOLDERS = (SLIDES, RECORDS)  # with both a folder is a run's, whatever else it holds
 KINDS = ("features", "slide_features")  # of tiles; else of slides
+check = partial(require, error=DatasetError)
 
 
 def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
     """Rows of a CSV (or TSV or Parquet, by its suffix) as text, spaces stripped."""
-    try:
+    errors = (OSError, ValueError)  # pyarrow's errors and UnicodeDecodeError are such
+    with rewording("table must be readable text", repr(str(path)), *errors, error=DatasetError):
         names, raw = _raw_rows(path)
-    except (OSError, ValueError) as error:  # pyarrow's errors and UnicodeDecodeError are such
-        raise DatasetError(f"table must be readable text, got {str(path)!r}: {error}") from error
     columns = [name.strip() for name in names]
     rows = [
         {k.strip(): "" if v is None else str(v).strip() for k, v in r.items() if k} for r in raw
     ]
     for name in required:
-        if name not in columns:
-            hint = nearest(name, columns) if columns else ""
-            got = f"{', '.join(columns) or 'none'} in {str(path)!r}{hint}"
-            raise DatasetError(f"table must have the column {name!r}, got {got}")
-    if not rows:
-        raise DatasetError(f"table must have rows, got none in {str(path)!r}")
+        hint = nearest(name, columns) if columns else ""
+        got = f"{', '.join(columns) or 'none'} in {str(path)!r}{hint}"
+        check(name in columns, f"table must have the column {name!r}", got)
+    check(rows, "table must have rows", f"none in {str(path)!r}")
     return rows
 
 
@@ -60,29 +59,24 @@ def _raw_rows(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, delimiter="\t" if suffix == ".tsv" else ",")
             return reader.fieldnames or (), list(reader)
-    try:
+    with importing("Parquet tables need pyarrow", "export"):
         from pyarrow import parquet
-    except ImportError as error:
-        missing = f"Parquet tables need pyarrow, got {error}; install thinsection[export]"
-        raise MissingDependencyError(missing) from error
     table = parquet.read_table(path)
     return table.column_names, table.to_pylist()
 
 
 def split_name(text: str, where: str) -> str:
     """'train', 'val' or 'test' of what a file calls it; raises DatasetError for another word."""
-    name = _SPLITS.get(text.strip().lower())
-    if name is None:
-        raise DatasetError(f"split must be train, val or test, got {text!r} in {where}")
-    return name
+    word = text.strip().lower()
+    check(word in _SPLITS, "split must be train, val or test", f"{text!r} in {where}")
+    return _SPLITS[word]
 
 
 def split_fold(splits: Sequence[str | None], where: str, remedy: str = "") -> Fold:
     """Rows of train and of val; raises DatasetError where one of them has none."""
     train, val = (np.flatnonzero(np.array(splits) == name) for name in (TRAIN, VAL))
-    if not len(train) or not len(val):
-        found = f"{len(train)} and {len(val)} in {where}{remedy}"
-        raise DatasetError(f"split must name train and val rows, got {found}")
+    found = f"{len(train)} and {len(val)} in {where}{remedy}"
+    check(len(train) and len(val), "split must name train and val rows", found)
     return train, val
 
 
@@ -112,9 +106,8 @@ def _h5_features(path: Path) -> npt.NDArray:
     import h5py
 
     with h5py.File(path, "r") as file:
-        if "features" not in file:
-            found = f"{sorted(file)} in {str(path)!r}; run `thinsection embed` first"
-            raise DatasetError(f"embeddings must lie in the dataset 'features', got {found}")
+        found = f"{sorted(file)} in {str(path)!r}; run `thinsection embed` first"
+        check("features" in file, "embeddings must lie in the dataset 'features'", found)
         return np.asarray(file["features"])
 
 
@@ -129,10 +122,9 @@ def _torch_tensor(path: Path) -> npt.NDArray:
         raise DatasetError(f"embeddings must be a plain tensor, got {found}") from error
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    if not isinstance(value, torch.Tensor):
-        found = f"{type(value).__name__} in {str(path)!r}"
-        raise DatasetError(f"embeddings must be one tensor, got {found}")
-    return value.float().numpy()
+    found = f"{type(value).__name__} in {str(path)!r}"
+    check(isinstance(value, torch.Tensor), "embeddings must be one tensor", found)
+    return value.float().numpy()  # type: ignore[no-any-return]
 
 
 _READERS: dict[str, Callable[[Path], npt.NDArray]] = {
@@ -147,24 +139,17 @@ def read_embeddings(path: Path) -> Embeddings:
 
     Memory: the file's content, twice where it is not float32.
     """
-    read = _READERS.get(path.suffix.lower())
-    if not path.is_file():
-        raise DatasetError(f"embeddings must be an existing file, got {str(path)!r}")
-    if read is None:
-        raise DatasetError(f"embeddings must be in {', '.join(_READERS)}, got {str(path)!r}")
-    try:
-        array = read(path)
-    except DatasetError:
-        raise
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"embeddings must be readable, got {str(path)!r}: {error}") from error
+    suffix, shown = path.suffix.lower(), repr(str(path))
+    check(path.is_file(), "embeddings must be an existing file", shown)
+    check(suffix in _READERS, f"embeddings must be in {', '.join(_READERS)}", shown)
+    with rewording("embeddings must be readable", shown, OSError, ValueError, error=DatasetError):
+        array = _READERS[suffix](path)
     if array.ndim == 1:
         array = array[None]
     if array.ndim == 3 and len(array) == 1:  # TRIDENT's batch axis
         array = array[0]
-    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
-        found = f"{array.dtype} {array.shape} in {str(path)!r}"
-        raise DatasetError(f"embeddings must be floats (N, D), got {found}")
+    fits = array.ndim == 2 and np.issubdtype(array.dtype, np.floating)
+    check(fits, "embeddings must be floats (N, D)", f"{array.dtype} {array.shape} in {shown}")
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
@@ -179,9 +164,8 @@ def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> Embe
         dim = array.shape[1]
         if out is None:
             out = np.empty((len(paths), dim), dtype=np.float32)
-        if dim != out.shape[1]:
-            found = f"{dim} after {out.shape[1]} in {str(path)!r}"
-            raise DatasetError(f"embeddings must have the same D, got {found}")
+        found = f"{dim} after {out.shape[1]} in {str(path)!r}"
+        check(dim == out.shape[1], "embeddings must have the same D", found)
         out[entries] = array[[_row_index(rows[i], len(array), path, table) for i in entries]]
     assert out is not None  # a table has rows
     return out
@@ -190,9 +174,8 @@ def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> Embe
 def _row_index(text: str, count: int, path: Path, table: Path) -> int:
     if not text and count == 1:
         return 0
-    if not text.isdigit() or int(text) >= count:
-        found = f"{text!r} in {str(table)!r}"
-        raise DatasetError(f"row must lie in 0..{count - 1} of {path.name!r}, got {found}")
+    rule = f"row must lie in 0..{count - 1} of {path.name!r}"
+    check(text.isdigit() and int(text) < count, rule, f"{text!r} in {str(table)!r}")
     return int(text)
 
 
@@ -209,14 +192,12 @@ def features_folder(path: Path, *kinds: str) -> Path:
     """The folder of embeddings: the path itself, or a results folder's one of the first kind."""
     if not is_results(path):
         return path
-    found = next(filter(None, (_features(path, kind) for kind in kinds)), None)
-    if not found:
-        found_none = f"no */features_<encoder> in {str(path)!r}; run `thinsection embed` first"
-        raise DatasetError(f"results must hold embeddings, got {found_none}")
-    if len(found) > 1:
-        names = ", ".join(str(p.relative_to(path)) for p in found)
-        got = f"{names} in {str(path)!r}; name one, as {str(found[0])!r}"
-        raise DatasetError(f"results must hold one folder of embeddings, got {got}")
+    found = next(filter(None, (_features(path, kind) for kind in kinds)), [])
+    none = f"no */features_<encoder> in {str(path)!r}; run `thinsection embed` first"
+    check(found, "results must hold embeddings", none)
+    names = ", ".join(str(p.relative_to(path)) for p in found)
+    got = f"{names} in {str(path)!r}; name one, as {str(found[0])!r}"
+    check(len(found) == 1, "results must hold one folder of embeddings", got)
     return found[0]
 
 
@@ -232,10 +213,9 @@ def find_tile_files(path: Path) -> list[Path]:
         return [path]
     folder = features_folder(path, "features")
     found = sorted(folder.glob("*.h5"))
-    if not found:
-        looked_for = "<slide_id>.h5 and */features_<encoder>/<slide_id>.h5"
-        got = f"none in {str(folder)!r}; looked for {looked_for}"
-        raise DatasetError(f"data must hold tile embeddings, got {got}")
+    looked_for = "<slide_id>.h5 and */features_<encoder>/<slide_id>.h5"
+    got = f"none in {str(folder)!r}; looked for {looked_for}"
+    check(found, "data must hold tile embeddings", got)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thinsection.errors import DatasetError
+from thinsection.errors import DatasetError, rewording
 from thinsection.probe.data import files
 from thinsection.probe.data.files import FOLDS, TRAIN, VAL
 from thinsection.probe.data.sets import Embeddings, ImageRef, LabelledRows, Labels, TileSet
@@ -133,14 +133,12 @@ def load_pcam(root: Path, *, seed: int = 1337) -> LabelledRows:
         raise files.unexpected(root, "PatchCamelyon (unzip *.h5.gz first)", names)
     parts = []
     for x, y in (paths[:2], paths[2:]):
-        try:
-            with h5py.File(x, "r") as images, h5py.File(y, "r") as labels:
-                n, truth = len(images["x"]), np.asarray(labels["y"]).ravel().astype(np.int64)
-        except (OSError, KeyError) as error:
-            rule = "PCam file must hold 'x' or 'y'"
-            raise DatasetError(f"{rule}, got {str(x)!r}: {error}") from error
-        if n != (m := len(truth)):
-            raise DatasetError(f"x and y must have the same N, got {n} and {m} in {str(x)!r}")
+        shown, rule = repr(str(x)), "PCam file must hold 'x' or 'y'"
+        whole = rewording(rule, shown, OSError, KeyError, error=DatasetError)
+        with whole, h5py.File(x, "r") as images, h5py.File(y, "r") as labels:
+            n, truth = len(images["x"]), np.asarray(labels["y"]).ravel().astype(np.int64)
+        found = f"{n} and {len(truth)} in {shown}"
+        files.check(n == len(truth), "x and y must have the same N", found)
         parts.append(([ImageRef(x, row) for row in range(n)], truth))
     return _published("pcam", ("normal", "metastasis"), *parts, rule="published train and valid")
 
@@ -203,8 +201,7 @@ def embed_images(images: Sequence[ImageRef], encode: Encode, *, batch_size: int 
             out = np.empty((len(images), vectors.shape[1]), dtype=np.float32)
         out[done : done + len(batch)] = vectors
         done += len(batch)
-    if not done:
-        raise DatasetError("images must be given to embed, got none")
+    files.check(done, "images must be given to embed", "none")
     return out
 
 
@@ -249,14 +246,13 @@ def read_images(refs: Iterable[ImageRef]) -> Iterator[RgbArray]:
     from PIL import Image
 
     for path, run in groupby(refs, key=lambda ref: ref.path):
-        rows = [ref.row for ref in run]
-        try:
+        rows, shown = [ref.row for ref in run], repr(str(path))
+        errors = (OSError, KeyError, Image.DecompressionBombError)
+        with rewording("image must be readable", shown, *errors, error=DatasetError):
             if rows[0] is not None:
                 with h5py.File(path, "r") as file:
                     yield from (np.asarray(file["x"][row], dtype=np.uint8) for row in rows)
                 continue
             with Image.open(path) as image:
                 pixels = np.asarray(image.convert("RGB"))
-        except (OSError, KeyError, Image.DecompressionBombError) as error:
-            raise DatasetError(f"image must be readable, got {str(path)!r}: {error}") from error
         yield from [pixels] * len(rows)

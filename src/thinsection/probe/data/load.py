@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import ConfigError, DatasetError
+from thinsection.errors import ConfigError, DatasetError, rewording
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data import files, images, sets
-from thinsection.probe.data.files import FOLDS, TEST
+from thinsection.probe.data.files import FOLDS, TEST, check
 from thinsection.probe.data.sets import LabelledRows, RobustnessSet, TileSet
 from thinsection.probe.statistics import grouped_folds, stratified_folds
 from thinsection.store.tiles_h5 import read_tiles
@@ -67,8 +67,7 @@ def _labelled_rows(path: Path, config: ProbeConfig) -> LabelledRows:
 def guess_layout(path: Path, labels: Path | None) -> str:
     """'tiles' with labels or for embeddings, 'manifest' for a table, else 'folder'."""
     suffix = path.suffix.lower()
-    if not path.exists():
-        raise DatasetError(f"data must exist, got {str(path)!r}")
+    check(path.exists(), "data must exist", repr(str(path)))
     if labels is not None or suffix in (".h5", ".hdf5"):
         return "tiles"
     if suffix in files.TABLE_SUFFIXES:
@@ -138,28 +137,24 @@ class LabelledRegion:
 
 def read_regions(path: Path) -> list[LabelledRegion]:
     """Labelled polygons of a GeoJSON file; the label is QuPath's classification name."""
-    try:
+    shown = repr(str(path))
+    with rewording("labels must be GeoJSON", shown, OSError, ValueError, error=DatasetError):
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"labels must be GeoJSON, got {str(path)!r}: {error}") from error
-    features = document.get("features") if isinstance(document, dict) else document
-    if not isinstance(features, list) or not features:
-        raise DatasetError(f"labels must be a FeatureCollection with features, got {str(path)!r}")
+    features: Any = document.get("features") if isinstance(document, dict) else document
+    some = isinstance(features, list) and features
+    check(some, "labels must be a FeatureCollection with features", shown)
     return [_region(feature, i, path) for i, feature in enumerate(features)]
 
 
 def _region(feature: Any, number: int, path: Path) -> LabelledRegion:
     properties, geometry = (feature.get(key) or {} for key in ("properties", "geometry"))
     of_class = (properties.get("classification") or {}).get("name")
-    label, kind = (
-        properties.get("label") or of_class or properties.get("name"),
-        geometry.get("type"),
-    )
-    if not label or kind not in ("Polygon", "MultiPolygon"):
-        found = f"{kind!r} with label {label!r} as feature {number} in {str(path)!r}"
-        remedy = "name a class in QuPath or set properties.classification.name"
-        rule = "each feature must be a labelled Polygon or MultiPolygon"
-        raise DatasetError(f"{rule}, got {found}; {remedy}")
+    label = properties.get("label") or of_class or properties.get("name")
+    kind, remedy = geometry.get("type"), "set properties.classification.name"
+    found = f"{kind!r} with label {label!r} as feature {number} in {str(path)!r}"
+    rule = "each feature must be a labelled Polygon or MultiPolygon"
+    fits = label and kind in ("Polygon", "MultiPolygon")
+    check(fits, rule, f"{found}; name a class in QuPath or {remedy}")
     polygons = [geometry["coordinates"]] if kind == "Polygon" else geometry["coordinates"]
     rings = [np.asarray(ring, dtype=np.float64)[:, :2] for polygon in polygons for ring in polygon]
     if (split := properties.get("split")) is not None:
@@ -178,14 +173,12 @@ def load_regions(tile_files: Sequence[Path], labels: Path, *, seed: int = 1337) 
     """
     slides = _labelled_tiles(tile_files, labels)
     encoders = {(s.encoder, s.embeddings.shape[1]) for s in slides}
-    if len(encoders) > 1:
-        mixed = ", ".join(sorted(f"{name or 'unnamed'} ({dim}-d)" for name, dim in encoders))
-        raise DatasetError(f"slides must come from one encoder, got {mixed}; probe them apart")
+    mixed = ", ".join(sorted(f"{name or 'unnamed'} ({dim}-d)" for name, dim in encoders))
+    check(len(encoders) < 2, "slides must come from one encoder", f"{mixed}; probe them apart")
     texts = [label for s in slides for label, _ in s.labels]
-    if len(set(texts)) < 2:
-        found = f"{len(texts)} tiles of {len(slides)} slides in {str(labels)!r}"
-        rule = "labels must put tiles into at least two classes"
-        raise DatasetError(f"{rule}, got {sorted(set(texts))} for {found}")
+    found = f"{len(texts)} tiles of {len(slides)} slides in {str(labels)!r}"
+    rule = "labels must put tiles into at least two classes"
+    check(len(set(texts)) >= 2, rule, f"{sorted(set(texts))} for {found}")
     names, codes = files.encode_labels(texts, str(labels))
     of_slide = [s.name for s in slides for _ in s.labels]
     splits = [split for s in slides for _, split in s.labels]

@@ -3,15 +3,17 @@
 A test split has no place here: sets hold training and validation rows, or cases and their folds.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import DatasetError, InvalidInputError
+from thinsection.errors import DatasetError, InvalidInputError, require
 from thinsection.probe.statistics import Fold, IndexArray
 
 Embeddings = npt.NDArray[np.float32]  # (N, D)
@@ -88,8 +90,7 @@ class LabelledRows:
 
     def at_most_per_class(self, most: int, *, seed: int) -> "LabelledRows":
         """With at most `most` rows of each class in train and in val; the facts say so."""
-        if most < 1:
-            raise InvalidInputError(f"max_per_class must be >= 1, got {most}")
+        require(most >= 1, "max_per_class must be >= 1", most)
         train, val = (r[draw_rows(self.labels[r], most, seed=seed)] for r in self.fold)
         return replace(self, fold=(train, val), facts={**self.facts, "max_per_class": most})
 
@@ -108,17 +109,14 @@ class _Cases:
     def _check(self, *columns: str) -> None:
         """Vectors must be finite (n, D), columns (n,), ids distinct."""
         shape, n = self.vectors.shape, len(self.ids)
-        if len(shape) != 2 or shape[0] != n or 0 in shape:
-            found = f"{shape} for {n} cases"
-            raise InvalidInputError(f"vectors must be (n, D), one a case, got {found}")
-        if len(set(self.ids)) != n:
-            twice = next(i for i in self.ids if self.ids.count(i) > 1)
-            raise InvalidInputError(f"case ids must be distinct, got {twice!r} twice")
+        fits = len(shape) == 2 and shape[0] == n and 0 not in shape
+        require(fits, "vectors must be (n, D), one a case", f"{shape} for {n} cases")
+        twice = next((i for i, times in Counter(self.ids).items() if times > 1), None)
+        require(twice is None, "case ids must be distinct", f"{twice!r} twice")
         check_finite(self.vectors, self.ids)
         shapes = [getattr(self, name).shape for name in columns]
-        if set(shapes) != {(n,)}:
-            found = f"{' and '.join(map(str, shapes))} for {n} cases"
-            raise InvalidInputError(f"{' and '.join(columns)} must be one a case, got {found}")
+        found = f"{' and '.join(map(str, shapes))} for {n} cases"
+        require({*shapes} == {(n,)}, f"{' and '.join(columns)} must be one a case", found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +139,10 @@ class SurvivalSet(_Cases):
 
     def __post_init__(self) -> None:
         self._check("event", "time")
-        if bad := [i for i, time in enumerate(self.time) if not 0 < time < np.inf]:
-            found = f"{self.time[bad[0]]} for case {self.ids[bad[0]]!r}"
-            raise InvalidInputError(f"time must be finite and > 0, got {found}")
-        if not self.event.any():
-            raise InvalidInputError("event must be seen in some case, got only censored cases")
+        for name, time in zip(self.ids, self.time, strict=True):
+            found = f"{time} for case {name!r}"
+            require(0 < time < np.inf, "time must be finite and > 0", found)
+        require(self.event.any(), "event must be seen in some case", "only censored cases")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,15 +166,13 @@ def make_split(
         InvalidInputError: shapes do not fit, nothing is there, or a value is not finite.
     """
     x, y = np.ascontiguousarray(embeddings, dtype=np.float32), np.asarray(labels)
-    if x.ndim != 2 or 0 in x.shape:
-        raise InvalidInputError(f"embeddings must be (N, D) with N, D >= 1, got shape {x.shape}")
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-        raise InvalidInputError(f"labels must be integers (N,), got {y.dtype} {y.shape}")
-    if len(x) != (n := len(y)):
-        raise InvalidInputError(f"embeddings and labels must have the same N, got {len(x)} and {n}")
+    shaped, whole = x.ndim == 2 and x.size, y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
+    require(shaped, "embeddings must be (N, D) with N, D >= 1", f"shape {x.shape}")
+    require(whole, "labels must be integers (N,)", f"{y.dtype} {y.shape}")
+    n, found = len(y), f"{len(x)} and {len(y)}"
+    require(len(x) == n, "embeddings and labels must have the same N", found)
     names = tuple(map(str, range(n)) if ids is None else ids)
-    if len(names) != n:
-        raise InvalidInputError(f"ids must be one a row, got {len(names)} for {n} rows")
+    require(len(names) == n, "ids must be one a row", f"{len(names)} for {n} rows")
     check_finite(x, names)
     return Split(embeddings=x, labels=y.astype(np.int64), ids=names)
 
@@ -198,19 +193,17 @@ def check_tile_set(data: TileSet) -> None:
     """Raises DatasetError where the splits do not fit each other or the classes."""
     k, where = data.num_classes, f"in {data.name!r}"
     widths = [str(split.embeddings.shape[1]) for split in (data.train, data.val)]
-    if widths[0] != widths[1]:
-        found = f"{' and '.join(widths)} {where}"
-        raise DatasetError(f"embeddings of train and val must have the same D, got {found}")
+    check = partial(require, error=DatasetError)
+    rule, found = "embeddings of train and val must have the same D", f"{' and '.join(widths)}"
+    check(widths[0] == widths[1], rule, f"{found} {where}")
     for name, split in (("train", data.train), ("val", data.val)):
         low, high = split.labels.min(), split.labels.max()
-        if low < 0 or high >= k:
-            rule = f"labels of {name} must lie in 0..{k - 1}"
-            raise DatasetError(f"{rule}, got {low}..{high} {where}")
+        rule = f"labels of {name} must lie in 0..{k - 1}"
+        check(low >= 0 and high < k, rule, f"{low}..{high} {where}")
     absent = sorted(set(range(k)) - set(data.train.labels.tolist()))
-    if k < 2 or absent:
-        missing = f" (none of {', '.join(data.class_names[c] for c in absent)})" if absent else ""
-        found = f"{k - len(absent)} of {k}{missing} {where}"
-        raise DatasetError(f"train must hold at least two classes, each with rows, got {found}")
+    missing = f" (none of {', '.join(data.class_names[c] for c in absent)})" if absent else ""
+    rule = "train must hold at least two classes, each with rows"
+    check(k >= 2 and not absent, rule, f"{k - len(absent)} of {k}{missing} {where}")
 
 
 def draw_rows(labels: Labels, most: int, *, seed: int) -> IndexArray:

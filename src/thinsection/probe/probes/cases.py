@@ -11,7 +11,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import cross_entropy
 
-from thinsection.errors import DatasetError, MissingDependencyError, require
+from thinsection.errors import DatasetError, importing, require
 from thinsection.probe import statistics
 from thinsection.probe.data.cases import ReadEmbeddings
 from thinsection.probe.data.files import read_embeddings
@@ -291,14 +291,9 @@ def _concordance(event: npt.NDArray[np.bool_], time: FloatVector, risk: FloatVec
 
 def _fit_risk(cases: SurvivalSet, fold: Fold, settings: SurvivalSettings) -> FloatVector:
     """Risk scores of the validation cases."""
-    try:
+    with importing("the survival probe needs scikit-survival", "probe"):
         from sksurv.linear_model import CoxnetSurvivalAnalysis, CoxPHSurvivalAnalysis
         from sksurv.util import Surv
-    except ImportError as error:
-        message = (
-            f"the survival probe needs scikit-survival, got {error}; install thinsection[probe]"
-        )
-        raise MissingDependencyError(message) from error
     train, val = fold
     x = cases.vectors.astype(np.float64)
     mean, spread = x[train].mean(axis=0), x[train].std(axis=0)

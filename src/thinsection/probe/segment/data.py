@@ -15,8 +15,8 @@ from PIL import Image
 from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
-from thinsection.errors import DatasetError
-from thinsection.probe.data.files import unexpected
+from thinsection.errors import DatasetError, rewording
+from thinsection.probe.data.files import check, unexpected
 from thinsection.probe.data.images import read_images
 from thinsection.probe.data.sets import ImageRef
 from thinsection.probe.statistics import Fold, shuffled_folds
@@ -52,12 +52,9 @@ class SegmentSet:
         """sha256 over the name and the files' contents in their order. Memory: 256 KiB."""
         whole = hashlib.sha256(self.name.encode())
         for path in self.files:
-            try:
-                with path.open("rb") as file:
-                    whole.update(hashlib.file_digest(file, "sha256").digest())
-            except OSError as error:
-                found = f"{str(path)!r}: {error}"
-                raise DatasetError(f"data file must be readable, got {found}") from error
+            rule, shown = "data file must be readable", repr(str(path))
+            with rewording(rule, shown, OSError, error=DatasetError), path.open("rb") as file:
+                whole.update(hashlib.file_digest(file, "sha256").digest())
         return whole.hexdigest()
 
     def image_batches(self, start: int, batch_size: int) -> Iterator[RgbArray]:
@@ -71,9 +68,8 @@ class SegmentSet:
         out, top = np.empty((len(self), PX, PX), dtype=np.uint8), len(self.class_names) - 1
         for i, name in enumerate(self.ids):
             out[i] = self.label(i)
-            if out[i].max() > top:
-                found = f"{out[i].max()} in {name!r} of {self.name}"
-                raise DatasetError(f"labels must be 0..{top}, got {found}")
+            found = f"{out[i].max()} in {name!r} of {self.name}"
+            check(out[i].max() <= top, f"labels must be 0..{top}", found)
         return out
 
 
@@ -85,12 +81,10 @@ def load_pannuke(root: Path) -> SegmentSet:
         raise unexpected(root, "PanNuke", [str(p.relative_to(root)) for p in paths])
     shapes = [_mapped(path).shape for path in paths]
     for path, shape, channels in zip(paths, shapes, (3, 6, 3, 6), strict=True):
-        if shape[1:] != (PX, PX, channels):
-            wanted, found = f"(N, {PX}, {PX}, {channels})", f"{shape} in {str(path)!r}"
-            raise DatasetError(f"{path.stem} must be of shape {wanted}, got {found}")
+        rule = f"{path.stem} must be of shape (N, {PX}, {PX}, {channels})"
+        check(shape[1:] == (PX, PX, channels), rule, f"{shape} in {str(path)!r}")
     sizes, masks = ([shape[0] for shape in shapes[part::2]] for part in (0, 1))
-    if sizes != masks:
-        raise DatasetError(f"images and masks must be as many, got {sizes} and {masks}")
+    check(sizes == masks, "images and masks must be as many", f"{sizes} and {masks}")
 
     def row(part: int, i: int) -> npt.NDArray:
         fold = int(i >= sizes[0])
@@ -111,12 +105,10 @@ def load_pannuke(root: Path) -> SegmentSet:
 
 def _mapped(path: Path) -> npt.NDArray:
     """The array of a .npy, mapped. For one row: pages that stay mapped count as our memory."""
-    try:
+    shown = repr(str(path))
+    with rewording("array must be a whole .npy", shown, OSError, ValueError, error=DatasetError):
         array: npt.NDArray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"array must be a whole .npy, got {str(path)!r}: {error}") from error
-    if not array.flags.c_contiguous:
-        raise DatasetError(f"array must be in C order, got Fortran's in {str(path)!r}")
+    check(array.flags.c_contiguous, "array must be in C order", f"Fortran's in {shown}")
     return array
 
 
@@ -166,15 +158,14 @@ SEGMENT_DATASETS = {"pannuke": load_pannuke, "monusac": load_monusac, "consep": 
 
 def read_label(path: Path) -> npt.NDArray[np.uint8]:
     """The label image of a .npy (as it is) or of a .mat (`type_map`, remapped)."""
-    is_mat = path.suffix == ".mat"
-    try:
+    is_mat, shown = path.suffix == ".mat", repr(str(path))
+    errors = (OSError, ValueError, KeyError, MatReadError, NotImplementedError)
+    with rewording("label must be readable", shown, *errors, error=DatasetError):
         label = loadmat(path, variable_names=["type_map"])["type_map"] if is_mat else np.load(path)
-    except (OSError, ValueError, KeyError, MatReadError, NotImplementedError) as error:
-        raise DatasetError(f"label must be readable, got {str(path)!r}: {error}") from error
-    top = len(CONSEP_REMAP) - 1 if is_mat else 255
-    if label.ndim != 2 or label.min() < 0 or label.max() > top or (label != label.round()).any():
-        got = f"{label.dtype} {label.shape}, {label.min()}..{label.max()} in {str(path)!r}"
-        raise DatasetError(f"label must be whole numbers 0..{top} of shape (H, W), got {got}")
+    top, low, high = len(CONSEP_REMAP) - 1 if is_mat else 255, label.min(), label.max()
+    fits = label.ndim == 2 and low >= 0 and high <= top and (label == label.round()).all()
+    rule = f"label must be whole numbers 0..{top} of shape (H, W)"
+    check(fits, rule, f"{label.dtype} {label.shape}, {low}..{high} in {shown}")
     whole: npt.NDArray[np.uint8] = label.astype(np.uint8)
     return CONSEP_REMAP[whole] if is_mat else whole
 
@@ -192,9 +183,8 @@ def _from_files(
         found = read_label(labels[i])
         with Image.open(images[i]) as picture:
             size = (picture.height, picture.width)
-        if found.shape != size:
-            got = f"{found.shape} in {str(labels[i])!r}"
-            raise DatasetError(f"label must be of its image's size {size}, got {got}")
+        rule, got = f"label must be of its image's size {size}", str(labels[i])
+        check(found.shape == size, rule, f"{found.shape} in {got!r}")
         return np.asarray(Image.fromarray(found).resize((PX, PX), Image.Resampling.NEAREST))
 
     known |= {"ids": tuple(f"{p.parent.name}/{p.stem}" for p in images), "files": tuple(images)}
