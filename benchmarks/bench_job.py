@@ -3,7 +3,7 @@
 256 px tiles at 0.5 µm/px from a scan of 0.252 µm/px with levels 1/4/16, and at native resolution:
 the same coordinates, normalisation and network (a mean over pixels; ResNet-18 under the same
 random weights) for every way, one decoding worker and one thread, each in a process of its own
-from opening the slide to rows. Each first writes a sample of its tiles, which must be ours.
+from opening the slide to rows. Each first writes a sample of its tiles, to be compared with ours.
 
 `python -m benchmarks.bench_job --peers-python PATH`: a Python that has the peers (CONTRIBUTING.md
 says how it is made); without it only ours and OpenSlide with Pillow run, and the rest is listed.
