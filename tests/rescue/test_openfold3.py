@@ -7,7 +7,7 @@ import unittest
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from unittest import mock
 
 import pytest
@@ -28,6 +28,13 @@ def get_token_frame_atoms(batch, x, atom_mask, angle_threshold=25.0, eps=1e-8, i
 
 CALLS = []
 """
+# the other functions that are replaced; as the first, but for their bodies
+_OTHERS = {
+    "metrics/sample_ranking": "def compute_has_clash(asym_id, atom_positions_predicted, atom_mask, "
+    "is_polymer, threshold=1.1, violation_abs=100, violation_frac=0.5): ...\n",
+    "loss/confidence": "def all_atom_plddt_loss(batch, x, logits, no_bins, bin_min, bin_max, eps, "
+    "**kwargs): ...\n",
+}
 _USER = "from openfold3.core.utils.atomize_utils import get_token_frame_atoms\n"
 
 
@@ -45,6 +52,11 @@ def write_package(root: Path, *, number: str = "0.5.0", inf: str = "1e9") -> Non
     for folder in (utils, utils.parent, utils.parent.parent):
         (folder / "__init__.py").write_text("")
     (utils / "atomize_utils.py").write_text(_ORIGINAL.format(inf=inf))
+    for name, text in _OTHERS.items():
+        other = utils.parent / f"{name}.py"
+        other.parent.mkdir()
+        (other.parent / "__init__.py").write_text("")
+        other.write_text(text)
     (utils.parent / "early.py").write_text(_USER)
     (utils.parent / "late.py").write_text(_USER)
     facts = root / f"openfold3-{number}.dist-info"
@@ -101,11 +113,20 @@ def test_the_original_comes_back_after_an_exception(root: Path) -> None:
 
 def test_a_second_rescue_within_the_first_is_refused(root: Path) -> None:
     write_package(root)
-    with (
-        openfold3(),
-        pytest.raises(RescueError, match="must be the original function"),
-        openfold3(),
-    ):
+    import openfold3.core.utils.atomize_utils as home
+
+    with openfold3(), pytest.raises(RescueError, match="must be the original function"):
+        home.get_token_frame_atoms(*random_case(3))
+        with openfold3():
+            pass
+
+
+def test_a_block_that_calls_nothing_of_ours_is_an_error(root: Path) -> None:
+    write_package(root)
+    unused = pytest.raises(
+        RescueError, match=r"compute_has_clash, .* must be called within the block"
+    )
+    with unused, openfold3():
         pass
 
 
@@ -127,9 +148,23 @@ def test_without_openfold3_the_error_says_so() -> None:
         pass
 
 
-@pytest.mark.skipif(
+needs_openfold3 = pytest.mark.skipif(
     _installed() is None, reason="needs openfold3 (pip install --no-deps openfold3==0.5.0)"
 )
+
+
+@pytest.fixture
+def without_biotite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What OpenFold3's modules import and these functions do not use is stood in for."""
+    absent = [n for n in ("biotite", "ml_collections") if importlib.util.find_spec(n) is None]
+    featurization = "openfold3.core.data.primitives.featurization.structure"
+    also = ("biotite.structure", featurization) if "biotite" in absent else ()
+    for name in (*absent, *also):
+        monkeypatch.setitem(sys.modules, name, mock.MagicMock())
+
+
+@needs_openfold3
+@pytest.mark.usefixtures("without_biotite")
 def test_the_installed_package_is_rescued_and_gives_the_same() -> None:
     import openfold3.core.utils.atomize_utils as home
 
@@ -146,20 +181,67 @@ def test_the_installed_package_is_rescued_and_gives_the_same() -> None:
         assert torch.equal(ours[keep], theirs[keep])
 
 
-@pytest.mark.skipif(
-    _installed() is None, reason="needs openfold3 (pip install --no-deps openfold3==0.5.0)"
-)
+@needs_openfold3
+@pytest.mark.usefixtures("without_biotite")
 @pytest.mark.parametrize("impl", ["chain", "rows"])
-def test_openfold3s_own_frame_tests_pass_with_ours(
-    impl: Literal["chain", "rows"], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They come with its wheel; one import of theirs, of no use to these, needs biotite."""
-    needs_biotite = "openfold3.core.data.primitives.featurization.structure"
-    if importlib.util.find_spec("biotite") is None:
-        monkeypatch.setitem(sys.modules, needs_biotite, mock.MagicMock())
+def test_openfold3s_own_frame_tests_pass_with_ours(impl: Literal["chain", "rows"]) -> None:
+    """They come with its wheel."""
     theirs = importlib.import_module("openfold3.tests.test_atomize_utils")
     cases = unittest.defaultTestLoader.loadTestsFromTestCase(theirs.TestGetTokenFrameAtom)
     with openfold3(FrameOptions(impl=impl)):
         result = cases.run(unittest.TestResult())
     assert result.testsRun == 4
     assert not result.failures and not result.errors, result.failures + result.errors
+
+
+def clash_arguments(chain_atoms: int, *, seed: int) -> tuple[torch.Tensor, ...]:
+    """Chains 3, 5, 8 and 9, the last no polymer, near each other in a box; atoms absent."""
+    generator = torch.Generator().manual_seed(seed)
+    asym_id = torch.tensor([3, 5, 8, 9]).repeat_interleave(chain_atoms)[: 4 * chain_atoms - 7]
+    atoms = len(asym_id)
+    sides = torch.tensor([8.0, 25.0, 60.0])[:, None, None]
+    positions = torch.rand(3, atoms, 3, generator=generator) * sides
+    mask = torch.rand(atoms, generator=generator) < 0.9
+    return asym_id, positions, mask, asym_id != 9
+
+
+@needs_openfold3
+@pytest.mark.usefixtures("without_biotite")
+@pytest.mark.parametrize("chain_atoms", [2, 12, 300])
+def test_clashes_are_the_originals(chain_atoms: int) -> None:
+    home = importlib.import_module("openfold3.core.metrics.sample_ranking")
+    for seed in range(4):
+        arguments = clash_arguments(chain_atoms, seed=seed)
+        for limits in ({}, {"violation_abs": 3}, {"violation_frac": 0.01, "threshold": 2.5}):
+            wanted = home.compute_has_clash(*arguments, **limits)
+            with openfold3(FrameOptions(budget_bytes=8192)):
+                got = home.compute_has_clash(*arguments, **limits)
+            assert torch.equal(got, wanted), (seed, limits)
+
+
+def plddt_arguments(num_tokens: int, *, samples: int, seed: int) -> dict[str, Any]:
+    """A batch of one, with samples; positions some 2 Å from the truth."""
+    batch, truth, resolved = random_case(seed, num_tokens=num_tokens)
+    generator = torch.Generator().manual_seed(seed)
+    batch = {key: value[None, None] for key, value in batch.items()}
+    truth = torch.rand(truth.shape, generator=generator) * 60
+    ground = {"atom_positions": truth[None, None], "atom_resolved_mask": resolved[None, None]}
+    moved = truth + 2 * torch.randn(1, samples, *truth.shape, generator=generator)
+    logits = torch.randn(1, samples, len(truth), 50, generator=generator)
+    bins = {"no_bins": 50, "bin_min": 0.0, "bin_max": 1.0, "eps": 1e-10}
+    return {"batch": {**batch, "ground_truth": ground}, "x": moved, "logits": logits, **bins}
+
+
+@needs_openfold3
+@pytest.mark.usefixtures("without_biotite")
+@pytest.mark.parametrize("num_tokens", [3, 40, 150])
+def test_the_loss_of_plddt_and_its_gradient_are_the_originals_to_the_bit(num_tokens: int) -> None:
+    home = importlib.import_module("openfold3.core.loss.confidence")
+    arguments = plddt_arguments(num_tokens, samples=2, seed=num_tokens)
+    logits = arguments["logits"].requires_grad_()
+    wanted = home.all_atom_plddt_loss(**arguments)
+    (slope,) = torch.autograd.grad(wanted.sum(), logits)
+    with openfold3(FrameOptions(budget_bytes=1 << 16)):
+        got = home.all_atom_plddt_loss(**arguments)
+    assert torch.equal(got, wanted)
+    assert torch.equal(torch.autograd.grad(got.sum(), logits)[0], slope)

@@ -6,6 +6,9 @@ reach it after rounding; otherwise more candidates are asked for, and a row with
 searched in blocks. So both give the same to the bit. Nothing Q x P is ever in memory.
 """
 
+from collections.abc import Iterator
+
+import numpy as np
 import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
@@ -21,6 +24,7 @@ _SPARE = 4  # candidates beyond k in the first round: itself, and ties at the bo
 _GROWTH = 4  # factor of each further round
 _MAX_CANDIDATES = 512  # beyond it a row has that many ties and is searched in blocks
 _MAX_ROWS = 8192
+_PAIR_BYTES = 160  # of a pair in a radius: indices twice, coordinates, differences, distances
 _MIN_ROWS = 64
 
 
@@ -167,6 +171,33 @@ def by_tree(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int
         distances[pending], positions[pending] = rest.distances, rest.positions
     positions[distances.isinf()] = -1
     return found
+
+
+def pairs_within(
+    points: Tensor, queries: Tensor, radius: float, *, budget_bytes: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of pairs, positions of query and point, among them all nearer than the radius.
+
+    Some lie a rounding of their dtype beyond it: whoever forms the distance decides.
+
+    Memory: `tree_bytes` of points and queries, and budget_bytes for the pairs of a block and what
+    is made of them (at least those of one query).
+    """
+    both = [each.detach().cpu().double().numpy() for each in (points, queries)]
+    tree, places = cKDTree(both[0]), both[1]
+    reach = radius * (1 + 2 * relative_error(points.dtype))
+    threads = torch.get_num_threads()
+    counts = tree.query_ball_point(places, reach, return_length=True, workers=threads)
+    ends, stop = np.cumsum(counts), 0
+    while stop < len(places):
+        start, before = stop, ends[stop - 1] if stop else 0
+        stop = int(np.searchsorted(ends, before + budget_bytes // _PAIR_BYTES, side="right"))
+        stop = max(stop, start + 1)
+        near = cKDTree(places[start:stop]).sparse_distance_matrix(
+            tree, reach, output_type="ndarray"
+        )
+        query, point = (torch.from_numpy(near[end]).to(points.device) for end in "ij")
+        yield query + start, point
 
 
 def _row_bytes(candidates: int, num_dims: int) -> int:
