@@ -31,13 +31,13 @@ PLACES = {
     "get_full_complex_lddt": "core.metrics.quality",
     "interface_steric_clash": "core.metrics.quality",
 }
-RESCUED = ("compute_has_clash", "all_atom_plddt_loss", "get_token_frame_atoms")
+RESCUED = ("compute_has_clash", "get_token_frame_atoms")
 
 
 def prepare(name: str, num_atoms: int, ours: bool) -> tuple[Any, dict[str, Any]]:
     """The function's home and its arguments: protein in two chains, a tenth of it ligand atoms."""
     for absent in ("biotite", "ml_collections"):
-        if importlib.util.find_spec(absent) is None:  # of no use to these functions
+        if absent not in sys.modules and importlib.util.find_spec(absent) is None:
             sys.modules.update({absent: mock.MagicMock(), f"{absent}.structure": mock.MagicMock()})
     home = importlib.import_module(f"openfold3.{PLACES[name]}")
     torch.manual_seed(num_atoms)

@@ -183,11 +183,10 @@ def pairs_within(
     Memory: `tree_bytes` of points and queries, and budget_bytes for the pairs of a block and what
     is made of them (at least those of one query).
     """
-    both = [each.detach().cpu().double().numpy() for each in (points, queries)]
-    tree, places = cKDTree(both[0]), both[1]
+    at, places = (each.detach().cpu().double().numpy() for each in (points, queries))
     reach = radius * (1 + 2 * relative_error(points.dtype))
-    threads = torch.get_num_threads()
-    counts = tree.query_ball_point(places, reach, return_length=True, workers=threads)
+    tree, how = cKDTree(at), {"return_length": True, "workers": torch.get_num_threads()}
+    counts = tree.query_ball_point(places, reach, **how)
     ends, stop = np.cumsum(counts), 0
     while stop < len(places):
         start, before = stop, ends[stop - 1] if stop else 0

@@ -1,9 +1,8 @@
 """Bounded-memory attention inside an already loaded Hugging Face TITAN (its remote code).
 
-For the time of a `with` block three kinds of methods stand on the model's instances: a
-`forward_features` that makes cells instead of the N x N bias, an attention forward that computes
-the bias by blocks, and an entry that puts them on top again should a peer have put its own there.
-So it does not matter who builds the bias, and how: the published code, slide2vec or Mussel.
+While a block runs the model's instances have a `forward_features` that makes cells instead of the
+N x N bias, attention that computes the bias by blocks, and an entry that puts both on top again. So
+it does not matter who builds the bias, and how: the published code, slide2vec or Mussel.
 """
 
 import inspect
@@ -59,7 +58,7 @@ def titan(model: Any, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[A
     own = _states_of_probe(encoder)
     try:
         ours.put()
-        _compare(own, _states_of_probe(encoder), encoder)
+        _compare(own, _states_of_probe(encoder))
         calls.clear()
         yield model
     finally:
@@ -112,11 +111,10 @@ class _Placed:
 def _recognise(hub: Any) -> Any:
     """The vision encoder of a model whose code has the expected form."""
     encoder: Any = getattr(hub, "vision_encoder", None)
-    if missing := [name for name in _ENCODER if not hasattr(encoder, name)]:
+    missing = [name for name in _ENCODER if not hasattr(encoder, name)]
+    if missing := missing + [_ENTRY] * (not hasattr(hub, _ENTRY)):
         got = f"a {type(hub).__name__} without {', '.join(missing)}"
         raise RescueError(f"model must be a loaded TITAN, got {got}")
-    if not hasattr(hub, _ENTRY):
-        raise RescueError(f"model must have {_ENTRY}, got a {type(hub).__name__}")
     if encoder.pos_encode_type != "alibi":
         raise RescueError(f"pos_encode_type must be 'alibi', got {encoder.pos_encode_type!r}")
     _check_signature(encoder.forward_features, "x, coords, mask, bg_mask", "forward_features")
@@ -154,10 +152,9 @@ def _states_of_probe(encoder: Any) -> torch.Tensor:
     return states
 
 
-def _compare(own: torch.Tensor, ours: torch.Tensor, encoder: Any) -> None:
+def _compare(own: torch.Tensor, ours: torch.Tensor) -> None:
     scale, worst = float(own.abs().max()), float((own - ours).abs().max())
-    dtype = next(encoder.patch_embed.parameters()).dtype
-    tolerance = _TOLERANCE if dtype == torch.float32 else 0.03
+    tolerance = _TOLERANCE if own.dtype == torch.float32 else 0.03
     if not worst <= tolerance * max(scale, 1e-6):
         got = f"a difference of {worst:.2g} at values of {scale:.2g}; it may be another revision"
         raise RescueError(f"the model's states must equal those by 2-D ALiBi attention, got {got}")
@@ -168,16 +165,14 @@ def _forward_features_of(encoder: Any) -> Callable[..., Any]:
     found = encoder.forward_features
 
     def forward_features(x: Any, coords: Any = None, mask: Any = None, bg_mask: Any = None) -> Any:
-        (batch, _, w, h), device = x.shape, x.device
+        batch, _, w, h = x.shape
         if batch != 1 or encoder.masked_im_modeling:
             return found(x, coords=coords, mask=mask, bg_mask=bg_mask)
         tokens = encoder.patch_embed(x.flatten(2).transpose(1, 2))
         tokens = encoder.norm_pre(encoder._pos_embed(tokens, coords, w, h))
-        shown = torch.ones(w, h, dtype=torch.bool) if bg_mask is None else bg_mask.view(w, h)
-        shown = shown.to(device)
-        kept = torch.cat([shown.new_ones(1), shown.flatten()])
-        states = encoder.blocks(tokens[:, kept], _Cells(shown.nonzero()), bg_mask)
-        return encoder.norm(states)
+        shown = x.new_ones(w, h) if bg_mask is None else bg_mask.view(w, h).to(x.device)
+        kept = torch.cat([shown.new_ones(1), shown.flatten()]).bool()
+        return encoder.norm(encoder.blocks(tokens[:, kept], _Cells(shown.nonzero()), bg_mask))
 
     return forward_features
 

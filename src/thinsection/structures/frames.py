@@ -128,8 +128,7 @@ def frame_atoms(
 ) -> FrameAtoms:
     """As `token_frame_atoms`, by index and with the angle; for tables. Same Memory and Raises."""
     check_shapes(batch, x, atom_mask)
-    tokens = batch["token_mask"].shape
-    tail = {"restype": (_NUM_RESTYPES,)}
+    tokens, tail = batch["token_mask"].shape, {"restype": (_NUM_RESTYPES,)}
     batch = {key: batch[key].expand(*tokens, *tail.get(key, ())) for key in KEYS}
     if options.check:
         check_values(batch, x, atom_mask)
