@@ -72,8 +72,7 @@ def field_types(cls: type) -> dict[str, Any]:
 def flat_fields(cls: type) -> dict[str, tuple[str, Field[Any], Any]]:
     """Every setting of a configuration: field name -> (section, field, type).
 
-    Raises:
-        ConfigError: two sections share a field name (a mistake in the code, found by a test).
+    Raises ConfigError: two sections share a field name (a mistake in the code, found by a test).
     """
     flat: dict[str, tuple[str, Field[Any], Any]] = {}
     for name, kind in field_types(cls).items():
@@ -101,8 +100,7 @@ def checked(value: Any, f: Field[Any], kind: Any, key: str) -> Any:
 def coerce(value: Any, kind: Any, key: str) -> Any:
     """The value as its declared type.
 
-    Raises:
-        ConfigError: naming the key, the rule and the value.
+    Raises ConfigError: naming the key, the rule and the value.
     """
     origin, got, integer = get_origin(kind), repr(value), type(value) is int
     if origin is Literal:
@@ -130,8 +128,7 @@ def coerce(value: Any, kind: Any, key: str) -> Any:
 def from_mapping(cls: type[T], data: Mapping[str, Any], *, where: str = "") -> T:
     """A configuration from nested mappings; what is absent keeps its default.
 
-    Raises:
-        ConfigError: unknown key (with the nearest known one) or a value of the wrong type.
+    Raises ConfigError: unknown key (with the nearest known one) or a value of the wrong type.
     """
     kinds, values = field_types(cls), {}
     own = {f.name: f for f in fields(cast(type, cls))}
@@ -145,11 +142,7 @@ def from_mapping(cls: type[T], data: Mapping[str, Any], *, where: str = "") -> T
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file.
-
-    Raises:
-        ConfigError: the file is missing or is not TOML.
-    """
+    """The tables of a TOML file. Raises ConfigError: the file is missing or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -161,8 +154,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def replace_flat(config: T, overrides: Mapping[str, Any]) -> T:
     """The configuration with settings replaced by field name, whatever their section.
 
-    Raises:
-        ConfigError: no such setting, with the nearest one, or a wrong value.
+    Raises ConfigError: no such setting, with the nearest one, or a wrong value.
     """
     flat = flat_fields(type(config))
     by_section: dict[str, dict[str, Any]] = {}

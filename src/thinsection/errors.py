@@ -109,15 +109,15 @@ def require(
 
 @contextmanager
 def rewording(
-    rule: str, where: object, *caught: type[Exception], error: type[ThinsectionError]
+    rule: str, path: object, *caught: type[Exception], error: type[ThinsectionError], more: str = ""
 ) -> Iterator[None]:
-    """Turns what is `caught` in the block into `<rule>, got <where>: <it>`; our own errors pass."""
+    """Turns what is `caught` in the block into `<rule>, got '<path>': <it>`; our errors pass."""
     try:
         yield
     except ThinsectionError:
         raise
     except caught as cause:
-        raise error(f"{rule}, got {where}: {cause}") from cause
+        raise error(f"{rule}, got {str(path)!r}: {cause}{more}") from cause
 
 
 @contextmanager

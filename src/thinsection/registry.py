@@ -53,11 +53,7 @@ class Entry:
         return f"pip install {what}"
 
     def load(self) -> Any:
-        """The object.
-
-        Raises:
-            MissingDependencyError: a package that it needs is not installed.
-        """
+        """The object. Raises MissingDependencyError: a package that it needs is not installed."""
         if self.missing:
             needs = ", ".join(self.missing)
             raise MissingDependencyError(f"{self.name} needs {needs}; {self.remedy}")
@@ -115,8 +111,7 @@ class Registry(Generic[T]):
     def load(self, name: str) -> T:
         """The object of a name.
 
-        Raises:
-            ThinsectionError: as of `entry`, or a package that it needs is missing.
+        Raises ThinsectionError: as of `entry`, or a package that it needs is missing.
         """
         return cast(T, self.entry(name).load())
 

@@ -37,6 +37,7 @@ REGISTRIES = (
     "thinsection.probe.registry:PROBES",
 )
 Finding = tuple[str, str, bool, str]  # area, name, usable, version or remedy
+_NAME = typer.Argument(help="A name of the list, timm:<name>, hf:<repo>, a path.")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 
 EXIT_WOULD_NOT_LOAD = 1
@@ -208,9 +209,7 @@ def _table(rows: list[dict[str, str]]) -> Table:
 
 
 def check(
-    name: Annotated[
-        str, typer.Argument(help="A name of the list, timm:<name>, hf:<repo>, a path.")
-    ],
+    name: Annotated[str, _NAME],
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     as_json: AsJson = False,
 ) -> None:

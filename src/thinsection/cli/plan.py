@@ -48,13 +48,10 @@ def plan(
     peaks = (format_bytes(memory.host_bytes), format_bytes(memory.gpu_bytes) if memory.gpu else "")
     table.add_row(f"peak, margin {MARGIN - 1:.0%}", *peaks, style="bold")
     console.print(table)
-    tiles = sum(s.num_tiles for s in found.slides)
-    console.print(
-        f"{len(found.slides)} slides, {tiles} tiles: {time.wall_s:.0f} s "
-        f"(start {time.start_s:.0f}, tissue {time.prepare_s:.0f}, decode {time.decode_s:.0f}, "
-        f"encode {time.encode_s:.0f} {'GPU' if found.gpu else 'CPU'}-s)",
-        highlight=False,
-    )
+    total = f"{len(found.slides)} slides, {sum(s.num_tiles for s in found.slides)} tiles"
+    steps = f"start {time.start_s:.0f}, tissue {time.prepare_s:.0f}, decode {time.decode_s:.0f}"
+    encode = f"encode {time.encode_s:.0f} {'GPU' if found.gpu else 'CPU'}-s"
+    console.print(f"{total}: {time.wall_s:.0f} s ({steps}, {encode})", highlight=False)
     for name, reason in found.unreadable.items():
         console.print(f"{name} does not open: {reason}", style="yellow", markup=False)
     for warning in found.warnings:

@@ -10,10 +10,9 @@ from rich.table import Table
 from thinsection.units import format_bytes
 
 FolderArgument = Annotated[Path, typer.Argument(help="A results folder.", show_default=False)]
-Root = Annotated[
-    Path | None,
-    typer.Option("--cache-dir", help="Folder of caches. [default: the user's cache folder]"),
-]
+_ROOT = typer.Option("--cache-dir", help="Folder of caches. [default: the user's cache folder]")
+Root = Annotated[Path | None, _ROOT]
+_FEATURES = typer.Option(help="Which embeddings, where there are several.")
 Name = Annotated[str, typer.Argument(help="A name that `cache ls` shows.")]
 
 EXIT_DAMAGED = 1
@@ -82,9 +81,7 @@ def efficiency(folder: FolderArgument) -> None:
 def export_anndata(
     folder: FolderArgument,
     out: Annotated[Path, typer.Option(help="The .h5ad file.")],
-    features: Annotated[
-        str | None, typer.Option(help="Which embeddings, where there are several.")
-    ] = None,
+    features: Annotated[str | None, _FEATURES] = None,
 ) -> None:
     """X = tile embeddings, obsm['spatial'] = coordinates; for scanpy, squidpy and LazySlide.
 

@@ -8,13 +8,9 @@ from rich.console import Console
 
 from thinsection.cli.options import with_config
 
-SlidesArgument = Annotated[
-    list[str],
-    typer.Argument(help="Slide files, folders, URLs or cohort CSVs.", show_default=False),
-]
-OutOption = Annotated[
-    str, typer.Option("--out", help="Results folder, or URL (s3://, ...).", show_default=False)
-]
+_SLIDES = typer.Argument(help="Slide files, folders, URLs or cohort CSVs.", show_default=False)
+_OUT = typer.Option("--out", help="Results folder, or URL (s3://, ...).", show_default=False)
+SlidesArgument = Annotated[list[str], _SLIDES]
 
 _STAGES = {  # command -> the last stage that it runs, and its help
     "run": ("aggregate", "Everything: tissue, tiles, tile embeddings, slide embedding."),
@@ -57,7 +53,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _up_to(stage: str) -> Any:
-    def command(slides: SlidesArgument, out: OutOption, config: Any = None) -> None:
+    def command(slides: SlidesArgument, out: Annotated[str, _OUT], config: Any = None) -> None:
         raise typer.Exit(_run_and_report(slides, out, config, stage))
 
     return command
@@ -76,10 +72,9 @@ def _run_and_report(slides: list[str], out: str, config: Any, stage: str) -> int
 
     console = Console()
     progress = RunProgress(console, num_slides=num_slides)
+    told: dict[str, Any] = {"on_event": progress, "on_message": console.print}
     with progress.live():
-        summary = run(
-            slides, out=out, config=config, stage=stage, on_event=progress, on_message=console.print
-        )
+        summary = run(slides, out=out, config=config, stage=stage, **told)
     counts = summary.counts
     line = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     console.print(f"{line} in {summary.seconds:.1f} s -> {out}/summary.csv", highlight=False)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.config import nearest
-from thinsection.errors import InvalidInputError, StoreError, importing
+from thinsection.errors import InvalidInputError, StoreError, importing, rewording
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.pipeline.records import Record, read_records
 from thinsection.pipeline.results import grid_rows, read_failure
@@ -31,10 +31,7 @@ _SHOWN_SLIDES = 8  # thumbnails of `_repr_html_`
 def open_results(out: str | Path) -> "Results":
     """The results of `run`, `qc` and `aggregate` in a folder.
 
-    Memory: some kB per slide.
-
-    Raises:
-        StoreError: it is no results folder.
+    Memory: some kB per slide. Raises StoreError: it is no results folder.
     """
     folder = Path(out)
     if not (folder / SLIDES).is_dir():
@@ -118,11 +115,7 @@ class Results:
         ]
 
     def table(self, labels: str | Path | None = None) -> "pandas.DataFrame":
-        """`rows` as a data frame.
-
-        Raises:
-            MissingDependencyError: pandas is not installed.
-        """
+        """`rows` as a data frame. Raises MissingDependencyError: pandas is not installed."""
         with importing("table needs pandas (`rows` does not)", "probe"):
             import pandas as pd
         return pd.DataFrame(self.rows(labels))
@@ -249,8 +242,7 @@ class EmbeddingRows:
 def one_address(known: Sequence[str], name: str | None, what: str) -> str:
     """The address that a name means: whole, its last part, or that without its prefix.
 
-    Raises:
-        InvalidInputError: none or several of that name.
+    Raises InvalidInputError: none or several of that name.
     """
     found = []
     for address in known:
@@ -266,10 +258,9 @@ def one_address(known: Sequence[str], name: str | None, what: str) -> str:
 
 
 def _labels(path: Path) -> dict[str, dict[str, str]]:
-    try:
+    errors = (OSError, UnicodeDecodeError, csv.Error)
+    with rewording("labels must be a UTF-8 CSV", path, *errors, error=StoreError):
         rows = read_table(path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise StoreError(f"labels must be a UTF-8 CSV, got {str(path)!r}: {error}") from None
     named = {row["slide_id"]: row for row in rows if "slide_id" in row}
     if rows and not named:
         raise StoreError(

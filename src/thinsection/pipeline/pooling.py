@@ -148,8 +148,7 @@ def find_features(
 ) -> list[FeaturesFile]:
     """The features files of a folder, see `aggregate_folder`; `wanted` is part of an address.
 
-    Raises:
-        StoreError: there is none; says what was looked for.
+    Raises StoreError: there is none; says what was looked for.
     """
     if (folder / SLIDES).is_dir():
         return _of_results(folder, out, wanted)
@@ -244,8 +243,7 @@ def _facts(tiles: TilesFile, warnings: Sequence[str]) -> dict[str, Any]:
 def fit_warnings(tiles: TilesFile, slide_encoder: SlideEncoder) -> tuple[str, ...]:
     """What does not fit between the tiles and the slide encoder.
 
-    Raises:
-        InvalidInputError: the embeddings are of a tile encoder that it does not take.
+    Raises InvalidInputError: the embeddings are of a tile encoder that it does not take.
     """
     attributes = tiles.attributes
     mpp, power = attributes.get("tile_mpp"), attributes.get("target_magnification")

@@ -218,8 +218,7 @@ def prepare(
 def check_quality(work: SlideWork) -> None:
     """Leaves the slide out where a rule of the run's quality control holds.
 
-    Raises:
-        QcExclusion: names the rule and the value.
+    Raises QcExclusion: names the rule and the value.
     """
     for stage in work.stages:
         if isinstance(stage, QcStage) and stage.rules:
@@ -275,8 +274,7 @@ def slide_work(
 ) -> SlideWork:
     """A slide as its ledger tells it, with what is missing of these stages.
 
-    Raises:
-        StoreError: the slide's file cannot be read.
+    Raises StoreError: the slide's file cannot be read.
     """
     work = SlideWork(
         entry=entry,

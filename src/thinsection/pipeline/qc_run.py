@@ -79,8 +79,7 @@ class QcSummary:
 def chosen_pipeline(config: QcRunConfig) -> tuple[Pipeline, list[str]]:
     """The pipeline of the settings, with notes on what HistoQC's config could not bring along.
 
-    Raises:
-        ConfigError: no such pipeline, or an unknown key.
+    Raises ConfigError: no such pipeline, or an unknown key.
     """
     if config.checks.from_histoqc is not None:
         return pipeline_from_ini(config.checks.from_histoqc)

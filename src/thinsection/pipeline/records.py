@@ -37,11 +37,7 @@ class Record:
 
     @classmethod
     def read(cls, folder: Path) -> "Record":
-        """The record of a folder.
-
-        Raises:
-            StoreError: it is missing or damaged.
-        """
+        """The record of a folder. Raises StoreError: it is missing or damaged."""
         path = folder / RECORD_NAME
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
@@ -92,8 +88,7 @@ def read_records(out: Path) -> list[Record]:
 def efficiency(out: Path) -> tuple[Efficiency, Path]:
     """The analysis of the newest invocation that finished any slide, and its page.
 
-    Raises:
-        StoreError: no invocation did work there, or it left no record of what it used.
+    Raises StoreError: no invocation did work there, or it left no record of what it used.
     """
     worked = [r for r in read_records(out) if r.document.get("counts", {}).get("done")]
     if not worked:
@@ -106,8 +101,7 @@ def efficiency(out: Path) -> tuple[Efficiency, Path]:
 def write_efficiency(folder: Path) -> Efficiency:
     """Writes efficiency.html of a record, and its section 'efficiency' of run.json.
 
-    Raises:
-        StoreError: no process left a record of what it used.
+    Raises StoreError: no process left a record of what it used.
     """
     usages = read_usage(folder)
     if not any(usage.samples for usage in usages):

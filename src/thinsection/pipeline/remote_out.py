@@ -108,8 +108,7 @@ class Uploads:
     def put_rest(self, record: str) -> None:
         """Puts the tables and records, the run.json of the named one last.
 
-        Raises:
-            StoreError: the target refuses.
+        Raises StoreError: the target refuses.
         """
         files = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
         done = [p for p in files if p.name not in _LOCAL and TMP_MARK not in p.name]

@@ -55,8 +55,7 @@ class ResultSink:
     def put(self, item: Item) -> None:
         """Hands an item over, waiting for room.
 
-        Raises:
-            BaseException: whatever broke the sink itself.
+        Raises BaseException: whatever broke the sink itself.
         """
         try:
             self._channel.put(item)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from thinsection.attention.products import fast_products
-from thinsection.errors import BudgetError, InvalidInputError
+from thinsection.errors import BudgetError, require
 from thinsection.probe.data.sets import Embeddings
 from thinsection.types import GIB
 from thinsection.units import format_bytes
@@ -34,9 +34,8 @@ def rows_within(
 ) -> int:
     """How many rows of a block fit beside `fixed_bytes` into the budget: between 1 and `most`."""
     rows = (budget_bytes - fixed_bytes) // bytes_per_row
-    if rows < 1:
-        needed, given = map(format_bytes, (fixed_bytes + bytes_per_row, budget_bytes))
-        raise BudgetError(f"budget_bytes must hold one {name} ({needed}), got {given}")
+    needed, given = map(format_bytes, (fixed_bytes + bytes_per_row, budget_bytes))
+    require(rows >= 1, f"budget_bytes must hold one {name} ({needed})", given, error=BudgetError)
     return min(rows, max(1, most))
 
 
@@ -62,19 +61,13 @@ def cosine_neighbours(
     Memory: budget_bytes + 8 Nq k, whatever N (on CUDA one block of the bank is there at a time).
     """
     dim, width = bank.shape[1], queries.shape[1]
-    if width != dim:
-        raise InvalidInputError(f"queries must have the width of the bank {dim}, got {width}")
-    if not 1 <= k <= len(bank):
-        raise InvalidInputError(f"k must lie in 1..{len(bank)}, the bank's rows, got {k}")
+    require(width == dim, f"queries must have the width of the bank {dim}", width)
+    require(1 <= k <= len(bank), f"k must lie in 1..{len(bank)}, the bank's rows", k)
     where = resolve_device(device, mps=False)
-    columns = min(COLUMN_BLOCK, len(bank))
-    rows = rows_within(  # similarities, the two inputs' unit rows, and the running best
-        budget_bytes,
-        columns * KEY_BYTES + dim * 8 + k * 48,
-        name="query against one block",
-        most=QUERY_BLOCK,
-        fixed_bytes=columns * dim * 8,
-    )
+    columns, name = min(COLUMN_BLOCK, len(bank)), "query against one block"
+    # similarities, the two inputs' unit rows, and the running best
+    per_row, fixed = columns * KEY_BYTES + dim * 8 + k * 48, columns * dim * 8
+    rows = rows_within(budget_bytes, per_row, name=name, most=QUERY_BLOCK, fixed_bytes=fixed)
     found = np.empty((len(queries), k), dtype=np.int64)
     with torch.inference_mode(), fast_products():
         for start in range(0, len(queries), rows):

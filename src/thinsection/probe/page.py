@@ -36,8 +36,7 @@ def write_probe_report(result: ProbeResult, out_dir: Path, *, tiles: TileSet | N
 
     Memory: the pictures and the rows as text.
 
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
+    Raises MissingDependencyError: matplotlib is not installed.
     """
     pictures = probe_pictures(result, tiles)
     for picture in pictures:

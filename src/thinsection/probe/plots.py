@@ -46,8 +46,7 @@ def probe_pictures(result: ProbeResult, tiles: TileSet | None = None) -> list[Pi
 
     Memory: MAX_POINTS rows of embeddings in float64 for the map.
 
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
+    Raises MissingDependencyError: matplotlib is not installed.
     """
     rows, details = result.predictions, result.details
     mapped = tiles is not None and len(tiles.val) >= MIN_ROWS_FOR_MAP

@@ -122,11 +122,7 @@ class Protocol:
     notes: tuple[str, ...] = ()
 
     def require(self, probe: str) -> Any:
-        """The settings of a probe.
-
-        Raises:
-            ConfigError: this protocol defines no such probe.
-        """
+        """The settings of a probe. Raises ConfigError: this protocol defines no such probe."""
         settings = getattr(self, probe)
         if settings is None:
             others = [repr(p.name) for p in PROTOCOLS.values() if getattr(p, probe) is not None]
@@ -193,8 +189,7 @@ PROTOCOLS = {p.name: p for p in (NANOPATH, EVA, PATHOBENCH)}
 def get_protocol(name: str, *, seed: int | None = None) -> Protocol:
     """The protocol of that name, with another base seed where one is given.
 
-    Raises:
-        ConfigError: no such protocol.
+    Raises ConfigError: no such protocol.
     """
     if name not in PROTOCOLS:
         raise ConfigError(f"protocol must be a known name, got {name!r}{nearest(name, PROTOCOLS)}")

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from thinsection.errors import InvalidInputError
+from thinsection.errors import InvalidInputError, require
 from thinsection.probe.config import ProbeConfig, RobustnessConfig, SegmentConfig, SlideProbeConfig
 from thinsection.probe.data.cases import load_cases, load_survival
 from thinsection.probe.data.load import load_robustness, load_tiles
@@ -57,9 +57,8 @@ class Probe:
         """The results on data that `kind.load` gave."""
         found = self.function(data, config)
         results = found if isinstance(found, tuple) else (found,)
-        if not results or not all(isinstance(r, ProbeResult) for r in results):
-            rule = "must return a ProbeResult or a tuple of them"
-            raise InvalidInputError(f"probe {self.name!r} {rule}, got {found!r}")
+        rule = f"probe {self.name!r} must return a ProbeResult or a tuple of them"
+        require(results and all(isinstance(r, ProbeResult) for r in results), rule, repr(found))
         return results
 
 

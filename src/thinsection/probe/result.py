@@ -119,13 +119,9 @@ def classified(
     probability: FloatVector | None = None,
 ) -> ProbeResult:
     """The result of a tile probe from its predictions on the validation split."""
-    rows = Predictions(
-        class_names=data.class_names,
-        ids=data.val.ids,
-        truth=data.val.labels,
-        prediction=prediction,
-        probability=probability,
-    )
+    guessed: dict[str, Any] = {"prediction": prediction, "probability": probability}
+    names, val = data.class_names, data.val
+    rows = Predictions(class_names=names, ids=val.ids, truth=val.labels, **guessed)
     sizes = {"train_rows": len(data.train), "val_rows": len(data.val)}
     return ProbeResult(
         probe=probe,
@@ -147,8 +143,7 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
 
     Memory: 8 N K² + the bootstrap's block.
 
-    Raises:
-        InvalidInputError: probes of other rows, or with other metrics.
+    Raises InvalidInputError: probes of other rows, or with other metrics.
     """
     rows = [r.predictions for r in results if r.predictions is not None]
     metrics = {r.metric for r in results}

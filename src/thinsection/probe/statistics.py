@@ -37,8 +37,7 @@ def ratio(top: npt.ArrayLike, bottom: npt.ArrayLike, *, empty: float = 0.0) -> F
 def confusion_matrix(truth: IndexArray, prediction: IndexArray, num_classes: int) -> Counts:
     """(K, K) counts, rows truth, columns prediction.
 
-    Raises:
-        InvalidInputError: lengths differ or a label is outside 0..K-1.
+    Raises InvalidInputError: lengths differ or a label is outside 0..K-1.
     """
     rule = f"prediction must have the shape of truth {truth.shape}"
     require(prediction.shape == truth.shape, rule, prediction.shape)
@@ -113,8 +112,7 @@ def macro_auroc(
 
     Memory: see `weighted_auroc`.
 
-    Raises:
-        InvalidInputError: unweighted, and a class is absent or alone.
+    Raises InvalidInputError: unweighted, and a class is absent or alone.
     """
     given = np.ones((1, len(truth))) if weights is None else weights
     classes = [1] if probability.shape[1] == 2 else range(probability.shape[1])
@@ -161,8 +159,7 @@ def stratified_folds(
 ) -> list[Fold]:
     """Stratified, shuffled folds: StratifiedKFold(folds, shuffle, random_state=seed).
 
-    Raises:
-        InvalidInputError: a class has fewer rows than folds; by its name, where these are given.
+    Raises InvalidInputError: a class has fewer rows than folds; by its name, where these are given.
     """
     from sklearn.model_selection import StratifiedKFold
 
@@ -181,8 +178,7 @@ def grouped_folds(
 ) -> list[Fold]:
     """Folds that keep a group (patient, slide) whole, stratified as well as that allows.
 
-    Raises:
-        InvalidInputError: fewer groups than folds, or lengths differ.
+    Raises InvalidInputError: fewer groups than folds, or lengths differ.
     """
     from sklearn.model_selection import StratifiedGroupKFold
 
@@ -197,8 +193,7 @@ def grouped_folds(
 def shuffled_folds(n: int, *, folds: int = 3, seed: int = 1337) -> list[Fold]:
     """arange(n) shuffled by default_rng(seed), cut by array_split; each part validates once.
 
-    Raises:
-        InvalidInputError: n < folds.
+    Raises InvalidInputError: n < folds.
     """
     require(n >= folds, f"n must be >= {folds} for {folds} folds", n)
     order = np.arange(n)

@@ -224,8 +224,7 @@ def tile_qc_columns(result: QcResult, coords_l0: CoordsL0, tile_px_l0: int) -> d
 
     Memory: O(H * W + N) for each check.
 
-    Raises:
-        InvalidInputError: coords_l0 is not (N, 2), or the tile has no size.
+    Raises InvalidInputError: coords_l0 is not (N, 2), or the tile has no size.
     """
     if coords_l0.ndim != 2 or coords_l0.shape[1] != 2:
         got = f"{coords_l0.dtype} {coords_l0.shape}"

@@ -72,8 +72,7 @@ def preset_names() -> tuple[str, ...]:
 def load_pipeline(source: str | Path) -> Pipeline:
     """A preset by name, or the pipeline of a TOML file.
 
-    Raises:
-        ConfigError: no such preset or file, an unknown key, or a value that is not allowed.
+    Raises ConfigError: no such preset or file, an unknown key, or a value that is not allowed.
     """
     known = preset_names()
     path = _PRESETS / f"{source}.toml" if str(source) in known else Path(source)
@@ -166,8 +165,7 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
     come with HistoQC and are not there are replaced by our generated ones, templates left out;
     the notes say so.
 
-    Raises:
-        ConfigError: no such file, or a step, key or value that cannot be carried over, by name.
+    Raises ConfigError: no such file, or a step, key or value that cannot be carried over, by name.
     """
     parser = configparser.ConfigParser(interpolation=None)
     try:

@@ -5,6 +5,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from thinsection.errors import StoreError
+from thinsection.errors import StoreError, require, rewording
 from thinsection.files.atomic import atomic_path, write_json, write_table, write_text
 from thinsection.files.pages import data_uri, render_page
 from thinsection.qc.checks.check import EMPTY_SCORE, Score
@@ -29,6 +30,7 @@ QC_JSON = "qc.json"  # written last: where it is, everything is
 _PLAIN = ("facts", "scores", "mpp_th", "seconds", "crossings")  # fields that are JSON as they are
 _HISTOGRAM_PX = (420, 200)  # width, height
 _REMEDY = "run quality control again"
+_rewording = partial(rewording, error=StoreError, more=f"; {_REMEDY}")
 _THUMBNAIL_EDGE_PX, _SMALL_EDGE_PX = 160, 500  # on the page, and in HistoQC's folders
 _OUTLIER_DEVIATIONS = 3.5  # of the median absolute deviation, scaled to a normal's sigma
 _MIN_SLIDES = 5  # fewer say nothing about what is usual
@@ -96,14 +98,11 @@ def load_qc(folder: Path) -> QcResult:
         ConfigError: the pipeline names a check that is not installed.
     """
     path = folder / QC_JSON
-    try:
+    with _rewording("qc result must be whole", path, OSError, ValueError):
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        got = f"{str(path)!r}: {error}"
-        raise StoreError(f"qc result must be whole, got {got}; {_REMEDY}") from None
-    if document.get("format") != QC_FORMAT:
-        got = f"{document.get('format')!r} in {str(path)!r}"
-        raise StoreError(f"qc result must be {QC_FORMAT!r}, got {got}; {_REMEDY}")
+    got = f"{document.get('format')!r} in {str(path)!r}; {_REMEDY}"
+    written = document.get("format") == QC_FORMAT
+    require(written, f"qc result must be {QC_FORMAT!r}", got, error=StoreError)
     masks = {name: _read_png(folder / f"{name}.png") for name in document["masks"]}
     tables = {
         name: _read_png(folder / f"{name}.png") if rows is None else np.array(rows)
@@ -122,12 +121,9 @@ def load_qc(folder: Path) -> QcResult:
 
 
 def _read_png(path: Path) -> npt.NDArray[Any]:
-    try:
-        with Image.open(path) as picture:
-            return np.array(picture)
-    except (OSError, SyntaxError) as error:  # a damaged PNG is a SyntaxError to Pillow
-        got = f"{str(path)!r}: {error}"
-        raise StoreError(f"qc picture must be readable, got {got}; {_REMEDY}") from None
+    damaged = (OSError, SyntaxError)  # a damaged PNG is a SyntaxError to Pillow
+    with _rewording("qc picture must be readable", path, *damaged), Image.open(path) as picture:
+        return np.array(picture)
 
 
 def _histogram(density: npt.NDArray[Any]) -> RgbArray:

@@ -62,8 +62,7 @@ def mask_polygons(mask: MaskArray, frame: MaskFrame) -> list[Polygon]:
     Rasterising the polygons at px centres gives the mask back; nothing is simplified but corners
     on a straight edge. Memory: O(H * W + corners).
 
-    Raises:
-        InvalidInputError: the mask is not bool (H, W) of the frame's size.
+    Raises InvalidInputError: the mask is not bool (H, W) of the frame's size.
     """
     from scipy import ndimage
 

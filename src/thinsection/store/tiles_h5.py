@@ -128,8 +128,7 @@ class TilesWriter(Closing):
     def append(self, coords_l0: CoordsL0, features: npt.NDArray[np.floating] | None) -> None:
         """Adds tiles.
 
-        Raises:
-            InvalidInputError: coords not int64 (b, 2), other rows, or non-finite embeddings.
+        Raises InvalidInputError: coords not int64 (b, 2), other rows, or non-finite embeddings.
         """
         check_coords(coords_l0)
         start, count = self._coords.shape[0], len(coords_l0)
@@ -217,8 +216,7 @@ def write_slide_embedding(
 def read_slide_embedding(path: Path) -> SlideEmbeddingFile:
     """A slide embedding of ours or of TRIDENT's.
 
-    Raises:
-        StoreError: missing, not HDF5, or without a vector `features`.
+    Raises StoreError: missing, not HDF5, or without a vector `features`.
     """
     with open_h5(path) as file:
         if "features" not in file or file["features"].size != max(file["features"].shape):

@@ -4,14 +4,5 @@ from thinsection.structures.frame_table import FrameSummary, frame_table, write_
 from thinsection.structures.frames import FrameAtoms, FrameOptions, frame_atoms, token_frame_atoms
 from thinsection.structures.structure import Structure, read_structure
 
-__all__ = [
-    "FrameAtoms",
-    "FrameOptions",
-    "FrameSummary",
-    "Structure",
-    "frame_atoms",
-    "frame_table",
-    "read_structure",
-    "token_frame_atoms",
-    "write_frames",
-]
+__all__ = ["FrameAtoms", "FrameOptions", "FrameSummary", "Structure", "frame_atoms", "frame_table"]
+__all__ += ["read_structure", "token_frame_atoms", "write_frames"]

@@ -53,8 +53,7 @@ def frame_table(
 
     Memory: 70 bytes per token for the table, beside what `token_frame_atoms` needs.
 
-    Raises:
-        MissingDependencyError: pyarrow is not installed.
+    Raises MissingDependencyError: pyarrow is not installed.
     """
     with importing("frame tables need pyarrow", "structures"):
         import pyarrow as pa

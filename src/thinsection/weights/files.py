@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from thinsection.errors import WeightsError
+from thinsection.errors import WeightsError, rewording
 
 StateDict = dict[str, Tensor]
 SAFETENSORS, INDEX = ".safetensors", ".index.json"
@@ -31,8 +31,7 @@ _BESIDE = ("head.", "dino_head.", "ibot_head.", "projector.", "classifier.", "fc
 def read_state_dict(path: str | Path) -> StateDict:
     """The tensors of a checkpoint, under their names. Memory: once; safetensors are mapped.
 
-    Raises:
-        WeightsError: the file is missing, damaged, needs unpickling, or holds no named tensors.
+    Raises WeightsError: the file is missing, damaged, needs unpickling, or holds no named tensors.
     """
     path = Path(path)
     if not path.is_file():
@@ -45,10 +44,8 @@ def read_state_dict(path: str | Path) -> StateDict:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
+    with rewording("weights must be whole", path, SafetensorError, OSError, error=WeightsError):
         return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"weights must be whole, got {str(path)!r}: {error}") from error
 
 
 def shard_names(index: Path) -> tuple[str, ...]:
@@ -90,8 +87,7 @@ def load_strictly(
     left over; messages say `source`. What comes back is `hash_state_dict` of the network then,
     whatever form the file had.
 
-    Raises:
-        WeightsError: names are missing or left over, or a shape differs.
+    Raises WeightsError: names are missing or left over, or a shape differs.
     """
     expected = network.state_dict()
     state = _without_prefix(state, expected)

@@ -96,10 +96,10 @@ def _file_fold(rows: Sequence[TextRow], column: str, table: Path) -> Fold:
 def _read_yaml(path: Path) -> dict[str, Any]:
     with importing("Patho-Bench tasks need PyYAML", "probe"):
         import yaml
-    shown, errors = repr(str(path)), (OSError, yaml.YAMLError)
-    with rewording("config must be YAML", shown, *errors, error=DatasetError):
+    with rewording("config must be YAML", path, OSError, yaml.YAMLError, error=DatasetError):
         document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    check(isinstance(document, dict), "config must be a mapping", f"{document!r} in {shown}")
+    found = f"{document!r} in {str(path)!r}"
+    check(isinstance(document, dict), "config must be a mapping", found)
     return document
 
 

@@ -38,7 +38,7 @@ check = partial(require, error=DatasetError)
 def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
     """Rows of a CSV (or TSV or Parquet, by its suffix) as text, spaces stripped."""
     errors = (OSError, ValueError)  # pyarrow's errors and UnicodeDecodeError are such
-    with rewording("table must be readable text", repr(str(path)), *errors, error=DatasetError):
+    with rewording("table must be readable text", path, *errors, error=DatasetError):
         names, raw = _raw_rows(path)
     columns = [name.strip() for name in names]
     rows = [
@@ -142,7 +142,7 @@ def read_embeddings(path: Path) -> Embeddings:
     suffix, shown = path.suffix.lower(), repr(str(path))
     check(path.is_file(), "embeddings must be an existing file", shown)
     check(suffix in _READERS, f"embeddings must be in {', '.join(_READERS)}", shown)
-    with rewording("embeddings must be readable", shown, OSError, ValueError, error=DatasetError):
+    with rewording("embeddings must be readable", path, OSError, ValueError, error=DatasetError):
         array = _READERS[suffix](path)
     if array.ndim == 1:
         array = array[None]

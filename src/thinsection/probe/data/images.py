@@ -133,11 +133,11 @@ def load_pcam(root: Path, *, seed: int = 1337) -> LabelledRows:
         raise files.unexpected(root, "PatchCamelyon (unzip *.h5.gz first)", names)
     parts = []
     for x, y in (paths[:2], paths[2:]):
-        shown, rule = repr(str(x)), "PCam file must hold 'x' or 'y'"
-        whole = rewording(rule, shown, OSError, KeyError, error=DatasetError)
+        rule = "PCam file must hold 'x' or 'y'"
+        whole = rewording(rule, x, OSError, KeyError, error=DatasetError)
         with whole, h5py.File(x, "r") as images, h5py.File(y, "r") as labels:
             n, truth = len(images["x"]), np.asarray(labels["y"]).ravel().astype(np.int64)
-        found = f"{n} and {len(truth)} in {shown}"
+        found = f"{n} and {len(truth)} in {str(x)!r}"
         files.check(n == len(truth), "x and y must have the same N", found)
         parts.append(([ImageRef(x, row) for row in range(n)], truth))
     return _published("pcam", ("normal", "metastasis"), *parts, rule="published train and valid")
@@ -246,9 +246,8 @@ def read_images(refs: Iterable[ImageRef]) -> Iterator[RgbArray]:
     from PIL import Image
 
     for path, run in groupby(refs, key=lambda ref: ref.path):
-        rows, shown = [ref.row for ref in run], repr(str(path))
-        errors = (OSError, KeyError, Image.DecompressionBombError)
-        with rewording("image must be readable", shown, *errors, error=DatasetError):
+        rows, errors = [ref.row for ref in run], (OSError, KeyError, Image.DecompressionBombError)
+        with rewording("image must be readable", path, *errors, error=DatasetError):
             if rows[0] is not None:
                 with h5py.File(path, "r") as file:
                     yield from (np.asarray(file["x"][row], dtype=np.uint8) for row in rows)

@@ -137,12 +137,11 @@ class LabelledRegion:
 
 def read_regions(path: Path) -> list[LabelledRegion]:
     """Labelled polygons of a GeoJSON file; the label is QuPath's classification name."""
-    shown = repr(str(path))
-    with rewording("labels must be GeoJSON", shown, OSError, ValueError, error=DatasetError):
+    with rewording("labels must be GeoJSON", path, OSError, ValueError, error=DatasetError):
         document = json.loads(path.read_text(encoding="utf-8"))
     features: Any = document.get("features") if isinstance(document, dict) else document
     some = isinstance(features, list) and features
-    check(some, "labels must be a FeatureCollection with features", shown)
+    check(some, "labels must be a FeatureCollection with features", repr(str(path)))
     return [_region(feature, i, path) for i, feature in enumerate(features)]
 
 

@@ -162,8 +162,7 @@ def make_split(
 ) -> Split:
     """A checked split.
 
-    Raises:
-        InvalidInputError: shapes do not fit, nothing is there, or a value is not finite.
+    Raises InvalidInputError: shapes do not fit, nothing is there, or a value is not finite.
     """
     x, y = np.ascontiguousarray(embeddings, dtype=np.float32), np.asarray(labels)
     shaped, whole = x.ndim == 2 and x.size, y.ndim == 1 and np.issubdtype(y.dtype, np.integer)

@@ -12,17 +12,12 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import cross_entropy
 
 from thinsection.errors import DatasetError, importing, require
+from thinsection.probe import protocol as suites
 from thinsection.probe import statistics
 from thinsection.probe.data.cases import ReadEmbeddings
 from thinsection.probe.data.files import read_embeddings
 from thinsection.probe.data.sets import CaseSet, SurvivalSet, check_finite
-from thinsection.probe.protocol import (
-    NANOPATH,
-    AbmilSettings,
-    LogisticSettings,
-    Protocol,
-    SurvivalSettings,
-)
+from thinsection.probe.protocol import NANOPATH, Protocol
 from thinsection.probe.result import Predictions, ProbeResult, Risks
 from thinsection.probe.statistics import FloatVector, Fold, Scorer, macro_auroc, ratio
 from thinsection.weights.placement import resolve_device
@@ -42,7 +37,7 @@ def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult
         InvalidInputError: a class has fewer cases than folds.
         ConfigError: the protocol defines no slide probe.
     """
-    settings: LogisticSettings = protocol.require("logistic")
+    settings: suites.LogisticSettings = protocol.require("logistic")
     folds, x = _label_folds(cases, protocol), cases.vectors.astype(np.float64)
 
     def fit(c: float, train: npt.NDArray, val: npt.NDArray) -> Probability:
@@ -64,8 +59,7 @@ def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult
 def _label_folds(cases: CaseSet, protocol: Protocol) -> Folds:
     """The dataset's own folds, or the protocol's stratified ones.
 
-    Raises:
-        DatasetError: a part of a fold lacks a class, so that it can neither train nor score.
+    Raises DatasetError: a part of a fold lacks a class, so that it can neither train nor score.
     """
     names, drawn = cases.class_names, {"folds": protocol.folds, "seed": protocol.seed}
     folds = cases.folds or statistics.stratified_folds(cases.labels, class_names=names, **drawn)
@@ -146,7 +140,7 @@ def abmil_probe(
 
     Source: Ilse, Tomczak, Welling, "Attention-based deep multiple instance learning", ICML 2018.
     """
-    settings: AbmilSettings = protocol.require("abmil")
+    settings: suites.AbmilSettings = protocol.require("abmil")
     sizes = (len(cases.files), len(cases.ids))
     require(sizes[0] == sizes[1], "files must be one list a case", f"{sizes[0]} for {sizes[1]}")
     folds, where = _label_folds(cases, protocol), resolve_device(device, mps=False)
@@ -198,7 +192,7 @@ def _attend(layers: torch.nn.ModuleDict, tiles: torch.Tensor) -> torch.Tensor:
 
 
 def _train_fold(
-    cases: CaseSet, bag: _Bag, fold: Fold, seed: int, settings: AbmilSettings
+    cases: CaseSet, bag: _Bag, fold: Fold, seed: int, settings: suites.AbmilSettings
 ) -> tuple[Probability, list[float]]:
     """Probabilities (n_val, K) after the last epoch, and the mean loss of each epoch."""
     rng, (train, val), first = np.random.default_rng(seed), fold, bag(int(fold[0][0]), None)
@@ -237,7 +231,7 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
         InvalidInputError: a fold without comparable pairs.
         ConfigError: the protocol defines no survival probe.
     """
-    settings: SurvivalSettings = protocol.require("survival")
+    settings: suites.SurvivalSettings = protocol.require("survival")
     n, drawn = len(cases.ids), {"folds": protocol.folds, "seed": protocol.seed}
     folds = cases.folds or statistics.shuffled_folds(n, **drawn)
     rows, event, time = np.concatenate([val for _, val in folds]), cases.event, cases.time
@@ -269,10 +263,7 @@ def _concordance(event: npt.NDArray[np.bool_], time: FloatVector, risk: FloatVec
     A pair (i, j) counts where i had the event and time_i < time_j, or the times are equal and j was
     censored; it is concordant by 1 where risk_i > risk_j and by 0.5 where they are equal.
 
-    Memory: 16 n².
-
-    Raises:
-        InvalidInputError: no pair is comparable.
+    Memory: 16 n². Raises InvalidInputError: no pair is comparable.
     """
     earlier = time[:, None] < time
     tied = (time[:, None] == time) & ~event
@@ -289,7 +280,7 @@ def _concordance(event: npt.NDArray[np.bool_], time: FloatVector, risk: FloatVec
     return weighted
 
 
-def _fit_risk(cases: SurvivalSet, fold: Fold, settings: SurvivalSettings) -> FloatVector:
+def _fit_risk(cases: SurvivalSet, fold: Fold, settings: suites.SurvivalSettings) -> FloatVector:
     """Risk scores of the validation cases."""
     with importing("the survival probe needs scikit-survival", "probe"):
         from sksurv.linear_model import CoxnetSurvivalAnalysis, CoxPHSurvivalAnalysis

@@ -5,6 +5,7 @@ Shapes: N training and Nq validation rows, D channels, K classes, S support sets
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,31 +15,14 @@ from torch.nn.functional import cross_entropy, linear
 
 from thinsection.attention.products import fast_products
 from thinsection.errors import DatasetError, InvalidInputError, require
+from thinsection.probe import protocol as suites
+from thinsection.probe import statistics
 from thinsection.probe.compute import cosine_neighbours, rows_within, to_device, unit_rows
-from thinsection.probe.data.sets import (
-    Embeddings,
-    Labels,
-    RobustnessSet,
-    TileSet,
-    check_finite,
-    check_tile_set,
-)
-from thinsection.probe.protocol import (
-    NANOPATH,
-    FewshotSettings,
-    KnnSettings,
-    LinearSettings,
-    Protocol,
-    RobustnessSettings,
-)
+from thinsection.probe.data import sets
+from thinsection.probe.data.sets import Embeddings, Labels, RobustnessSet, TileSet
+from thinsection.probe.protocol import NANOPATH, Protocol
 from thinsection.probe.result import ProbeResult, classified
-from thinsection.probe.statistics import (
-    METRICS,
-    IndexArray,
-    bootstrap_rows,
-    confusion_matrix,
-    ratio,
-)
+from thinsection.probe.statistics import IndexArray
 from thinsection.types import GIB
 from thinsection.weights.placement import resolve_device
 
@@ -74,8 +58,8 @@ def linear_probe(
         DatasetError: the splits do not fit each other.
         ConfigError: the protocol defines no linear probe.
     """
-    check_tile_set(data)
-    settings: LinearSettings = protocol.require("linear")
+    sets.check_tile_set(data)
+    settings: suites.LinearSettings = protocol.require("linear")
     heads = {
         f"{lr:g}": train_head(data, settings, lr=lr, seed=protocol.seed + i, device=device)
         for i, lr in enumerate(settings.lrs)
@@ -97,7 +81,7 @@ def linear_probe(
 
 
 def train_head(
-    data: TileSet, settings: LinearSettings, *, lr: float, seed: int, device: str = "cpu"
+    data: TileSet, settings: suites.LinearSettings, *, lr: float, seed: int, device: str = "cpu"
 ) -> LinearHead:
     """Trains one head; the same seed gives the same bits on the same device and thread count.
 
@@ -132,14 +116,11 @@ def train_head(
         scores.append(_score(data, guess, settings.metric))
         if best is None or scores[-1] > best.score:
             w, b = (p.detach().cpu().numpy().copy() for p in (weight, bias))
-            best = LinearHead(
-                lr=lr, epoch=epoch, score=scores[-1], weight=w, bias=b, prediction=guess
-            )
+            at: dict[str, Any] = {"lr": lr, "epoch": epoch, "score": scores[-1]}
+            best = LinearHead(**at, weight=w, bias=b, prediction=guess)
     if best is None or not math.isfinite(losses[-1]):
-        found = f"{losses[-1]} at learning rate {lr:g} in {data.name!r}"
-        raise InvalidInputError(
-            f"training loss must stay finite, got {found}; scale the embeddings"
-        )
+        found = f"{losses[-1]} at learning rate {lr:g} in {data.name!r}; scale the embeddings"
+        raise InvalidInputError(f"training loss must stay finite, got {found}")
     return replace(best, scores=tuple(scores), losses=tuple(losses))
 
 
@@ -154,7 +135,8 @@ def initial_head(
 
 
 def _score(data: TileSet, prediction: Labels, metric: str) -> float:
-    return float(METRICS[metric](confusion_matrix(data.val.labels, prediction, data.num_classes)))
+    counts = statistics.confusion_matrix(data.val.labels, prediction, data.num_classes)
+    return float(statistics.METRICS[metric](counts))
 
 
 def knn_probe(
@@ -170,8 +152,8 @@ def knn_probe(
         DatasetError: the splits do not fit each other.
         ConfigError: the protocol defines no kNN probe.
     """
-    check_tile_set(data)
-    settings: KnnSettings = protocol.require("knn")
+    sets.check_tile_set(data)
+    settings: suites.KnnSettings = protocol.require("knn")
     ks = sorted(k for k in settings.ks if k <= len(data.train))
     rows, bank = data.val.embeddings, data.train.embeddings
     found = cosine_neighbours(rows, bank, max(ks), device=device, budget_bytes=budget_bytes)
@@ -219,17 +201,15 @@ def fewshot_probe(
         ConfigError: the protocol defines no few-shot probe.
         BudgetError: one support set with its prototypes does not fit.
     """
-    check_tile_set(data)
-    settings: FewshotSettings = protocol.require("fewshot")
-    shots, sets, train = settings.shots, settings.support_sets, data.train
-    support = draw_support_sets(
-        train.labels, data.class_names, shots=shots, num_sets=sets, seed=protocol.seed
-    )
-    votes = simpleshot_votes(
-        train.embeddings, data.val.embeddings, support, device=device, budget_bytes=budget_bytes
-    )
-    details = {"shots": shots, "support_sets": sets}
-    metric, guess, share = settings.metric, votes.argmax(axis=1), votes / sets
+    sets.check_tile_set(data)
+    settings: suites.FewshotSettings = protocol.require("fewshot")
+    shots, num_sets, train = settings.shots, settings.support_sets, data.train
+    drawn = {"shots": shots, "num_sets": num_sets, "seed": protocol.seed}
+    support, rows = draw_support_sets(train.labels, data.class_names, **drawn), data.val.embeddings
+    bank = train.embeddings
+    votes = simpleshot_votes(bank, rows, support, device=device, budget_bytes=budget_bytes)
+    details = {"shots": shots, "support_sets": num_sets}
+    metric, guess, share = settings.metric, votes.argmax(axis=1), votes / num_sets
     return classified(
         "fewshot", data, guess, metric=metric, protocol=protocol, details=details, probability=share
     )
@@ -240,8 +220,7 @@ def draw_support_sets(
 ) -> IndexArray:
     """Row indices (num_sets, K, shots), drawn without replacement within a set and class.
 
-    Raises:
-        DatasetError: a class has fewer than `shots` rows.
+    Raises DatasetError: a class has fewer than `shots` rows.
     """
     rows_of = [np.flatnonzero(labels == c) for c in range(len(class_names))]
     rule = f"each class must have >= {shots} training rows for {shots} shots"
@@ -249,8 +228,7 @@ def draw_support_sets(
         found = f"{len(rows)} of class {name!r}; label more tiles or drop the class"
         require(len(rows) >= shots, rule, found, error=DatasetError)
     draw = np.random.default_rng(seed).choice
-    sets = ([draw(rows, shots, replace=False) for rows in rows_of] for _ in range(num_sets))
-    return np.array(list(sets))
+    return np.array([[draw(r, shots, replace=False) for r in rows_of] for _ in range(num_sets)])
 
 
 def simpleshot_votes(
@@ -273,14 +251,14 @@ def simpleshot_votes(
     _, num_classes, shots = support.shape
     half, dim = budget_bytes // 2, train.shape[1]  # half of the budget for sets, half for queries
     per_set = num_classes * dim * 4 * (2 * shots + 4)
-    sets = rows_within(half, per_set, name="support set", most=SET_BLOCK)
-    per_query = 8 * dim + sets * num_classes * 8 + sets * 24
+    block = rows_within(half, per_set, name="support set", most=SET_BLOCK)
+    per_query = 8 * dim + block * num_classes * 8 + block * 24
     rows = rows_within(half, per_query, name="query", most=QUERY_BLOCK)
     shift = to_device(train.mean(axis=0, dtype=np.float64).astype(np.float32), where)
     votes = np.zeros((len(queries), num_classes), dtype=np.int64)
     with torch.inference_mode(), fast_products():
-        for first in range(0, len(support), sets):
-            chosen = to_device(train[support[first : first + sets]], where) - shift
+        for first in range(0, len(support), block):
+            chosen = to_device(train[support[first : first + block]], where) - shift
             class_means = chosen.mean(dim=2)  # of (sets, K, shots, D)
             means = class_means.mean(dim=1, keepdim=True)  # classes have equally many shots
             prototypes = unit_rows((class_means - means).flatten(0, 1))
@@ -314,12 +292,12 @@ def robustness_probe(
 
     Source: PathoROB (bifold-pathomics).
     """
-    settings: RobustnessSettings = protocol.require("robustness")
+    settings: suites.RobustnessSettings = protocol.require("robustness")
     x, columns = data.embeddings, (data.biological_class, data.medical_center, data.slide_id)
     sizes = [len(column) for column in columns]
     found = f"{sizes} for {len(x)} tiles"
     require({*sizes} == {len(x)}, "columns must be one entry a tile", found)
-    check_finite(x, data.slide_id)
+    sets.check_finite(x, data.slide_id)
     biology, centre, slide = (np.unique(c, return_inverse=True)[1] for c in columns)
     k = k or dict(settings.k_by_subset).get(data.name, settings.default_k)
     near = cosine_neighbours(x, x, k, groups=slide, device=device, budget_bytes=budget_bytes)
@@ -336,7 +314,7 @@ def robustness_probe(
     require(either.any(), rule, found)
 
     def index(weights: npt.NDArray) -> npt.NDArray[np.float64]:
-        return ratio(weights @ kinds["so"], weights @ either, empty=np.nan)
+        return statistics.ratio(weights @ kinds["so"], weights @ either, empty=np.nan)
 
     few = int((near < 0).any(axis=1).sum())
     sums = {name: int(counts.sum()) for name, counts in kinds.items()}
@@ -346,7 +324,7 @@ def robustness_probe(
         dataset=data.name,
         metric="robustness_index",
         score=float(index(np.ones((1, len(x))))[0]),
-        interval=bootstrap_rows(len(x), index, seed=protocol.seed),
+        interval=statistics.bootstrap_rows(len(x), index, seed=protocol.seed),
         protocol=protocol,
         details={"k": k, **sums, "tiles_with_fewer_neighbours": few},
         facts={**facts, **data.facts},

@@ -52,8 +52,8 @@ class SegmentSet:
         """sha256 over the name and the files' contents in their order. Memory: 256 KiB."""
         whole = hashlib.sha256(self.name.encode())
         for path in self.files:
-            rule, shown = "data file must be readable", repr(str(path))
-            with rewording(rule, shown, OSError, error=DatasetError), path.open("rb") as file:
+            told = rewording("data file must be readable", path, OSError, error=DatasetError)
+            with told, path.open("rb") as file:
                 whole.update(hashlib.file_digest(file, "sha256").digest())
         return whole.hexdigest()
 
@@ -105,10 +105,9 @@ def load_pannuke(root: Path) -> SegmentSet:
 
 def _mapped(path: Path) -> npt.NDArray:
     """The array of a .npy, mapped. For one row: pages that stay mapped count as our memory."""
-    shown = repr(str(path))
-    with rewording("array must be a whole .npy", shown, OSError, ValueError, error=DatasetError):
+    with rewording("array must be a whole .npy", path, OSError, ValueError, error=DatasetError):
         array: npt.NDArray = np.load(path, mmap_mode="r", allow_pickle=False)
-    check(array.flags.c_contiguous, "array must be in C order", f"Fortran's in {shown}")
+    check(array.flags.c_contiguous, "array must be in C order", f"Fortran's in {str(path)!r}")
     return array
 
 
@@ -158,14 +157,14 @@ SEGMENT_DATASETS = {"pannuke": load_pannuke, "monusac": load_monusac, "consep": 
 
 def read_label(path: Path) -> npt.NDArray[np.uint8]:
     """The label image of a .npy (as it is) or of a .mat (`type_map`, remapped)."""
-    is_mat, shown = path.suffix == ".mat", repr(str(path))
+    is_mat = path.suffix == ".mat"
     errors = (OSError, ValueError, KeyError, MatReadError, NotImplementedError)
-    with rewording("label must be readable", shown, *errors, error=DatasetError):
+    with rewording("label must be readable", path, *errors, error=DatasetError):
         label = loadmat(path, variable_names=["type_map"])["type_map"] if is_mat else np.load(path)
     top, low, high = len(CONSEP_REMAP) - 1 if is_mat else 255, label.min(), label.max()
     fits = label.ndim == 2 and low >= 0 and high <= top and (label == label.round()).all()
     rule = f"label must be whole numbers 0..{top} of shape (H, W)"
-    check(fits, rule, f"{label.dtype} {label.shape}, {low}..{high} in {shown}")
+    check(fits, rule, f"{label.dtype} {label.shape}, {low}..{high} in {str(path)!r}")
     whole: npt.NDArray[np.uint8] = label.astype(np.uint8)
     return CONSEP_REMAP[whole] if is_mat else whole
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from thinsection.arrays import Array, ArrayNamespace, filters
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, rewording
 from thinsection.qc.checks.check import EMPTY_SCORE, Outcome, QcCheck, QcView, Score
 
 _Floats = npt.NDArray[np.float64]
@@ -200,11 +200,9 @@ class Equalised(QcCheck):
 
 def read_rgb(path: str) -> npt.NDArray[np.uint8]:
     """A picture file as uint8 (H, W, 3)."""
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    except OSError as error:
-        raise ConfigError(f"picture must be a readable image file, got {path!r}: {error}") from None
+    rule = "picture must be a readable image file"
+    with rewording(rule, path, OSError, error=ConfigError), Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
 
 
 def _prefixed(prefix: str, name: str) -> str:

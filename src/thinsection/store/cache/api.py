@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from thinsection.config import user_cache_dir
-from thinsection.errors import InvalidInputError, StoreError
+from thinsection.errors import InvalidInputError, StoreError, require
 from thinsection.store.cache import format as fmt
 from thinsection.store.cache.format import CacheKey, Manifest, Shape
 from thinsection.store.cache.reader import DEFAULT_BUDGET_BYTES, FeatureCache
@@ -92,9 +92,8 @@ def remove_cache(root: Path, name: str) -> int:
 
 def _folder(root: Path, name: str) -> Path:
     known = [entry.name for entry in list_caches(root)]
-    if name not in known:
-        listed = ", ".join(known) or "none"
-        raise StoreError(f"cache must be one in {str(root)!r}, got {name!r}; there: {listed}")
+    got = f"{name!r}; there: {', '.join(known) or 'none'}"
+    require(name in known, f"cache must be one in {str(root)!r}", got, error=StoreError)
     return root / name
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import BudgetError, InvalidInputError, StoreError
+from thinsection.errors import BudgetError, InvalidInputError, StoreError, require
 from thinsection.store.cache import format as fmt
 from thinsection.store.cache.format import F32, Bytes, CacheKey, Chunk, Shape
 from thinsection.types import GIB, MIB, Closing
@@ -102,11 +102,9 @@ class FeatureCache(Closing):
         import torch
 
         rows, target = _as_rows(order), torch.device(device)
-        if batch_size < 1:
-            raise InvalidInputError(f"batch_size must be >= 1, got {batch_size}")
-        if self._busy:
-            rule = "batches must be read one iteration at a time"
-            raise InvalidInputError(f"{rule}, got a second one; close the first")
+        require(batch_size >= 1, "batch_size must be >= 1", batch_size)
+        rule = "batches must be read one iteration at a time"
+        require(not self._busy, rule, "a second one; close the first")
         size = min(batch_size, len(self))
         self._prepare((size, *self.shape[1:]), pinned=target.type == "cuda")
         parts = [rows[i : i + size] for i in range(0, len(rows), size)]
@@ -138,10 +136,9 @@ class FeatureCache(Closing):
         self._rows.hold(data + batch_bytes + needed <= self._budget)
         free = self._budget - scratch - (data if self.in_ram else 0)
         count = min(1 + PREFETCH, free // batch_bytes)
-        if count < 1:
-            rule = f"cache_memory must hold a batch of {shape[0]} rows ({format_bytes(needed)})"
-            remedy = "raise --cache-memory (twice that reads ahead)"
-            raise BudgetError(f"{rule}, got {format_bytes(self._budget)}; {remedy}")
+        rule = f"cache_memory must hold a batch of {shape[0]} rows ({format_bytes(needed)})"
+        remedy = "raise --cache-memory (twice that reads ahead)"
+        require(count >= 1, rule, f"{format_bytes(self._budget)}; {remedy}", error=BudgetError)
         empty = partial(torch.empty, shape, dtype=torch.float32, pin_memory=pinned)
         self._buffers = [empty() for _ in range(count)]
 
@@ -311,7 +308,6 @@ def prefetched(
 
 def _as_rows(rows: npt.ArrayLike) -> RowNumbers:
     wanted = np.asarray(rows)
-    if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
-        got = f"{wanted.dtype} {wanted.shape}"
-        raise InvalidInputError(f"rows must be integers of shape (B,), got {got}")
+    fits = wanted.ndim == 1 and (not wanted.size or wanted.dtype.kind in "iu")
+    require(fits, "rows must be integers of shape (B,)", f"{wanted.dtype} {wanted.shape}")
     return wanted.astype(np.int64)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from thinsection import errors
+from thinsection.errors import require
 from thinsection.files.atomic import write_json
 from thinsection.store.cache import format as fmt
 from thinsection.store.cache.format import F32, CacheKey, Chunk, Manifest, Shape
@@ -45,14 +46,16 @@ class CacheWriter(Closing):
     """
 
     def __init__(self, root: Path, key: CacheKey, shape: Shape, *, budget_bytes: int = GIB) -> None:
-        if len(shape) < 2 or min(shape) < 1:
-            raise errors.InvalidInputError(f"shape must be (N, ...) of positive sizes, got {shape}")
+        require(
+            len(shape) > 1 and min(shape) > 0, "shape must be (N, ...) of positive sizes", shape
+        )
         self.folder, self._key, self._shape = Path(root) / key.folder_name, key, tuple(shape)
+        self._count_rule = f"rows must be {shape[0]} as announced"
         self._row_values = math.prod(shape[1:])
         row_bytes = self._row_values * 4
-        if row_bytes * 5 // 2 > budget_bytes:
-            rule = f"cache_memory must hold two and a half rows of {format_bytes(row_bytes)}"
-            raise errors.BudgetError(f"{rule}, got {format_bytes(budget_bytes)}")
+        rule = f"cache_memory must hold two and a half rows of {format_bytes(row_bytes)}"
+        enough, got = row_bytes * 5 // 2 <= budget_bytes, format_bytes(budget_bytes)
+        require(enough, rule, got, error=errors.BudgetError)
         self._chunk_rows = max(1, min(CHUNK_BYTES, budget_bytes // 4) // row_bytes)
         self._forced = key.storage in ("bf16", "fp16")
         self._loss = fmt.Loss()
@@ -93,8 +96,7 @@ class CacheWriter(Closing):
             InvalidInputError: fewer rows came than the shape says.
             DiskSpaceError: the disk is full; what was written stays.
         """
-        if self._given != self._shape[0]:
-            raise self._miscounted(self._given)
+        require(self._given == self._shape[0], self._count_rule, self._given)
         self._wait()
         manifest = Manifest(
             key=self._key,
@@ -157,26 +159,21 @@ class CacheWriter(Closing):
         per_row = self._row_values * fmt.ITEM_BYTES[self._key.storage]
         need = (self._shape[0] - self._rows_on_disk) * per_row + SPARE_DISK_BYTES
         free = shutil.disk_usage(self.folder).free
-        if need > free:
-            rule = f"disk must have {format_bytes(need)} free for the feature cache"
-            remedy = "choose another --cache-dir or remove old caches ('thinsection cache ls')"
-            got = f"got {format_bytes(free)} in {str(self.folder)!r}"
-            raise errors.DiskSpaceError(f"{rule}, {got}; {remedy}")
+        rule = f"disk must have {format_bytes(need)} free for the feature cache"
+        remedy = "choose another --cache-dir or remove old caches ('thinsection cache ls')"
+        got = f"{format_bytes(free)} in {str(self.folder)!r}; {remedy}"
+        require(need <= free, rule, got, error=errors.DiskSpaceError)
 
     def _check(self, rows: "torch.Tensor") -> None:
         import torch
 
         kinds = (torch.float32, torch.float16, torch.bfloat16)
-        if rows.dtype not in kinds or tuple(rows.shape[1:]) != self._shape[1:]:
-            shape = ", ".join(["B", *map(str, self._shape[1:])])
-            got = f"{str(rows.dtype).removeprefix('torch.')} {tuple(rows.shape)}"
-            rule = "features must be float32, float16 or bfloat16 of shape"
-            raise errors.InvalidInputError(f"{rule} ({shape}), got {got}")
-        if self._given + len(rows) > self._shape[0]:
-            raise self._miscounted(self._given + len(rows))
-
-    def _miscounted(self, given: int) -> errors.InvalidInputError:
-        return errors.InvalidInputError(f"rows must be {self._shape[0]} as announced, got {given}")
+        shape = ", ".join(["B", *map(str, self._shape[1:])])
+        got = f"{str(rows.dtype).removeprefix('torch.')} {tuple(rows.shape)}"
+        rule = f"features must be float32, float16 or bfloat16 of shape ({shape})"
+        require(rows.dtype in kinds and tuple(rows.shape[1:]) == self._shape[1:], rule, got)
+        given = self._given + len(rows)
+        require(given <= self._shape[0], self._count_rule, given)
 
     def _wait(self) -> None:
         pending, self._pending = self._pending, None
