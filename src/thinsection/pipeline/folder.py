@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.config import nearest
-from thinsection.errors import InvalidInputError, StoreError, importing, rewording
+from thinsection.errors import InvalidInputError, StoreError, importing, require, rewording
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.pipeline.records import Record, read_records
 from thinsection.pipeline.results import grid_rows, read_failure
@@ -34,9 +34,8 @@ def open_results(out: str | Path) -> "Results":
     Memory: some kB per slide. Raises StoreError: it is no results folder.
     """
     folder = Path(out)
-    if not (folder / SLIDES).is_dir():
-        rule = f"results must be a folder of `thinsection run` with {SLIDES}/ in it"
-        raise StoreError(f"{rule}, got {str(folder)!r}")
+    rule = f"results must be a folder of `thinsection run` with {SLIDES}/ in it"
+    require((folder / SLIDES).is_dir(), rule, repr(str(folder)), error=StoreError)
     return Results(folder=folder, ledgers={lg.slide_id: lg for lg in load_ledgers(folder)})
 
 

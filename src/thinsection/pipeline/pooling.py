@@ -268,9 +268,6 @@ def _content_key(tiles: TilesFile, slide_encoder: SlideEncoder) -> str:
 @functools.lru_cache(maxsize=1)
 def loaded_encoder(pooling: PoolingConfig) -> SlideEncoder:
     """The slide encoder, loaded once per process and settings."""
-    return load_slide_encoder(
-        pooling.slide_encoder,
-        weights=pooling.slide_weights,
-        device=pooling.device,
-        budget_bytes=parse_bytes(pooling.memory, name="memory"),
-    )
+    name, weights, device = pooling.slide_encoder, pooling.slide_weights, pooling.device
+    budget_bytes = parse_bytes(pooling.memory, name="memory")
+    return load_slide_encoder(name, weights=weights, device=device, budget_bytes=budget_bytes)

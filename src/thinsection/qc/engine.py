@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
 from thinsection.config import nearest, user_cache_dir
-from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.errors import ConfigError, InvalidInputError, require
 from thinsection.files.pages import notebook_html
 from thinsection.qc.checks.by_example import ByExample, PixelModel, probabilities, trained_model
 from thinsection.qc.checks.check import Outcome, QcView, Score
@@ -226,9 +226,8 @@ def tile_qc_columns(result: QcResult, coords_l0: CoordsL0, tile_px_l0: int) -> d
 
     Raises InvalidInputError: coords_l0 is not (N, 2), or the tile has no size.
     """
-    if coords_l0.ndim != 2 or coords_l0.shape[1] != 2:
-        got = f"{coords_l0.dtype} {coords_l0.shape}"
-        raise InvalidInputError(f"coords_l0 must be int64 of shape (N, 2), got {got}")
+    shaped, got = coords_l0.shape[1:] == (2,), f"{coords_l0.dtype} {coords_l0.shape}"
+    require(shaped, "coords_l0 must be int64 of shape (N, 2)", got)
     if tile_px_l0 <= 0:
         raise InvalidInputError(f"tile_px_l0 must be > 0, got {tile_px_l0}")
     filling = {check.name for check in result.pipeline.checks if check.fills}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import InvalidInputError
+from thinsection.errors import require
 from thinsection.files.atomic import write_text
 from thinsection.qc.tissue import Color
 from thinsection.types import MaskArray, MaskFrame
@@ -67,10 +67,9 @@ def mask_polygons(mask: MaskArray, frame: MaskFrame) -> list[Polygon]:
     from scipy import ndimage
 
     shape = tuple(frame.size_th)[::-1]
-    if mask.dtype != np.bool_ or mask.shape != shape:
-        remedy = "pass the frame that the mask was computed in"
-        got = f"got {mask.dtype} {mask.shape}; {remedy}"
-        raise InvalidInputError(f"mask must be bool of shape {shape}, {got}")
+    fits = mask.dtype == np.bool_ and mask.shape == shape
+    got = f"{mask.dtype} {mask.shape}; pass the frame that the mask was computed in"
+    require(fits, f"mask must be bool of shape {shape}", got)
     labels, num_pieces = ndimage.label(mask)
     polygons: list[Polygon] = [[] for _ in range(num_pieces)]
     downsample_xy = np.array(frame.downsample_xy)

@@ -64,9 +64,7 @@ class SlideLedger:
 
     out: Path  # the results folder
     slide_id: str
-    slide: dict[str, Any] = field(
-        default_factory=dict
-    )  # path, reader, size, mpp, ...: plain values
+    slide: dict[str, Any] = field(default_factory=dict)  # path, reader, size, mpp, ...: plain
     stages: dict[str, StageRecord] = field(default_factory=dict)  # by address, first done first
     elsewhere: Elsewhere = field(default_factory=Elsewhere)  # files at the URL of the run only
 

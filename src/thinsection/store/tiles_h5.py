@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 import thinsection
-from thinsection.errors import InvalidInputError, StoreError
+from thinsection.errors import InvalidInputError, StoreError, require
 from thinsection.files.atomic import atomic_path
 from thinsection.slide import Slide
 from thinsection.slide.geometry import nominal_power
@@ -226,10 +226,9 @@ def read_slide_embedding(path: Path) -> SlideEmbeddingFile:
 
 
 def _dataset(file: "h5py.File", name: str, path: Path) -> npt.NDArray:
-    if name not in file:
-        got = f"got {sorted(file)} in {str(path)!r}"
-        expected = "expected a tiles.h5 of thinsection, or a features file of TRIDENT or CLAM"
-        raise StoreError(f"tiles file must hold {name!r}, {got}; {expected}")
+    expected = "expected a tiles.h5 of thinsection, or a features file of TRIDENT or CLAM"
+    got = f"{sorted(file)} in {str(path)!r}; {expected}"
+    require(name in file, f"tiles file must hold {name!r}", got, error=StoreError)
     try:
         return np.asarray(file[name][...])
     except OSError as error:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.config import option
-from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.errors import ConfigError, InvalidInputError, require
 from thinsection.files.pages import notebook_html
 from thinsection.qc.tissue import TissueMask, box_fractions
 from thinsection.registry import Entry, Registry
@@ -119,9 +119,8 @@ class TileTable:
     def __post_init__(self) -> None:
         check_coords(self.coords_l0)
         for name, column in self.columns.items():
-            if column.shape != (len(self),):
-                got = f"{(len(self),)}, got {column.shape}"
-                raise InvalidInputError(f"column {name!r} must have shape {got}")
+            shape = (len(self),)
+            require(column.shape == shape, f"column {name!r} must have shape {shape}", column.shape)
 
     def __len__(self) -> int:
         return int(self.coords_l0.shape[0])

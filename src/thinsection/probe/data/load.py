@@ -58,9 +58,10 @@ def _labelled_rows(path: Path, config: ProbeConfig) -> LabelledRows:
         return images.LAYOUTS[layout](path, seed=seed)
     tile_files = files.find_tile_files(path)
     if data.labels is None:
-        remedy = "pass --labels regions.geojson (or a table slide_id,x,y,label)"
-        rule = "labels must be given for tile embeddings"
-        raise ConfigError(f"{rule}, got none for {str(path)!r}; {remedy}")
+        got = (
+            f"none for {str(path)!r}; pass --labels regions.geojson (or a table slide_id,x,y,label)"
+        )
+        raise ConfigError(f"labels must be given for tile embeddings, got {got}")
     return load_regions(tile_files, data.labels, seed=seed)
 
 
@@ -237,10 +238,9 @@ def _labelled_tiles(tile_files: Sequence[Path], labels: Path) -> list[_SlideTile
         slides.append(_SlideTiles(name, encoder, coords[rows], vectors, picked))
     seen = [s.name for s in slides]
     named = {*table, *(region.slide_id for region in regions if region.slide_id)}
-    if unknown := named - set(seen):
-        known, got = ", ".join(seen[:5]), ", ".join(sorted(map(repr, unknown)))
-        rule = f"slide_id must name a slide of the data ({known})"
-        raise DatasetError(f"{rule}, got {got} in {str(labels)!r}")
+    unknown = ", ".join(sorted(map(repr, named - set(seen))))
+    rule = f"slide_id must name a slide of the data ({', '.join(seen[:5])})"
+    check(not unknown, rule, f"{unknown} in {str(labels)!r}")
     return slides
 
 

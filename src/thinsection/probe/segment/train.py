@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from thinsection.errors import InvalidInputError
+from thinsection.errors import require
 from thinsection.probe.protocol import Geometry, SegmentSettings
 from thinsection.probe.statistics import Counts, IndexArray, image_counts
 from thinsection.store.cache import FeatureCache
@@ -84,10 +84,11 @@ class MaskTransformer(nn.Module):
 
 def grid_edge(num_tokens: int) -> int:
     """g of T = g * g tokens; raises InvalidInputError where T is no square."""
-    edge = math.isqrt(num_tokens)
-    if edge * edge != num_tokens:
-        remedy = "the encoder must give patch tokens without prefix tokens"
-        raise InvalidInputError(f"tokens must form a square grid, got {num_tokens}; {remedy}")
+    edge, remedy = (
+        math.isqrt(num_tokens),
+        "the encoder must give patch tokens without prefix tokens",
+    )
+    require(edge * edge == num_tokens, "tokens must form a square grid", f"{num_tokens}; {remedy}")
     return edge
 
 
@@ -179,9 +180,8 @@ class SegmentTrainer:
             order = train[torch.randperm(len(train), generator=generator).numpy()]
             loss, first = self._epoch(head, order, optimizer)
             val_loss, _ = self._epoch(head, val)
-            if not math.isfinite(loss + val_loss):
-                found = f"{loss} in epoch {epoch}; scale the features"
-                raise InvalidInputError(f"training loss must stay finite, got {found}")
+            found = f"{loss} in epoch {epoch}; scale the features"
+            require(math.isfinite(loss + val_loss), "training loss must stay finite", found)
             if val_loss < min((past[2] for past in history), default=math.inf):
                 best = copy.deepcopy(head.state_dict())
             history.append((first, loss, val_loss))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
 from thinsection.arrays.morphology import dilated_by_square, drop_small, keep_elongated
-from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.errors import ConfigError, InvalidInputError, require
 from thinsection.files.atomic import atomic_path
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 from thinsection.qc.checks.measures import read_rgb
@@ -122,9 +122,8 @@ def _built_in(check: ByExample) -> PixelModel:
 
 def _own_examples(check: ByExample) -> list[Example]:
     images, masks = check.example_images, check.example_masks
-    if not images or len(images) != len(masks):
-        got = f"{len(images)} images and {len(masks)} masks"
-        raise ConfigError(f"{check.name} must have one example mask per image, got {got}")
+    paired, got = len(images) == len(masks) > 0, f"{len(images)} images and {len(masks)} masks"
+    require(paired, f"{check.name} must have one example mask per image", got, error=ConfigError)
     examples = []
     for image, path in zip(images, masks, strict=True):
         rgb, mask = read_rgb(image), read_rgb(path).max(axis=2) > 127
