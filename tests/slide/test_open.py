@@ -5,17 +5,20 @@ from pathlib import Path
 import numpy as np
 import openslide
 import pytest
+import tifffile
+from PIL import Image
+from tests.slide.test_contract import JUDGED, OURS_ALONE
 
 from thinsection.errors import ConfigError, InvalidInputError, SlideOpenError
 from thinsection.slide import available_readers, open_slide
 from thinsection.slide.open import compare
 from thinsection.slide.tiff_reader import TiffSlide
 from thinsection.testing.slide_contract import KINDS, SIZE, STRIPED
-from thinsection.testing.synthetic import PyramidKind, write_pyramid
+from thinsection.testing.synthetic import PyramidKind, he_texture, write_pyramid
 from thinsection.types import RgbArray
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("kind", (KINDS | JUDGED).values(), ids=(KINDS | JUDGED).keys())
 def test_auto_takes_the_tiff_reader_where_its_px_are_openslides(
     tmp_path: Path, kind: PyramidKind
 ) -> None:
@@ -32,7 +35,7 @@ def test_auto_takes_the_tiff_reader_where_its_px_are_openslides(
             np.testing.assert_array_equal(pixels, expected)
 
 
-@pytest.mark.parametrize("kind", STRIPED.values(), ids=STRIPED.keys())
+@pytest.mark.parametrize("kind", (STRIPED | OURS_ALONE).values())
 def test_auto_says_that_openslide_was_no_judge(tmp_path: Path, kind: PyramidKind) -> None:
     write_pyramid(tmp_path / "a.tif", SIZE, kind)
     with open_slide(tmp_path / "a.tif") as slide:
@@ -58,6 +61,78 @@ def test_a_reader_that_differs_in_one_value_of_level_0_does_not_agree(tmp_path: 
             assert compare(slide, reference) == ""
         with TiffSlide(str(path), slide_mpp=(0.5, 0.4)) as slide:
             assert "mpp (0.5, 0.4) is not OpenSlide's" in compare(slide, reference)
+
+
+def write_between(path: Path, down: float, pixels: RgbArray) -> None:
+    """A pyramid whose second level has `down`, which need not be a whole number."""
+    height, width = pixels.shape[:2]
+    smaller = Image.fromarray(pixels).resize((int(width / down), int(height / down)))
+    with tifffile.TiffWriter(path) as writer:
+        for level in (pixels, np.asarray(smaller)):
+            options = {"compression": "deflate", "photometric": "rgb", "metadata": None}
+            writer.write(level, tile=(128, 128), subfiletype=int(level is not pixels), **options)
+
+
+DOWNSAMPLES = [1.3, 2.0005, 2.5, 3.9, 4.0, 7.7]
+
+
+@pytest.mark.parametrize("noise", [False, True], ids=["tissue", "noise"])
+@pytest.mark.parametrize("down", DOWNSAMPLES)
+def test_auto_allows_for_openslides_shift_on_levels_of_any_downsample(
+    tmp_path: Path, down: float, noise: bool
+) -> None:
+    rng = np.random.default_rng(1)
+    pixels = np.tile(he_texture(rng), (1, 2, 1))[:989, :1411]
+    if noise:
+        pixels = rng.integers(0, 256, pixels.shape).astype(np.uint8)
+    write_between(tmp_path / "a.tif", down, pixels)
+    with open_slide(tmp_path / "a.tif") as slide:
+        assert slide.choice == "tiff: fastest that agrees with OpenSlide"
+
+
+class Moved(TiffSlide):
+    """A reader whose lower levels lie one px beside where they belong."""
+
+    by = (1, 0)
+
+    def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
+        dx, dy = self.by if level else (0, 0)
+        size = self.levels[level].size
+        whole = np.empty((size[1], size[0], 3), np.uint8)
+        super()._fill((0, 0), level, whole)
+        moved = np.roll(whole, (dy, dx), (0, 1))
+        x, y = origin_lv
+        out[:] = moved[y : y + out.shape[0], x : x + out.shape[1]]
+
+
+@pytest.mark.parametrize("by", [(1, 0), (0, 1), (-1, 0), (0, -1)])
+@pytest.mark.parametrize("down", DOWNSAMPLES)
+def test_a_lower_level_that_lies_one_px_off_does_not_agree(
+    tmp_path: Path, down: float, by: tuple[int, int]
+) -> None:
+    path = tmp_path / "a.tif"
+    write_between(path, down, np.tile(he_texture(np.random.default_rng(1)), (1, 2, 1))[:989, :1411])
+    with open_slide(path, reader="openslide") as reference, Moved(str(path)) as slide:
+        slide.by = (0, 0)
+        assert compare(slide, reference) == ""
+        slide.by = by
+        assert "px of level 1 at" in compare(slide, reference)
+
+
+class Brighter(TiffSlide):
+    """A reader whose lower levels are a little brighter than the file says."""
+
+    def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
+        super()._fill(origin_lv, level, out)
+        if level:
+            np.copyto(out, out + 2, where=out < 253)
+
+
+def test_a_lower_level_of_another_picture_does_not_agree(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    write_between(path, 2.5, he_texture(np.random.default_rng(1))[:901])
+    with open_slide(path, reader="openslide") as reference, Brighter(str(path)) as slide:
+        assert "px of level 1 at" in compare(slide, reference)
 
 
 def test_a_file_that_only_openslide_reads_says_why_the_others_were_not_taken(

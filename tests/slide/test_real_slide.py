@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 
 from thinsection.slide import open_slide
+from thinsection.slide.open import interpolated
 from thinsection.testing.slide_contract import crop_on_white, regions
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(os.environ.get("THINSECTION_TEST_SLIDES", ROOT.parent / "shared" / "slides"))
 SLIDE = FOLDER / "CMU-1-Small-Region.svs"
+
+TCGA = FOLDER / "tcga-cr-7395-01a-01-ts1.svs"  # JPEG 2000; levels 1 and 2.0005
 
 pytestmark = pytest.mark.skipif(not SLIDE.is_file(), reason=f"no test slide at {SLIDE}")
 
@@ -57,3 +60,17 @@ def test_associated_images_are_openslides(reader: str) -> None:
 def test_auto_takes_the_tiff_reader() -> None:
     with open_slide(SLIDE) as slide:
         assert slide.choice == "tiff: fastest that agrees with OpenSlide"
+
+
+@pytest.mark.skipif(not TCGA.is_file(), reason=f"no test slide at {TCGA}")
+def test_auto_takes_the_tiff_reader_where_a_downsample_is_no_whole_number() -> None:
+    with open_slide(TCGA) as slide, open_slide(TCGA, reader="openslide") as reference:
+        assert slide.choice == "tiff: fastest that agrees with OpenSlide"
+        level = slide.levels[1]
+        assert level.downsample != round(level.downsample)
+        for x, y in ((0, 0), (403, 217), (901, 1203), (level.size[0] - 90, level.size[1] - 70)):
+            origin = (round(x * level.downsample), round(y * level.downsample))
+            theirs = reference.read_region(origin, 1, (90, 70))
+            difference = np.abs(interpolated(slide, origin, 1, (90, 70)) - theirs)
+            assert difference.max() <= 2
+            assert difference.mean() <= 0.4

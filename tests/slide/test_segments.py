@@ -1,5 +1,6 @@
 """Segments side by side in the file are fetched together, and each is still its own."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
+from tests.slide.test_contract import JUDGED, OURS_ALONE
 
 from thinsection.errors import SlideReadError
 from thinsection.files.sources import FileSource
 from thinsection.slide import tiff_reader
-from thinsection.slide.tiff_reader import TiffSlide
+from thinsection.slide.tiff_reader import SegmentDecoder, TiffSlide
 from thinsection.testing.slide_contract import KINDS
-from thinsection.testing.synthetic import write_pyramid
+from thinsection.testing.synthetic import PyramidKind, write_pyramid
 
 SIZE = (1024, 512)  # 4 x 2 segments of 256 px
 
@@ -88,23 +90,85 @@ def test_a_damaged_segment_in_a_row_is_named(slide_path: Path) -> None:
         read(slide_path, corners((0, 1), (1, 1), (2, 1), (3, 1)))
 
 
-def test_segments_that_were_never_scanned_are_white_and_ask_for_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "sparse.tif"
-    pixels = np.full((512, 1024, 3), 90, np.uint8)
-    tiles = [None if place in (1, 6, 7) else pixels[:256, :256] for place in range(8)]
+IN_PLACE = (KINDS | JUDGED | OURS_ALONE).items()
+WHOLE = [kind for name, kind in IN_PLACE if not name.startswith("strips")]
+
+
+@pytest.mark.parametrize("kind", WHOLE, ids=repr)
+def test_whole_segments_are_decoded_without_tifffile(tmp_path: Path, kind: PyramidKind) -> None:
+    levels = write_pyramid(tmp_path / "a.tif", SIZE, kind)
+    with TiffSlide(str(tmp_path / "a.tif")) as slide:
+        for decoder in slide._decoders:
+            decoder._page = None
+        pixels = slide.read_region((0, 0), 0, SIZE)  # strided
+        tile = (kind.tile or SIZE)[::-1]
+        np.testing.assert_array_equal(  # in place
+            slide.read_region((0, 0), 0, tile), pixels[: tile[1], : tile[0]]
+        )
+        assert np.abs(pixels.astype(int) - levels[0]).mean() < (
+            9 if kind.compression == "jpeg" else 1
+        )
+
+
+@pytest.mark.parametrize("kind", [KINDS["jpeg-420"], *JUDGED.values(), *OURS_ALONE.values()])
+def test_damage_of_every_compression_is_an_error(tmp_path: Path, kind: PyramidKind) -> None:
+    path = tmp_path / "a.tif"
+    write_pyramid(path, SIZE, kind)
+    with tifffile.TiffFile(path) as file:
+        offset, count = file.pages[0].dataoffsets[0], file.pages[0].databytecounts[0]
+    data = bytearray(path.read_bytes())
+    data[offset : offset + count] = bytes(count)
+    path.write_bytes(data)
+    with TiffSlide(str(path)) as slide:
+        with pytest.raises(SlideReadError, match=r"column 0, row 0 of a level of .* in 'a\.tif'"):
+            slide.read_region((0, 0), 0, (64, 16))
+        slide.read_region((SIZE[0] - 64, SIZE[1] - 16), 0, (64, 16))
+
+
+def test_uncompressed_segments_are_read_into_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    levels = write_pyramid(path, SIZE, KINDS["uncompressed"])
+    places = [(0, 0), (1, 0), (3, 0), (0, 1), (2, 1)]
+    out, source = read(path, corners(*places))
+    for (x, y), tile in zip(places, out):
+        expected = levels[0][y * 256 : y * 256 + 256, x * 256 : x * 256 + 256]
+        np.testing.assert_array_equal(tile, expected)
+    assert source.ranges == []  # no bytes between the file and `out`
+    with TiffSlide(str(path)) as slide:
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(SlideReadError, match=r"segment must be whole, got .* in 'a\.tif'"):
+            slide.read_region((768, 256), 0, (256, 256))
+
+
+def write_sparse(path: Path, empty: tuple[int, ...]) -> None:
+    """A level of 4 x 2 segments, gray but for those that the file does not hold."""
+    tile = np.full((256, 256, 3), 90, np.uint8)
     with tifffile.TiffWriter(path) as writer:
         writer.write(
-            iter(tiles),
-            shape=pixels.shape,
+            (None if place in empty else tile for place in range(8)),
+            shape=(512, 1024, 3),
             dtype=np.uint8,
             tile=(256, 256),
             photometric="rgb",
             compression="deflate",
         )
+
+
+def test_segments_that_were_never_scanned_are_white_and_cost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "sparse.tif"
+    write_sparse(path, (1, 6, 7))
     out, source = read(path, corners(*[(x, y) for y in range(2) for x in range(4)]))
     for place, tile in enumerate(out):
         assert (tile == (255 if place in (1, 6, 7) else 90)).all()
-    assert all(length > 0 for _, length in source.ranges)
+    assert len(source.ranges) == 1  # what lies side by side is still one request
+    with TiffSlide(str(path), source=(source := CountingSource(path))) as slide:
+        monkeypatch.setattr(SegmentDecoder, "_decode_one", None)
+        assert (slide.read_region((256, 0), 0, (256, 256)) == 255).all()
+        assert (slide.read_region((520, 300), 0, (400, 100)) == 255).all()  # cuts two
+        assert not source.ranges
+        assert not slide._cut
 
 
 def test_threads_that_cut_one_segment_decode_it_once(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class FileSource:
     """A local file through `pread`: no shared position, so no lock. Thread-safe."""
 
     def __init__(self, path: str) -> None:
-        self.name = path
+        self.name, self._file = path, Path(path).name
         self._descriptor: _Descriptor | None = _Descriptor(os.open(path, os.O_RDONLY))
 
     def read_at(self, offset: int, length: int) -> bytes:
@@ -38,7 +39,14 @@ class FileSource:
         descriptor = self._descriptor  # kept alive here while `close` runs elsewhere
         if descriptor is None:
             raise closed_error(self.name)
-        return _whole(os.pread(descriptor, length, offset), Path(self.name).name, offset, length)
+        return _whole(os.pread(descriptor, length, offset), self._file, offset, length)
+
+    def read_into(self, offset: int, arrays: Sequence[Any]) -> None:
+        """Fills C-contiguous arrays, one after the other, from `offset` on, without a copy."""
+        if (descriptor := self._descriptor) is None:
+            raise closed_error(self.name)
+        length = sum(array.nbytes for array in arrays)
+        _check_whole(os.preadv(descriptor, arrays, offset), length, self._file, offset)
 
     def close(self) -> None:
         """Lets go of the file; a second call does nothing."""
@@ -69,6 +77,12 @@ class FsspecSource:
             self.fetched_bytes += len(data)
             self.requests += 1
         return _whole(data, self.name, offset, length)
+
+    def read_into(self, offset: int, arrays: Sequence[Any]) -> None:
+        """See `FileSource.read_into`; here the bytes are copied."""
+        data = memoryview(self.read_at(offset, sum(array.nbytes for array in arrays)))
+        for array in arrays:
+            memoryview(array).cast("B")[:], data = data[: array.nbytes], data[array.nbytes :]
 
     def close(self) -> None:
         """Nothing is held open between requests."""
@@ -111,10 +125,14 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 def _whole(data: bytes, name: str, offset: int, length: int) -> bytes:
     """The bytes of a range, if none is missing."""
-    if len(data) == length:
-        return data
-    got = f"got {len(data)} of {length} bytes at offset {offset} in {name!r}"
-    raise SlideReadError(f"segment must be whole, {got}; the file is truncated")
+    _check_whole(len(data), length, name, offset)
+    return data
+
+
+def _check_whole(found: int, length: int, name: str, offset: int) -> None:
+    if found != length:
+        got = f"got {found} of {length} bytes at offset {offset} in {name!r}"
+        raise SlideReadError(f"segment must be whole, {got}; the file is truncated")
 
 
 def closed_error(slide_path: str) -> SlideReadError:

@@ -10,6 +10,7 @@ import tifffile
 
 from thinsection.errors import SlideOpenError
 from thinsection.slide.geometry import positive_number
+from thinsection.slide.tiff_codecs import BYTES, KNOWN
 from thinsection.types import Level, Mpp
 
 _ASPECT_TOLERANCE = 0.02
@@ -18,7 +19,7 @@ _UM_PER_UNIT = {2: 25_400.0, 3: 10_000.0}  # TIFF's ResolutionUnit: inch, cm
 # what OpenSlide treats in a way of its own (overlaps, sparse layouts, restart markers)
 _LEFT_TO_OPENSLIDE = {"ndpi": "Hamamatsu NDPI", "bif": "Ventana BIF", "scn": "Leica SCN"}
 _LEFT_TO_OPENSLIDE |= {"philips": "Philips TIFF"}
-_COMPRESSIONS = {1, 5, 7, 8, 32946, 33005, 34712}  # none, LZW, JPEG, deflate, JPEG 2000 as RGB
+_YCBCR = 6  # photometric interpretation
 # what tifffile raises for files that are damaged or no TIFF
 _BROKEN = (tifffile.TiffFileError, struct.error, LookupError, ValueError, TypeError, OSError)
 
@@ -131,11 +132,13 @@ def _unsupported(page: Any) -> str | None:
     """What of a page is not decoded here; None where nothing is."""
     if page.bitspersample != 8 or page.samplesperpixel not in (1, 3, 4):
         return f"{page.samplesperpixel} samples of {page.bitspersample} bits"
-    if int(page.compression) not in _COMPRESSIONS:
+    if int(page.compression) not in KNOWN:
         return f"compression {int(page.compression)}"
     if page.planarconfig == 2 and page.samplesperpixel > 1:
         return "separate colour planes"
-    if int(page.photometric) not in (1, 2, 6):
+    if int(page.photometric) == _YCBCR and int(page.compression) in BYTES:
+        return "YCbCr that is not compressed as a picture"
+    if int(page.photometric) not in (1, 2, _YCBCR):
         return f"photometric interpretation {int(page.photometric)}"
     return None
 

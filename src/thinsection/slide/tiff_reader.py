@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import simplejpeg
 
 from thinsection.errors import SlideOpenError, SlideReadError
 from thinsection.files.sources import ByteSource, FileSource
 from thinsection.slide.base import WHITE, Slide
+from thinsection.slide.tiff_codecs import NOT_BY_TIFFFILE, RAW, REFUSALS, fill_of
 from thinsection.slide.tiff_layout import read_layout
 from thinsection.types import MIB, Level, Mpp, RgbArray, TileArray
 
@@ -27,9 +27,7 @@ MAX_SEGMENT_BYTES = 128 * MIB
 # at every call of the system, because each gives the interpreter's lock away and waits for it
 MAX_READ_BYTES = MIB
 _MAX_GAP_BYTES = 512  # that writers leave between segments
-_JPEG, _RGB = 7, 2
-# Adobe's APP14 with transform 0: "these are R, G, B"; without it a decoder takes them for YCbCr
-_APP14_RGB = bytes.fromhex("ffee000e41646f626500640000000000")
+_Target = tuple[int, RgbArray]  # a segment, and where it goes
 
 
 class SegmentDecoder:
@@ -40,30 +38,49 @@ class SegmentDecoder:
         self.size, self.segment, self._source, self._page = level.size, level.segment, source, page
         self.columns = -(-self.size[0] // self.segment[0])  # segments in a row
         self._offsets, self._counts = tuple(page.dataoffsets), tuple(page.databytecounts)
-        self._jpeg = int(page.compression) == _JPEG and page.samplesperpixel == 3
-        app14 = _APP14_RGB if int(page.photometric) == _RGB else b""
-        tables = (page.jpegtables or b"")[2:-2]  # without its own SOI and EOI
-        self._head = b"\xff\xd8" + app14 + tables
+        self._sparse, code = 0 in self._counts, int(page.compression)
+        self._fill_segment = fill_of(page, self.segment)
+        self._raw = code in RAW and self._fill_segment is not None and page.predictor == 1
+        self._only_here = code in NOT_BY_TIFFFILE
 
-    def decode(self, indices: Sequence[int], outs: Iterable[RgbArray]) -> None:
+    def is_empty(self, index: int) -> bool:
+        """Whether the file holds no bytes of a segment: nothing was scanned there, it is white."""
+        return self._sparse and index < len(self._counts) and not self._counts[index]
+
+    def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
         """Fills `outs`, each (segment height, width, 3), with the segments row * columns + column.
 
         Memory: `MAX_READ_BYTES` of compressed segments, or one that is larger.
         """
-        targets = iter(outs)
-        for together in self._requests(indices):
-            start = self._offsets[together[0]]
-            length = self._offsets[together[-1]] + self._counts[together[-1]] - start
-            data = memoryview(self._source.read_at(start, length) if length else b"")
-            for index in together:
+        stored = []
+        for index, out in zip(indices, outs):
+            if self.is_empty(index):
+                out[:] = WHITE
+            else:
+                stored.append((index, out))
+        for together in self._requests(stored):
+            first, last = together[0][0], together[-1][0]
+            start = self._offsets[first]
+            length = self._offsets[last] + self._counts[last] - start
+            if self._are_as_stored(together, length):
+                self._source.read_into(start, [out for _, out in together])
+                continue
+            data = memoryview(self._source.read_at(start, length))
+            for index, out in together:
                 begin = self._offsets[index] - start
-                self._decode_one(index, data[begin : begin + self._counts[index]], next(targets))
+                self._decode_one(index, data[begin : begin + self._counts[index]], out)
 
-    def _requests(self, indices: Sequence[int]) -> list[list[int]]:
+    def _are_as_stored(self, together: list[_Target], length: int) -> bool:
+        """Whether the file's bytes of these segments, without a gap, are those of the arrays."""
+        if not self._raw or length != sum(out.nbytes for _, out in together):
+            return False
+        return all(o.flags.c_contiguous and self._counts[i] == o.nbytes for i, o in together)
+
+    def _requests(self, stored: Iterable[_Target]) -> list[list[_Target]]:
         """Segments, in order, in the groups that one request fetches."""
-        groups: list[list[int]] = []
+        groups: list[list[_Target]] = []
         first = end = 0
-        for index in indices:
+        for index, out in stored:
             if index >= len(self._offsets):
                 raise self._error(index, "no such segment")
             begin, count = self._offsets[index], self._counts[index]
@@ -71,32 +88,32 @@ class SegmentDecoder:
             if not (groups and adjacent and begin + count - first <= MAX_READ_BYTES):
                 groups.append([])
                 first = begin
-            groups[-1].append(index)
+            groups[-1].append((index, out))
             end = begin + count
         return groups
 
     def _decode_one(self, index: int, data: memoryview, out: RgbArray) -> None:
-        (height, width), in_place = out.shape[:2], self._jpeg and out.flags.c_contiguous
         try:
-            pixels = self._pixels(index, data, out if in_place else None)
-            if self._jpeg and data and (pixels.shape[1] != width or len(pixels) > height):
-                raise ValueError(f"a JPEG of {pixels.shape[1::-1]} px, expected {(width, height)}")
-        except (ValueError, RuntimeError, TypeError) as error:
+            pixels = self._pixels(index, data, out)
+        except REFUSALS as error:
             raise self._error(index, str(error)) from None
-        rows, columns = min(len(pixels), height), min(pixels.shape[1], width)
-        if not in_place:
+        rows, columns = min(len(pixels), len(out)), min(pixels.shape[1], out.shape[1])
+        if not np.may_share_memory(pixels, out):
             out[:rows, :columns] = pixels[:rows, :columns, :3]
-        out[rows:] = WHITE  # nothing was scanned here, or this is the last strip
+        out[rows:] = WHITE  # this is the last strip
         out[:rows, columns:] = WHITE
 
-    def _pixels(self, index: int, data: memoryview, out: RgbArray | None) -> np.ndarray:
-        """(height, width, samples), one of them or RGB(A); a JPEG is decoded into `out`."""
-        if data and self._jpeg:
-            joined = b"".join((self._head, data[2:]))
-            return np.asarray(simplejpeg.decode_jpeg(joined, "RGB", buffer=out))
-        tables = self._page.jpegtables
-        found = self._page.decode(bytes(data), index, jpegtables=tables)[0] if data else None
-        return np.empty((0, 0, 3), dtype=np.uint8) if found is None else np.asarray(found[0])
+    def _pixels(self, index: int, data: memoryview, out: RgbArray) -> np.ndarray:
+        """(height, width, samples), one of them or RGB(A); in `out` where it can be."""
+        if self._fill_segment is not None:
+            contiguous = out if out.flags.c_contiguous else np.empty(out.shape, dtype=np.uint8)
+            try:
+                return self._fill_segment(data, contiguous)
+            except REFUSALS:
+                if self._only_here:
+                    raise
+        found = self._page.decode(bytes(data), index, jpegtables=self._page.jpegtables)
+        return np.asarray(found[0][0])
 
     def _error(self, index: int, why: str) -> SlideReadError:
         row, column = divmod(index, self.columns)
@@ -169,7 +186,7 @@ class TiffSlide(Slide):
             y0, y1 = max(y, top), min(y + height, top + seg_height)
             x0, x1 = max(x, left), min(x + width, left + seg_width)
             target = out[y0 - y : y1 - y, x0 - x : x1 - x]
-            if (x1 - x0, y1 - y0) == decoder.segment:
+            if decoder.is_empty(index) or (x1 - x0, y1 - y0) == decoder.segment:
                 decoder.decode([index], [target])
             else:
                 pixels = self._cut_segment(decoder, index)

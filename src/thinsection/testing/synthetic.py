@@ -23,7 +23,8 @@ _UM_PER_CM = 10_000.0
 _STRIP_ROWS = 32
 _APERIO = "Aperio Image Library v12.0.0"
 _QUALITY = 80  # of JPEG
-_APERIO_JPEG2000_RGB = 33005  # TIFF compression code
+_APERIO_JPEG2000_YCBCR, _APERIO_JPEG2000_RGB = 33003, 33005  # TIFF compression codes
+_LOSSLESS = ("webp", 34927, "jpegxl", 52546)  # are written so; by number: older codes of these
 _TEXTURE_PX = 1024  # period of the H&E-like texture
 _MASK_PX = 16  # level-0 px of one px of the tissue mask: borders are whole px down to 16x
 _WHITE = (243, 242, 244)
@@ -68,14 +69,17 @@ def position_pixels(size: Size) -> RgbArray:
 class PyramidKind:
     """How a synthetic pyramid is stored.
 
-    `compression` is tifffile's name: 'jpeg', 'lzw', 'deflate', 'jpeg2000' (lossless, with Aperio's
-    code, which OpenSlide reads with `aperio`), None.
+    `compression` is tifffile's name or number: 'jpeg', 'lzw', 'deflate', 'zstd', 'webp', 'jpegxl'
+    (both lossless), 'jpeg2000' (lossless, with Aperio's code, which OpenSlide reads with `aperio`;
+    with `ycbcr_2000` as Y, Cb and Cr), None.
     """
 
     downsamples: tuple[int, ...] = (1, 4)
     tile: tuple[int, int] | None = (256, 256)  # (height, width), multiples of 16; None: strips
-    compression: str | None = "jpeg"
+    compression: str | int | None = "jpeg"
     ycbcr: bool = True  # JPEG as YCbCr 4:2:0 in place of RGB
+    ycbcr_2000: bool = False  # Aperio's code 33003 in place of 33005
+    differences: bool = False  # of neighbours are stored: TIFF's predictor 2
     jpeg_tables: bool = False  # once per level, and abbreviated YCbCr tiles, as scanners write them
     mpp: Mpp | None = (0.5, 0.5)  # (x, y) µm/px, in the resolution tags; None writes none
     aperio: bool = False  # an Aperio description in place of the tags (its one MPP is mpp[0])
@@ -98,7 +102,8 @@ def write_pyramid(path: Path, size: Size, kind: PyramidKind | None = None) -> li
                 options |= {"jpegtables": split[0][0]}
                 stored = (image for _, image in split)
             elif kind.compression == "jpeg2000":
-                stored = _jpeg2000_segments(pixels, kind.tile)
+                components = _to_ycbcr(pixels) if kind.ycbcr_2000 else pixels
+                stored = _jpeg2000_segments(components, kind.tile)
             elif kind.compression == "jpeg" and kind.ycbcr:
                 stored = _to_ycbcr(pixels)
             writer.write(stored, shape=pixels.shape, dtype=np.uint8, **options)
@@ -139,9 +144,14 @@ def _to_ycbcr(pixels: RgbArray) -> RgbArray:
 def _options(kind: PyramidKind, size: Size, index: int) -> dict[str, Any]:
     """Of `TiffWriter.write`, for the level of that index."""
     jpeg2000 = kind.compression == "jpeg2000"
-    compression = _APERIO_JPEG2000_RGB if jpeg2000 else kind.compression
+    aperio = _APERIO_JPEG2000_YCBCR if kind.ycbcr_2000 else _APERIO_JPEG2000_RGB
+    compression = aperio if jpeg2000 else kind.compression
     options: dict[str, Any] = {"metadata": None, "software": False, "photometric": "rgb"}
     options |= {"compression": compression, "subfiletype": int(index > 0)}
+    if kind.compression in _LOSSLESS:
+        options["compressionargs"] = {"lossless": True}
+    if kind.differences:
+        options["predictor"] = True
     if kind.compression == "jpeg":
         options["compressionargs"] = {"level": _QUALITY}
         if kind.ycbcr:
