@@ -38,7 +38,7 @@ def measure(function: str, *, times: int, setup: str, **kwargs: Any) -> dict[str
 
 def against(path: Path, mpp: str, *, threads: int, smoke: bool) -> dict[str, Any]:
     """OpenSlide, the limit and our stream on the same tiles, with the same number of threads."""
-    options: dict[str, Any] = {"times": 1 if smoke else 5, "setup": "opened", "threads": threads}
+    options: dict[str, Any] = {"times": 1 if smoke else 3, "setup": "opened", "threads": threads}
     options |= {"path": str(path), "mpp": mpp, "limit": 300 if smoke else 10**9}
     found: dict[str, Any] = {way: measure(way, **options) for way in WAYS}
     loop, limit, ours = (found[way] for way in WAYS)
