@@ -31,7 +31,7 @@ PLACES = {
     "get_full_complex_lddt": "core.metrics.quality",
     "interface_steric_clash": "core.metrics.quality",
 }
-RESCUED = ("compute_has_clash", "get_token_frame_atoms")
+RESCUED = ("compute_has_clash", "all_atom_plddt_loss", "get_token_frame_atoms")
 
 
 def prepare(name: str, num_atoms: int, ours: bool) -> tuple[Any, dict[str, Any]]:

@@ -7,7 +7,7 @@ import unittest
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from unittest import mock
 
 import pytest
@@ -32,6 +32,8 @@ CALLS = []
 _OTHERS = {
     "metrics/sample_ranking": "def compute_has_clash(asym_id, atom_positions_predicted, atom_mask, "
     "is_polymer, threshold=1.1, violation_abs=100, violation_frac=0.5): ...\n",
+    "loss/confidence": "def all_atom_plddt_loss(batch, x, logits, no_bins, bin_min, bin_max, eps, "
+    "**kwargs): ...\n",
 }
 _USER = "from openfold3.core.utils.atomize_utils import get_token_frame_atoms\n"
 
@@ -121,7 +123,9 @@ def test_a_second_rescue_within_the_first_is_refused(root: Path) -> None:
 
 def test_a_block_that_calls_nothing_of_ours_is_an_error(root: Path) -> None:
     write_package(root)
-    unused = pytest.raises(RescueError, match=r"compute_has_clash must be called within the block")
+    unused = pytest.raises(
+        RescueError, match=r"compute_has_clash, .* must be called within the block"
+    )
     with unused, openfold3():
         pass
 
@@ -213,3 +217,31 @@ def test_clashes_are_the_originals(chain_atoms: int) -> None:
             with openfold3(FrameOptions(budget_bytes=8192)):
                 got = home.compute_has_clash(*arguments, **limits)
             assert torch.equal(got, wanted), (seed, limits)
+
+
+def plddt_arguments(num_tokens: int, *, samples: int, seed: int) -> dict[str, Any]:
+    """A batch of one, with samples; positions some 2 Å from the truth."""
+    batch, truth, resolved = random_case(seed, num_tokens=num_tokens)
+    generator = torch.Generator().manual_seed(seed)
+    batch = {key: value[None, None] for key, value in batch.items()}
+    truth = torch.rand(truth.shape, generator=generator) * 60
+    ground = {"atom_positions": truth[None, None], "atom_resolved_mask": resolved[None, None]}
+    moved = truth + 2 * torch.randn(1, samples, *truth.shape, generator=generator)
+    logits = torch.randn(1, samples, len(truth), 50, generator=generator)
+    bins = {"no_bins": 50, "bin_min": 0.0, "bin_max": 1.0, "eps": 1e-10}
+    return {"batch": {**batch, "ground_truth": ground}, "x": moved, "logits": logits, **bins}
+
+
+@needs_openfold3
+@pytest.mark.usefixtures("without_biotite")
+@pytest.mark.parametrize("num_tokens", [3, 40, 150])
+def test_the_loss_of_plddt_and_its_gradient_are_the_originals_to_the_bit(num_tokens: int) -> None:
+    home = importlib.import_module("openfold3.core.loss.confidence")
+    arguments = plddt_arguments(num_tokens, samples=2, seed=num_tokens)
+    logits = arguments["logits"].requires_grad_()
+    wanted = home.all_atom_plddt_loss(**arguments)
+    (slope,) = torch.autograd.grad(wanted.sum(), logits)
+    with openfold3(FrameOptions(budget_bytes=1 << 16)):
+        got = home.all_atom_plddt_loss(**arguments)
+    assert torch.equal(got, wanted)
+    assert torch.equal(torch.autograd.grad(got.sum(), logits)[0], slope)

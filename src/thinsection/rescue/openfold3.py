@@ -9,68 +9,39 @@ from importlib.metadata import PackageNotFoundError, version
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from thinsection.errors import MissingDependencyError, RescueError
-from thinsection.neighbors.reference import distances_between
-from thinsection.neighbors.search import pairs_within
-from thinsection.structures.frames import FrameOptions, token_frame_atoms
+from thinsection.rescue.openfold3_pairs import has_clash, plddt_loss, token_frames
+from thinsection.structures.frames import FrameOptions
 
 _Function = Callable[..., Any]
 VERSIONS = ("0.4.5", "0.5.0")  # whose functions were compared with ours
-
-
-@torch.no_grad()
-def _has_clash(given: Any, options: FrameOptions) -> Tensor:
-    """1.0 for each sample (S,) in which two polymer chains clash, else 0.0.
-
-    Memory: budget_bytes, O(N_atom) and 8 bytes per pair of chains.
-    """
-    chains, chain = torch.unique(given.asym_id, return_inverse=True)
-    polymer, num = torch.ones_like(chains, dtype=torch.bool), len(chains)
-    polymer[chain[~given.is_polymer]] = False
-    atoms = (given.atom_mask & polymer[chain]).nonzero()[:, 0]
-    chain, positions = chain[atoms], given.atom_positions_predicted
-    sizes = torch.bincount(chain, minlength=num)
-    clashing: Tensor = positions.new_zeros(len(positions))
-    for s, x in enumerate(positions[:, atoms]):
-        counts = torch.zeros(num * num, dtype=torch.int64, device=x.device)
-        for i, j in pairs_within(x, x, given.threshold, budget_bytes=options.budget_bytes):
-            near = (chain[i] < chain[j]) & (distances_between(x[i], x[j]) < given.threshold)
-            counts += torch.bincount(chain[i[near]] * num + chain[j[near]], minlength=num * num)
-        fraction = counts / torch.minimum(sizes[:, None], sizes).flatten().clamp(min=1)
-        clashing[s] = ((counts > given.violation_abs) | (fraction > given.violation_frac)).any()
-    return clashing
-
-
-def _token_frames(given: Any, options: FrameOptions) -> Any:
-    return token_frame_atoms(**vars(given), options=options)
-
-
 # home, name, parameters of the original; ours
 _TARGETS: list[tuple[str, str, str, _Function]] = [
     (
         *("openfold3.core.utils.atomize_utils", "get_token_frame_atoms"),
-        *("batch, x, atom_mask, angle_threshold=25.0, eps=1e-08, inf=1000000000.0", _token_frames),
+        *("batch, x, atom_mask, angle_threshold=25.0, eps=1e-08, inf=1000000000.0", token_frames),
     ),
     (
         *("openfold3.core.metrics.sample_ranking", "compute_has_clash"),
         "asym_id, atom_positions_predicted, atom_mask, is_polymer, threshold=1.1, "
         "violation_abs=100, violation_frac=0.5",
-        _has_clash,
+        has_clash,
+    ),
+    (
+        *("openfold3.core.loss.confidence", "all_atom_plddt_loss"),
+        *("batch, x, logits, no_bins, bin_min, bin_max, eps, kwargs", plddt_loss),
     ),
 ]
 
 
 @contextmanager
 def openfold3(options: FrameOptions | None = None) -> Iterator[None]:
-    """Frames of tokens and clashes of chains in O(N_atom) memory inside the installed OpenFold3.
+    """Frames, clashes and lDDT of atoms in O(N_atom) memory inside the installed OpenFold3.
 
     Every module of openfold3 that holds an original function gets ours, also one that is imported
     within the block; all get the original back. Process-wide, not for concurrent use by threads.
     FrameOptions(impl='rows') keeps the original's choice among equal distances; its budget_bytes
-    bounds each search.
+    bounds each search. 0.4.5, whose lDDT has other bins, keeps its own lDDT.
 
     Raises:
         MissingDependencyError: openfold3 is not installed.
@@ -101,7 +72,7 @@ def _recognised(options: FrameOptions, calls: list[str]) -> list[tuple[str, _Fun
         rule = f"openfold3 must be of version {' or '.join(VERSIONS)}"
         raise RescueError(f"{rule}, got {installed}; nothing was replaced")
     swaps = []
-    for home, name, parameters, ours in _TARGETS:
+    for home, name, parameters, ours in _TARGETS[: -1 if installed == "0.4.5" else None]:
         function = getattr(importlib.import_module(home), name, None)
         if function is None or function.__module__ != home:
             raise RescueError(f"{home}.{name} must be the original function, got {function!r}")
