@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+PACKAGES = ("numpy", "torch", "openslide-python", "tifffile", "simplejpeg", "cucim-cu12")
+PACKAGES += ("imagecodecs", "tiffslide", "fastslide", "pyvips")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -27,7 +29,7 @@ def arguments(question: str, **own: str) -> argparse.Namespace:
 def environment() -> dict[str, Any]:
     """Commit, versions and device, so that a figure can be placed."""
     versions = {}
-    for name in ("numpy", "torch", "openslide-python", "tifffile", "simplejpeg", "cucim-cu12"):
+    for name in PACKAGES:
         try:
             versions[name] = version(name)
         except PackageNotFoundError:

@@ -5,12 +5,12 @@ What stands here is the usual segment, whole and of three samples; tifffile deco
 
 import struct
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import imagecodecs
 import numpy as np
 import simplejpeg
+from PIL import Image
 
 from thinsection.types import RgbArray, Size
 
@@ -30,6 +30,14 @@ NOT_BY_TIFFFILE = (*JPEG, *APERIO_YCBCR)  # whose refusal stands: tifffile would
 _RGB = 2  # photometric interpretation
 # Adobe's APP14 with transform 0: "these are R, G, B"; without it a decoder takes them for YCbCr
 _APP14_RGB = bytes.fromhex("ffee000e41646f626500640000000000")
+# Rows of factors of Y, Cb, Cr and 1: for every Y, Cb and Cr they give what OpenSlide's tables give,
+# which round halves away from zero (there is one: 1.772 * 125).
+_BLUE = 1.772 + 1e-6
+_RGB_OF_YCBCR = (
+    *(1, 0, 1.402, -1.402 * 128),
+    *(1, -0.34414, -0.71414, (0.34414 + 0.71414) * 128),
+    *(1, _BLUE, 0, -_BLUE * 128),
+)
 _J2K = b"\xff\x4f\xff\x51"  # a JPEG 2000 codestream: SOC, SIZ
 _J2K_CHROMA_STEP = 46  # where its SIZ says how many px wide one px of Cb is
 
@@ -107,28 +115,8 @@ def _aperio_ycbcr(data: Any, out: RgbArray) -> np.ndarray:
     """Y, Cb and Cr of one size become RGB as OpenSlide rounds them, others as OpenJPEG does."""
     _jpeg2000(data, out)
     if data[:4] == _J2K and data[_J2K_CHROMA_STEP] == 1:
-        luma, blue, red = (out[..., channel].ravel() for channel in range(3))
-        both = blue.astype(np.uint16) << 8 | red
-        for channel, (table, chroma) in enumerate(zip(_chroma_tables(), (red, both, blue))):
-            shifted = table.take(chroma)
-            shifted += luma
-            out[..., channel] = np.clip(shifted, 0, 255, out=shifted).reshape(out.shape[:2])
+        out[:] = np.asarray(Image.fromarray(out).convert("RGB", _RGB_OF_YCBCR))
     return out
-
-
-@cache
-def _chroma_tables() -> tuple[np.ndarray, ...]:
-    """What Cr adds to Y for red, Cb and Cr for green, Cb for blue; int16. OpenSlide's tables."""
-    offset = np.arange(256) - 128
-    scaled = {
-        "red": 1.402 * offset,
-        "blue": 1.772 * offset,
-        "green_of_cb": 2**16 * (0.5 - 0.34414 * offset),
-        "green_of_cr": 2**16 * -0.71414 * offset,
-    }
-    whole = {k: np.trunc(v + np.copysign(0.5, v)).astype(np.int32) for k, v in scaled.items()}
-    green = (whole["green_of_cb"][:, None] + whole["green_of_cr"]).ravel() >> 16
-    return tuple(table.astype(np.int16) for table in (whole["red"], green, whole["blue"]))
 
 
 def _webp(data: Any, out: RgbArray) -> np.ndarray:
