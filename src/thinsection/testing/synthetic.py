@@ -93,6 +93,13 @@ def write_pyramid(path: Path, size: Size, kind: PyramidKind | None = None) -> li
     kind = kind or PyramidKind()
     sizes = [(max(1, size[0] // down), max(1, size[1] // down)) for down in kind.downsamples]
     levels = [position_pixels(level_size) for level_size in sizes]
+    write_levels(path, levels, kind)
+    return levels
+
+
+def write_levels(path: Path, levels: Sequence[RgbArray], kind: PyramidKind) -> None:
+    """Writes these levels, finest first, one for each downsample of the kind."""
+    size = levels[0].shape[1], levels[0].shape[0]
     with tifffile.TiffWriter(path, bigtiff=False) as writer:
         for index, pixels in enumerate(levels):
             options = _options(kind, size, index)
@@ -107,7 +114,6 @@ def write_pyramid(path: Path, size: Size, kind: PyramidKind | None = None) -> li
             elif kind.compression == "jpeg" and kind.ycbcr:
                 stored = _to_ycbcr(pixels)
             writer.write(stored, shape=pixels.shape, dtype=np.uint8, **options)
-    return levels
 
 
 def _tiles(pixels: RgbArray, tile: tuple[int, int]) -> Iterator[RgbArray]:
