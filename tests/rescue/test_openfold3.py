@@ -32,6 +32,13 @@ CALLS = []
 _OTHERS = {
     "metrics/sample_ranking": "def compute_has_clash(asym_id, atom_positions_predicted, atom_mask, "
     "is_polymer, threshold=1.1, violation_abs=100, violation_frac=0.5): ...\n",
+    "loss/diffusion": "def bond_loss(x, batch, eps): ...\n"
+    "def bond_loss_sparse(x, batch, eps): ...\n"
+    "def smooth_lddt_loss(x, batch, loss_token_mask, eps): ...\n",
+    "metrics/quality": "def get_full_complex_lddt(asym_id, intra_filter_atomized, pred_coords, "
+    "gt_coords, all_atom_mask, eps=1e-10): ...\ndef interface_steric_clash(pred_protein, "
+    "pred_substrate, all_atom_mask_protein, all_atom_mask_substrate, threshold=1.1, "
+    "eps=1e-10): ...\n",
     "loss/confidence": "def all_atom_plddt_loss(batch, x, logits, no_bins, bin_min, bin_max, eps, "
     "**kwargs): ...\n",
 }
@@ -54,7 +61,7 @@ def write_package(root: Path, *, number: str = "0.5.0", inf: str = "1e9") -> Non
     (utils / "atomize_utils.py").write_text(_ORIGINAL.format(inf=inf))
     for name, text in _OTHERS.items():
         other = utils.parent / f"{name}.py"
-        other.parent.mkdir()
+        other.parent.mkdir(exist_ok=True)
         (other.parent / "__init__.py").write_text("")
         other.write_text(text)
     (utils.parent / "early.py").write_text(_USER)
@@ -245,3 +252,61 @@ def test_the_loss_of_plddt_and_its_gradient_are_the_originals_to_the_bit(num_tok
         got = home.all_atom_plddt_loss(**arguments)
     assert torch.equal(got, wanted)
     assert torch.equal(torch.autograd.grad(got.sum(), logits)[0], slope)
+
+
+def diffusion_arguments(num_tokens: int, *, samples: int, seed: int) -> dict[str, Any]:
+    """Positions near a truth, ligands bonded to polymers, atoms and tokens left out of the loss."""
+    given = plddt_arguments(num_tokens, samples=samples, seed=seed)
+    batch, generator = given["batch"], torch.Generator().manual_seed(seed + 1)
+    batch["is_ligand"] = batch["is_atomized"]
+    tokens = batch["token_mask"].shape[-1]
+    bonds = torch.rand(1, 1, tokens, tokens, generator=generator) < 0.2
+    batch["token_bonds"] = bonds.float()
+    kept = torch.rand(1, 1, tokens, generator=generator) < 0.8
+    return {"x": given["x"], "batch": batch, "loss_token_mask": kept.float(), "eps": 1e-8}
+
+
+@needs_openfold3
+@pytest.mark.usefixtures("without_biotite")
+@pytest.mark.parametrize("name", ["smooth_lddt_loss", "bond_loss", "bond_loss_sparse"])
+@pytest.mark.parametrize("num_tokens", [3, 40, 120])
+def test_losses_of_diffusion_and_their_gradients_are_the_originals(
+    name: str, num_tokens: int
+) -> None:
+    home = importlib.import_module("openfold3.core.loss.diffusion")
+    arguments = diffusion_arguments(num_tokens, samples=2, seed=num_tokens)
+    if name != "smooth_lddt_loss":
+        del arguments["loss_token_mask"]
+    x = arguments["x"].requires_grad_()
+    wanted = getattr(home, name)(**arguments)
+    (slope,) = torch.autograd.grad((wanted * torch.tensor([1.0, 3.0])).sum(), x)
+    with openfold3(FrameOptions(budget_bytes=1 << 16)):
+        got = getattr(home, name)(**arguments)
+    torch.testing.assert_close(got, wanted, rtol=2e-6, atol=1e-7)
+    ours = torch.autograd.grad((got * torch.tensor([1.0, 3.0])).sum(), x)[0]
+    torch.testing.assert_close(ours, slope, rtol=1e-4, atol=1e-6 * float(slope.abs().max() + 1e-9))
+    if num_tokens > 3:
+        assert slope.abs().max() > 0
+
+
+@needs_openfold3
+@pytest.mark.usefixtures("without_biotite")
+@pytest.mark.parametrize("num_atoms", [1, 30, 400])
+def test_metrics_of_a_complex_are_the_originals(num_atoms: int) -> None:
+    home = importlib.import_module("openfold3.core.metrics.quality")
+    generator = torch.Generator().manual_seed(num_atoms)
+    truth = torch.rand(2, num_atoms, 3, generator=generator) * 40
+    moved = truth + 2 * torch.randn(truth.shape, generator=generator)
+    mask, kept = (torch.rand(2, 2, num_atoms, generator=generator) < 0.8).float()
+    chain = torch.randint(3, (2, num_atoms), generator=generator)
+    lddt = (chain, kept, moved, truth, mask)
+    clash = (moved, truth[:, ::2], mask, kept[:, ::2])
+    wanted = home.get_full_complex_lddt(*lddt)["lddt_intra_complex"]
+    overlap = home.interface_steric_clash(*clash, threshold=2.5)
+    with openfold3(FrameOptions(budget_bytes=1 << 16)):
+        got = home.get_full_complex_lddt(*lddt)["lddt_intra_complex"]
+        found = home.interface_steric_clash(*clash, threshold=2.5)
+    for ours, theirs in ((got, wanted), (found, overlap)):
+        assert (ours is None) == (theirs is None)
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=1e-8)

@@ -10,33 +10,54 @@ from types import SimpleNamespace
 from typing import Any
 
 from thinsection.errors import MissingDependencyError, RescueError
-from thinsection.rescue.openfold3_pairs import has_clash, plddt_loss, token_frames
+from thinsection.rescue import openfold3_pairs as pairs
 from thinsection.structures.frames import FrameOptions
 
 _Function = Callable[..., Any]
 VERSIONS = ("0.4.5", "0.5.0")  # whose functions were compared with ours
+_BOND = "x, batch, eps"
 # home, name, parameters of the original; ours
 _TARGETS: list[tuple[str, str, str, _Function]] = [
     (
         *("openfold3.core.utils.atomize_utils", "get_token_frame_atoms"),
-        *("batch, x, atom_mask, angle_threshold=25.0, eps=1e-08, inf=1000000000.0", token_frames),
+        "batch, x, atom_mask, angle_threshold=25.0, eps=1e-08, inf=1000000000.0",
+        pairs.token_frames,
     ),
     (
         *("openfold3.core.metrics.sample_ranking", "compute_has_clash"),
         "asym_id, atom_positions_predicted, atom_mask, is_polymer, threshold=1.1, "
         "violation_abs=100, violation_frac=0.5",
-        has_clash,
+        pairs.has_clash,
     ),
     (
+        *("openfold3.core.loss.diffusion", "smooth_lddt_loss"),
+        *("x, batch, loss_token_mask, eps", pairs.smooth_lddt_loss),
+    ),
+    ("openfold3.core.loss.diffusion", "bond_loss", _BOND, pairs.bond_loss),
+    ("openfold3.core.loss.diffusion", "bond_loss_sparse", _BOND, pairs.bond_loss),
+    (
+        *("openfold3.core.metrics.quality", "get_full_complex_lddt"),
+        "asym_id, intra_filter_atomized, pred_coords, gt_coords, all_atom_mask, eps=1e-10",
+        pairs.complex_lddt,
+    ),
+    (
+        *("openfold3.core.metrics.quality", "interface_steric_clash"),
+        "pred_protein, pred_substrate, all_atom_mask_protein, all_atom_mask_substrate, "
+        "threshold=1.1, eps=1e-10",
+        pairs.interface_clash,
+    ),
+    (  # the last: 0.4.5 has other bins
         *("openfold3.core.loss.confidence", "all_atom_plddt_loss"),
-        *("batch, x, logits, no_bins, bin_min, bin_max, eps, kwargs", plddt_loss),
+        *("batch, x, logits, no_bins, bin_min, bin_max, eps, kwargs", pairs.plddt_loss),
     ),
 ]
 
 
 @contextmanager
 def openfold3(options: FrameOptions | None = None) -> Iterator[None]:
-    """Frames, clashes and lDDT of atoms in O(N_atom) memory inside the installed OpenFold3.
+    """OpenFold3's work on all pairs of atoms, in O(N_atom) memory, inside the installed package.
+
+    Frames of tokens, clashes, the losses of pLDDT, smooth lDDT and bonds, the lDDT of a complex.
 
     Every module of openfold3 that holds an original function gets ours, also one that is imported
     within the block; all get the original back. Process-wide, not for concurrent use by threads.

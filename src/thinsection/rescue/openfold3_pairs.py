@@ -1,10 +1,12 @@
 """OpenFold3's reductions over all pairs of atoms, formed from the pairs within their radius alone.
 
-Arguments (`given`, by name) and results are those of OpenFold3 0.5 (Apache-2.0). Clashes and lDDT
-give no gradient to positions, as the originals: distances are only compared with thresholds.
+Arguments (`given`, by name) and results are those of OpenFold3 0.5 (Apache-2.0). The losses of
+bonds and of the smooth lDDT give the originals' gradients to positions; the others only compare
+distances with thresholds, as the originals, and give none. Sums of pairs are formed in float64.
 """
 
 import importlib
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -87,3 +89,148 @@ def _atom_lddt(given: Any, options: FrameOptions) -> Tensor:
                     hits[at].index_add_(0, i, (near & (error < threshold)).long())
     lddt: Tensor = 0.25 * hits.to(x.dtype) / (counts + given.eps)
     return lddt
+
+
+class _Slope(torch.autograd.Function):
+    """A value of x whose gradient is known already."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+        ctx.save_for_backward(slope)
+        return value
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad * ctx.saved_tensors[0], None, None
+
+
+def smooth_lddt_loss(given: Any, options: FrameOptions) -> Tensor:
+    """1 - smooth lDDT (*,), and its gradient to x. Memory: budget_bytes and O(N_atom)."""
+    batch, x, lead = given.batch, given.x, given.x.shape[:-2]
+    truth = batch["ground_truth"]["atom_positions"].expand(x.shape)
+    resolved = batch["ground_truth"]["atom_resolved_mask"]
+    nucleic = _of_atoms(batch, batch["is_dna"] + batch["is_rna"], x).bool()
+    kept = (_of_atoms(batch, given.loss_token_mask, x) * resolved.expand(x.shape[:-1])).bool()
+    losses = []
+    for at in product(*map(range, lead)):
+        value, slope = x.new_zeros((), dtype=torch.float64), torch.zeros_like(x[at])
+        count = 0
+        ends = kept[at].nonzero()[:, 0]
+        for rows, radius in ((ends[nucleic[at][ends]], 30), (ends[~nucleic[at][ends]], 15)):
+            for i, j in _near(truth[at], (rows, ends), radius, given.eps, options):
+                count += len(i)
+                part, rise = _smooth_sum(x[at], truth[at], i, j, given.eps)
+                value += part
+                slope += rise
+        pairs = len(ends) * (len(ends) - 1) + given.eps
+        near = _Slope.apply(x[at], value.to(x.dtype), slope)  # type: ignore[no-untyped-call]
+        losses.append(1 - near / pairs / (count / pairs + given.eps))
+    return torch.stack(losses).view(lead)
+
+
+def _near(
+    truth: Tensor, atoms: tuple[Tensor, Tensor], radius: float, eps: float, options: FrameOptions
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of pairs, one of each atoms, not the same, nearer than the radius."""
+    rows, ends = atoms
+    budget = options.budget_bytes // 4  # a gradient keeps what is made of the pairs
+    for row, end in pairs_within(truth[ends], truth[rows], radius, budget_bytes=budget):
+        i, j = rows[row], ends[end]
+        near = (_distances(truth, i, j, eps) < radius) & (i != j)
+        yield i[near], j[near]
+
+
+def _distances(x: Tensor, i: Tensor, j: Tensor, eps: float) -> Tensor:
+    return torch.sqrt(eps + torch.sum((x[i] - x[j]) ** 2, -1))
+
+
+def _smooth_sum(x: Tensor, truth: Tensor, i: Tensor, j: Tensor, eps: float) -> tuple[Tensor, ...]:
+    """The sum of the smooth hits of pairs, and its gradient to x."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        error = (_distances(truth, i, j, eps) - _distances(leaf, i, j, eps)).abs()
+        hits = torch.stack([torch.sigmoid(threshold - error) for threshold in _THRESHOLDS])
+        total = 0.25 * torch.sum(hits, dtype=torch.float64)
+        return total.detach(), torch.autograd.grad(total, leaf)[0]
+
+
+def _of_atoms(batch: Any, token_feature: Tensor, x: Tensor) -> Tensor:
+    """A feature of tokens for each atom of x, (*, A)."""
+    theirs = importlib.import_module("openfold3.core.utils.atomize_utils")
+    atoms: Tensor = theirs.broadcast_token_feat_to_atoms(
+        batch["token_mask"], batch["num_atoms_per_token"], token_feature
+    )
+    return atoms.expand(x.shape[:-1])
+
+
+def bond_loss(given: Any, options: FrameOptions) -> Tensor:
+    """Loss (*,) of bonds of ligands to polymers. Memory: O(N_atom) and that of the bonded pairs."""
+    batch, x, lead = given.batch, given.x, given.x.shape[:-2]
+    truth = batch["ground_truth"]["atom_positions"].expand(x.shape)
+    resolved = batch["ground_truth"]["atom_resolved_mask"].expand(x.shape[:-1]).bool()
+    tokens = batch["token_mask"].shape[-1]
+    polymer = (batch["is_protein"] + batch["is_dna"] + batch["is_rna"]).expand(*lead, tokens)
+    ligand = batch["is_ligand"].expand(*lead, tokens)
+    bonds = batch["token_bonds"].expand(*lead, tokens, tokens)
+    sizes = (batch["num_atoms_per_token"] * batch["token_mask"].int()).expand(*lead, tokens).long()
+    losses = []
+    for at in product(*map(range, lead)):
+        row, column = bonds[at].nonzero().unbind(-1)
+        bonded = (ligand[at][row] * polymer[at][column]).bool()
+        i, j = _atom_pairs(sizes[at], row[bonded], column[bonded])
+        both = resolved[at][i] & resolved[at][j]
+        i, j = i[both], j[both]
+        error = _distances(x[at], i, j, given.eps) - _distances(truth[at], i, j, given.eps)
+        losses.append(torch.sum(error**2) / (len(i) + given.eps))
+    return torch.stack(losses).view(lead)
+
+
+def _atom_pairs(sizes: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+    """Every pair (atom of row's token, atom of column's), tokens having sizes atoms in order."""
+    starts = torch.cumsum(sizes, 0) - sizes
+    counts = sizes[row] * sizes[column]
+    bond = torch.repeat_interleave(counts)
+    place = torch.arange(len(bond), device=bond.device) - (torch.cumsum(counts, 0) - counts)[bond]
+    width = sizes[column][bond]
+    first = starts[row][bond] + torch.div(place, width, rounding_mode="floor")
+    return first, starts[column][bond] + place % width
+
+
+@torch.no_grad()
+def complex_lddt(given: Any, options: FrameOptions) -> dict[str, Tensor | None]:
+    """lDDT (*,) within the chains of a complex. Memory: budget_bytes and O(N_atom)."""
+    x, lead = given.pred_coords, given.pred_coords.shape[:-2]
+    truth, shape = given.gt_coords.expand(x.shape), x.shape[:-1]
+    weight = (given.all_atom_mask * given.intra_filter_atomized).expand(shape).double()
+    chain = given.asym_id.expand(shape)
+    hits, counts = x.new_zeros(2, *lead, dtype=torch.float64)
+    for at in product(*map(range, lead)):
+        ends = weight[at].nonzero()[:, 0]
+        for i, j in _near(truth[at], (ends, ends), 15, given.eps, options):
+            same = weight[at][i] * weight[at][j] * (chain[at][i] == chain[at][j])
+            error = _distances(truth[at], i, j, given.eps) - _distances(x[at], i, j, given.eps)
+            counts[at] += same.sum()
+            for threshold in _THRESHOLDS:
+                hits[at] += 0.25 * torch.sum(same * (error.abs() < threshold))
+    score = (hits / (given.eps + counts)).to(x.dtype) if counts.any() else None
+    return {"lddt_intra_complex": score}
+
+
+@torch.no_grad()
+def interface_clash(given: Any, options: FrameOptions) -> Tensor | None:
+    """Mean overlap (*,) of two molecules' atoms. Memory: budget_bytes and O(N_atom)."""
+    a, b, lead = given.pred_protein, given.pred_substrate, given.pred_protein.shape[:-2]
+    weight_a = given.all_atom_mask_protein.expand(a.shape[:-1]).double()
+    weight_b = given.all_atom_mask_substrate.expand(b.shape[:-1]).double()
+    pairs = weight_a.sum(-1) * weight_b.sum(-1)
+    if not pairs.any():
+        return None
+    overlap = torch.zeros_like(pairs)
+    for at in product(*map(range, lead)):
+        for i, j in pairs_within(b[at], a[at], given.threshold, budget_bytes=options.budget_bytes):
+            d = torch.sqrt(given.eps + torch.sum((a[at][i] - b[at][j]) ** 2, -1))
+            weight = weight_a[at][i] * weight_b[at][j]
+            overlap[at] += torch.sum(weight * torch.relu(given.threshold - d))
+    mean: Tensor = overlap / (pairs + given.eps) / given.threshold
+    return mean.to(a.dtype)
