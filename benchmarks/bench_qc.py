@@ -121,21 +121,25 @@ def one_resolution(
     return {
         "bounds that Slurm jobs ask for": {"peak_mb": round(planned / 1e6), "cpu_seconds": seconds},
         "default, levels": measured(
-            "qc_once", times=times, slide_path=str(with_levels), cache_dir=cache, preset="default"
+            "qc_once",
+            times=times,
+            slide_path=str(with_levels),
+            cache_dir=cache,
+            preset="histoqc-default",
         ),
         "default without blurry, levels": measured(
             "qc_once",
             times=times,
             slide_path=str(with_levels),
             cache_dir=cache,
-            preset="default",
+            preset="histoqc-default",
             without="blurry",
         ),
         "default, level 0 only": measured(
-            "qc_once", times=times, slide_path=str(flat), cache_dir=cache, preset="default"
+            "qc_once", times=times, slide_path=str(flat), cache_dir=cache, preset="histoqc-default"
         ),
         "extended, levels": measured(
-            "qc_once", times=1, slide_path=str(with_levels), cache_dir=cache, preset="extended"
+            "qc_once", times=1, slide_path=str(with_levels), cache_dir=cache, preset="auto"
         ),
         "openslide thumbnail, level 0 only": measured(
             "whole_level", times=1, slide_path=str(flat), max_edge=edge
@@ -145,7 +149,7 @@ def one_resolution(
 
 def check_readers_agree(path: Path, cache: Path) -> None:
     """The fast reader gives the mask that OpenSlide's px give."""
-    default = load_pipeline("default")
+    default = load_pipeline("histoqc-default")
     mapping = Pipeline(name="check", checks=default.checks[2:8])
     masks = []
     for reader in ("auto", "openslide"):

@@ -60,11 +60,11 @@ class Lab:
         row = np.concatenate([small, small[:, ::-1]], axis=1)
         self.work = np.concatenate([row, row[::-1]])
         self.checks = {
-            "pen": preset_check("default", "pen_markings"),
-            "coverslip": preset_check("default", "coverslip_edge"),
-            "blurry": preset_check("default", "blurry"),
-            "focus": preset_check("extended", "focus"),
-            "folds": preset_check("extended", "folds"),
+            "pen": preset_check("histoqc-default", "pen_markings"),
+            "coverslip": preset_check("histoqc-default", "coverslip_edge"),
+            "blurry": preset_check("histoqc-default", "blurry"),
+            "focus": preset_check("auto", "focus"),
+            "folds": preset_check("auto", "folds"),
         }
         self.tissue = self.run(slide_of(base), *tissue_checks()).mask_use
 

@@ -168,7 +168,7 @@ def check_qc(device: str, smoke: bool) -> dict[str, Any]:
     from thinsection.slide import open_slide
     from thinsection.testing.synthetic import write_he_slide
 
-    default = load_pipeline("default")
+    default = load_pipeline("histoqc-default")
     preset = replace(default, checks=tuple(c for c in default.checks if c.kind != "blurry"))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.svs"

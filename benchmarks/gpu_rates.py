@@ -141,7 +141,7 @@ def qc_rate(device: str, smoke: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.svs"
         write_he_slide(path, (900, 700) if smoke else (10_000, 8_000), mpp=0.5)
-        preset = "light" if smoke else "default"
+        preset = "histoqc-light" if smoke else "histoqc-default"
         with open_slide(path) as slide:
             for where in {device, "cpu"}:
                 call = partial(run_qc, slide, preset, device=where, cache_dir=Path(folder))

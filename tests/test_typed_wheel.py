@@ -44,7 +44,7 @@ assert_type(tile_graph(tiles.coords_l0, k=8).edge_index, npt.NDArray[np.int64])
 results = assert_type(ts.open_results("results"), Results)
 assert_type(results.slides, tuple[str, ...])
 assert_type(ts.load_slide_encoder("mean"), SlideEncoder)
-assert_type(ts.run_qc(ts.open_slide("a.svs"), "light"), QcResult)
+assert_type(ts.run_qc(ts.open_slide("a.svs"), "histoqc-light"), QcResult)
 assert_type(ts.plan(["slides/"]), RunPlan)
 assert_type(ts.run(["slides/"], out="results", config=ts.RunConfig()), RunSummary)
 '''

@@ -29,17 +29,17 @@ def test_one_good_slide_and_one_bad_end_with_code_3_and_all_the_files(tmp_path: 
     slides.mkdir()
     write_he_slide(slides / "good.svs", (2400, 1800))
     (slides / "bad.svs").write_text("no slide")
-    flags = ("--pipeline", "light", "--write", "histoqc", "--qc-fail", "pixels_to_use<1e9")
+    flags = ("--pipeline", "histoqc-light", "--write", "histoqc", "--qc-fail", "pixels_to_use<1e9")
     done = run(str(slides), "--out", str(out), *flags, cache=tmp_path)
     assert done.returncode == 3, done.stderr
     assert "bad: failed (open): SlideOpenError: no reader opens 'bad.svs'" in done.stdout
     assert "good: fails pixels_to_use<1e+09" in done.stdout
     assert "1 of 2 slides done" in done.stdout
-    tables = ("qc_light.csv", "qc_light.html", "results.tsv")
-    for name in (*tables, "slides/good/qc_light/qc.json", "good.svs/good.svs_thumb.png"):
+    tables = ("qc_histoqc-light.csv", "qc_histoqc-light.html", "results.tsv")
+    for name in (*tables, "slides/good/qc_histoqc-light/qc.json", "good.svs/good.svs_thumb.png"):
         assert (out / name).is_file(), name
     (slides / "bad.svs").unlink()
-    again = run(str(slides), "--out", str(out), "--pipeline", "light", cache=tmp_path)
+    again = run(str(slides), "--out", str(out), "--pipeline", "histoqc-light", cache=tmp_path)
     assert again.returncode == 0
     assert "good: done before with the same settings and input, skipped" in again.stdout
 

@@ -45,7 +45,7 @@ HEADERS = {
     "start_time": "2026-01-01",
     "pipeline": "a b",
     "outdir": "out",
-    "config_file": "light",
+    "config_file": "histoqc-light",
     "command_line_args": "qc x\ty",
 }
 
@@ -66,7 +66,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(**changes: object) -> QcRunConfig:
-    return replace_flat(QcRunConfig(), {"pipeline": "light", "write": ("histoqc",), **changes})
+    return replace_flat(
+        QcRunConfig(), {"pipeline": "histoqc-light", "write": ("histoqc",), **changes}
+    )
 
 
 def check(*slides: Path, out: Path, **changes: object) -> QcSummary:
@@ -75,7 +77,7 @@ def check(*slides: Path, out: Path, **changes: object) -> QcSummary:
 
 def task_of(out: Path, **output: object) -> RunTask:
     """What `qc --pipeline light` has its workers do."""
-    config = replace_flat(RunConfig(qc=QcConfig(qc="light")), output)
+    config = replace_flat(RunConfig(qc=QcConfig(qc="histoqc-light")), output)
     return make_task(out, config, "qc")
 
 
@@ -132,10 +134,10 @@ def test_bad_slides_stay_alone_and_equal_names_apart(tmp_path: Path) -> None:
 
 def test_the_files_of_a_slide_are_there_and_agree(folder: Path, tmp_path: Path) -> None:
     check(folder / "s0.svs", out=tmp_path)
-    home = tmp_path / "slides" / "s0" / "qc_light"
+    home = tmp_path / "slides" / "s0" / "qc_histoqc-light"
     document = json.loads((home / QC_JSON).read_text())
     mask = np.asarray(Image.open(home / "mask_use.png"))
-    (row,) = read_qc_csv(tmp_path / "qc_light.csv")
+    (row,) = read_qc_csv(tmp_path / "qc_histoqc-light.csv")
     assert mask.sum() == document["scores"]["pixels_to_use"] == row["pixels_to_use"]
     assert mask.shape[::-1] == tuple(document["size_th"])
     for name in document["masks"]:
@@ -144,9 +146,9 @@ def test_the_files_of_a_slide_are_there_and_agree(folder: Path, tmp_path: Path) 
     assert "nonwhite" in {f["properties"]["name"] for f in features}
     assert not list(home.glob(".*"))
     ledger = json.loads((tmp_path / "slides" / "s0" / "slide.json").read_text())
-    recorded = ledger["stages"]["slides/qc_light"]["files"]
+    recorded = ledger["stages"]["slides/qc_histoqc-light"]["files"]
     assert set(recorded) == {str(p.relative_to(tmp_path)) for p in home.iterdir()}
-    assert (row["folder"], row["fails"]) == ("slides/s0/qc_light", "")
+    assert (row["folder"], row["fails"]) == ("slides/s0/qc_histoqc-light", "")
 
 
 def test_a_finished_slide_is_kept_and_another_pipeline_lies_beside_it(
@@ -154,27 +156,27 @@ def test_a_finished_slide_is_kept_and_another_pipeline_lies_beside_it(
 ) -> None:
     slide, out = folder / "s0.svs", tmp_path / "out"
     check(slide, out=out)
-    (first,) = read_qc_csv(out / "qc_light.csv")
+    (first,) = read_qc_csv(out / "qc_histoqc-light.csv")
     again = check(slide, out=out)
     assert states(again) == {"s0": "skipped"}
-    assert read_qc_csv(out / "qc_light.csv") == [first]
-    (out / "slides" / "s0" / "qc_light" / QC_JSON).write_text("{")
+    assert read_qc_csv(out / "qc_histoqc-light.csv") == [first]
+    (out / "slides" / "s0" / "qc_histoqc-light" / QC_JSON).write_text("{")
     assert states(check(slide, out=out)) == {"s0": "done"}
-    before = files(out / "slides" / "s0" / "qc_light")
-    assert states(check(slide, out=out, pipeline="clinical")) == {"s0": "done"}
-    assert files(out / "slides" / "s0" / "qc_light") == before
+    before = files(out / "slides" / "s0" / "qc_histoqc-light")
+    assert states(check(slide, out=out, pipeline="histoqc-clinical")) == {"s0": "done"}
+    assert files(out / "slides" / "s0" / "qc_histoqc-light") == before
     assert states(check(slide, out=out)) == {"s0": "skipped"}
     assert states(check(slide, out=out, resume=False)) == {"s0": "done"}
 
 
 def test_a_run_takes_up_what_quality_control_left(folder: Path, tmp_path: Path) -> None:
     check(folder / "s0.svs", out=tmp_path)
-    before = files(tmp_path / "slides" / "s0" / "qc_light")
-    config = replace_flat(RunConfig(), {"qc": "light", "overview": False})
+    before = files(tmp_path / "slides" / "s0" / "qc_histoqc-light")
+    config = replace_flat(RunConfig(), {"qc": "histoqc-light", "overview": False})
     summary = run([folder / "s0.svs"], out=tmp_path, config=config, stage="tile")
     assert summary.counts["done"] == 1
-    assert files(tmp_path / "slides" / "s0" / "qc_light") == before
-    assert (tmp_path / "256px_0.5mpp_qc-light" / "tiles" / "s0.h5").is_file()
+    assert files(tmp_path / "slides" / "s0" / "qc_histoqc-light") == before
+    assert (tmp_path / "256px_0.5mpp_qc-histoqc-light" / "tiles" / "s0.h5").is_file()
     assert states(check(folder / "s0.svs", out=tmp_path)) == {"s0": "skipped"}
     commands = [record.document["command"] for record in read_records(tmp_path)]
     assert commands == ["qc", "tile", "qc"]
@@ -210,7 +212,7 @@ def test_a_failed_slide_is_tried_again(tmp_path: Path) -> None:
     path, out = tmp_path / "a.svs", tmp_path / "out"
     path.write_text("not yet a slide")
     assert states(check(path, out=out)) == {"a": "failed"}
-    (row,) = read_qc_csv(out / "qc_light.csv")
+    (row,) = read_qc_csv(out / "qc_histoqc-light.csv")
     assert row["status"] == "failed"
     assert "no reader opens" in str(row["warnings"])
     path.unlink()
@@ -237,7 +239,12 @@ def test_workers_write_the_same_files_as_one_process_and_a_bad_slide_stays_alone
     assert workers.results == inline.results  # facts and errors, in the same order
     assert sorted(result.slide_id for result in told) == ["bad", "s0", "s1", "s2"]
     assert files(tmp_path / "workers") == files(tmp_path / "inline")
-    wanted = {"qc_light.csv", "qc_light.html", "results.tsv", "slides/s0/qc_light/mask_use.png"}
+    wanted = {
+        "qc_histoqc-light.csv",
+        "qc_histoqc-light.html",
+        "results.tsv",
+        "slides/s0/qc_histoqc-light/mask_use.png",
+    }
     assert wanted <= set(files(tmp_path / "workers"))
     assert "no reader opens" in str(failure(tmp_path / "workers", "bad")["error"])
 
@@ -271,7 +278,9 @@ def test_a_worker_killed_in_the_middle_loses_no_slide(
     assert "twice, the second time alone" in found["s2"].error
     assert "its worker died" in str(failure(tmp_path, "s2")["error"])
     # s0 was finished before s1 killed the worker, so it was not done again
-    first, second = (tmp_path / "slides" / name / "qc_light" / QC_JSON for name in ("s0", "s1"))
+    first, second = (
+        tmp_path / "slides" / name / "qc_histoqc-light" / QC_JSON for name in ("s0", "s1")
+    )
     killed = tmp_path / ".killed-s1"
     assert first.stat().st_mtime < killed.stat().st_mtime < second.stat().st_mtime
 
@@ -361,7 +370,7 @@ def test_what_a_process_of_this_invocation_finished_is_done_even_if_its_worker_d
     assert not list((tmp_path / "out").rglob(FAILURE_NAME))
 
 
-@pytest.mark.parametrize("pipeline", ["extended", "clinical"])
+@pytest.mark.parametrize("pipeline", ["auto", "histoqc-clinical"])
 def test_a_task_comes_back_from_its_document(tmp_path: Path, pipeline: str) -> None:
     config = replace_flat(RunConfig(qc=QcConfig(qc=pipeline)), {"resume": False})
     task = make_task(tmp_path / "out", config, "qc").on_worker(threads=2, monitored=False)
@@ -372,7 +381,7 @@ def test_a_pipeline_of_a_file_has_a_name_that_follows_what_it_says(
     folder: Path, tmp_path: Path
 ) -> None:
     toml, out = tmp_path / "mine.toml", tmp_path / "out"
-    toml.write_text(dump_pipeline(load_pipeline("light")))
+    toml.write_text(dump_pipeline(load_pipeline("histoqc-light")))
     check(folder / "s0.svs", out=out, pipeline=str(toml))
     (first,) = (out / "slides" / "s0").glob("qc_mine-*")
     before = files(first)
@@ -388,7 +397,7 @@ def test_rules_mark_slides_in_the_table_and_leave_them_out(folder: Path, tmp_pat
     summary = check(folder, out=tmp_path, qc_fail=(rule,))
     assert states(summary) == {"bad": "failed", **dict.fromkeys(("s0", "s1", "s2"), "excluded")}
     assert [slide for slide, _ in summary.failing] == ["s0", "s1", "s2"]
-    rows = {row["slide_id"]: row for row in read_qc_csv(tmp_path / "qc_light.csv")}
+    rows = {row["slide_id"]: row for row in read_qc_csv(tmp_path / "qc_histoqc-light.csv")}
     assert {name: row["status"] for name, row in rows.items()} == {
         **dict.fromkeys(("s0", "s1", "s2"), "done"),
         "bad": "failed",
@@ -442,12 +451,19 @@ def test_tables_go_by_column_name_and_rules_mark_slides(tmp_path: Path) -> None:
 
 def test_the_command_takes_an_executor(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed", reason="dask is not installed")
-    flags = ["--out", str(tmp_path / "out"), "--pipeline", "light", "--executor", "dask"]
+    flags = [
+        "--out",
+        str(tmp_path / "out"),
+        "--pipeline",
+        "histoqc-light",
+        "--executor",
+        "dask",
+    ]
     done = CliRunner().invoke(build_app(["qc"]), ["qc", str(folder), *flags, "--workers", "1"])
     assert done.exit_code == 3, done.output
     assert "dask dashboard: http" in done.output
     assert "3 of 4 slides done" in done.output
-    rows = read_qc_csv(tmp_path / "out" / "qc_light.csv")
+    rows = read_qc_csv(tmp_path / "out" / "qc_histoqc-light.csv")
     assert {row["slide_id"]: row["status"] for row in rows} == {
         "bad": "failed",
         **dict.fromkeys(("s0", "s1", "s2"), "done"),

@@ -241,7 +241,7 @@ def test_a_killed_run_is_taken_up_from_what_arrived(
 def test_what_cannot_be_done_is_said_before_any_work(slides: list[Path], memory: str) -> None:
     for changes, words in (
         ({"executor": "dask"}, r"out must be a folder for --executor dask.*no locks"),
-        ({"qc": "light"}, "out must be a folder with --qc"),
+        ({"qc": "histoqc-light"}, "out must be a folder with --qc"),
     ):
         with pytest.raises(ConfigError, match=words):
             run(slides, out=memory, config=replace_flat(CONFIG, changes))

@@ -316,18 +316,18 @@ def test_half_precision_storage_is_asked_for_not_assumed(tmp_path: Path, he_slid
 def test_quality_control_makes_the_mask_and_says_which_check_touched_each_tile(
     tmp_path: Path, he_slide: Path
 ) -> None:
-    summary = run([he_slide], out=tmp_path, config=settings(qc="light"), stage="tile")
+    summary = run([he_slide], out=tmp_path, config=settings(qc="histoqc-light"), stage="tile")
     assert summary.counts["done"] == 1, summary.results
-    tiles = read_tiles(tmp_path / f"{GRID}_qc-light" / "tiles" / "he.h5")
+    tiles = read_tiles(tmp_path / f"{GRID}_qc-histoqc-light" / "tiles" / "he.h5")
     touched = [name for name in tiles.columns if name.startswith("qc_")]
     assert touched
     assert all(((c >= 0) & (c <= 1)).all() for c in tiles.columns.values())
-    assert (tmp_path / "slides" / "he" / "qc_light" / "qc.json").is_file()
-    assert "he" in (tmp_path / "qc_light.csv").read_text()
-    assert (tmp_path / "qc_light.html").is_file()
+    assert (tmp_path / "slides" / "he" / "qc_histoqc-light" / "qc.json").is_file()
+    assert "he" in (tmp_path / "qc_histoqc-light.csv").read_text()
+    assert (tmp_path / "qc_histoqc-light.html").is_file()
     with (
         open_slide(he_slide) as slide,
-        Image.open(tmp_path / "slides" / "he" / "qc_light" / "mask_use.png") as used,
+        Image.open(tmp_path / "slides" / "he" / "qc_histoqc-light" / "mask_use.png") as used,
     ):
         mask = np.asarray(used) > 0
         frame = MaskFrame(size_th=(mask.shape[1], mask.shape[0]), size_l0=slide.size)
@@ -338,7 +338,7 @@ def test_quality_control_makes_the_mask_and_says_which_check_touched_each_tile(
 def test_a_slide_that_fails_a_quality_rule_is_left_out_and_said_so(
     tmp_path: Path, he_slide: Path
 ) -> None:
-    config = settings(qc="light", qc_fail=["pixels_to_use<100000000"])
+    config = settings(qc="histoqc-light", qc_fail=["pixels_to_use<100000000"])
     summary = run([he_slide], out=tmp_path, config=config, stage="tile")
     assert summary.counts["excluded"] == 1
     assert summary.exit_code == 0

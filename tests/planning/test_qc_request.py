@@ -19,7 +19,7 @@ SIZE = (3000, 2400)
 
 
 def asked(chunks: list[list[SlideEntry]], **flags: str) -> JobRequest:
-    config = RunConfig(executor=ExecutorConfig(**flags), qc=QcConfig(qc="default"))
+    config = RunConfig(executor=ExecutorConfig(**flags), qc=QcConfig(qc="histoqc-default"))
     return run_request(chunks, config, stage="qc")
 
 
@@ -64,7 +64,7 @@ def test_flags_win_and_without_a_slide_that_opens_defaults_are_asked_for(
     assert "no slide is a local file" in lost.warning
 
 
-@pytest.mark.parametrize("preset", ["default", "extended"])
+@pytest.mark.parametrize("preset", ["histoqc-default", "auto"])
 def test_the_bound_of_memory_holds_where_models_have_to_be_trained(
     entry: SlideEntry, tmp_path: Path, preset: str
 ) -> None:

@@ -63,7 +63,7 @@ def at_work_resolution(rgb: npt.NDArray[np.uint8]) -> ArraySlide:
 @pytest.mark.parametrize("color", PENS)
 def test_pen_of_each_colour_is_found(color: str, work: npt.NDArray[np.uint8], cache: Path) -> None:
     rgb, truth = plant_pen(work, color, seed=4)
-    check = preset_check("default", "pen_markings")
+    check = preset_check("histoqc-default", "pen_markings")
     found = run_checks(at_work_resolution(rgb), check, cache=cache).masks["pen_markings"]
     recall, precision = recall_precision(found, truth)
     assert recall >= 0.9
@@ -73,7 +73,7 @@ def test_pen_of_each_colour_is_found(color: str, work: npt.NDArray[np.uint8], ca
 def test_neither_pen_nor_coverslip_is_found_where_there_is_none(
     work: npt.NDArray[np.uint8], cache: Path
 ) -> None:
-    checks = [preset_check("default", name) for name in ("pen_markings", "coverslip_edge")]
+    checks = [preset_check("histoqc-default", name) for name in ("pen_markings", "coverslip_edge")]
     scores = run_checks(at_work_resolution(work), *checks, cache=cache).scores
     assert scores["pen_markings"] < 0.005
     assert scores["coverslip_edge"] < 0.03
@@ -81,7 +81,7 @@ def test_neither_pen_nor_coverslip_is_found_where_there_is_none(
 
 def test_the_edge_of_a_coverslip_is_found(work: npt.NDArray[np.uint8], cache: Path) -> None:
     rgb, truth = plant_coverslip(work, seed=2)
-    check = preset_check("default", "coverslip_edge")
+    check = preset_check("histoqc-default", "coverslip_edge")
     found = run_checks(at_work_resolution(rgb), check, cache=cache).masks["coverslip_edge"]
     assert recall_precision(found, truth)[0] >= 0.9
 
@@ -102,7 +102,7 @@ def mean_recall_precision(base: npt.NDArray[np.uint8], kind: str, number: float)
     scores = []
     for seed in range(2):
         rgb, truth_l0, tissue = planted(base, kind, number, seed)
-        checks = [*map(check_from_mapping, TISSUE), preset_check("extended", kind)]
+        checks = [*map(check_from_mapping, TISSUE), preset_check("auto", kind)]
         result = run_checks(real_slide(edit=rgb), *checks, cache=Path())
         size = result.frame.size_th
         truth = np.asarray(
@@ -123,7 +123,7 @@ def test_a_slide_blurred_as_a_whole_is_found(base: npt.NDArray[np.uint8]) -> Non
     from scipy import ndimage
 
     blurred = ndimage.gaussian_filter(base.astype(np.float32), (4, 4, 0)).astype(np.uint8)
-    checks = [*map(check_from_mapping, TISSUE), preset_check("extended", "focus")]
+    checks = [*map(check_from_mapping, TISSUE), preset_check("auto", "focus")]
     result = run_checks(real_slide(edit=blurred), *checks, cache=Path())
     assert result.scores["focus_removed_percent"] > 0.8
 

@@ -67,7 +67,7 @@ def test_an_odd_slide_is_a_row_with_a_warning_under_every_preset(
 
 
 def test_every_score_is_finite_and_an_emptied_mask_names_the_check(cache: Path) -> None:
-    result = run_qc(ArraySlide([plain(243)]), load_pipeline("default"), cache_dir=cache)
+    result = run_qc(ArraySlide([plain(243)]), load_pipeline("histoqc-default"), cache_dir=cache)
     numbers = [v for v in result.scores.values() if not isinstance(v, str)]
     assert np.isfinite(numbers).all()
     assert result.scores["rms_contrast"] == EMPTY_SCORE
@@ -112,7 +112,7 @@ def test_a_given_mpp_wins_over_what_the_file_says() -> None:
 def test_the_coarsest_level_that_will_do_is_read_and_only_that(cache: Path) -> None:
     rgb = tissue()
     slide = ArraySlide([rgb, reduced(rgb, 4), reduced(rgb, 16)])
-    run_qc(slide, load_pipeline("default"), cache_dir=cache)
+    run_qc(slide, load_pipeline("histoqc-default"), cache_dir=cache)
     expected = sum(level.size[0] * level.size[1] for level in slide.levels[1:])
     assert slide.num_read_px == expected  # 2.5x from level 1, 1.25x from level 2
 
@@ -122,24 +122,29 @@ def test_what_a_pipeline_is_changes_with_its_settings_and_the_pictures_it_reads(
 ) -> None:
     picture = tmp_path / "template.png"
     picture.write_bytes(b"1")
-    default = load_pipeline("default")
+    default = load_pipeline("histoqc-default")
     templates = pipeline({"kind": "histogram", "templates": [str(picture)]})
     found = [
         pipeline_identity(one)
-        for one in (default, load_pipeline("light"), replace(default, work_mpp=4.0), templates)
+        for one in (
+            default,
+            load_pipeline("histoqc-light"),
+            replace(default, work_mpp=4.0),
+            templates,
+        )
     ]
     picture.write_bytes(b"22")
     found.append(pipeline_identity(templates))
     assert all(a != b for a, b in itertools.combinations(found, 2))
-    assert pipeline_identity(default) == pipeline_identity(load_pipeline("default"))
+    assert pipeline_identity(default) == pipeline_identity(load_pipeline("histoqc-default"))
 
 
 def test_a_preset_a_file_and_a_pipeline_are_the_same_argument(cache: Path, tmp_path: Path) -> None:
-    slide, light = ArraySlide([tissue()]), load_pipeline("light")
+    slide, light = ArraySlide([tissue()]), load_pipeline("histoqc-light")
     (tmp_path / "my.toml").write_text(dump_pipeline(light))
     rows = [
         thinsection.run_qc(slide, chosen, cache_dir=cache).row
-        for chosen in ("light", tmp_path / "my.toml", light)
+        for chosen in ("histoqc-light", tmp_path / "my.toml", light)
     ]
     assert rows[0] == rows[1] == rows[2]
 

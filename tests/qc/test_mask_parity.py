@@ -19,19 +19,19 @@ AREA_PX = 400
 
 # px that each check of HistoQC's own modules took (or filled) on the real slide (docs/qc.md)
 HISTOQC_PX = {
-    "default": {
+    "histoqc-default": {
         **{"bright": 16651, "dark": 126, "flat_areas": 0, "fatlike": 1033},
         **{"small_filled": 593, "small_removed": 95, "blurry": 8560, "spur": 0, "areathresh": 0},
     },
-    "light": {
+    "histoqc-light": {
         **{"nonwhite": 16650, "flat_areas": 0, "dark": 126, "small_filled": 921},
         **{"small_removed": 67, "blurry": 0, "spur": 825, "areathresh": 8783},
     },
-    "v2.1": {
+    "histoqc-v2.1": {
         **{"bright": 11883, "dark": 126, "flat_areas": 521, "fatlike": 0},
         **{"small_filled": 133, "small_removed": 1, "blurry": 13132, "spur": 0, "areathresh": 0},
     },
-    "ihc": {"bright": 11883, "small_filled": 7, "small_removed": 217},
+    "histoqc-ihc": {"bright": 11883, "small_filled": 7, "small_removed": 217},
 }
 
 
@@ -66,7 +66,7 @@ def test_masks_of_a_generated_slide_are_those_of_scikit_image(tmp_path: Path) ->
 def assert_same_masks(path: Path, *, max_edge: float) -> None:
     """With a limit of blur that parts the slide: the preset's .15 calls all of it blurry."""
     changed = {"blurry": {"max_edge": max_edge}, "fragments": {"min_area": f"{AREA_PX} px"}}
-    pipeline = masks_only("default")
+    pipeline = masks_only("histoqc-default")
     checks = [replace(c, **changed.get(c.kind, {})) for c in pipeline.checks]
     got = qc_of(path, replace(pipeline, checks=tuple(checks)))
     touched, left = by_scikit_image(thumbnail(path, 1.25), thumbnail(path, 2.5), max_edge)

@@ -45,7 +45,7 @@ LEFT_OUT = ("by_example", "blurry", "fragments")
 
 @pytest.fixture(scope="module")
 def result() -> QcResult:
-    default = load_pipeline("default")
+    default = load_pipeline("histoqc-default")
     checks = tuple(c for c in default.checks if c.kind not in LEFT_OUT)
     return run_qc(real_slide(), replace(default, checks=checks))
 

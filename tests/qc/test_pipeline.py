@@ -68,7 +68,8 @@ def test_a_preset_survives_being_written_and_read(name: str, tmp_path: Path) -> 
 
 
 def test_the_presets_are_histoqcs_and_our_own() -> None:
-    assert set(preset_names()) == {"default", "light", "ihc", "clinical", "v2.1", "extended"}
+    histoqcs = ("default", "light", "ihc", "clinical", "v2.1")
+    assert set(preset_names()) == {"auto", *(f"histoqc-{name}" for name in histoqcs)}
 
 
 @pytest.mark.parametrize(
@@ -103,8 +104,14 @@ def test_a_mistake_in_a_file_is_named(text: str, message: str, tmp_path: Path) -
 
 
 def test_an_unknown_preset_is_named_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"got 'defualt'; did you mean 'default'\?"):
-        load_pipeline("defualt")
+    with pytest.raises(ConfigError, match=r"got 'histoqc-ligth'; did you mean 'histoqc-light'\?"):
+        load_pipeline("histoqc-ligth")
+
+
+@pytest.mark.parametrize("old", ["default", "light", "ihc", "clinical", "v2.1"])
+def test_an_old_name_of_a_preset_is_refused_with_the_new_one(old: str) -> None:
+    with pytest.raises(ConfigError, match=rf"got '{old}'; HistoQC's is 'histoqc-{old}' now"):
+        load_pipeline(old)
 
 
 def test_histoqcs_config_is_carried_over_value_by_value(tmp_path: Path) -> None:

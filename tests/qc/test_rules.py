@@ -67,7 +67,7 @@ def test_a_tiles_share_is_the_mean_of_the_enlarged_mask(seed: int, tile_px_l0: i
 def test_each_check_with_a_mask_has_a_column_but_not_the_filling_one() -> None:
     rng = np.random.default_rng(0)
     rgb = rng.integers(0, 256, (640, 800, 3), dtype=np.uint8)
-    light = load_pipeline("light")
+    light = load_pipeline("histoqc-light")
     result = run_qc(ArraySlide([rgb]), replace(light, work_mpp=2.0))
     columns = tile_qc_columns(result, np.array([[0, 0], [400, 300]]), 256)
     assert "small_filled" in result.masks

@@ -22,7 +22,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> QcResult:
     rng = np.random.default_rng(5)
     rgb = rng.integers(120, 250, (640, 810, 3), dtype=np.uint8)
     rgb[100:300, 200:700] = (180, 90, 150)
-    plain = load_pipeline("light").as_mapping()
+    plain = load_pipeline("histoqc-light").as_mapping()
     plain["work_mpp"] = 2.0
     plain["check"] += [{"kind": "histogram"}, {"kind": "equalised"}]
     slide = ArraySlide([rgb], slide_mpp=(0.5, 0.6))
@@ -73,7 +73,7 @@ def test_columns_of_another_grid_come_from_the_stored_masks(
 def test_a_result_writes_into_its_own_folder_only_and_qc_json_last(
     fresh: QcResult, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "slides" / "a" / "qc_light"
+    folder = tmp_path / "slides" / "a" / "qc_histoqc-light"
     write_qc(fresh, folder, key="of the slide")
     assert [p.relative_to(tmp_path) for p in tmp_path.rglob("*.*")] != []
     assert all(p.parent == folder for p in tmp_path.rglob("*") if p.is_file())

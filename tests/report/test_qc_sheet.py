@@ -83,7 +83,7 @@ def test_a_sheet_without_slides_is_a_page(tmp_path: Path) -> None:
 
 
 def test_pictures_are_found_and_linked_in_any_folder_below_the_page(tmp_path: Path) -> None:
-    folders = ["slides/a b/qc_default", "slides/ü#1/qc_mine"]
+    folders = ["slides/a b/qc_histoqc-default", "slides/ü#1/qc_mine"]
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
         picture = Image.fromarray(np.full((30, 42, 3), 90, np.uint8))
@@ -94,17 +94,19 @@ def test_pictures_are_found_and_linked_in_any_folder_below_the_page(tmp_path: Pa
     assert page.count("data:image/jpeg;base64,") == 2
     found = re.findall(r'data-pictures="([^"]*)"', page)
     links = [json.loads(html.unescape(text))[0][1] for text in found]
-    assert links[0] == "slides/a%20b/qc_default/overlay.png"
+    assert links[0] == "slides/a%20b/qc_histoqc-default/overlay.png"
     assert all((tmp_path / unquote(link)).is_file() for link in links)
 
 
 def test_histoqcs_files_are_made_from_pictures_in_any_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "slides" / "a" / "qc_default"
+    folder = tmp_path / "slides" / "a" / "qc_histoqc-default"
     folder.mkdir(parents=True)
     Image.fromarray(np.full((30, 42, 3), 90, np.uint8)).save(folder / "overlay.png")
     row = {"slide_id": "a", "slide_path": "x/a.svs", "status": "done", "pixels_to_use": 5.0}
     keys = ("start_time", "pipeline", "outdir", "config_file", "command_line_args")
-    write_histoqc(tmp_path, [{**row, "folder": "slides/a/qc_default"}], dict.fromkeys(keys, "v"))
+    write_histoqc(
+        tmp_path, [{**row, "folder": "slides/a/qc_histoqc-default"}], dict.fromkeys(keys, "v")
+    )
     assert (tmp_path / "a.svs" / "a.svs_fuse.png").is_file()
     names, line = (tmp_path / "results.tsv").read_text().splitlines()[5:]
     values = dict(zip(names.removeprefix("#dataset:").split("\t"), line.split("\t"), strict=True))

@@ -122,7 +122,7 @@ def test_a_name_is_short_and_of_letters_that_every_file_system_takes(
         (TilesConfig(), "", "256px_0.5mpp"),
         (TilesConfig(tile_px=512, tile_mpp="1"), "", "512px_1mpp"),
         (TilesConfig(tile_mpp="native", overlap=64), "", "256px_native_64px_overlap"),
-        (TilesConfig(), "qc-default", "256px_0.5mpp_qc-default"),
+        (TilesConfig(), "qc-auto", "256px_0.5mpp_qc-auto"),
         (TilesConfig(edge="pad"), "tiff", "256px_0.5mpp_edge-pad_tiff"),
         (TilesConfig(tile_filter=("tissue", "contrast")), "", "256px_0.5mpp_tile_filter-t+c"),
     ],
@@ -200,7 +200,7 @@ def test_presets_of_checks_have_their_own_names(name: str) -> None:
 
 
 def test_a_file_of_checks_is_named_by_what_it_says_wherever_it_lies() -> None:
-    pipeline = load_pipeline("light")
+    pipeline = load_pipeline("histoqc-light")
     other: Pipeline = replace(pipeline, work_mpp=pipeline.work_mpp * 2)
 
     def name(source: str, checks: Pipeline) -> str:

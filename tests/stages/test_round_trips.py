@@ -116,7 +116,7 @@ def test_a_mask_without_an_mpp_comes_back_and_other_settings_lie_beside_it(tmp_p
 
 
 def test_quality_control_comes_back_equal_in_every_field(work: SlideWork) -> None:
-    stage = QcStage(pipeline=load_pipeline("light"), source="light")
+    stage = QcStage(pipeline=load_pipeline("histoqc-light"), source="histoqc-light")
     work.perform(stage)
     fresh: CheckedTissue = work.value(stage)
     stored: CheckedTissue = stage.load(later(work))
@@ -130,7 +130,11 @@ def test_quality_control_comes_back_equal_in_every_field(work: SlideWork) -> Non
 
 @pytest.mark.parametrize("quality", [False, True])
 def test_a_tile_table_comes_back_equal(work: SlideWork, quality: bool) -> None:
-    mask = QcStage(pipeline=load_pipeline("light"), source="light") if quality else MASK
+    mask = (
+        QcStage(pipeline=load_pipeline("histoqc-light"), source="histoqc-light")
+        if quality
+        else MASK
+    )
     config = replace(PADDED, tile_filter=()) if quality else PADDED  # the checks take all of it
     stage = TilesStage(config=config, mask=mask)
     work.perform(mask)

@@ -35,7 +35,7 @@ def qc(
 
         thinsection qc slides/ --out qc --executor slurm --job-cpus 1 --walltime 01:00:00
 
-        thinsection qc slides/ --out qc --pipeline extended --qc-fail "pixels_to_use<1000"
+        thinsection qc slides/ --out qc --qc-fail "pixels_to_use<1000"
 
         thinsection qc slides/ --out qc --from-histoqc config.ini --write histoqc
     """

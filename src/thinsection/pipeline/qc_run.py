@@ -34,7 +34,7 @@ class ChecksConfig:
     """Which checks, and when a slide fails them."""
 
     pipeline: str = option(
-        "default", "default, extended, light, ihc, clinical, v2.1, or a .toml file."
+        "auto", "auto, histoqc-default (-light, -ihc, -clinical, -v2.1), or a .toml file."
     )
     from_histoqc: Path | None = option(None, "Take the pipeline from HistoQC's config.ini.")
     qc_fail: tuple[str, ...] = _same(QcConfig, "qc_fail")

@@ -246,7 +246,7 @@ def check_settings(config: RunConfig, goal: Goal) -> None:
     if config.qc.qc != "off":
         prepare_models(load_pipeline(config.qc.qc))
     elif config.qc.qc_fail or goal == "qc":
-        raise ConfigError("qc_fail must go with --qc, got --qc off; pass --qc default")
+        raise ConfigError("qc_fail must go with --qc, got --qc off; pass --qc auto")
     if config.output.graph:
         parse_graph_spec(config.output.graph)
     for name in config.output.write:

@@ -98,7 +98,7 @@ def prepare_models(pipeline: Pipeline, *, cache_dir: Path | None = None) -> dict
 
 def run_qc(
     slide: Slide,
-    pipeline: str | Path | Pipeline = "default",
+    pipeline: str | Path | Pipeline = "auto",
     *,
     device: str = "cpu",
     cache_dir: Path | None = None,

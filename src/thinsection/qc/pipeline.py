@@ -26,6 +26,7 @@ _BUILT_IN: tuple[type[QcCheck], ...] = (
     *(measures.CountPieces, measures.Contrast, measures.Brightness, measures.Stains),
     *(measures.Histogram, measures.Texture, artefacts.Focus, artefacts.Folds),
 )
+_HISTOQC = "histoqc-"  # before HistoQC's own names of its pipelines
 _PRESETS = Path(__file__).parent / "presets"
 _RESERVED_NAMES = ("mask_use", "overlay", "thumbnail")  # of files that are no check's
 _KINDS = {"name": str, "work_mpp": float, "work_from": WorkFrom, "statistics": Statistics}
@@ -74,10 +75,12 @@ def load_pipeline(source: str | Path) -> Pipeline:
 
     Raises ConfigError: no such preset or file, an unknown key, or a value that is not allowed.
     """
-    known = preset_names()
+    known, histoqcs = preset_names(), f"{_HISTOQC}{source}"
     path = _PRESETS / f"{source}.toml" if str(source) in known else Path(source)
     if path.suffix != ".toml":
-        got = f"{str(source)!r}{nearest(str(source), known)}"
+        now = f"; HistoQC's is {histoqcs!r} now, and 'auto' is recommended"
+        hint = now if histoqcs in known else nearest(str(source), known)
+        got = f"{str(source)!r}{hint}"
         raise ConfigError(f"qc pipeline must be a preset or a .toml file, got {got}")
     return pipeline_from_mapping(read_toml(path))
 

@@ -71,7 +71,7 @@ def suspicions(rgb: RgbArray) -> list[str]:
     brown = coloured & (red > green + 15) & (green > blue + 10)
     num_coloured = np.count_nonzero(coloured)
     if num_coloured > 100 and np.count_nonzero(brown) > _BROWN_SHARE * num_coloured:
-        return ["much of the tissue is brown: IHC? The preset 'ihc' is made for it"]
+        return ["much of the tissue is brown: IHC? 'auto' and 'histoqc-ihc' are made for it"]
     if num_coloured < 0.0005 * coloured.size:
         return ["almost nothing is stained: empty glass, or an unstained slide"]
     return []

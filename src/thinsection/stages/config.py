@@ -76,7 +76,7 @@ class QcConfig:
     """Quality control inside a run."""
 
     qc: str = option(
-        "off", "QC of the tiles: off, default, extended, light, ihc, clinical, v2.1, or a .toml."
+        "off", "QC of the tiles: off, auto, histoqc-default (-light, -ihc, ...), or a .toml file."
     )
     qc_fail: tuple[str, ...] = option((), "Leave out slides by rule: 'pixels_to_use<1000'; repeat.")
     qc_device: str = option("cpu", "Where the checks are computed: cpu or cuda.")

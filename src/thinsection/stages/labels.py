@@ -19,7 +19,7 @@ _NAMED = ("tile_px", "tile_mpp", "overlap")  # have places of their own in a gri
 
 
 def grid_label(tiles: TilesConfig, mask_label: str) -> str:
-    """Folder of a tile grid: '256px_0.5mpp', '512px_native_64px_overlap_qc-default', ...
+    """Folder of a tile grid: '256px_0.5mpp', '512px_native_64px_overlap_qc-auto', ...
 
     `mask_label` is of the tissue mask or quality control; '' at their defaults.
     """

@@ -123,7 +123,7 @@ class QcStage(Stage):
 
     @property
     def label(self) -> str:
-        """What of a grid's name says which checks made its mask: 'qc-default'."""
+        """What of a grid's name says which checks made its mask: 'qc-auto'."""
         return join_label(f"qc-{self.name}", _chosen(self.reader))
 
     @property
