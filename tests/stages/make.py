@@ -25,8 +25,8 @@ def lay_grid(work: SlideWork, stage: TilesStage) -> TileTable:
     """Performs a grid whose tiles need no look at their px."""
     assert work.slide is not None
     table = stage.candidates(work)
-    slide_id, overlap = work.entry.slide_id, stage.config.overlap
-    work.attributes = tile_attributes(slide_id, work.slide, table, overlap=overlap)
+    slide_id, config = work.entry.slide_id, stage.config
+    work.attributes = tile_attributes(slide_id, work.slide, table, config=config)
     work.begin(stage)
     work.finish(stage, stage.write(work, table))
     return table

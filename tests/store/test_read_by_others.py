@@ -29,7 +29,7 @@ def write_features(path: Path, *, slide_mpp: Mpp = (0.5, 0.5)) -> None:
     slide = ArraySlide([np.zeros((height, width, 3), np.uint8)], slide_mpp=slide_mpp)
     config = TilesConfig(tile_px=256, tile_mpp="0.5")
     table = tile_grid(slide, config)
-    attributes = tile_attributes(path.stem, slide, table, overlap=config.overlap)
+    attributes = tile_attributes(path.stem, slide, table, config=config)
     features = np.random.default_rng(width).normal(size=(len(table), DIM)).astype(np.float32)
     with TilesWriter(path, dim=DIM, attributes=attributes | {"encoder": "toy"}) as writer:
         writer.append(table.coords_l0, features)

@@ -247,8 +247,7 @@ def _tiles(
     missing = grid in work.missing
     streamed = missing and grid.reads == "tiles"
     table: TileTable = grid.candidates(work) if missing else work.value(grid)
-    overlap = grid.config.overlap
-    work.attributes = tile_attributes(work.entry.slide_id, slide, table, overlap=overlap)
+    work.attributes = tile_attributes(work.entry.slide_id, slide, table, config=grid.config)
     if streamed:
         work.values["candidates"] = table
     elif missing:

@@ -23,8 +23,8 @@ from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
 FAILURE_NAME = "failure.json"
 SUMMARY_COLUMNS = (
     *("slide_id", "slide_path", "status", "patient_id", "label", "split"),
-    *("reader", "width", "height", "mpp_x", "mpp_y", "vendor", "grid", "tissue_fraction"),
-    *("num_tiles", "features", "slide_features", "also", "warnings"),
+    *("reader", "width", "height", "mpp_x", "mpp_y", "vendor", "grid", "tile_mpp"),
+    *("tissue_fraction", "num_tiles", "features", "slide_features", "also", "warnings"),
 )
 FAILED_COLUMNS = ("slide_id", "slide_path", "stage", "error", "details")
 LOST_STAGE = "worker"

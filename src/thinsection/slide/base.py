@@ -35,6 +35,7 @@ class Slide(Closing):
         properties: the file's own metadata, as strings.
         associated_names: of associated images ('label', 'macro', 'thumbnail').
         choice: why 'auto' took this reader.
+        notes: sentences on what was taken otherwise than the file says it.
         source: counts what was fetched of a slide by URL; None of a local file.
     """
 
@@ -56,7 +57,7 @@ class Slide(Closing):
         self.slide_mpp, self.objective_power, self.vendor = slide_mpp, objective_power, vendor
         self.properties: Mapping[str, str] = dict(properties or {})
         self.source: FsspecSource | None = None
-        self.choice, self._closed = "", False
+        self.choice, self.notes, self._closed = "", tuple[str, ...](), False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({Path(self.slide_path).name!r}: {', '.join(self._facts())})"

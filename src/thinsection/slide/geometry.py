@@ -9,9 +9,11 @@ import numpy as np
 from thinsection.errors import InvalidInputError, MissingMppError, UpsamplingError
 from thinsection.types import CoordsL0, CoordsLv, Level, Mpp, Size
 
-# A resolution that differs by less than this is the same one: scanners write 0.2498 for 0.25.
-# 0.5 % of a 256 px tile is 1.3 px.
-MPP_TOLERANCE = 0.005
+# What differs by less is the same number, written otherwise: 0.2498 for 0.25 µm/px, a level of 1999
+# px for one of 2000. 0.5 % of a 256 px tile is 1.3 px.
+ROUNDING = 0.005
+MAX_MPP = 20.0  # µm/px; the macro of a slide has about 25
+_UM_PER_INCH = 25_400.0
 _UM_PX_TIMES_POWER = 10.0  # 10x is 1 µm/px by the convention of most scanners
 
 
@@ -41,6 +43,18 @@ def mean_mpp(mpp: Mpp | None) -> float | None:
     return None if mpp is None else sum(mpp) / 2
 
 
+def believed_mpp(mpp: Mpp | None) -> tuple[Mpp | None, str]:
+    """What a file says of its resolution, or None and a sentence where no slide has that.
+
+    Programs that know none write 72, 96 or 300 dpi: 352.8, 264.6 or 84.67 µm/px.
+    """
+    if mpp is None or max(mpp) <= MAX_MPP:
+        return mpp, ""
+    dpi = round(_UM_PER_INCH / max(mpp))
+    said = f"the file says {max(mpp):.4g} µm/px ({dpi} dpi)"
+    return None, f"{said}, which no slide has: taken as missing"
+
+
 def l0_from_lv(value_lv: float, downsample: float) -> int:
     """Level-0 px of a px position on a level."""
     return round(value_lv * downsample)
@@ -62,7 +76,7 @@ class ReadPlan:
     """How each tile of one slide is read; made once, before any work."""
 
     tile_px: int  # edge of a finished tile, px
-    tile_mpp: float | None  # its resolution, µm/px; None: 'native' of a slide that has none
+    tile_mpp: float | None  # its true resolution, µm/px; None: 'native' of a slide without one
     level: int  # of the pyramid, that is read
     downsample: float  # level-0 px per px of that level
     size_lv: Size  # to read on that level; (tile_px, tile_px) without resampling
@@ -76,8 +90,8 @@ class ReadPlan:
 
 
 def best_level(levels: Sequence[Level], downsample: float) -> Level:
-    """The coarsest level that is not coarser than wanted (within `MPP_TOLERANCE`)."""
-    fit = [lv for lv in levels if lv.downsample <= downsample * (1 + MPP_TOLERANCE)]
+    """The coarsest level that is not coarser than wanted (within `ROUNDING`)."""
+    fit = [lv for lv in levels if lv.downsample <= downsample * (1 + ROUNDING)]
     if not fit:
         raise UpsamplingError(f"downsample must be >= 1, got {downsample:g}")
     return max(fit, key=lambda lv: lv.downsample)
@@ -90,19 +104,24 @@ def plan_read(
     tile_px: int,
     tile_mpp: float | None,
     overlap: int = 0,
+    mpp_tolerance: float = ROUNDING,
     slide: str = "slide",
+    hint: str = "",
 ) -> ReadPlan:
     """Chooses level and resampling for tiles of `tile_px` at `tile_mpp`.
 
-    The coarsest level that is not coarser than `tile_mpp` is read and, where it is finer, reduced
-    with an anti-aliasing filter.
+    The level that is nearest to `tile_mpp`, within the tolerance, is read as it is, and `tile_mpp`
+    of the plan is then that level's. Where there is none, the coarsest level that is finer is
+    reduced with an anti-aliasing filter.
 
     Args:
         levels, slide_mpp: of the slide, finest first.
         tile_px: edge of a finished tile, px.
         tile_mpp: its resolution, µm/px; None reads level 0 as it is ('native').
         overlap: px of a finished tile shared with the next one.
+        mpp_tolerance: relative difference that counts as none; rounding always does.
         slide: name for messages.
+        hint: what is known of a missing mpp, for the message.
 
     Raises:
         InvalidInputError: tile_px, tile_mpp or overlap out of range.
@@ -119,14 +138,16 @@ def plan_read(
         raise InvalidInputError(f"tile_mpp must be > 0, got {tile_mpp!r}")
     elif slide_mpp is None:
         remedy = "add a slide_mpp column to the cohort, or use --tile-mpp native"
-        raise MissingMppError(f"slide_mpp is missing in {slide!r}; pass --slide-mpp, {remedy}")
+        what = f"slide_mpp is missing in {slide!r}{f' ({hint})' if hint else ''}"
+        raise MissingMppError(f"{what}; pass --slide-mpp, {remedy}")
     else:
-        x, y = (_ratio(tile_mpp, mpp, slide) for mpp in slide_mpp)
+        tolerance = max(mpp_tolerance, ROUNDING) + 1e-9  # 0.525 is 5 % more than 0.5
+        x, y = _ratios(levels, slide_mpp, tile_mpp, tolerance, slide)
     level = best_level(levels, min(x, y))
     step = tile_px - overlap
     return ReadPlan(
         tile_px=tile_px,
-        tile_mpp=mean_mpp(slide_mpp) if tile_mpp is None else tile_mpp,
+        tile_mpp=_mpp_of((x, y), slide_mpp, tile_mpp),
         level=level.index,
         downsample=level.downsample,
         size_lv=(_lv_px(tile_px, x, level), _lv_px(tile_px, y, level)),
@@ -135,17 +156,41 @@ def plan_read(
     )
 
 
-def _ratio(tile_mpp: float, mpp: float, slide: str) -> float:
-    """Level-0 px per tile px along one axis, snapped to a whole number within the tolerance."""
-    ratio = tile_mpp / mpp
-    if ratio < 1 - MPP_TOLERANCE:
-        rule = f">= {mpp:.4g}, got {tile_mpp:g} in {slide!r}"
-        raise UpsamplingError(f"tile_mpp must be {rule}; upsampling is not supported")
+def _ratios(
+    levels: Sequence[Level], slide_mpp: Mpp, tile_mpp: float, tolerance: float, slide: str
+) -> tuple[float, float]:
+    """Level-0 px per tile px along x and y: a level's own where one is near enough."""
+    off = [max(abs(m * lv.downsample / tile_mpp - 1) for m in slide_mpp) for lv in levels]
+    nearest = min(range(len(levels)), key=off.__getitem__)
+    if off[nearest] <= tolerance:
+        down = _whole(levels[nearest].downsample)
+        return down, down
+    if (coarsest := max(slide_mpp)) > tile_mpp * (1 + tolerance):
+        rule = f">= {coarsest:.4g}, got {tile_mpp:g} in {slide!r}"
+        remedy = f"ask for --tile-mpp {coarsest:.4g} or native, or for a higher --mpp-tolerance"
+        raise UpsamplingError(f"tile_mpp must be {rule}; upsampling is not supported: {remedy}")
+    x, y = (_whole(max(1.0, tile_mpp / mpp)) for mpp in slide_mpp)
+    return x, y
+
+
+def _whole(ratio: float) -> float:
+    """The ratio, or the whole number that it is but for rounding."""
     nearest = max(1, round(ratio))
-    return float(nearest) if abs(ratio / nearest - 1) <= MPP_TOLERANCE else ratio
+    return float(nearest) if abs(ratio / nearest - 1) <= ROUNDING else ratio
+
+
+def _mpp_of(
+    ratios: tuple[float, float], slide_mpp: Mpp | None, tile_mpp: float | None
+) -> float | None:
+    """The resolution of a tile whose px are so many level-0 px; as it was asked for where it is."""
+    if slide_mpp is None:
+        return None
+    (x, y), (mpp_x, mpp_y) = ratios, slide_mpp
+    true = (x * mpp_x + y * mpp_y) / 2
+    return tile_mpp if tile_mpp and math.isclose(true, tile_mpp, rel_tol=1e-9) else true
 
 
 def _lv_px(tile_px: int, ratio: float, level: Level) -> int:
     """Px to read on the level for one tile edge; exact where the level's resolution is wanted."""
     wanted = ratio / level.downsample
-    return tile_px if abs(wanted - 1) <= MPP_TOLERANCE else max(1, round(tile_px * wanted))
+    return tile_px if abs(wanted - 1) <= ROUNDING else max(1, round(tile_px * wanted))

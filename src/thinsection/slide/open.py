@@ -27,7 +27,7 @@ from thinsection.errors import (
 from thinsection.files.sources import FsspecSource, is_url, metadata_file
 from thinsection.registry import Entry, Registry
 from thinsection.slide.base import Slide
-from thinsection.slide.geometry import l0_from_lv
+from thinsection.slide.geometry import believed_mpp, l0_from_lv
 from thinsection.types import MIB, Mpp, PointL0, RgbArray, Size, TileArray
 from thinsection.units import format_bytes, parse_bytes
 
@@ -146,8 +146,14 @@ def open_slide(path: str | Path, *, reader: str = AUTO, slide_mpp: Mpp | None = 
     if reader not in reader_choices():
         hint = nearest(reader, reader_choices())
         raise ConfigError(f"reader must be a known name, got {reader!r}{hint}")
-    if is_url(name):
-        return _open_url(name, reader, slide_mpp)
+    slide = (_open_url if is_url(name) else _open_file)(name, reader, slide_mpp)
+    if slide_mpp is None:
+        slide.slide_mpp, doubt = believed_mpp(slide.slide_mpp)
+        slide.notes = (*slide.notes, *[doubt] * bool(doubt))
+    return slide
+
+
+def _open_file(name: str, reader: str, slide_mpp: Mpp | None) -> Slide:
     if not Path(name).is_file():
         raise SlideOpenError(f"slide must be an existing file, got {name!r}")
     if Path(name).stat().st_size == 0:
@@ -171,7 +177,7 @@ def _open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
                 slide.choice = f"{name}: OpenSlide does not know the format"
                 return slide
         remedy = "check that the file is complete and that files which belong to it lie beside it"
-        why = "; ".join([*answers, remedy])
+        why = "; ".join([*dict.fromkeys(answers), remedy])
         raise SlideOpenError(f"no reader opens {Path(path).name!r}: {why}")
     if slide := _try(path, _FASTEST, slide_mpp, answers):
         if not (difference := compare(slide, reference)):
@@ -274,6 +280,7 @@ class StagedSlide(Slide):
         facts = ("slide_mpp", "objective_power", "vendor", "properties")
         super().__init__(source.name, slide.levels, **{f: getattr(slide, f) for f in facts})
         self.reader, self.choice, self.source = slide.reader, slide.choice, source
+        self.notes = slide.notes
         self.associated_names = slide.associated_names
 
     def _associated(self, name: str) -> RgbArray:

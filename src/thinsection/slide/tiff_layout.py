@@ -40,6 +40,11 @@ def read_layout(path: str, slide_mpp: Mpp | None, handle: Any = None) -> TiffLay
     Raises:
         SlideOpenError: not a TIFF, truncated, or of a kind that is left to OpenSlide.
     """
+    if (name := Path(path.split("?", 1)[0])).suffix.lower() == ".vsi":
+        folder = f"'_{name.stem}_', which {'is' if _beside(name) else 'is not'} beside it"
+        what = "this Olympus VSI is a shell that holds a preview only"
+        remedy = "no reader here reads those: convert it to OME-TIFF (QuPath or bfconvert)"
+        raise SlideOpenError(f"tiff: {what}; its px lie as .ets files in {folder}; {remedy}")
     try:
         with tifffile.TiffFile(path if handle is None else handle, name=Path(path).name) as file:
             return _layout(file, slide_mpp)
@@ -47,6 +52,10 @@ def read_layout(path: str, slide_mpp: Mpp | None, handle: Any = None) -> TiffLay
         raise
     except _BROKEN as error:
         raise SlideOpenError(f"tiff: not a readable TIFF: {error}") from None
+
+
+def _beside(shell: Path) -> bool:
+    return shell.with_name(f"_{shell.stem}_").is_dir()
 
 
 def _layout(file: tifffile.TiffFile, slide_mpp: Mpp | None) -> TiffLayout:

@@ -210,6 +210,7 @@ class SlideWork:
             "mpp_y": mpp_y,
             "objective_power": slide.objective_power,
             "vendor": slide.vendor,
+            "warnings": "; ".join(slide.notes),
         }
         facts |= {name: self.ledger.slide.get(name) for name in _OF_COHORTS}
         self.ledger = replace(self.ledger, slide=facts)
@@ -227,7 +228,8 @@ class SlideWork:
 def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> dict[str, Any]:
     """The slide's facts and those of the stages, later ones winning; warnings joined."""
     found = [ledger.stages[address].facts for address in addresses if address in ledger.stages]
-    warnings = dict.fromkeys(text for facts in found if (text := facts.get("warnings")))
+    told = (facts.get("warnings") for facts in (ledger.slide, *found))
+    warnings = dict.fromkeys(text for text in told if text)
     merged = dict(ledger.slide)
     for facts in found:
         merged |= facts

@@ -94,7 +94,8 @@ class TilesStage(Stage):
             writer.append(table.coords_l0, None)
             for column, values in table.columns.items():
                 writer.add_column(column, values)
-        facts = {"num_tiles": len(table), "warnings": warning, "plan": asdict(table.plan)}
+        plan = {"plan": asdict(table.plan), "tile_mpp": table.plan.tile_mpp}
+        facts = {"num_tiles": len(table), "warnings": warning, **plan}
         return Output(files=(name,), facts=facts, value=table)
 
     def load(self, work: SlideWork) -> TileTable:

@@ -24,7 +24,7 @@ from thinsection.files.atomic import atomic_path
 from thinsection.slide import Slide
 from thinsection.slide.geometry import nominal_power
 from thinsection.tiles import TileTable
-from thinsection.tiles.grid import check_coords
+from thinsection.tiles.grid import TilesConfig, check_coords
 from thinsection.types import Closing, CoordsL0
 
 if TYPE_CHECKING:
@@ -36,23 +36,25 @@ _DTYPES = ("float32", "float16")
 
 
 def tile_attributes(
-    slide_id: str, slide: Slide, table: TileTable, *, overlap: int
+    slide_id: str, slide: Slide, table: TileTable, *, config: TilesConfig
 ) -> dict[str, Any]:
     """Attributes of /coords: TRIDENT's and CLAM's names first, then our own.
 
-    `target_magnification` is the nominal power of the tile's mpp (0.5 µm/px: 20), because that is
-    what their readers expect, and `level0_magnification` is such that TRIDENT reads exactly the px
-    that a tile covers. Without an mpp both are the objective's power, or 0 where nobody knows it.
+    `target_magnification` is the nominal power of the mpp that was asked for (0.5 µm/px: 20),
+    because that is what their readers expect, and `level0_magnification` is such that TRIDENT reads
+    exactly the px that a tile covers; `tile_mpp` is the true one. Without an mpp both are the
+    objective's power, or 0 where nobody knows it.
     """
     plan = table.plan
-    power = nominal_power(plan.tile_mpp) if plan.tile_mpp else slide.objective_power or 0.0
+    mpp = config.mpp or plan.tile_mpp
+    power = nominal_power(mpp) if mpp else slide.objective_power or 0.0
     attributes = {
         "name": slide_id,
         "patch_size": plan.tile_px,
         "patch_size_level0": plan.size_l0[0],
         "level0_magnification": power * plan.size_l0[0] / plan.tile_px,
         "target_magnification": power,
-        "overlap": overlap,
+        "overlap": config.overlap,
         "level0_width": slide.size[0],
         "level0_height": slide.size[1],
         "patch_level": plan.level,
@@ -61,6 +63,7 @@ def tile_attributes(
         "tile_size_l0": list(plan.size_l0),
         "stride_l0": list(plan.stride_l0),
         "tile_mpp": plan.tile_mpp,
+        "mpp_tolerance": config.mpp_tolerance,
         "slide_mpp": slide.slide_mpp and list(slide.slide_mpp),
     }
     return {name: value for name, value in attributes.items() if value is not None}

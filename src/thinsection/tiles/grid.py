@@ -14,13 +14,14 @@ from thinsection.files.pages import notebook_html
 from thinsection.qc.tissue import TissueMask, box_fractions
 from thinsection.registry import Entry, Registry
 from thinsection.slide import Slide
-from thinsection.slide.geometry import ReadPlan, plan_read, positive_number
+from thinsection.slide.geometry import ReadPlan, nominal_mpp, plan_read, positive_number
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size, TileArray
 from thinsection.units import format_mpp
 
 # Tiles are ordered in blocks of this many columns and rows, so that segments of the file which
 # several tiles share are still in the reader's cache when the next tile cuts them.
 BLOCK_TILES = 8
+_MAX_TOLERANCE = 0.3  # of resolution: more is another one
 
 Tissue = TissueMask | tuple[MaskArray, MaskFrame]  # what says where tissue is
 TileFilter = Callable[[TileArray], npt.NDArray[np.bool_]]  # (B, H, W, 3) -> (B,), True = keep
@@ -71,6 +72,9 @@ class TilesConfig:
 
     tile_px: int = option(256, "Edge of a tile (patch), px.")
     tile_mpp: str = option("0.5", "Resolution of a tile, µm/px, or 'native' for level 0 as it is.")
+    mpp_tolerance: float = option(
+        0.05, "Relative difference up to which a level counts as of that resolution."
+    )
     overlap: int = option(0, "Px that neighbouring tiles share.")
     min_tissue_fraction: float = option(0.5, "Least share of tissue in a tile, [0, 1].")
     tile_filter: tuple[str, ...] = option(
@@ -85,6 +89,9 @@ class TilesConfig:
             raise ConfigError(f"tiles.tile_px must be >= 1, got {self.tile_px}")
         if not 0 <= self.overlap < self.tile_px:
             raise ConfigError(f"tiles.overlap must be in [0, tile_px), got {self.overlap}")
+        if not 0 <= (tolerance := self.mpp_tolerance) <= _MAX_TOLERANCE:
+            rule = f"in [0, {_MAX_TOLERANCE}], got {tolerance}"
+            raise ConfigError(f"tiles.mpp_tolerance must be {rule}")
         if not 0 <= (fraction := self.min_tissue_fraction) <= 1:
             raise ConfigError(f"tiles.min_tissue_fraction must be in [0, 1], got {fraction}")
         if self.mpp is None and self.tile_mpp != "native":
@@ -98,9 +105,20 @@ class TilesConfig:
 
     def plan(self, slide: Slide) -> ReadPlan:
         """How tiles of a slide are read; raises as `plan_read` does."""
-        sizes = {"tile_px": self.tile_px, "overlap": self.overlap}
-        name = Path(slide.slide_path).name
-        return plan_read(slide.levels, slide.slide_mpp, tile_mpp=self.mpp, slide=name, **sizes)
+        hints = list(slide.notes)
+        if slide.objective_power:  # a guess, which is left to the person
+            mpp = nominal_mpp(slide.objective_power)
+            hints.append(f"its {slide.objective_power:g}x usually means {mpp:g} µm/px")
+        return plan_read(
+            slide.levels,
+            slide.slide_mpp,
+            tile_px=self.tile_px,
+            tile_mpp=self.mpp,
+            overlap=self.overlap,
+            mpp_tolerance=self.mpp_tolerance,
+            slide=Path(slide.slide_path).name,
+            hint="; ".join(hints),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

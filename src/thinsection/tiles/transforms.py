@@ -17,7 +17,7 @@ from thinsection.config import option
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc.tissue import box_fractions, tissue_mask
 from thinsection.slide import Slide, open_slide
-from thinsection.slide.geometry import MPP_TOLERANCE, plan_read
+from thinsection.slide.geometry import ROUNDING, plan_read
 from thinsection.slide.resize import read_tiles
 from thinsection.tiles.grid import Tissue, grid_coords, mask_and_frame
 from thinsection.types import MaskFrame, TileArray
@@ -252,7 +252,7 @@ def sample_px(slide: Slide, tissue: Tissue | None, config: StainConfig) -> Px:
 
     They are read at `stain_mpp`, or at level 0 where that is coarser or has no mpp.
     """
-    finest = max(slide.slide_mpp or (math.inf,)) * (1 - MPP_TOLERANCE)
+    finest = max(slide.slide_mpp or (math.inf,)) * (1 - ROUNDING)
     mpp = config.stain_mpp if config.stain_mpp >= finest else None
     plan = plan_read(slide.levels, slide.slide_mpp, tile_px=_SAMPLE_PX, tile_mpp=mpp)
     if tissue is None:
