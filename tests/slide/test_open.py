@@ -160,7 +160,7 @@ def test_no_reader_opens_text_called_svs_and_each_says_why(tmp_path: Path) -> No
     path.write_text("this is not a slide\n" * 50)
     with pytest.raises(
         SlideOpenError,
-        match=r"no reader opens 'notes.svs': openslide: .*; tiff: not a readable TIFF: .*; "
+        match=r"no reader opens 'notes.svs': tiff: not a readable TIFF: .*; openslide: .*; "
         r"image: not a PNG, JPEG or TIFF",
     ):
         open_slide(path)

@@ -11,7 +11,7 @@ from thinsection.config import from_mapping
 from thinsection.errors import ConfigError
 from thinsection.slide import available_readers
 from thinsection.slide.cohort import load_cohort
-from thinsection.slide.open import OURS, READERS, reader_choices, slide_suffixes
+from thinsection.slide.readers import OURS, READERS, reader_choices, slide_suffixes
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import he_texture
 
@@ -122,7 +122,7 @@ def test_auto_says_what_the_other_package_answered(toy: dict[str, str], tmp_path
         "except OSError as error: print(error)"
     )
     said = python(code, toy, tmp_path / "bad.toy")
-    assert said.startswith("no reader opens 'bad.toy': openslide: ")
+    assert said.startswith("no reader opens 'bad.toy': tiff: ")
     assert "; toy: " in said
 
 

@@ -12,7 +12,7 @@ from thinsection.pool import SlideEncoder, load_slide_encoder
 from thinsection.qc import load_pipeline
 from thinsection.qc.pipeline import Pipeline, preset_names
 from thinsection.qc.tissue import TissueConfig
-from thinsection.slide.open import reader_choices
+from thinsection.slide.readers import reader_choices
 from thinsection.stages.labels import features_label, grid_label, join_label, slug, variant
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage, PoolingStage
 from thinsection.stages.masks import QcStage, TissueStage

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # what other packages may add to; each registry says itself what its entries are
 REGISTRIES = (
-    "thinsection.slide.open:READERS",
+    "thinsection.slide.readers:READERS",
     "thinsection.tiles.grid:FILTERS",
     "thinsection.qc.pipeline:CHECKS",
     "thinsection.encode.registry:ENCODERS",

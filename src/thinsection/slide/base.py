@@ -1,12 +1,13 @@
 """`Slide`: what every reader offers, in the vocabulary of OpenSlide, and what readers share."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from thinsection.errors import InvalidInputError, SlideReadError
+from thinsection.errors import InvalidInputError, SlideReadError, ThinsectionError
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
 from thinsection.slide.geometry import lv_from_l0
@@ -37,9 +38,11 @@ class Slide(Closing):
         choice: why 'auto' took this reader.
         notes: sentences on what was taken otherwise than the file says it.
         source: counts what was fetched of a slide by URL; None of a local file.
+        checked: whether a C library may see the file, because our own parser found its sizes sound.
     """
 
     reader: str = ""
+    checked: bool = False
     associated_names: tuple[str, ...] = ()
 
     def __init__(
@@ -122,7 +125,8 @@ class Slide(Closing):
         if (x0, y0, x1, y1) != (x, y, x + width, y + height):
             region[:] = WHITE
         if x1 > x0 and y1 > y0:
-            self._fill((x0, y0), level, region[y0 - y : y1 - y, x0 - x : x1 - x])
+            with self._reading(f"region at {origin_l0} of level {level}"):
+                self._fill((x0, y0), level, region[y0 - y : y1 - y, x0 - x : x1 - x])
         return region
 
     def read_regions(self, origins_l0: CoordsL0, level: int, *, out: TileArray) -> None:
@@ -146,7 +150,8 @@ class Slide(Closing):
         corners = [(lv_from_l0(x, down), lv_from_l0(y, down)) for x, y in origins]
         x_last, y_last = width - size[0], height - size[1]
         if all(0 <= x <= x_last and 0 <= y <= y_last for x, y in corners):
-            self._fill_all(corners, level, out)
+            with self._reading(f"regions of level {level}"):
+                self._fill_all(corners, level, out)
             return
         for (x, y), region in zip(origins, out):
             self.read_region((x, y), level, size, out=region)
@@ -158,6 +163,16 @@ class Slide(Closing):
         if not 0 <= level < len(self.levels):
             rule = f"in [0, {len(self.levels) - 1}]"
             raise InvalidInputError(f"level must be {rule}, got {level} in {self.slide_path!r}")
+
+    @contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        """The boundary of every reader: whatever a decoder raises becomes SlideReadError."""
+        try:
+            yield
+        except (ThinsectionError, MemoryError):
+            raise
+        except Exception as error:
+            raise self._unreadable(f"{what} must be readable, got {error!r}") from error
 
     def _unreadable(self, what: str, remedy: str = "") -> SlideReadError:
         """The error to raise for what cannot be decoded."""
@@ -175,7 +190,8 @@ class Slide(Closing):
     def associated_image(self, name: str) -> RgbArray:
         """One of `associated_names`, uint8 (H, W, 3)."""
         if name in self.associated_names:
-            return self._associated(name)
+            with self._reading(f"associated image {name!r}"):
+                return self._associated(name)
         known = f"{', '.join(self.associated_names) or 'none'}; got {name!r}"
         raise InvalidInputError(f"associated image must be one of: {known} in {self.slide_path!r}")
 

@@ -11,7 +11,7 @@ from thinsection.config import nearest
 from thinsection.errors import CohortError
 from thinsection.files.sources import is_url
 from thinsection.slide.geometry import positive_number
-from thinsection.slide.open import slide_suffixes
+from thinsection.slide.readers import slide_suffixes
 from thinsection.types import Mpp
 
 _MAX_ID_BYTES = 200

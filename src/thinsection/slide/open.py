@@ -1,14 +1,8 @@
-"""The readers that are known, and opening a slide: by name, by 'auto', or by URL.
-
-Everything that lists readers derives from `READERS`: `--reader`, `thinsection doctor`, which files
-of a folder are slides, what 'auto' tries, and every error that names them.
-"""
+"""Opening a slide: by a reader's name, by 'auto', or by URL."""
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,56 +19,27 @@ from thinsection.errors import (
     SlideReadError,
 )
 from thinsection.files.sources import FsspecSource, is_url, metadata_file
-from thinsection.registry import Entry, Registry
 from thinsection.slide.base import Slide
+from thinsection.slide.child import try_in_child
 from thinsection.slide.geometry import believed_mpp, l0_from_lv
+from thinsection.slide.readers import (
+    AUTO,
+    OURS,
+    OWN_PARSERS,
+    READERS,
+    UNKNOWN,
+    load_slide,
+    reader_choices,
+)
 from thinsection.types import MIB, Mpp, PointL0, RgbArray, Size, TileArray
 from thinsection.units import format_bytes, parse_bytes
-
-AUTO = "auto"
-_TIFF = (".tif", ".tiff", ".svs")
-_OPENSLIDE = (".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm")
-_OURS = (
-    Entry(
-        name="tiff",
-        help="Tiled and striped TIFF, BigTIFF and SVS, decoded straight into place.",
-        target="thinsection.slide.tiff_reader:TiffSlide",
-        suffixes=_TIFF,
-        needs=("tifffile", "imagecodecs", "simplejpeg"),
-    ),
-    Entry(
-        name="cucim",
-        help="Tiled TIFF and SVS by cuCIM, on the CPU or a GPU.",
-        target="thinsection.slide.cucim_reader:CucimSlide",
-        suffixes=_TIFF,
-        needs=("cucim",),
-        extra="cucim",
-    ),
-    Entry(
-        name="openslide",
-        help="Every format of OpenSlide, DICOM included.",
-        target="thinsection.slide.openslide_reader:OpenSlideSlide",
-        suffixes=(*_TIFF, *_OPENSLIDE),
-        needs=("openslide",),
-    ),
-    Entry(
-        name="image",
-        help="PNG, JPEG, and TIFF of one level.",
-        target="thinsection.slide.image_reader:open_image",
-        suffixes=(".png", ".jpg", ".jpeg", ".tif", ".tiff"),
-        needs=("imagecodecs", "simplejpeg"),
-    ),
-)
-OURS = tuple(entry.name for entry in _OURS)
-# a class or function called with the path and `slide_mpp`; SlideOpenError where a file is not its
-READERS: Registry[Callable[..., Slide]] = Registry("reader", "thinsection.readers", _OURS)
 
 CACHE_VARIABLE = "THINSECTION_STAGING_BYTES"  # how much staged slides may take, by default 20GiB
 _CHUNK = 8 * MIB  # that staging copies at once
 # What 'auto' prefers to OpenSlide. Not cuCIM: of a tile that it cannot decode it returns memory
 # that nobody wrote, without an error, and no probe can find every such tile.
 _FASTEST = "tiff"
-_WITHOUT_REFERENCE = ("tiff", "image")  # for formats that OpenSlide does not know
+_PLAIN = (".png", ".jpg", ".jpeg")  # what OpenSlide never opens
 # where 'auto' compares px: shares of a level's width and height, its border included
 _PROBES = ((0.5, 0.5), (0.31, 0.23), (0.23, 0.71), (0.77, 0.42), (0.62, 0.83), (0, 0), (1, 1))
 _PROBE_PX = 48
@@ -82,41 +47,6 @@ _PROBE_PX = 48
 # difference, of 255: largest and mean. White noise, the worst case, gave 3.4 and .35; levels that
 # are 1 px apart differ by tens wherever there is texture.
 _LEVEL_MAX, _LEVEL_MEAN = 4.0, 0.75
-
-
-def reader_choices() -> tuple[str, ...]:
-    """What `--reader` takes."""
-    return (AUTO, *READERS.names())
-
-
-def slide_suffixes() -> tuple[str, ...]:
-    """Suffixes of the files that some reader says it opens, sorted, lower case, with the dot."""
-    return tuple(sorted({suffix for entry in READERS for suffix in entry.suffixes}))
-
-
-@dataclass(frozen=True, slots=True)
-class ReaderStatus:
-    """Whether a reader can be used here."""
-
-    name: str
-    available: bool
-    detail: str  # versions of its packages, or what is missing and how to install it
-
-
-def available_readers() -> list[ReaderStatus]:
-    """Every reader, with its packages' versions or what it lacks."""
-    return [_status(name) for name in READERS.names()]
-
-
-def _status(name: str) -> ReaderStatus:
-    try:
-        entry = READERS.entry(name)
-        entry.load()
-        packages = [import_module(package) for package in entry.needs]
-    except (ImportError, InvalidInputError) as error:
-        return ReaderStatus(name, False, str(error))
-    versions = [f"{p.__name__} {getattr(p, '__version__', '')}".strip() for p in packages]
-    return ReaderStatus(name, True, ", ".join(versions) or entry.help)
 
 
 def open_slide(path: str | Path, *, reader: str = AUTO, slide_mpp: Mpp | None = None) -> Slide:
@@ -161,45 +91,78 @@ def _open_file(name: str, reader: str, slide_mpp: Mpp | None) -> Slide:
     if reader == AUTO:
         return _open_auto(name, slide_mpp)
     try:
-        slide = READERS.load(reader)(name, slide_mpp=slide_mpp)
+        slide = _load(reader, name, slide_mpp, checked=False)
     except SlideOpenError as error:
-        raise SlideOpenError(f"{error} in {name!r}") from None
+        raise SlideOpenError(f"{error} in {name!r}") from error.__cause__
     slide.reader, slide.choice = slide.reader or reader, f"{reader}: asked for"
     return slide
 
 
 def _open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
+    """Our own parser sees the file first: what it finds sound may be opened by C libraries."""
     answers: list[str] = []
-    reference = _try(path, "openslide", slide_mpp, answers)
-    if reference is None:  # nothing to agree with: the readers that need no reference
-        for name in (*_WITHOUT_REFERENCE, *(n for n in READERS.names() if n not in OURS)):
-            if slide := _try(path, name, slide_mpp, answers):
-                slide.choice = f"{name}: OpenSlide does not know the format"
-                return slide
-        remedy = "check that the file is complete and that files which belong to it lie beside it"
-        why = "; ".join([*dict.fromkeys(answers), remedy])
-        raise SlideOpenError(f"no reader opens {Path(path).name!r}: {why}")
-    if slide := _try(path, _FASTEST, slide_mpp, answers):
-        if not (difference := compare(slide, reference)):
+    ours = _try(path, _FASTEST, slide_mpp, answers)
+    plain = Path(path).suffix.lower() in _PLAIN and _try(path, "image", slide_mpp, answers)
+    checked = bool(ours and ours.checked)
+    reference = None if plain else _try(path, "openslide", slide_mpp, answers, checked=checked)
+    if reference is None:
+        slide = ours or plain or _try_others(path, slide_mpp, answers)
+        unknown = plain or checked or any(answer.startswith(UNKNOWN) for answer in answers)
+        why = "OpenSlide does not know the format" if unknown else "; ".join(answers)
+        slide.choice = f"{slide.reader}: {why}"
+        return slide
+    if ours is not None:
+        if not (difference := compare(ours, reference)):
             reference.close()
-            slide.choice = f"{_FASTEST}: fastest that agrees with OpenSlide"
-            return slide
+            ours.choice = f"{_FASTEST}: fastest that agrees with OpenSlide"
+            return ours
         answers.append(f"{_FASTEST}: {difference}")
-        slide.close()
+        ours.close()
     reference.choice = "openslide: " + "; ".join(answers)
     return reference
 
 
-def _try(path: str, name: str, slide_mpp: Mpp | None, answers: list[str]) -> Slide | None:
+def _try_others(path: str, slide_mpp: Mpp | None, answers: list[str]) -> Slide:
+    """By what is tried last; SlideOpenError with every answer."""
+    plain = Path(path).suffix.lower() in _PLAIN  # then it has been tried
+    for name in (*["image"] * (not plain), *(n for n in READERS.names() if n not in OURS)):
+        if slide := _try(path, name, slide_mpp, answers):
+            slide.reader = slide.reader or name
+            return slide
+    remedy = "check that the file is complete and that files which belong to it lie beside it"
+    why = "; ".join([*dict.fromkeys(answers), remedy])
+    raise SlideOpenError(f"no reader opens {Path(path).name!r}: {why}")
+
+
+def _try(
+    path: str, name: str, slide_mpp: Mpp | None, answers: list[str], *, checked: bool = False
+) -> Slide | None:
     """The slide; else what the reader answered. Others' readers say which suffixes they open."""
     try:
         if name in OURS or Path(path).suffix.lower() in READERS.entry(name).suffixes:
-            return READERS.load(name)(path, slide_mpp=slide_mpp)
+            return _load(name, path, slide_mpp, checked=checked)
     except (SlideOpenError, InvalidInputError) as error:  # or a package that cannot be imported
         answers.append(str(error))
     except MissingDependencyError:
         answers.append(f"{name}: not installed")
     return None
+
+
+def _load(name: str, path: str, slide_mpp: Mpp | None, *, checked: bool) -> Slide:
+    """The slide by one reader, which another process tries first where nobody checked the file."""
+    READERS.load(name)  # what is missing is said here, not by the child
+    if not (checked or name in OWN_PARSERS or _is_checked(path)):
+        try_in_child(path, name)
+    return load_slide(name, path, slide_mpp)
+
+
+def _is_checked(path: str) -> bool:
+    """Whether our own parser reads the file, and finds nothing in it that would harm a library."""
+    try:
+        with load_slide(_FASTEST, path) as slide:
+            return slide.checked
+    except SlideOpenError:
+        return False
 
 
 def compare(slide: Slide, reference: Slide) -> str:
@@ -250,7 +213,7 @@ def _open_url(url: str, reader: str, slide_mpp: Mpp | None) -> Slide:
     if reader in (AUTO, "tiff"):
         try:
             handle = metadata_file(source)
-            slide = READERS.load("tiff")(url, slide_mpp=slide_mpp, source=source, handle=handle)
+            slide = load_slide("tiff", url, slide_mpp, source=source, handle=handle)
             slide.choice, slide.source = "tiff: streamed by range requests", source
             return slide
         except SlideOpenError:

@@ -10,6 +10,7 @@ from thinsection.errors import SlideOpenError
 from thinsection.files.sources import closed_error
 from thinsection.slide.base import Slide, on_white
 from thinsection.slide.geometry import l0_from_lv, positive_number
+from thinsection.slide.readers import UNKNOWN
 from thinsection.types import MIB, Level, Mpp, RgbArray
 
 CACHE_BYTES = 64 * MIB  # of decoded segments, per slide
@@ -79,7 +80,7 @@ def _open(path: str) -> openslide.OpenSlide:
         handle = openslide.OpenSlide(path)
         handle.set_cache(openslide.OpenSlideCache(CACHE_BYTES))
     except openslide.OpenSlideUnsupportedFormatError:
-        raise SlideOpenError(f"openslide: not a format that it knows: {path!r}") from None
+        raise SlideOpenError(f"{UNKNOWN}: {path!r}") from None
     except (openslide.OpenSlideError, OSError) as error:
         raise SlideOpenError(f"openslide: {error}") from None
     return handle

@@ -1,5 +1,6 @@
 """What a TIFF file holds: levels, associated images, resolution; parsed by tifffile."""
 
+import math
 import re
 import struct
 from dataclasses import dataclass
@@ -8,10 +9,10 @@ from typing import Any
 
 import tifffile
 
-from thinsection.errors import SlideOpenError
+from thinsection.errors import SlideOpenError, ThinsectionError
 from thinsection.slide.geometry import positive_number
 from thinsection.slide.tiff_codecs import BYTES, KNOWN
-from thinsection.types import Level, Mpp
+from thinsection.types import MIB, Level, Mpp, Size
 
 _ASPECT_TOLERANCE = 0.02
 _RESOLUTION_TAGS = ("ResolutionUnit", "XResolution", "YResolution")
@@ -20,8 +21,11 @@ _UM_PER_UNIT = {2: 25_400.0, 3: 10_000.0}  # TIFF's ResolutionUnit: inch, cm
 _LEFT_TO_OPENSLIDE = {"ndpi": "Hamamatsu NDPI", "bif": "Ventana BIF", "scn": "Leica SCN"}
 _LEFT_TO_OPENSLIDE |= {"philips": "Philips TIFF"}
 _YCBCR = 6  # photometric interpretation
-# what tifffile raises for files that are damaged or no TIFF
-_BROKEN = (tifffile.TiffFileError, struct.error, LookupError, ValueError, TypeError, OSError)
+_SEPARATE = 2  # planar configuration: red, green and blue apart
+# a strip or tile must fit a budget that the user never sees; larger ones are refused
+MAX_SEGMENT_BYTES = 128 * MIB
+# tags by which readers size their memory: width, height, bits, samples, rows of a strip, tile
+_SIZING, _BITS, _INTEGERS = (256, 257, 258, 277, 278, 322, 323), 258, (3, 4, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,7 @@ class TiffLayout:
     pages: list[Any]  # of the levels
     associated: dict[str, tuple[Level, Any]]  # name -> the only level of that image, and its page
     facts: dict[str, Any]  # further arguments of `Slide`
+    checked: bool  # whether a C library may see the file: no page asks for memory beyond reason
 
 
 def read_layout(path: str, slide_mpp: Mpp | None, handle: Any = None) -> TiffLayout:
@@ -48,10 +53,10 @@ def read_layout(path: str, slide_mpp: Mpp | None, handle: Any = None) -> TiffLay
     try:
         with tifffile.TiffFile(path if handle is None else handle, name=Path(path).name) as file:
             return _layout(file, slide_mpp)
-    except SlideOpenError:  # is an OSError; its text already says all
+    except (ThinsectionError, MemoryError):  # they say all
         raise
-    except _BROKEN as error:
-        raise SlideOpenError(f"tiff: not a readable TIFF: {error}") from None
+    except Exception as error:  # whatever a parser makes of damage
+        raise SlideOpenError(f"tiff: not a readable TIFF: {error or repr(error)}") from error
 
 
 def _beside(shell: Path) -> bool:
@@ -67,7 +72,9 @@ def _layout(file: tifffile.TiffFile, slide_mpp: Mpp | None) -> TiffLayout:
         if getattr(file, f"is_{flag}"):
             raise SlideOpenError(f"tiff: {what} is left to OpenSlide")
     base, description = pages[0], str(pages[0].description or "")
-    found, associated = _sort_pages(pages)
+    pages = [base, *(base.pages or ()), *pages[1:]]
+    sound = [page for page in pages if _is_sound(page, file.filehandle.size, or_raise=page is base)]
+    found, associated = _sort_pages(sound)
     aperio = _aperio(description)
     mpp = positive_number(aperio.get("MPP"))
     own_mpp = (mpp, mpp) if mpp else _ome_mpp(file) or (None if aperio else _tag_mpp(base))
@@ -82,6 +89,7 @@ def _layout(file: tifffile.TiffFile, slide_mpp: Mpp | None) -> TiffLayout:
             "vendor": "aperio" if aperio else "generic-tiff" if base.is_tiled else None,
             "properties": properties | {"tiff.ImageDescription": description},
         },
+        checked=len(sound) == len(pages),
     )
 
 
@@ -95,27 +103,62 @@ def _next_page_offset(file: tifffile.TiffFile, page: Any) -> int:
     return int(offset)
 
 
+def _is_sound(page: Any, file_bytes: int, *, or_raise: bool) -> bool:
+    """Whether no reader that trusts the page's sizes can come to harm by them.
+
+    Another image without is left out; SlideOpenError where the page is, or may be, a level.
+    """
+    what = _unsound(page, file_bytes)
+    if what and (or_raise or page.is_tiled):
+        raise SlideOpenError(f"tiff: page {page.index} {what}")
+    return not what
+
+
+def _unsound(page: Any, file_bytes: int) -> str:
+    """What is wrong with a page's sizes, after 'page 3 '; '' where nothing is."""
+    for code in _SIZING:
+        tags = page.tags.getall(code) or ()
+        if len(tags) > 1 or any(t.dtype not in _INTEGERS for t in tags):
+            return f"has no plain number in tag {code}; the file is damaged"
+        if any(t.count != 1 for t in tags if code != _BITS):
+            return f"has not one value in tag {code}; the file is damaged"
+    width, height, samples = page.imagewidth, page.imagelength, page.samplesperpixel
+    segment = _segment(page)
+    if not all(0 < n < 2**31 for n in (width, height, samples, *segment)):
+        return f"has sizes of {(width, height)} and {segment} px; the file is damaged"
+    planes = samples if page.planarconfig == _SEPARATE else 1
+    if (num_bytes := math.prod(segment) * samples // planes) > MAX_SEGMENT_BYTES:
+        what = f"{num_bytes >> 20} MiB, more than {MAX_SEGMENT_BYTES >> 20}"
+        return f"has a strip or tile of {what}; convert it to a tiled TIFF"
+    count, found = -(-width // segment[0]) * -(-height // segment[1]) * planes, page.dataoffsets
+    if not len(found) == len(page.databytecounts) == count:
+        return f"lists {len(found)} of {count} segments; the file is truncated"
+    if max(page.databytecounts) > file_bytes:
+        return "has a segment larger than the file; the file is damaged"
+    return ""
+
+
+def _segment(page: Any) -> Size:
+    """(width, height) of a page's tiles or strips."""
+    if page.is_tiled:
+        return (page.tilewidth, page.tilelength)
+    return (page.imagewidth, min(page.rowsperstrip or page.imagelength, page.imagelength))
+
+
 def _level(page: Any, index: int, base: Any) -> Level:
     """The level that a page holds; SlideOpenError where it is of a kind that is left out here."""
     if what := _unsupported(page):
         raise SlideOpenError(f"tiff: {what} is not supported")
     size = width, height = (int(page.imagewidth), int(page.imagelength))
-    segment = (width, min(int(page.rowsperstrip or height), height))
-    if page.is_tiled:
-        segment = (int(page.tilewidth), int(page.tilelength))
-    count, found = -(-width // segment[0]) * -(-height // segment[1]), len(page.dataoffsets)
-    if not found == len(page.databytecounts) == count:
-        what = f"page {page.index} lists {found} of {count} segments"
-        raise SlideOpenError(f"tiff: {what}; the file is truncated")
     down = (base.imagewidth / width + base.imagelength / height) / 2
-    return Level(index=index, size=size, downsample=float(down), segment=segment)
+    return Level(index=index, size=size, downsample=float(down), segment=_segment(page))
 
 
 def _sort_pages(pages: list[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Pages that are levels, finest first, and the others by name."""
     base, *others = pages
     levels, associated = [base], dict[str, Any]()
-    for page in [*(base.pages or ()), *others]:
+    for page in others:
         if page.is_tiled and base.is_tiled and _is_reduced(page, base):
             levels.append(page)
         elif not _unsupported(page):
@@ -143,7 +186,7 @@ def _unsupported(page: Any) -> str | None:
         return f"{page.samplesperpixel} samples of {page.bitspersample} bits"
     if int(page.compression) not in KNOWN:
         return f"compression {int(page.compression)}"
-    if page.planarconfig == 2 and page.samplesperpixel > 1:
+    if page.planarconfig == _SEPARATE and page.samplesperpixel > 1:
         return "separate colour planes"
     if int(page.photometric) == _YCBCR and int(page.compression) in BYTES:
         return "YCbCr that is not compressed as a picture"

@@ -3,7 +3,6 @@
 A segment that a region cuts is kept for a while, since its other part will be asked for soon.
 """
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from thinsection.errors import SlideOpenError, SlideReadError
+from thinsection.errors import SlideReadError
 from thinsection.files.sources import ByteSource, FileSource
 from thinsection.slide.base import WHITE, Slide
 from thinsection.slide.tiff_codecs import NOT_BY_TIFFFILE, RAW, REFUSALS, fill_of
@@ -21,8 +20,6 @@ from thinsection.slide.tiff_layout import read_layout
 from thinsection.types import MIB, Level, Mpp, RgbArray, TileArray
 
 CACHE_BYTES = 64 * MIB  # of decoded segments that a region cut, per slide
-# a strip or tile must fit a budget that the user never sees; larger ones are refused on opening
-MAX_SEGMENT_BYTES = 128 * MIB
 # segments that stand side by side in the file are read by one request: threads that decode meet
 # at every call of the system, because each gives the interpreter's lock away and waits for it
 MAX_READ_BYTES = MIB
@@ -147,12 +144,7 @@ class TiffSlide(Slide):
         self._source = source or FileSource(path)
         pages = zip(layout.levels, layout.pages)
         self._decoders = [SegmentDecoder(*pair, self._source) for pair in pages]
-        largest = max(math.prod(decoder.segment) * 3 for decoder in self._decoders)
-        if largest > MAX_SEGMENT_BYTES:
-            raise SlideOpenError(
-                f"tiff: its largest strip or tile is {largest >> 20} MiB, more than "
-                f"{MAX_SEGMENT_BYTES >> 20}; convert it to a tiled TIFF"
-            )
+        self.checked = layout.checked
         self._decoded, self._cut_bytes = threading.Condition(), 0
         self._decoding: set[tuple[SegmentDecoder, int]] = set()
         self._cut: OrderedDict[tuple[SegmentDecoder, int], RgbArray] = OrderedDict()

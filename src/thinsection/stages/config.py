@@ -7,7 +7,7 @@ from thinsection.config import option, section
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
-from thinsection.slide.open import AUTO, reader_choices
+from thinsection.slide.readers import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS
 from thinsection.stream.plan import MAX_SCRATCH, StreamBudget, StreamConfig
 from thinsection.tiles.grid import TilesConfig

@@ -17,7 +17,7 @@ from thinsection.qc.pipeline import preset_names
 from thinsection.qc.tissue import TISSUE_COLOR, TissueConfig, TissueMask, tissue_mask
 from thinsection.report.qc_files import load_qc, write_qc
 from thinsection.slide.geometry import mean_mpp
-from thinsection.slide.open import AUTO
+from thinsection.slide.readers import AUTO
 from thinsection.stages.labels import join_label, short_hash, slug, variant
 from thinsection.stages.stage import Output, SlideWork, Stage
 from thinsection.store.geojson import write_masks_geojson

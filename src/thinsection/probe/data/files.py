@@ -21,7 +21,7 @@ from thinsection.errors import DatasetError, importing, require, rewording
 from thinsection.pipeline.records import RECORDS
 from thinsection.probe.data.sets import Embeddings, Labels
 from thinsection.probe.statistics import Fold
-from thinsection.slide.open import slide_suffixes
+from thinsection.slide.readers import slide_suffixes
 from thinsection.store.ledger import LEDGER_NAME, SLIDES
 
 TextRow = Mapping[str, str]

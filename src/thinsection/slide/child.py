@@ -1,0 +1,140 @@
+"""A process that opens files for us first, so that a C library's abort or hang costs only itself.
+
+OpenSlide, cuCIM and their like end the process where a damaged file asks for the impossible. What
+our own parser has not found sound is therefore opened, and read in a few places, by a child of this
+process, which stays warm for the next file. Sound TIFFs never need it.
+"""
+
+import json
+import os
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from functools import cache
+from itertools import product
+from typing import Any
+
+from thinsection.errors import SlideOpenError, SlideReadError, ThinsectionError
+from thinsection.slide.geometry import l0_from_lv
+from thinsection.slide.readers import load_slide
+from thinsection.types import GIB
+
+MAX_CPU_S, MAX_WAIT_S = 20, 300  # of one file; waiting is for slow network drives
+MAX_BYTES = GIB  # of the child's own memory
+_PROBE_PX = 256
+_PLACES = (0.0, 0.5, 1.0)  # of a level's width and height
+
+
+def try_in_child(path: str, reader: str) -> None:
+    """Returns where a reader opens a file, and survives it, in another process.
+
+    Memory: up to `MAX_BYTES`, in that process.
+
+    Raises:
+        SlideOpenError: it does not open the file, or died or hung over it.
+    """
+    if answer := _child(os.getpid()).ask(reader, path):
+        raise SlideOpenError(answer)
+
+
+@cache
+def _child(pid: int) -> "_Child":
+    """The child of this process; a fork of it has one of its own."""
+    return _Child()
+
+
+class _Child:
+    """Started by the first file and again after a death; takes one file at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, reader: str, path: str) -> str:
+        """Why the reader does not open the file; '' where it does."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._process = self._start()
+            process = self._process
+            assert process.stdin is not None
+            process.stdin.write(json.dumps([reader, path]).encode() + b"\n")
+            process.stdin.flush()
+            if line := self._answer(process):
+                return str(json.loads(line))
+            self._process = None
+            return f"{reader}: {_ended(process)} over it; the file is damaged"
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        command = [sys.executable, "-c", "from thinsection.slide import child; child.serve()"]
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=env, **pipes)
+        weakref.finalize(self, _ended, process)  # at the latest when this process ends
+        return process
+
+    def _answer(self, process: "subprocess.Popen[bytes]") -> bytes:
+        """One line; nothing where it died, or says nothing for `MAX_WAIT_S`."""
+        assert process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            return process.stdout.readline() if selector.select(MAX_WAIT_S) else b""
+
+
+def _ended(process: "subprocess.Popen[bytes]") -> str:
+    """Ends the child, and says of what it died."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    try:
+        code = process.wait(timeout=1)  # it is dying, or it hangs
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return f"a process of its own hung for {MAX_WAIT_S} s"
+    finally:
+        process.stdout.close()
+    if code == -signal.SIGXCPU:
+        return f"a process of its own took more than {MAX_CPU_S} CPU-s"
+    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return f"a process of its own died ({name})"
+
+
+def serve() -> None:
+    """The child: lines of [reader, path] in, a line with its answer out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of its input ends it
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, most_s = resource.getrlimit(resource.RLIMIT_CPU)
+    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
+        os.dup2(2, 1)  # some libraries print
+        for line in sys.stdin:
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            soft_s = int(used.ru_utime + used.ru_stime) + MAX_CPU_S
+            resource.setrlimit(resource.RLIMIT_CPU, (soft_s, most_s))
+            answers.write(json.dumps(_attempt(*json.loads(line))) + "\n")
+
+
+def _attempt(reader: str, path: str) -> str:
+    """Opens and reads what the parent will; damage that is said in time is not the child's."""
+    try:
+        with load_slide(reader, path) as slide:
+            for level, share in product(slide.levels, _PLACES):
+                x, y = (int(share * (px - 1)) for px in level.size)
+                origin = (l0_from_lv(x, level.downsample), l0_from_lv(y, level.downsample))
+                _read(slide.read_region, origin, level.index, (_PROBE_PX, _PROBE_PX))
+            for name in slide.associated_names:
+                _read(slide.associated_image, name)
+    except (ThinsectionError, MemoryError) as error:
+        return str(error) or repr(error)
+    return ""
+
+
+def _read(read: Any, *arguments: Any) -> None:
+    try:
+        read(*arguments)
+    except SlideReadError:  # said again when the place is asked for
+        return

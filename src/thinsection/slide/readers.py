@@ -1,0 +1,106 @@
+"""The readers that are known.
+
+Everything that lists readers derives from `READERS`: `--reader`, `thinsection doctor`, which files
+of a folder are slides, what 'auto' tries, and every error that names them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from thinsection.errors import InvalidInputError, SlideOpenError, ThinsectionError
+from thinsection.registry import Entry, Registry
+from thinsection.slide.base import Slide
+from thinsection.types import Mpp
+
+AUTO = "auto"
+_TIFF = (".tif", ".tiff", ".svs")
+_OPENSLIDE = (".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm")
+_OURS = (
+    Entry(
+        name="tiff",
+        help="Tiled and striped TIFF, BigTIFF and SVS, decoded straight into place.",
+        target="thinsection.slide.tiff_reader:TiffSlide",
+        suffixes=_TIFF,
+        needs=("tifffile", "imagecodecs", "simplejpeg"),
+    ),
+    Entry(
+        name="cucim",
+        help="Tiled TIFF and SVS by cuCIM, on the CPU or a GPU.",
+        target="thinsection.slide.cucim_reader:CucimSlide",
+        suffixes=_TIFF,
+        needs=("cucim",),
+        extra="cucim",
+    ),
+    Entry(
+        name="openslide",
+        help="Every format of OpenSlide, DICOM included.",
+        target="thinsection.slide.openslide_reader:OpenSlideSlide",
+        suffixes=(*_TIFF, *_OPENSLIDE),
+        needs=("openslide",),
+    ),
+    Entry(
+        name="image",
+        help="PNG, JPEG, and TIFF of one level.",
+        target="thinsection.slide.image_reader:open_image",
+        suffixes=(".png", ".jpg", ".jpeg", ".tif", ".tiff"),
+        needs=("imagecodecs", "simplejpeg"),
+    ),
+)
+OURS = tuple(entry.name for entry in _OURS)
+# a class or function called with the path and `slide_mpp`; SlideOpenError where a file is not its
+READERS: Registry[Callable[..., Slide]] = Registry("reader", "thinsection.readers", _OURS)
+UNKNOWN = "openslide: not a format that it knows"
+# parsed by our own code, which checks sizes before a C library sees the file
+OWN_PARSERS = ("tiff", "image")
+
+
+def reader_choices() -> tuple[str, ...]:
+    """What `--reader` takes."""
+    return (AUTO, *READERS.names())
+
+
+def slide_suffixes() -> tuple[str, ...]:
+    """Suffixes of the files that some reader says it opens, sorted, lower case, with the dot."""
+    return tuple(sorted({suffix for entry in READERS for suffix in entry.suffixes}))
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStatus:
+    """Whether a reader can be used here."""
+
+    name: str
+    available: bool
+    detail: str  # versions of its packages, or what is missing and how to install it
+
+
+def available_readers() -> list[ReaderStatus]:
+    """Every reader, with its packages' versions or what it lacks."""
+    return [_status(name) for name in READERS.names()]
+
+
+def _status(name: str) -> ReaderStatus:
+    try:
+        entry = READERS.entry(name)
+        entry.load()
+        packages = [import_module(package) for package in entry.needs]
+    except (ImportError, InvalidInputError) as error:
+        return ReaderStatus(name, False, str(error))
+    versions = [f"{p.__name__} {getattr(p, '__version__', '')}".strip() for p in packages]
+    return ReaderStatus(name, True, ", ".join(versions) or entry.help)
+
+
+def load_slide(name: str, path: str, slide_mpp: Mpp | None = None, **more: Any) -> Slide:
+    """The slide by one reader, in this process: the boundary of every reader's parser.
+
+    Raises:
+        SlideOpenError: also for whatever else its parser raises, as the cause.
+    """
+    reader = READERS.load(name)
+    try:
+        return reader(path, slide_mpp=slide_mpp, **more)
+    except (ThinsectionError, MemoryError):
+        raise
+    except Exception as error:
+        raise SlideOpenError(f"{name}: the file must be sound, got {error!r}") from error

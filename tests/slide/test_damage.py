@@ -1,0 +1,104 @@
+"""Damaged files are refused by name, harm no process and cost no sound slide beside them."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tifffile
+
+from thinsection.errors import SlideOpenError, SlideReadError
+from thinsection.slide import open_slide
+from thinsection.slide.child import try_in_child
+from thinsection.slide.tiff_reader import TiffSlide
+from thinsection.testing.slide_contract import KINDS, SIZE
+from thinsection.testing.synthetic import write_pyramid
+
+HUGE = 2**31 - 1
+WIDTH, LENGTH, ROWS, TILE_WIDTH, TILE_LENGTH = 256, 257, 278, 322, 323
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "a.tif"
+    write_pyramid(path, SIZE, KINDS["jpeg-420"])
+    return path
+
+
+def set_tag(path: Path, page: int, code: int, value: int) -> None:
+    with tifffile.TiffFile(path, mode="r+b") as file:
+        file.pages[page].tags[code].overwrite(value)
+
+
+def add_thumbnail(path: Path) -> None:
+    """A page of strips, as Aperio's thumbnail."""
+    pixels = np.zeros((50, 70, 3), np.uint8)
+    tifffile.imwrite(path, pixels, append=True, photometric="rgb", rowsperstrip=16, metadata=None)
+
+
+@pytest.mark.parametrize("code", [TILE_WIDTH, TILE_LENGTH])
+def test_a_tile_size_over_which_openslide_aborts_is_only_that_files_error(
+    path: Path, code: int
+) -> None:
+    set_tag(path, 0, code, HUGE)
+    for reader in ("auto", "openslide"):
+        with pytest.raises(SlideOpenError, match="openslide: a process of its own died"):
+            open_slide(path, reader=reader)
+
+
+@pytest.mark.parametrize("value", [0, HUGE])
+@pytest.mark.parametrize("code", [WIDTH, LENGTH, TILE_WIDTH, TILE_LENGTH])
+def test_a_size_of_nothing_is_refused_by_every_reader_with_the_page(
+    path: Path, code: int, value: int
+) -> None:
+    set_tag(path, 0, code, value)
+    with pytest.raises(SlideOpenError, match=r"no reader opens 'a\.tif': tiff: page 0 (has|lists)"):
+        open_slide(path)
+
+
+@pytest.mark.parametrize("value", [0, HUGE])
+@pytest.mark.parametrize("code", [WIDTH, LENGTH, ROWS])
+def test_a_damaged_thumbnail_page_loses_no_sound_slide(path: Path, code: int, value: int) -> None:
+    add_thumbnail(path)
+    with open_slide(path) as slide:
+        assert (slide.checked, slide.associated_names) == (True, ("thumbnail",))
+        expected = slide.read_region((0, 0), 0, SIZE)
+    set_tag(path, 2, code, value)
+    with open_slide(path) as slide:
+        assert slide.reader == "tiff"
+        np.testing.assert_array_equal(slide.read_region((0, 0), 0, SIZE), expected)
+
+
+def test_whatever_a_parser_or_decoder_raises_is_a_slide_error_with_the_cause(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("deep inside")
+
+    with open_slide(path, reader="tiff") as slide:
+        monkeypatch.setattr(TiffSlide, "_fill", fail)
+        with pytest.raises(SlideReadError, match=r"deep inside.* in 'a\.tif'") as refused:
+            slide.read_region((0, 0), 0, (10, 10))
+        assert isinstance(refused.value.__cause__, ZeroDivisionError)
+    monkeypatch.setattr(TiffSlide, "__init__", fail)
+    with pytest.raises(SlideOpenError, match=r"tiff: .*deep inside") as opened:
+        open_slide(path, reader="tiff")
+    assert isinstance(opened.value.__cause__, ZeroDivisionError)
+    with open_slide(path) as slide:
+        assert slide.reader == "openslide"
+
+
+def test_the_child_stays_warm_and_is_started_again_after_a_death(path: Path) -> None:
+    def child() -> int:
+        return max(child.pid for child in psutil.Process().children())
+
+    try_in_child(str(path), "openslide")
+    first = child()
+    try_in_child(str(path), "openslide")
+    assert child() == first
+    os.kill(first, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(first)], timeout=30)
+    try_in_child(str(path), "openslide")
+    assert child() != first
