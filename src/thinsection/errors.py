@@ -75,6 +75,18 @@ class DiskSpaceError(StoreError):
     """The disk has not the room that the next step needs."""
 
 
+class OutputError(StoreError):
+    """Nothing more can be written: full, read-only, lost; it ends a run, not a slide."""
+
+
+class Stopped(BaseException):
+    """The process was asked to end: by SIGTERM, Ctrl-C or a terminal that went away."""
+
+    def __init__(self, name: str, exit_code: int) -> None:
+        super().__init__(f"stopped by {name}")
+        self.exit_code = exit_code
+
+
 class LockedError(ThinsectionError, RuntimeError):
     """Another live process holds the output folder or the slide."""
 

@@ -1,5 +1,6 @@
 """Which slides a run takes."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,55 @@ def test_a_table_gives_ids_mpp_and_labels(tmp_path: Path) -> None:
     assert Path(second.slide_path) == tmp_path / "s" / "b.svs"
 
 
+def cohort(path: Path, *rows: str) -> Path:
+    path.write_text("\n".join(["slide_path,slide_id", *rows]) + "\n")
+    return path
+
+
+def test_an_odd_file_name_gets_a_safe_id_with_a_word_and_refuses_no_other(tmp_path: Path) -> None:
+    odd = ["a<b.svs", "c|d.svs", "run.json.svs", os.fsdecode(b"e\xff.svs")]
+    touch(tmp_path / "good.svs", *[tmp_path / name for name in odd])
+    said: list[str] = []
+    found = {e.slide_path: e.slide_id for e in load_cohort([tmp_path], on_message=said.append)}
+    assert found.pop(str(tmp_path / "good.svs")) == "good"
+    assert len(said) == len(set(found.values())) == 4
+    assert found[str(tmp_path / "a<b.svs")].startswith("a_b-")
+    assert any("'a<b' is no name for a folder everywhere: its slide_id is 'a_b-" in s for s in said)
+    again = {e.slide_path: e.slide_id for e in load_cohort([tmp_path])}
+    assert again == found | {str(tmp_path / "good.svs"): "good"}  # from run to run
+
+
+def test_two_links_to_one_slide_are_taken_once_with_a_word(tmp_path: Path) -> None:
+    touch(tmp_path / "real" / "a.svs", tmp_path / "in" / "z.svs")
+    for name in ("x.svs", "y.svs"):
+        (tmp_path / "in" / name).symlink_to(tmp_path / "real" / "a.svs")
+    said: list[str] = []
+    entries = load_cohort([tmp_path / "in"], on_message=said.append)
+    assert [e.slide_id for e in entries] == ["x", "z"]
+    assert said == [f"'{tmp_path}/in/y.svs' is the file '{tmp_path}/in/x.svs' again: taken once"]
+    table = cohort(tmp_path / "c.csv", "in/y.svs,named")
+    assert [e.slide_id for e in load_cohort([tmp_path / "in", table])] == ["named", "z"]
+
+
+def test_equal_ids_of_a_table_are_refused_and_those_of_files_give_way(tmp_path: Path) -> None:
+    touch(tmp_path / "p1" / "a.svs", tmp_path / "p2" / "a.svs", tmp_path / "b.svs")
+    with pytest.raises(CohortError, match=r"of one slide in a cohort, got 'A' for .*b.svs' and"):
+        load_cohort([cohort(tmp_path / "c.csv", "p1/a.svs,a", "b.svs,A")])
+    with pytest.raises(CohortError, match=r"one per slide, got 'a' and 'b'"):
+        load_cohort([cohort(tmp_path / "c.csv", "p1/a.svs,a", "p1/a.svs,b")])
+    given = cohort(tmp_path / "c.csv", "p1/a.svs,a")
+    ids = [e.slide_id for e in load_cohort([given, tmp_path / "p2" / "a.svs"])]
+    assert ids[0] == "a"
+    assert ids[1].startswith("a-")
+
+
+def test_a_nul_in_a_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CohortError, match="with a NUL character"):
+        load_cohort(["a\0b.svs"])
+    with pytest.raises(CohortError, match="NUL character in line 2"):
+        load_cohort([cohort(tmp_path / "c.csv", "a\0b.svs,x")])
+
+
 def test_urls_pass_through() -> None:
     (entry,) = load_cohort(["s3://bucket/cases/a.svs?versionId=1"])
     assert (entry.slide_id, entry.slide_path) == ("a", "s3://bucket/cases/a.svs?versionId=1")
@@ -73,14 +123,16 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         load_cohort([tmp_path / "c.csv"])
 
 
-@pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "x" * 300, "nul\x01"])
+@pytest.mark.parametrize(
+    "name", ["../up", "a/b", ".hidden", "x" * 300, "nul\x01", "run.json", "a<b"]
+)
 def test_an_id_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "c.csv").write_text(f'slide_path,slide_id\n/data/a.svs,"{name}"\n')
     with pytest.raises(CohortError, match="slide_id must be usable"):
         load_cohort([tmp_path / "c.csv"])
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "a", "1x2x3", "nan", "inf"])
+@pytest.mark.parametrize("text", ["0", "-1", "a", "1x2x3", "nan", "inf", "1e-300", "0.5x1e9"])
 def test_an_mpp_must_be_positive_numbers(text: str) -> None:
     with pytest.raises(CohortError, match="slide_mpp must be"):
         parse_mpp(text, where="--slide-mpp")

@@ -3,6 +3,7 @@
 Modules are imported only when their command is called, so that `thinsection --help` is quick.
 """
 
+import contextlib
 import importlib
 import logging
 import sys
@@ -11,7 +12,9 @@ from collections.abc import Sequence
 import typer
 from rich.console import Console
 
-from thinsection.errors import ThinsectionError
+from thinsection.errors import OutputError, Stopped, ThinsectionError
+from thinsection.files.atomic import writing
+from thinsection.jobs.stop import stopping
 
 # command -> (module of this package that defines `register(app)`, its line in `thinsection --help`)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -36,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 EXIT_USAGE = 2  # our own errors, as for a wrong flag
+EXIT_OUTPUT = 4  # the output cannot be written any more; what is done stays
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
@@ -75,9 +79,19 @@ def main() -> None:
     # tifffile logs what it also raises, and Python prints the log where nobody listens
     logging.getLogger("tifffile").addHandler(logging.NullHandler())
     try:
-        build_app(sys.argv[1:])()
+        with stopping(), writing("standard output"):
+            build_app(sys.argv[1:])()
     except ThinsectionError as error:
-        message = "\n".join([str(error), *getattr(error, "__notes__", [])])
+        _say("error: ", error)
+        sys.exit(EXIT_OUTPUT if isinstance(error, OutputError) else EXIT_USAGE)
+    except Stopped as stop:
+        _say("", stop)
+        sys.exit(stop.exit_code)
+
+
+def _say(start: str, error: BaseException) -> None:
+    """Writes the error and what was noted on it, each on a line."""
+    message = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    with contextlib.suppress(OSError):  # nobody reads it any more
         console = Console(stderr=True)
-        console.print(f"error: {message}", style="bold red", markup=False, soft_wrap=True)
-        sys.exit(EXIT_USAGE)
+        console.print(f"{start}{message}", style="bold red", markup=False, soft_wrap=True)

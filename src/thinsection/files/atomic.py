@@ -1,6 +1,8 @@
 """Files appear whole or not at all: temporary name in the same folder, fsync, rename."""
 
+import contextlib
 import csv
+import errno
 import io
 import json
 import os
@@ -12,12 +14,42 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from thinsection.errors import OutputError, ThinsectionError
+
 TMP_MARK = ".tmp-"  # every unfinished file carries it; readers and clean-up know it
 # A spreadsheet takes text that begins so for a formula and may run it. One apostrophe before it
 # says "text"; text that already has apostrophes there gets one more, so that it can be read back.
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
+# what a file system answers when no file of it can be written: another slide would fare the same
+_LOST = (
+    *("ENOSPC", "EDQUOT", "EROFS", "EIO", "ESTALE", "ENOTCONN", "ENODEV", "ENXIO", "ETIMEDOUT"),
+    *("EHOSTDOWN", "EHOSTUNREACH", "EREMOTEIO", "ECONNABORTED", "ECONNRESET", "ESHUTDOWN"),
+)
+_LOST_NUMBERS = frozenset(getattr(errno, name) for name in _LOST if hasattr(errno, name))
+_HDF5_ERRNO = re.compile(r"errno = (\d+)")  # in the words of HDF5, which raises what it likes
 
 Row = Mapping[str, Any] | Sequence[Any]
+
+
+@contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """Turns what the block raises because nothing can be written into an OutputError.
+
+    A full disk or quota, no inodes, a read-only, stale or lost file system. Other errors pass.
+    """
+    try:
+        yield
+    except ThinsectionError:
+        raise
+    except (OSError, RuntimeError) as error:
+        told = _HDF5_ERRNO.search(str(error))
+        number = getattr(error, "errno", None) or (int(told[1]) if told else 0)
+        if number not in _LOST_NUMBERS:
+            raise
+        name = getattr(error, "filename", None) or path
+        got = f"got {os.strerror(number)!r} for {str(name)!r}"
+        remedy = "free some space, or bring the file system back"
+        raise OutputError(f"output must be writable, {got}; {remedy}") from error
 
 
 @contextmanager
@@ -26,9 +58,16 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
     The parent folder is made. The temporary path lies in the same folder (rename stays atomic) and
     has the same suffix, but for `.h5`. On any exception it is removed and `path` stays as it was.
-    After a SIGKILL a file named `*.tmp-*` may stay; nothing reads it.
+    After a SIGKILL a file named `*.tmp-*` may stay; nothing reads it, `files.sweep` removes it.
+
+    Raises OutputError: see `writing`.
     """
-    path = Path(path)
+    with writing(path), _replacing(Path(path)) as tmp:
+        yield tmp
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     # other tools list every *.h5 of a folder, hidden ones too
     suffix = "" if path.suffix == ".h5" else path.suffix
@@ -40,7 +79,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
         tmp.replace(path)
         _fsync(path.parent)
     finally:
-        tmp.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a file system that is lost: swept later
+            tmp.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

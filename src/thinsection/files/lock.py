@@ -19,7 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from thinsection.errors import StoreError
+from thinsection.errors import StoreError, rewording
+from thinsection.files.atomic import writing
 
 LOCK_NAME = ".lock"  # in the folder of a slide or of a job
 STALE_AFTER_S = 60.0
@@ -73,34 +74,37 @@ class FileLock:
     def _create(self) -> bool:
         process, token = psutil.Process(), secrets.token_hex(8)
         owner = LockOwner(socket.gethostname(), process.pid, process.create_time(), token)
-        text, folder = json.dumps(asdict(owner)), self.path.parent
-        try:
+        folder = self.path.parent
+        rule = "output folder must be writable"
+        with rewording(rule, folder, OSError, error=StoreError), writing(self.path):
             folder.mkdir(parents=True, exist_ok=True)
-            file = self.path.open("x")
-        except FileExistsError:
-            return False
-        except OSError as error:
-            got = f"got {error} for {str(folder)!r}"
-            raise StoreError(f"output folder must be writable, {got}") from None
-        with file:
-            file.write(text)
+            try:
+                file = self.path.open("x")
+            except FileExistsError:
+                return False
+            try:
+                with file:
+                    file.write(json.dumps(asdict(owner)))
+            except BaseException:  # an empty lock would be another's until it is stale
+                with contextlib.suppress(OSError):
+                    self.path.unlink()
+                raise
         self._token = token
         return True
 
     def _is_stale(self, owner: LockOwner | None) -> bool:
         if owner is not None and owner.host == socket.gethostname():
-            try:
-                return bool(abs(psutil.Process(owner.pid).create_time() - owner.started) > 1.0)
-            except psutil.NoSuchProcess:
-                return True
+            return is_gone(owner)
         probe = self.path.with_name(f"{self.path.name}.now-{secrets.token_hex(4)}")
         try:
-            probe.touch()  # tells the time of the file system that holds both
+            with writing(probe):
+                probe.touch()  # tells the time of the file system that holds both
             return probe.stat().st_mtime - self.path.stat().st_mtime >= STALE_AFTER_S
         except FileNotFoundError:
             return True
         finally:
-            probe.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                probe.unlink(missing_ok=True)
 
     def _steal(self, token: str) -> bool:
         """Removes the stale lock with this token; of several processes exactly one succeeds.
@@ -125,6 +129,16 @@ class FileLock:
             marker.unlink(missing_ok=True)
 
 
+def is_gone(owner: LockOwner) -> bool:
+    """Whether a process of this host has ended; of another host's that is not known: False."""
+    if owner.host != socket.gethostname():
+        return False
+    try:
+        return bool(abs(psutil.Process(owner.pid).create_time() - owner.started) > 1.0)
+    except psutil.NoSuchProcess:
+        return True
+
+
 @contextmanager
 def heartbeat(locks: Collection[FileLock]) -> Iterator[None]:
     """Touches the locks of a (changing) collection from a thread while the block runs."""
@@ -133,7 +147,7 @@ def heartbeat(locks: Collection[FileLock]) -> Iterator[None]:
     def beat() -> None:
         while not stop.wait(_HEARTBEAT_S):
             for lock in list(locks):
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):  # a lost share may come back
                     os.utime(lock.path)
 
     thread = threading.Thread(target=beat, daemon=True)
@@ -142,9 +156,12 @@ def heartbeat(locks: Collection[FileLock]) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join()
-        for lock in list(locks):
-            lock.release()
+        try:
+            thread.join()
+        finally:
+            for lock in list(locks):
+                with contextlib.suppress(OSError):  # it goes stale with this process
+                    lock.release()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any, cast
 from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ClusterError, MissingDependencyError
 from thinsection.files.atomic import write_text
+from thinsection.files.sweep import scratch_folder
 from thinsection.jobs.contract import Backend, Ended, Job, Report, Task, connecting
 from thinsection.jobs.executor import CPUS_PER_WORKER, LOGS, local_memory, local_shape
 from thinsection.types import MIB
@@ -152,7 +153,7 @@ class DaskBackend(Backend):
         config = self.config
         self.monitored = config.jobqueue is not None
         self.workers, self.threads = local_shape(config)
-        scratch = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="thinsection-dask-"))
+        scratch = str(self.stack.enter_context(scratch_folder("dask")))
         local = {
             "threads_per_worker": 1,
             "memory_limit": local_memory(config, self.workers),
@@ -223,7 +224,7 @@ class DaskBackend(Backend):
             job_extra_directives=[*config.directive, *gres],
             log_directory=str(self._logs),
             local_directory=tempfile.gettempdir(),
-            scheduler_options={"dashboard_address": ":0"},
+            scheduler_options={"dashboard_address": "localhost:0"},
         )
 
     def _save_logs(self) -> None:

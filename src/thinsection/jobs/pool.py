@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -16,9 +17,11 @@ import threadpoolctl
 from thinsection import errors
 from thinsection.jobs.contract import Backend, Ended, Job, Report, merged
 from thinsection.jobs.executor import local_memory, local_shape
+from thinsection.jobs.stop import stopping
 from thinsection.units import format_bytes
 
 _POLL_S = 0.5
+_GRACE_S = 5.0  # for a worker to let go of its slide; Docker gives the whole process ten
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -68,13 +71,17 @@ class PoolBackend(Backend):
         return [ended for ended in found if ended is not None]
 
     def _end(self) -> None:
-        """Ends all processes; those at work are killed."""
+        """Ends all processes; those at work are asked to let go, then killed."""
         for worker in self._pool:
             worker.pipe.close()
             if worker in self.sent:
-                worker.process.kill()
+                worker.process.terminate()
+        deadline = time.monotonic() + _GRACE_S
         for worker in self._pool:
-            worker.process.join()
+            worker.process.join(max(0.0, deadline - time.monotonic()) if self.sent else None)
+            if worker.process.exitcode is None:
+                worker.process.kill()
+                worker.process.join()
 
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
@@ -143,6 +150,12 @@ def _serve(pipe: Connection, threads: int, gpu: str | None) -> None:
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends its workers
+    # without the driver there is nobody to work for; what is done lies in the files
+    with suppress(errors.Stopped, EOFError, BrokenPipeError), stopping():
+        _serve_jobs(pipe, threads)
+
+
+def _serve_jobs(pipe: Connection, threads: int) -> None:
     lock = threading.Lock()  # events come from any thread
 
     def send(kind: str, content: Any = None) -> None:
@@ -150,10 +163,7 @@ def _serve(pipe: Connection, threads: int, gpu: str | None) -> None:
             pipe.send((kind, content))
 
     while True:
-        try:
-            task, entries = pipe.recv()  # imports what the task needs
-        except EOFError:
-            return
+        task, entries = pipe.recv()  # imports what the task needs
         threadpoolctl.threadpool_limits(threads)
         try:
             for part in task.parts(entries):

@@ -11,8 +11,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from thinsection.config import as_mapping
-from thinsection.errors import StoreError, ThinsectionError, require
+from thinsection.errors import OutputError, StoreError, require
+from thinsection.files.atomic import writing
 from thinsection.files.lock import LOCK_NAME, hold
+from thinsection.files.sweep import sweep_slide, unfinished
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.execute import execute
 from thinsection.pipeline.records import begin_record, end_record
@@ -72,7 +74,9 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
                     results.append(_pool_recorded(file, file.results, encoder))
                 else:
                     results.append(_pool_foreign(file, encoder, self.pooling.tile_px_l0))
-            except (ThinsectionError, OSError) as error:
+            except OutputError:  # no slide's own
+                raise
+            except Exception as error:  # noqa: BLE001 - the per-slide boundary of pooling
                 message = f"{type(error).__name__}: {error}"
                 results.append(file.ended("failed", stage=PoolingStage.title, error=message))
         return Report(results=tuple(results))
@@ -127,14 +131,21 @@ def aggregate_folder(
 
     home = files[0].results or out or (folder.parent if folder.is_file() else folder)
     record = begin_record(home, "aggregate", as_mapping(config))
-    execute(
-        files,
-        PoolingTask(pooling=config.pooling, threads=config.executor.threads),
-        config.executor,
-        folder=record.folder,
-        on_report=take,
-        on_message=on_message,
-    )
+    try:
+        with writing(home):
+            execute(
+                files,
+                PoolingTask(pooling=config.pooling, threads=config.executor.threads),
+                config.executor,
+                folder=record.folder,
+                on_report=take,
+                on_message=on_message,
+            )
+    except BaseException as error:
+        error.add_note(
+            f"{len(results)} of {len(files)} slides are done; run the same command again to go on"
+        )
+        raise
     ended = [results[file.path] for file in files]
     counts = {status: sum(r.status == status for r in ended) for status in ("done", "skipped")}
     end_record(record, {"counts": counts})
@@ -191,7 +202,8 @@ def _of_results(folder: Path, out: Path | None, wanted: str | None) -> list[Feat
 
 def _pool_recorded(file: FeaturesFile, results: Path, slide_encoder: SlideEncoder) -> SlideResult:
     """Of a results folder: by the same stage as a run, in the slide's ledger."""
-    with hold(results / SLIDES / file.slide_id / LOCK_NAME):
+    lock = results / SLIDES / file.slide_id / LOCK_NAME
+    with hold(lock):
         ledger = load_ledger(results, file.slide_id)
         address = str(file.path.parent.relative_to(results))
         if address not in ledger.stages:
@@ -200,6 +212,7 @@ def _pool_recorded(file: FeaturesFile, results: Path, slide_encoder: SlideEncode
         tiles = read_tiles(file.path)
         warnings = fit_warnings(tiles, slide_encoder)
         stage = PoolingStage(features=features, slide_encoder=slide_encoder, warnings=warnings)
+        sweep_slide(file.slide_id, lock.parent, unfinished([results / stage.address]))
         facts = {**ledger.slide, **_facts(tiles, warnings)}
         entry = SlideEntry(slide_id=file.slide_id, slide_path=str(file.path))
         work = SlideWork(entry=entry, out=results, source="", ledger=ledger, stages=(stage,))
@@ -229,6 +242,8 @@ def _pool_foreign(
     target = folder / f"{file.slide_id}.h5"
     key = _content_key(tiles, slide_encoder)
     with hold(folder / f"{LOCK_NAME}-{file.slide_id}"):  # another process may have been at it
+        for left in unfinished([folder]).get(file.slide_id, []):
+            left.unlink(missing_ok=True)
         with contextlib.suppress(StoreError):  # none is there
             if read_slide_embedding(target).attributes.get("key") == key:
                 return file.ended("skipped", facts=facts)

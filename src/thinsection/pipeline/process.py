@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinsection.errors import StoreError
+from thinsection.errors import OutputError, StoreError
+from thinsection.files.atomic import writing
 from thinsection.files.lock import LOCK_NAME, FileLock, heartbeat
+from thinsection.files.sweep import sweep_slide, unfinished
+from thinsection.pipeline.records import RECORDS
 from thinsection.pipeline.results import (
     SlideResult,
     Status,
@@ -79,6 +82,7 @@ class SlideJob:
     results: dict[str, SlideResult] = field(default_factory=dict, init=False)
     locks: dict[str, FileLock] = field(default_factory=dict, init=False)
     held_elsewhere: list[SlideEntry] = field(default_factory=list, init=False)
+    ending: bool = field(default=False, init=False)  # no further slide is begun
 
     def __post_init__(self) -> None:
         self.stages = stages_of(self.config, self.goal, self.models)
@@ -118,7 +122,11 @@ class SlideJob:
         )
         dims = {encoder.label: encoder.dim for encoder in encoders}
         with ResultSink(dims=dims, on_end=self._ended, clock=self.clock) as sink, stream:
-            self._pump(stream, batches, sink)
+            try:
+                self._pump(stream, batches, sink)
+            except BaseException:
+                self.ending = True
+                raise
 
     def _pump(self, stream: TileStream, batches: "BatchEncoder | None", sink: ResultSink) -> None:
         """Hands the stream's events on, with embeddings in the place of the tiles they are of."""
@@ -148,14 +156,23 @@ class SlideJob:
 
     def _claim(self, entries: Sequence[SlideEntry]) -> Iterator[SlideWork]:
         """Slides that are not done and that nobody else holds; runs in the prepare thread."""
+        left: dict[str, list[Path]] | None = None  # what killed processes left in shared folders
         for entry in entries:
+            if self.ending:
+                return
             lock = FileLock(self.out / SLIDES / entry.slide_id / LOCK_NAME)
             try:
                 if not lock.acquire():
                     self.held_elsewhere.append(entry)
                     continue
                 self.locks[entry.slide_id] = lock
+                if left is None:
+                    left = unfinished(self._result_folders())
+                with writing(lock.path):
+                    sweep_slide(entry.slide_id, lock.path.parent, left)
                 work = slide_work(entry, self.stages, self.out, self.config.output)
+            except OutputError:
+                raise
             except StoreError as error:
                 self._end(entry, record_failure(self.out, entry, "open", error))
                 continue
@@ -169,6 +186,11 @@ class SlideJob:
             else:
                 self._ended(work, "", None, status="skipped")
 
+    def _result_folders(self) -> list[Path]:
+        """The folders that hold a file of each slide."""
+        grids = [path for path in self.out.glob("*") if path.name not in (SLIDES, RECORDS)]
+        return [folder for grid in grids for folder in grid.glob("*")]
+
     def _ended(
         self, work: SlideWork, stage: str, error: Exception | None, *, status: Status = "done"
     ) -> None:
@@ -177,7 +199,8 @@ class SlideJob:
             error.add_note(f"slide {entry.slide_id!r}, stage {stage}")
             self._end(entry, record_failure(self.out, entry, stage, error))
             return
-        failure_path(self.out, entry.slide_id).unlink(missing_ok=True)  # of an earlier run
+        with writing(self.out):
+            failure_path(self.out, entry.slide_id).unlink(missing_ok=True)  # of an earlier run
         self._end(entry, SlideResult.of(entry, status, facts=work.facts() | work.fetched()))
 
     def _end(self, entry: SlideEntry, result: SlideResult) -> None:
@@ -209,6 +232,10 @@ def prepare(
         if work.slide is not None and tiles is None:  # nobody needs its tiles: closed at once
             work.slide.close()
         return tiles or SlideTiles(key=work, slide=None, table=None)
+    except OutputError:  # no slide's own: it ends the run
+        if work.slide is not None:
+            work.slide.close()
+        raise
     except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded with its traceback
         if work.slide is not None:
             work.slide.close()

@@ -6,7 +6,6 @@ again. Here stay the ledgers of all slides (some kB each) and the files of the s
 a new stage reads of earlier runs is fetched.
 """
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import TMP_MARK
 from thinsection.files.lock import LOCK_NAME
 from thinsection.files.sources import RemoteFolder
+from thinsection.files.sweep import scratch_folder
 from thinsection.pipeline.process import OnEvent, RunEvent
 from thinsection.pipeline.records import RECORD_NAME, RECORDS
 from thinsection.pipeline.results import FAILURE_NAME, SlideResult, record_failure
@@ -54,8 +54,8 @@ def uploads_to(
     target = RemoteFolder(out)
     target.check()
     by_id = {entry.slide_id: entry for entry in entries}
-    with tempfile.TemporaryDirectory(prefix="thinsection-out-") as name:
-        uploads = Uploads(target=target, folder=Path(name).resolve(), entries=by_id)
+    with scratch_folder("out") as folder:
+        uploads = Uploads(target=target, folder=folder.resolve(), entries=by_id)
         uploads.fetch_ledgers()
         yield uploads
 

@@ -104,7 +104,8 @@ def write_tables(out: Path, entries: Sequence[SlideEntry], results: Iterable[Sli
         first = {"slide_id": slide_id, "slide_path": result.slide_path if result else ""}
         if slide_id in given:
             first |= asdict(given[slide_id])
-        first["status"] = result.status if result else "done" if ledger.stages else "missing"
+        known = ledger.stages and slide_id not in given  # of this run nobody has said so
+        first["status"] = result.status if result else "done" if known else "missing"
         rows += [first | row for row in grid_rows(ledger)]
         if result and result.status in ("failed", "excluded"):
             details = failure_path(out, slide_id).relative_to(out)

@@ -1,5 +1,6 @@
 """`run`: slides in, results out; every invocation leaves a record of its own."""
 
+import contextlib
 import functools
 import html
 import shutil
@@ -12,11 +13,13 @@ from typing import Any
 
 from thinsection.config import as_mapping, coerce, replace_flat
 from thinsection.errors import ConfigError, DiskSpaceError, MissingDependencyError, StoreError
-from thinsection.files.atomic import atomic_path
+from thinsection.files.atomic import atomic_path, writing
 from thinsection.files.sources import is_url
+from thinsection.files.sweep import sweep_old
 from thinsection.jobs.contract import Report, merged
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import chosen_executor
+from thinsection.jobs.slurm import Submitted
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.process import OnEvent
 from thinsection.pipeline.records import (
@@ -28,7 +31,7 @@ from thinsection.pipeline.records import (
     write_efficiency,
 )
 from thinsection.pipeline.results import SlideResult, write_qc_tables, write_tables
-from thinsection.pipeline.task import RunTask, filesystem_now
+from thinsection.pipeline.task import RunTask, ended_slides, filesystem_now
 from thinsection.qc import load_pipeline, prepare_models
 from thinsection.qc.engine import parse_rule
 from thinsection.slide.cohort import SlideEntry
@@ -125,12 +128,18 @@ def run(
         _run_in_folder, entries, config=config, goal=goal, on_message=on_message
     )
     if not is_url(str(out)):
-        return work(out=check_folder(Path(out)), executor=executor, on_event=on_event)
+        with writing(str(out)):
+            return work(out=check_folder(Path(out)), executor=executor, on_event=on_event)
     from thinsection.pipeline.remote_out import uploads_to
 
     with uploads_to(str(out), entries, config, executor) as uploads:
         on_event = uploads.watch(on_event)
-        summary = work(out=uploads.folder, on_event=on_event, settle=uploads.settle)
+        try:
+            summary = work(out=uploads.folder, on_event=on_event, settle=uploads.settle)
+        except BaseException:
+            with contextlib.suppress(StoreError):  # the tables, where the target takes them
+                uploads.put_rest("")
+            raise
         uploads.put_rest(summary.record.name)
     return replace(summary, out=str(out))
 
@@ -152,23 +161,24 @@ def _run_in_folder(
     facts: dict[str, Any] = {}
     if executor is None and config.executor.in_process:
         facts = task.facts(task.models())  # errors of settings and weights come before any work
-    with resource_monitor(
+    monitor = resource_monitor(
         task.record, facts=facts, stage_seconds=lambda: merged(reports).stage_seconds
-    ):
-        execute(
-            entries,
-            task,
-            config.executor,
-            folder=task.record,
-            on_report=reports.append,
-            on_event=on_event,
-            on_message=on_message,
-            cluster=executor,
-        )
-    report = merged(reports)
-    ended = {result.slide_id: settle(result) for result in report.results}
-    results = tuple(ended[entry.slide_id] for entry in entries)
-    return finish_run(task, entries, replace(report, results=results))
+    )
+    told: dict[str, Any] = {"on_event": on_event, "on_message": on_message}
+    told |= {"on_report": reports.append, "cluster": executor, "folder": task.record}
+    try:
+        with writing(out):
+            with monitor:
+                execute(entries, task, config.executor, **told)
+            report = merged(reports)
+            ended = {result.slide_id: settle(result) for result in report.results}
+            results = tuple(ended[entry.slide_id] for entry in entries)
+            return finish_run(task, entries, replace(report, results=results))
+    except Submitted:  # no end: the work goes on elsewhere
+        raise
+    except BaseException as error:
+        end_early(task, entries, merged(reports), error)
+        raise
 
 
 def make_task(out: Path, config: RunConfig, goal: Goal) -> RunTask:
@@ -230,6 +240,30 @@ def finish_run(
     return summary
 
 
+def end_early(
+    task: RunTask,
+    entries: Sequence[SlideEntry],
+    report: Report[SlideResult],
+    error: BaseException,
+) -> None:
+    """Writes the tables of what is done, where there is room, and notes on the error how to go on.
+
+    Slides that nobody has reported are known by what their processes noted in the record.
+    """
+    ended = ended_slides(task.record) | {r.slide_id: r for r in report.results}
+    results = tuple(ended[e.slide_id] for e in entries if e.slide_id in ended)
+    done = sum(result.status in ("done", "skipped") for result in results)
+    told = f"tables are in {task.out}"
+    try:
+        with writing(task.out):
+            write_tables(task.out, entries, results)
+            end_record(Record.read(task.record), {"ended_by": str(error) or type(error).__name__})
+    except OSError as full:
+        told = f"the tables could not be written ({full})"
+    go_on = "what is done stays: run the same command again to go on"
+    error.add_note(f"{done} of {len(entries)} slides are done, {told}; {go_on}")
+
+
 def check_settings(config: RunConfig, goal: Goal) -> None:
     """Finds out in seconds what would else fail slide by slide.
 
@@ -278,6 +312,8 @@ def check_folder(out: Path) -> Path:
             f"out must have {format_bytes(MIN_FREE_BYTES)} free, got {format_bytes(free)} "
             f"in {str(out)!r}; free some space or choose another disk"
         )
+    for folder in (out, *out.glob(f"{RECORDS}/*")):
+        sweep_old(folder)
     ours = (out / SLIDES).is_dir() or (out / RECORDS).is_dir()
     if not ours and ((out / "run.json").is_file() or any(out.glob("*/slide.json"))):
         raise StoreError(

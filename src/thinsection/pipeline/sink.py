@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Union
 import numpy as np
 import numpy.typing as npt
 
+from thinsection.errors import OutputError
 from thinsection.stages.stage import SlideWork, Stage
 from thinsection.stages.tiles import FeaturesStage, OpenResult, TilesStage, TokensStage
 from thinsection.stream import SlideFailed, SlideFinished, StageClock, TileBatch
@@ -71,8 +72,12 @@ class ResultSink:
             self._channel.finish()
         else:
             self._channel.close()
-        self._thread.join()
-        self._abandon()
+        try:
+            self._thread.join()
+        finally:  # the wait may be interrupted: the slide at work is finished, no other is begun
+            self._channel.close()
+            self._thread.join()
+            self._abandon()
         if exc_type is None and self._failure is not None:
             raise self._failure
 
@@ -97,6 +102,8 @@ class ResultSink:
                     self._append(work, item)
                 return
             self._finish(work)
+        except OutputError:  # the next slide would fare the same
+            raise
         except Exception as error:  # noqa: BLE001 - the per-slide boundary of writing
             self._give_up(work, work.at, error)
         else:

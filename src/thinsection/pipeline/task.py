@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from thinsection.config import from_mapping
 from thinsection.errors import ClusterError
-from thinsection.files.atomic import TMP_MARK
+from thinsection.files.atomic import TMP_MARK, writing
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.machine import cpu_count
@@ -68,18 +69,21 @@ class RunTask(Task[SlideEntry, SlideResult]):
         models, clock = self.models(), StageClock()
         worker = f"{socket.gethostname()}-{os.getpid()}"
         folder = self.record / _ENDED
-        folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(writing(folder))
+            folder.mkdir(parents=True, exist_ok=True)
             if self.monitored:
                 facts = self.facts(models)
                 monitor = resource_monitor(self.record, facts=facts, stage_seconds=clock.seconds)
                 stack.enter_context(monitor)
             path = folder / f"{worker}.jsonl"
-            log = stack.enter_context(path.open("a", encoding="utf-8", buffering=1))
+            log = stack.enter_context(path.open("ab", buffering=0))
 
             def note(event: RunEvent) -> None:
                 if event.result is not None and event.result.status in ("done", "skipped"):
-                    log.write(json.dumps(asdict(self._truly(event.result))) + "\n")
+                    line = json.dumps(asdict(self._truly(event.result))) + "\n"
+                    with writing(path):
+                        log.write(line.encode())
                 on_event(event)
 
             job = SlideJob(
@@ -205,7 +209,7 @@ def _ended_slides(logs: tuple[tuple[Path, int], ...]) -> dict[str, SlideResult]:
     for path, _ in logs:
         for line in path.read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError):  # the torn last line of a killed process
-                result = SlideResult(**json.loads(line))
+                result = from_mapping(SlideResult, json.loads(line))
                 found[result.slide_id] = result
     return found
 

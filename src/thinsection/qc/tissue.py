@@ -39,8 +39,8 @@ class TissueConfig:
     black_level: int = option(30, "Px whose brightest channel is below this are not tissue, 0-255.")
 
     def __post_init__(self) -> None:
-        if not self.mask_mpp > 0:
-            raise InvalidInputError(f"mask_mpp must be > 0, got {self.mask_mpp}")
+        if not 0 < self.mask_mpp < math.inf:
+            raise InvalidInputError(f"mask_mpp must be > 0 and finite, got {self.mask_mpp}")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from thinsection.errors import StoreError, require, rewording
-from thinsection.files.atomic import atomic_path, write_json, write_table, write_text
+from thinsection.files.atomic import atomic_path, safe_cell, write_json, write_table, write_text
 from thinsection.files.pages import data_uri, render_page
 from thinsection.qc.checks.check import EMPTY_SCORE, Score
 from thinsection.qc.engine import QcResult
@@ -246,7 +246,7 @@ def write_histoqc(out: Path, rows: Sequence[Row], headers: Mapping[str, str]) ->
                 width, height = _plain_number(row["width"]), _plain_number(row["height"])
                 known["image_bounding_box"] = f"(0, 0, {width}, {height})"
             values = (_plain_number(known.get(column, "NA")) for column in HISTOQC_COLUMNS)
-            lines.append("\t".join(_BREAKS.sub(" ", str(value)) for value in values))
+            lines.append("\t".join(_BREAKS.sub(" ", str(safe_cell(v))) for v in values))
     write_text(out / "results.tsv", "\n".join(lines) + "\n")
 
 

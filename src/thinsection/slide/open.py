@@ -1,11 +1,10 @@
 """Opening a slide: by a reader's name, by 'auto', or by URL."""
 
 import os
-import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from thinsection.errors import (
     SlideReadError,
 )
 from thinsection.files.sources import FsspecSource, is_url, metadata_file
+from thinsection.files.sweep import scratch_bytes, scratch_folder
 from thinsection.slide.base import Slide
 from thinsection.slide.child import try_in_child
 from thinsection.slide.geometry import believed_mpp, l0_from_lv
@@ -230,15 +230,16 @@ class StagedSlide(Slide):
 
     def __init__(self, source: FsspecSource, reader: str, slide_mpp: Mpp | None) -> None:
         _check_room(source.size, name=source.name)
-        self._folder = TemporaryDirectory(prefix=f"thinsection-staged-{source.size}-")
+        self._folder = ExitStack()
         try:
-            local = Path(self._folder.name) / Path(source.name.split("?", 1)[0]).name
+            folder = self._folder.enter_context(scratch_folder("staged", source.size))
+            local = folder / Path(source.name.split("?", 1)[0]).name
             with local.open("wb") as file:
                 for start in range(0, source.size, _CHUNK):
                     file.write(source.read_at(start, min(_CHUNK, source.size - start)))
             slide = self._slide = open_slide(local, reader=reader, slide_mpp=slide_mpp)
         except BaseException:
-            self._folder.cleanup()
+            self._folder.close()
             raise
         facts = ("slide_mpp", "objective_power", "vendor", "properties")
         super().__init__(source.name, slide.levels, **{f: getattr(slide, f) for f in facts})
@@ -259,15 +260,13 @@ class StagedSlide(Slide):
         """Closes the slide and deletes the copy."""
         super().close()
         self._slide.close()
-        self._folder.cleanup()
+        self._folder.close()
 
 
 def _check_room(num_bytes: int, *, name: str) -> None:
     """Refuses a copy that would exceed the bound of all staged slides of this machine."""
     limit = parse_bytes(os.environ.get(CACHE_VARIABLE, "20GiB"), name=CACHE_VARIABLE)
-    staged = Path(tempfile.gettempdir()).glob("thinsection-staged-*-*")
-    held = sum(int(path.name.split("-")[2]) for path in staged)
-    if held + num_bytes > limit:
+    if (held := scratch_bytes("staged")) + num_bytes > limit:
         raise DiskSpaceError(
             f"staged slides must fit into {format_bytes(limit)}, got {format_bytes(held)} and "
             f"{format_bytes(num_bytes)} of {name!r}; set {CACHE_VARIABLE} or --prefetch-slides 1"

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
@@ -244,7 +244,8 @@ class OpenResult:
     def abandon(self) -> None:
         """Drops what was written."""
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError, RuntimeError):  # of a disk that is full
+                self._writer.close()
         self._stack.__exit__(OSError, OSError("abandoned"), None)
 
     def _open(self, shape: tuple[int, ...]) -> TilesWriter:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 import thinsection
 from thinsection.errors import InvalidInputError, StoreError, require
-from thinsection.files.atomic import atomic_path
+from thinsection.files.atomic import atomic_path, writing
 from thinsection.slide import Slide
 from thinsection.slide.geometry import nominal_power
 from thinsection.tiles import TileTable
@@ -114,7 +114,7 @@ class TilesWriter(Closing):
 
         if dtype not in _DTYPES:
             raise InvalidInputError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
-        self._file = h5py.File(path, "w")
+        self._path, self._file = path, h5py.File(path, "w", locking="best-effort")
         self.shape = (dim,) if isinstance(dim, int) else dim
 
         def growing(name: str, shape: tuple[int, ...], kind: Any, rows: int) -> "h5py.Dataset":
@@ -134,6 +134,10 @@ class TilesWriter(Closing):
         Raises InvalidInputError: coords not int64 (b, 2), other rows, or non-finite embeddings.
         """
         check_coords(coords_l0)
+        with writing(self._path):
+            self._append(coords_l0, features)
+
+    def _append(self, coords_l0: CoordsL0, features: npt.NDArray[np.floating] | None) -> None:
         start, count = self._coords.shape[0], len(coords_l0)
         if features is not None and self._features is not None:
             if features.shape != (shape := (count, *self.shape)):
@@ -152,11 +156,13 @@ class TilesWriter(Closing):
 
     def add_column(self, name: str, values: npt.NDArray) -> None:
         """Adds a per-tile column under /tiles."""
-        self._file.create_dataset(f"tiles/{name}", data=values)
+        with writing(self._path):
+            self._file.create_dataset(f"tiles/{name}", data=values)
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        with writing(self._path):
+            self._file.close()
 
 
 def read_tiles(path: Path) -> TilesFile:

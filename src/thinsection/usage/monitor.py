@@ -81,7 +81,8 @@ def resource_monitor(
     """Records this process tree while the block runs, in `out/usage/HOST-PID-TIME.jsonl`.
 
     `facts` are settings that explain the record, beside what is found in the environment;
-    `stage_seconds` is asked when the block ends.
+    `stage_seconds` is asked when the block ends. What cannot be written is left out: a record is no
+    reason to end a run.
 
     Memory: constant; about 100 bytes of file per sample.
     """
@@ -89,11 +90,12 @@ def resource_monitor(
     path = Path(out) / USAGE_FOLDER / f"{host}-{pid}-{int(started * 1000)}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     begin, stop = time.perf_counter(), threading.Event()
-    with closing(GpuSampler()) as gpu, path.open("w", encoding="utf-8", buffering=1) as file:
+    with closing(GpuSampler()) as gpu, path.open("wb", buffering=0) as file:
         sampler = TreeSampler(gpu=gpu)
 
         def write(value: Any) -> None:
-            file.write(json.dumps(value, separators=(",", ":")) + "\n")
+            with suppress(OSError):
+                file.write(json.dumps(value, separators=(",", ":")).encode() + b"\n")
 
         def look() -> None:
             write(astuple(sampler.sample(time.perf_counter() - begin)))

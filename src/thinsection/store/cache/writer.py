@@ -223,6 +223,11 @@ def lock_folder(folder: Path) -> int:
         os.close(descriptor)
         got = f"another process in {str(folder)!r}; wait for it"
         raise errors.LockedError(f"cache must have one writer, got {got}") from None
+    except OSError as error:
+        os.close(descriptor)
+        got = f"{error.strerror!r} in {str(folder)!r}; pass another --cache-dir"
+        rule = "cache must lie on a file system with flock"
+        raise errors.StoreError(f"{rule}, got {got}") from None
     return descriptor
 
 
