@@ -7,6 +7,7 @@ configuration, so that `tiles.overlap` in TOML is `--overlap` on the command lin
 
 import contextlib
 import difflib
+import math
 import os
 import tomllib
 import types
@@ -118,6 +119,8 @@ def coerce(value: Any, kind: Any, key: str) -> Any:
     if origin is dict or is_dataclass(kind):
         require(isinstance(value, Mapping), f"{key} must be a table", got, error=ConfigError)
         return dict(value) if origin is dict else from_mapping(kind, value, where=f"{key}.")
+    if kind is float and (integer or isinstance(value, float)):
+        require(math.isfinite(value), f"{key} must be finite", got, error=ConfigError)
     if (kind is float and integer) or (kind is Path and isinstance(value, str)):
         return kind(value)
     right = integer if kind is int else isinstance(value, kind)

@@ -16,6 +16,8 @@ from typing import Any
 
 from thinsection.errors import OutputError, ThinsectionError
 
+# the name of a file may be no text at all; it is told in escapes
+_UTF8: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
 TMP_MARK = ".tmp-"  # every unfinished file carries it; readers and clean-up know it
 # A spreadsheet takes text that begins so for a formula and may run it. One apostrophe before it
 # says "text"; text that already has apostrophes there gets one more, so that it can be read back.
@@ -96,7 +98,9 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, data: Any) -> None:
     """Writes JSON atomically: indented, keys in the given order, no NaN."""
-    write_text(path, json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    text = json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False)
+    # "\\udc80" is also how JSON writes a lone surrogate, so that it is read back as it was
+    write_bytes(path, (text + "\n").encode(**_UTF8))
 
 
 def write_table(path: Path, rows: Iterable[Row], columns: Sequence[str] | None = None) -> None:
@@ -118,10 +122,10 @@ def write_table(path: Path, rows: Iterable[Row], columns: Sequence[str] | None =
     line, delimiter = io.StringIO(newline=""), "\t" if path.suffix == ".tsv" else ","
     # a lone \r is quoted, before Python 3.13, only by a writer that ends its lines with one
     writer = csv.writer(line, delimiter=delimiter, lineterminator="\r\n")
-    with atomic_path(path) as tmp, tmp.open("w", newline="", encoding="utf-8") as file:
+    with atomic_path(path) as tmp, tmp.open("w", newline="", **_UTF8) as file:
         for row in chain([columns], rows):
             cells = map(row.get, columns) if isinstance(row, Mapping) else row
-            writer.writerow(map(_cell, cells))
+            writer.writerow(map(safe_cell, cells))
             file.write(line.getvalue()[:-2] + "\n")
             line.seek(0)
             line.truncate()
@@ -135,7 +139,8 @@ def read_table(path: Path) -> list[dict[str, str]]:
         return [dict(zip(header, map(_text, line))) for line in lines]
 
 
-def _cell(value: Any) -> Any:
+def safe_cell(value: Any) -> Any:
+    """The value of a cell; text that a spreadsheet would run with an apostrophe before it."""
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 

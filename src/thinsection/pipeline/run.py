@@ -122,7 +122,7 @@ def run(
     """
     config = replace_flat(config or RunConfig(), settings)
     goal: Goal = coerce(stage, Goal, "stage")
-    entries = cohort_of(slides, config)
+    entries = cohort_of(slides, config, on_message)
     check_settings(config, goal)
     work = functools.partial(
         _run_in_folder, entries, config=config, goal=goal, on_message=on_message

@@ -2,8 +2,9 @@
 
 import csv
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from thinsection.slide.readers import slide_suffixes
 from thinsection.types import Mpp
 
 _MAX_ID_BYTES = 200
+_MPP_RANGE = (1e-4, 1e4)  # µm/px: from an electron microscope to a photograph of the glass
+# no folder or file of these can be made on every file system, or reads as one of ours
+_ODD = re.compile(r"[/\\:*?\"<>|\x00-\x1f\x7f\ud800-\udfff]")
+_RESERVED = ("run.json", "slide.json", "failure.json", "summary.csv", "failed.csv")
 _COLUMNS = ("slide_path", "slide_id", "slide_mpp", "patient_id", "label", "split")
 
 
@@ -31,46 +36,65 @@ class SlideEntry:
 
 
 def load_cohort(
-    slides: Sequence[str | Path], *, slide_mpp: Mpp | None = None
+    slides: Sequence[str | Path],
+    *,
+    slide_mpp: Mpp | None = None,
+    on_message: Callable[[str], None] = lambda text: None,
 ) -> tuple[SlideEntry, ...]:
     """The slides that files, folders, URLs and cohort CSVs name, in a stable order.
 
     Folders are searched for files of the readers' suffixes, subfolders too; of a folder of .dcm
     files one is taken, since they are the levels of one slide. Equal file names from different
-    folders get a suffix made from their path, so that no result overwrites another.
+    folders get a suffix made from their path, so that no result overwrites another. Of several
+    names (links) of one file the first is taken; a file name that is no name for a folder on every
+    system gets a safe id. An id that a table gives is taken as it is, or refused.
 
     Args:
         slides: each a slide file, a folder, a URL or a `.csv` with a column `slide_path`.
         slide_mpp: (x, y) for every slide that the table gives none for.
+        on_message: takes a line for each slide whose name was changed or that was left out.
 
     Raises:
         CohortError: nothing found, a path is missing, an id is doubled or not usable as a name.
     """
-    entries = [entry for item in slides for entry in _expand(str(item))]
+    found = [given for item in slides for given in _expand(str(item))]
+    entries = _unique(found, on_message)
     if not entries:
         given = ", ".join(repr(str(s)) for s in slides) or "nothing"
         known = f"known suffixes: {' '.join(slide_suffixes())}"
         raise CohortError(f"slides must name at least one slide, got {given}; {known}")
-    return tuple(replace(e, slide_mpp=e.slide_mpp or slide_mpp) for e in _unique(entries))
+    return tuple(replace(e, slide_mpp=e.slide_mpp or slide_mpp) for e in entries)
 
 
 def parse_mpp(text: str, *, where: str) -> Mpp:
-    """(x, y) from '0.25' or '0.25x0.26'; CohortError for what is not one or two numbers > 0."""
+    """(x, y) from '0.25' or '0.25x0.26'.
+
+    Raises CohortError: not one or two numbers, or none that a slide has.
+    """
     x, *others = map(positive_number, text.lower().split("x"))
     y = others[0] if others else x
     if x is None or y is None or len(others) > 1:
         raise CohortError(f"slide_mpp must be '0.25' or '0.25x0.26', got {text!r} in {where}")
+    low, high = _MPP_RANGE
+    if not low <= min(x, y) <= max(x, y) <= high:
+        rule = f"slide_mpp must be in [{low:g}, {high:g}] µm/px"
+        raise CohortError(f"{rule}, got {text!r} in {where}")
     return (x, y)
 
 
-def _expand(item: str) -> list[SlideEntry]:
+_Given = tuple[SlideEntry, bool]  # with whether a table gives its id
+
+
+def _expand(item: str) -> list[_Given]:
+    if "\0" in item:
+        raise CohortError(f"slide must be a path, got {item!r} with a NUL character")
     path, url = Path(item), is_url(item)
     if not (url or path.is_file() or path.is_dir()):
         raise CohortError(f"slide must be an existing file, folder or URL, got {item!r}")
     if not url and path.is_file() and path.suffix.lower() == ".csv":
         return _read_csv(path)
     paths = _find(path) if not url and path.is_dir() else [item]
-    return [SlideEntry(slide_id=_id_of(name), slide_path=name) for name in paths]
+    return [(SlideEntry(slide_id=_id_of(name), slide_path=name), False) for name in paths]
 
 
 def _find(folder: Path) -> list[str]:
@@ -87,7 +111,7 @@ def _id_of(path: str) -> str:
     return Path(path.split("?", 1)[0]).stem
 
 
-def _read_csv(path: Path) -> list[SlideEntry]:
+def _read_csv(path: Path) -> list[_Given]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
@@ -100,38 +124,73 @@ def _read_csv(path: Path) -> list[SlideEntry]:
     return [_entry(row, path, line) for line, row in enumerate(rows, start=2)]
 
 
-def _entry(row: dict[str, str | None], cohort: Path, line: int) -> SlideEntry:
+def _entry(row: dict[str, str | None], cohort: Path, line: int) -> _Given:
     where = f"line {line} of {str(cohort)!r}"
     path, slide_id, mpp, *others = ((row.get(name) or "").strip() for name in _COLUMNS)
     if not path:
         raise CohortError(f"slide_path must not be empty, got '' in {where}")
+    if "\0" in path:
+        raise CohortError(f"slide_path must be a path, got a NUL character in {where}")
     if not is_url(path):
         path = str(cohort.parent / path)  # an absolute path stays as it is
     labels = {name: text or None for name, text in zip(_COLUMNS[3:], others, strict=True)}
-    own_mpp, slide_id = parse_mpp(mpp, where=where) if mpp else None, slide_id or _id_of(path)
-    return SlideEntry(slide_id=slide_id, slide_path=path, slide_mpp=own_mpp, **labels)
+    own_mpp, name = parse_mpp(mpp, where=where) if mpp else None, slide_id or _id_of(path)
+    found = SlideEntry(slide_id=name, slide_path=path, slide_mpp=own_mpp, **labels)
+    return found, bool(slide_id)
 
 
-def _unique(entries: Iterable[SlideEntry]) -> list[SlideEntry]:
-    """Ids made unique by a hash of the path; the same path twice is taken once."""
-    by_path: dict[str, SlideEntry] = {}
-    for entry in entries:
+def _unique(found: Iterable[_Given], on_message: Callable[[str], None]) -> list[SlideEntry]:
+    """Ids made unique by a hash of the path; the same file twice is taken once."""
+    by_path: dict[str, _Given] = {}
+    for entry, given in found:
         path = entry.slide_path
-        known = by_path.setdefault(path if is_url(path) else str(Path(path).resolve()), entry)
-        if known.slide_id != entry.slide_id:
+        key = path if is_url(path) else str(Path(path).resolve())
+        known, known_given = by_path.setdefault(key, (entry, given))
+        if known.slide_id == entry.slide_id:
+            continue
+        if given and known_given:
             got = f"{known.slide_id!r} and {entry.slide_id!r} for {path!r}"
             raise CohortError(f"slide_id must be one per slide, got {got}")
-    counts = Counter(e.slide_id.casefold() for e in by_path.values())
-    return [_named(entry, path, counts) for path, entry in by_path.items()]
+        if given:  # a table knows better than a file's name
+            by_path[key] = entry, given
+        on_message(f"{path!r} is the file {known.slide_path!r} again: taken once")
+    counts = Counter(entry.slide_id.casefold() for entry, _ in by_path.values())
+    twice = {e.slide_id.casefold(): e for e, given in reversed(by_path.values()) if given}
+    for entry, given in by_path.values():
+        other = twice.get(entry.slide_id.casefold(), entry)
+        if given and other is not entry:
+            got = f"{entry.slide_id!r} for {entry.slide_path!r} and {other.slide_path!r}"
+            raise CohortError(f"slide_id must be of one slide in a cohort, got {got}")
+    return [
+        _checked(entry) if given else _named(entry, counts, on_message)
+        for entry, given in by_path.values()
+    ]
 
 
-def _named(entry: SlideEntry, path: str, counts: Counter[str]) -> SlideEntry:
+def _named(
+    entry: SlideEntry, counts: Counter[str], on_message: Callable[[str], None]
+) -> SlideEntry:
+    """The slide with an id that is its own and a folder's name, made from its file's name."""
+    name = safe = entry.slide_id
+    if _is_odd(name):
+        cut = _ODD.sub("_", name).lstrip(".").encode()[: _MAX_ID_BYTES - 16]
+        safe = cut.decode(errors="ignore") or "slide"
+    if safe != name or counts[name.casefold()] > 1:
+        digest = hashlib.sha256(entry.slide_path.encode(errors="surrogateescape")).hexdigest()
+        safe = f"{safe}-{digest[:6]}"
+    if _is_odd(name):
+        on_message(f"{name!r} is no name for a folder everywhere: its slide_id is {safe!r}")
+    return _checked(replace(entry, slide_id=safe))
+
+
+def _checked(entry: SlideEntry) -> SlideEntry:
     """An id becomes the name of a folder: no separators, no hidden names, no control characters."""
-    name = entry.slide_id
-    if counts[name.casefold()] > 1:
-        name = f"{name}-{hashlib.sha256(path.encode()).hexdigest()[:6]}"
-    bad = not name or name.startswith(".") or any(c in '/\\:*?"<>|' or ord(c) < 32 for c in name)
-    if bad or len(name.encode()) > _MAX_ID_BYTES:
+    if _is_odd(name := entry.slide_id):
         got = f"{name!r} for {entry.slide_path!r}; set a slide_id column in the cohort"
         raise CohortError(f"slide_id must be usable as a folder's name, got {got}")
-    return replace(entry, slide_id=name)
+    return entry
+
+
+def _is_odd(name: str) -> bool:
+    bad = not name or name.startswith(".") or _ODD.search(name) or name.lower() in _RESERVED
+    return bool(bad) or len(name.encode()) > _MAX_ID_BYTES

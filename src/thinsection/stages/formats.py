@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from thinsection.files.atomic import safe_cell
 from thinsection.registry import Entry, Registry
 from thinsection.types import CoordsL0
 
@@ -42,7 +43,8 @@ def write_tsv(table: EmbeddingTable, path: Path) -> None:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
         names = [f"f{i}" for i in range(features.shape[1])]
         writer.writerow([*names, "submitter_id", "cancer_type", "tile"])
-        submitter, kind = table.patient_id or table.slide_id, table.label or ""
+        submitter = safe_cell(table.patient_id or table.slide_id)
+        kind = safe_cell(table.label or "")
         for row, (x, y) in zip(features, table.coords_l0.tolist()):
             # str of a NumPy float32 is its shortest exact decimal
             writer.writerow([*map(str, row), submitter, kind, f"{x}x_{y}y"])

@@ -1,6 +1,6 @@
 """From settings to the graph of stages that a run asks for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,15 @@ if TYPE_CHECKING:
     from thinsection.pool import SlideEncoder
 
 
-def cohort_of(slides: Sequence[str | Path], config: RunConfig) -> tuple[SlideEntry, ...]:
+def cohort_of(
+    slides: Sequence[str | Path],
+    config: RunConfig,
+    on_message: Callable[[str], None] = lambda text: None,
+) -> tuple[SlideEntry, ...]:
     """`load_cohort` with the resolution that the settings give to slides without one."""
     given = config.slides.slide_mpp
     mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
-    return load_cohort(slides, slide_mpp=mpp)
+    return load_cohort(slides, slide_mpp=mpp, on_message=on_message)
 
 
 @dataclass(frozen=True, kw_only=True)
