@@ -171,14 +171,15 @@ def _named(
     entry: SlideEntry, counts: Counter[str], on_message: Callable[[str], None]
 ) -> SlideEntry:
     """The slide with an id that is its own and a folder's name, made from its file's name."""
-    name = safe = entry.slide_id
-    if _is_odd(name):
+    name, odd = entry.slide_id, _is_odd(entry.slide_id)
+    safe = name
+    if odd:
         cut = _ODD.sub("_", name).lstrip(".").encode()[: _MAX_ID_BYTES - 16]
-        safe = cut.decode(errors="ignore") or "slide"
-    if safe != name or counts[name.casefold()] > 1:
+        safe = cut.decode(errors="ignore")
+    if odd or counts[name.casefold()] > 1:
         digest = hashlib.sha256(entry.slide_path.encode(errors="surrogateescape")).hexdigest()
-        safe = f"{safe}-{digest[:6]}"
-    if _is_odd(name):
+        safe = f"{safe or 'slide'}-{digest[:6]}"
+    if odd:
         on_message(f"{name!r} is no name for a folder everywhere: its slide_id is {safe!r}")
     return _checked(replace(entry, slide_id=safe))
 
