@@ -88,6 +88,14 @@ class Slide(Closing):
         """The image of one of `associated_names`, for readers that find any."""
         raise NotImplementedError
 
+    def coarse(self, level: int, factor: int) -> "Slide | None":
+        """A level at 1 / factor (2, 4 or 8), where that is cheaper than its px; else None.
+
+        Its px are about the means of factor x factor px; a rest at the right and lower border, less
+        than one of its px, is left out. It has one level, and is open as long as this slide.
+        """
+        return None
+
     def read_region(
         self, origin_l0: PointL0, level: int, size: Size, *, out: RgbArray | None = None
     ) -> RgbArray:

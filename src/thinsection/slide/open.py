@@ -39,6 +39,7 @@ _CHUNK = 8 * MIB  # that staging copies at once
 # What 'auto' prefers to OpenSlide. Not cuCIM: of a tile that it cannot decode it returns memory
 # that nobody wrote, without an error, and no probe can find every such tile.
 _FASTEST = "tiff"
+_NO_VENDOR = (None, "generic-tiff")  # of a slide that OpenSlide opens as any TIFF
 _PLAIN = (".png", ".jpg", ".jpeg")  # what OpenSlide never opens
 # where 'auto' compares px: shares of a level's width and height, its border included
 _PROBES = ((0.5, 0.5), (0.31, 0.23), (0.23, 0.71), (0.77, 0.42), (0.62, 0.83), (0, 0), (1, 1))
@@ -111,6 +112,10 @@ def _open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
         why = "OpenSlide does not know the format" if unknown else "; ".join(answers)
         slide.choice = f"{slide.reader}: {why}"
         return slide
+    if ours is not None and _describes_itself(ours) and reference.vendor in _NO_VENDOR:
+        reference.close()
+        ours.choice = f"{_FASTEST}: the file's own OME metadata; OpenSlide knows no vendor of it"
+        return ours
     if ours is not None:
         if not (difference := compare(ours, reference)):
             reference.close()
@@ -120,6 +125,11 @@ def _open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
         ours.close()
     reference.choice = "openslide: " + "; ".join(answers)
     return reference
+
+
+def _describes_itself(slide: Slide) -> bool:
+    """Whether levels, channels and units are the file's own, of which OpenSlide sees a part."""
+    return any(name.startswith("ome.") for name in slide.properties)
 
 
 def _try_others(path: str, slide_mpp: Mpp | None, answers: list[str]) -> Slide:

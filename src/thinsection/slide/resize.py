@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _STRIP_BYTES = 32 * MIB  # of source rows
 _EXACT_BYTES = 128 * MIB  # of rows that were reduced along x and wait to be reduced along y
 _LANCZOS_SUPPORT = 3.0
+_GIANT_PX = 100_000_000  # of a level; reading them all takes seconds to minutes
+_COARSE = (8, 4, 2)  # what a JPEG can be decoded at; twice the px remain for the filter
 Box = tuple[float, float, float, float]  # left, upper, right and lower edge, px
 
 
@@ -29,7 +31,9 @@ def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
     x and then along y. That equals Pillow's `resize(size_th, LANCZOS)` of the whole level to the
     bit where the aspect is about kept (Pillow 13 reduces along y first where the height shrinks
     much more than the width). Where the rows reduced along x exceed 128 MiB (a huge slide without
-    levels) they are reduced along y in parts, and single values may differ by 1.
+    levels) they are reduced along y in parts, and single values may differ by 1. A level of 100 Mpx
+    and more that would shrink 16 times and more is read at an eighth (or a quarter, a half) where
+    the reader can (`Slide.coarse`): its px are means of 8 x 8, empty segments cost nothing.
 
     Memory: about 100 MiB for strips, 128 MiB for reduced rows, and the result.
 
@@ -41,6 +45,11 @@ def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
         rule = f"from (1, 1) to {slide.size}, got {size_th} in {slide.slide_path!r}"
         raise InvalidInputError(f"size_th must be {rule}")
     level = best_level(slide.levels, min(width / width_th, height / height_th))
+    if math.prod(level.size) >= _GIANT_PX:
+        shrink = min(level.size[0] / width_th, level.size[1] / height_th)
+        for factor in (f for f in _COARSE if shrink >= 2 * f):
+            if coarse := slide.coarse(level.index, factor):
+                return read_resized(coarse, size_th)
     rows_at_once = height_th
     if level.size[1] * width_th * 3 > _EXACT_BYTES:
         scale = level.size[1] / height_th

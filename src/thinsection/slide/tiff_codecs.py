@@ -27,6 +27,7 @@ Fill = Callable[[Any, RgbArray], np.ndarray]
 REFUSALS = (ValueError, RuntimeError, TypeError)
 NOT_BY_TIFFFILE = (*JPEG, *APERIO_YCBCR)  # whose refusal stands: tifffile would give other px
 
+SEPARATE = 2  # planar configuration: red, green and blue apart
 _RGB = 2  # photometric interpretation
 # Adobe's APP14 with transform 0: "these are R, G, B"; without it a decoder takes them for YCbCr
 _APP14_RGB = bytes.fromhex("ffee000e41646f626500640000000000")
@@ -45,9 +46,14 @@ _J2K_CHROMA_STEP = 46  # where its SIZ says how many px wide one px of Cb is
 def fill_of(page: Any, segment: Size) -> Fill | None:
     """The function that decodes a page's segments of (width, height); None: tifffile does."""
     code = int(page.compression)
-    if page.samplesperpixel == 3 and code in JPEG:
-        return _jpeg(page)
-    if page.samplesperpixel != 3 or page.fillorder != 1 or page.predictor not in (1, 2):
+    if page.samplesperpixel in (1, 3) and code in JPEG:
+        return _jpeg(page, segment[0])
+    if (
+        page.planarconfig == SEPARATE
+        or page.samplesperpixel != 3
+        or page.fillorder != 1
+        or page.predictor not in (1, 2)
+    ):
         return None
     if code in LZW:
         return _lzw(segment, page.predictor)
@@ -56,13 +62,17 @@ def fill_of(page: Any, segment: Size) -> Fill | None:
     return _PICTURES[code]
 
 
-def _jpeg(page: Any) -> Fill:
+def _jpeg(page: Any, width: int) -> Fill:
     app14 = _APP14_RGB if int(page.photometric) == _RGB else b""
     tables = (page.jpegtables or b"")[2:-2]  # without its own SOI and EOI
-    head = b"\xff\xd8" + app14 + tables
+    head, grey = b"\xff\xd8" + app14 + tables, page.samplesperpixel == 1
 
     def fill(data: Any, out: RgbArray) -> np.ndarray:
-        pixels = simplejpeg.decode_jpeg(b"".join((head, data[2:])), "RGB", buffer=out)
+        whole, colours = b"".join((head, data[2:])), "GRAY" if grey else "RGB"
+        # a smaller `out` takes the coarser px of a smaller DCT: a half, a quarter or an eighth
+        least = out.shape[1] if out.shape[1] < width else 0
+        into = None if grey else out
+        pixels = simplejpeg.decode_jpeg(whole, colours, min_width=least, buffer=into)
         if pixels.shape[1] != out.shape[1] or len(pixels) > len(out):
             size, expected = pixels.shape[1::-1], out.shape[1::-1]
             raise ValueError(f"a JPEG of {size} px, expected {expected}")

@@ -1,8 +1,10 @@
 """What a TIFF file holds: levels, associated images, resolution; parsed by tifffile."""
 
+import html
 import math
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import tifffile
 
 from thinsection.errors import SlideOpenError, ThinsectionError
 from thinsection.slide.geometry import positive_number
-from thinsection.slide.tiff_codecs import BYTES, KNOWN
+from thinsection.slide.tiff_codecs import BYTES, KNOWN, SEPARATE
 from thinsection.types import MIB, Level, Mpp, Size
 
 _ASPECT_TOLERANCE = 0.02
@@ -20,8 +22,10 @@ _UM_PER_UNIT = {2: 25_400.0, 3: 10_000.0}  # TIFF's ResolutionUnit: inch, cm
 # what OpenSlide treats in a way of its own (overlaps, sparse layouts, restart markers)
 _LEFT_TO_OPENSLIDE = {"ndpi": "Hamamatsu NDPI", "bif": "Ventana BIF", "scn": "Leica SCN"}
 _LEFT_TO_OPENSLIDE |= {"philips": "Philips TIFF"}
+OME = "ome."  # before what the OME-XML says, in a slide's properties
+_UM_PER_OME_UNIT = {"m": 1e6, "dm": 1e5, "cm": 1e4, "mm": 1e3, "nm": 1e-3, "pm": 1e-6, "Å": 1e-4}
+_UM_PER_OME_UNIT |= {"\u00b5m": 1.0, "\u03bcm": 1.0, "um": 1.0, "in": 25_400.0, "\u212b": 1e-4}
 _YCBCR = 6  # photometric interpretation
-_SEPARATE = 2  # planar configuration: red, green and blue apart
 # a strip or tile must fit a budget that the user never sees; larger ones are refused
 MAX_SEGMENT_BYTES = 128 * MIB
 # tags by which readers size their memory: width, height, bits, samples, rows of a strip, tile
@@ -72,13 +76,15 @@ def _layout(file: tifffile.TiffFile, slide_mpp: Mpp | None) -> TiffLayout:
         if getattr(file, f"is_{flag}"):
             raise SlideOpenError(f"tiff: {what} is left to OpenSlide")
     base, description = pages[0], str(pages[0].description or "")
-    pages = [base, *(base.pages or ()), *pages[1:]]
+    below = list(base.pages or ())  # as OME-TIFFs of QuPath and bfconvert store their levels
+    pages = [base, *below, *pages[1:]]
     sound = [page for page in pages if _is_sound(page, file.filehandle.size, or_raise=page is base)]
-    found, associated = _sort_pages(sound)
+    found, associated = _sort_pages(sound, below)
     aperio = _aperio(description)
     mpp = positive_number(aperio.get("MPP"))
-    own_mpp = (mpp, mpp) if mpp else _ome_mpp(file) or (None if aperio else _tag_mpp(base))
-    properties = {f"aperio.{k}": v for k, v in aperio.items()}
+    ome = _ome(file)
+    own_mpp = (mpp, mpp) if mpp else _ome_mpp(ome) or (None if aperio else _tag_mpp(base))
+    properties = {f"aperio.{k}": v for k, v in aperio.items()} | ome
     return TiffLayout(
         levels=[_level(page, index, base) for index, page in enumerate(found)],
         pages=found,
@@ -126,7 +132,7 @@ def _unsound(page: Any, file_bytes: int) -> str:
     segment = _segment(page)
     if not all(0 < n < 2**31 for n in (width, height, samples, *segment)):
         return f"has sizes of {(width, height)} and {segment} px; the file is damaged"
-    planes = samples if page.planarconfig == _SEPARATE else 1
+    planes = samples if page.planarconfig == SEPARATE else 1
     if (num_bytes := math.prod(segment) * samples // planes) > MAX_SEGMENT_BYTES:
         what = f"{num_bytes >> 20} MiB, more than {MAX_SEGMENT_BYTES >> 20}"
         return f"has a strip or tile of {what}; convert it to a tiled TIFF"
@@ -154,12 +160,16 @@ def _level(page: Any, index: int, base: Any) -> Level:
     return Level(index=index, size=size, downsample=float(down), segment=_segment(page))
 
 
-def _sort_pages(pages: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Pages that are levels, finest first, and the others by name."""
+def _sort_pages(pages: list[Any], below: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Pages that are levels, finest first, and the others by name.
+
+    A file with pages `below` its first has its levels there, and other images beside it.
+    """
     base, *others = pages
     levels, associated = [base], dict[str, Any]()
     for page in others:
-        if page.is_tiled and base.is_tiled and _is_reduced(page, base):
+        may_be = page in below if below else page.is_tiled and base.is_tiled
+        if may_be and _is_reduced(page, base):
             levels.append(page)
         elif not _unsupported(page):
             associated.setdefault(_associated_name(page, len(associated)), page)
@@ -186,8 +196,8 @@ def _unsupported(page: Any) -> str | None:
         return f"{page.samplesperpixel} samples of {page.bitspersample} bits"
     if int(page.compression) not in KNOWN:
         return f"compression {int(page.compression)}"
-    if page.planarconfig == _SEPARATE and page.samplesperpixel > 1:
-        return "separate colour planes"
+    if page.planarconfig == SEPARATE and page.samplesperpixel != 3:
+        return f"{page.samplesperpixel} separate planes"
     if int(page.photometric) == _YCBCR and int(page.compression) in BYTES:
         return "YCbCr that is not compressed as a picture"
     if int(page.photometric) not in (1, 2, _YCBCR):
@@ -203,17 +213,28 @@ def _aperio(description: str) -> dict[str, str]:
     return {pair[0].strip(): pair[1].strip() for pair in pairs if len(pair) == 2}
 
 
-def _ome_mpp(file: tifffile.TiffFile) -> Mpp | None:
-    """PhysicalSizeX and Y of the first image of an OME-TIFF, where they are in µm."""
-    text, found = file.ome_metadata or "", []
+def _ome(file: tifffile.TiffFile) -> dict[str, str]:
+    """What the first image of an OME-TIFF says of its px, and its channels; else nothing."""
+    text = html.unescape(file.ome_metadata or "")
+    if (pixels := re.search(r"<(?:\w+:)?Pixels\b([^>]*)>", text)) is None:
+        return {}
+    found = dict(re.findall(r'(\w+)="([^"]*)"', pixels.group(1)))
+    image = text[pixels.end() :].partition("Pixels>")[0]
+    channels = re.findall(r"<(?:\w+:)?Channel\b([^>]*)>", image)
+    names = [name.group(1) for c in channels if (name := re.search(r'Name="([^"]*)"', c))]
+    return {f"{OME}{k}": v for k, v in found.items()} | {f"{OME}Channels": ", ".join(names)}
+
+
+def _ome_mpp(ome: Mapping[str, str]) -> Mpp | None:
+    """PhysicalSizeX and Y in µm, where both have a unit of length; without one they are in µm."""
+    sides = []
     for axis in "XY":
-        size = re.search(rf'PhysicalSize{axis}="([0-9.eE+-]+)"', text)
-        unit = re.search(rf'PhysicalSize{axis}Unit="([^"]+)"', text)
-        value = positive_number(size.group(1)) if size else None
-        if value is None or (unit is not None and unit.group(1) not in ("µm", "um", "\u03bcm")):
+        value = positive_number(ome.get(f"{OME}PhysicalSize{axis}"))
+        um = _UM_PER_OME_UNIT.get(ome.get(f"{OME}PhysicalSize{axis}Unit", "um"))
+        if value is None or um is None:
             return None
-        found.append(value)
-    return (found[0], found[1])
+        sides.append(value * um)
+    return (sides[0], sides[1])
 
 
 def _tag_mpp(page: Any) -> Mpp | None:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from thinsection.errors import SlideReadError
 from thinsection.files.sources import ByteSource, FileSource
 from thinsection.slide.base import WHITE, Slide
-from thinsection.slide.tiff_codecs import NOT_BY_TIFFFILE, RAW, REFUSALS, fill_of
+from thinsection.slide.tiff_codecs import JPEG, NOT_BY_TIFFFILE, RAW, REFUSALS, SEPARATE, fill_of
 from thinsection.slide.tiff_layout import read_layout
 from thinsection.types import MIB, Level, Mpp, RgbArray, TileArray
 
@@ -120,6 +121,60 @@ class SegmentDecoder:
         return SlideReadError(f"segment must be decodable, got {got}; {remedy}")
 
 
+class _PlanarDecoder(SegmentDecoder):
+    """Red, green and blue stand in segments of their own, one colour after the other.
+
+    Memory: one segment beside those of `SegmentDecoder`.
+    """
+
+    def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
+        """See `SegmentDecoder.decode`."""
+        for index, out in zip(indices, outs):
+            plane = np.empty(out.shape, dtype=np.uint8)
+            for colour in range(3):
+                super().decode([index + colour * len(self._offsets) // 3], [plane])
+                out[..., colour] = plane[..., 0]
+
+
+def _decoder(level: Level, page: Any, source: ByteSource) -> SegmentDecoder:
+    kind = _PlanarDecoder if page.planarconfig == SEPARATE else SegmentDecoder
+    return kind(level, page, source)
+
+
+class _CoarseDecoder(SegmentDecoder):
+    """The same segments at a fraction: a JPEG's by its DCT, others' reduced once decoded.
+
+    Memory: one whole segment beside those of `SegmentDecoder`.
+    """
+
+    def __init__(self, level: Level, page: Any, source: ByteSource, factor: int) -> None:
+        super().__init__(level, page, source)
+        self._factor, self._whole, self._raw = factor, self.segment, False
+        self.size = (level.size[0] // factor, level.size[1] // factor)
+        self.segment = (self.segment[0] // factor, self.segment[1] // factor)
+        self._by_dct = int(page.compression) in JPEG
+
+    def _decode_one(self, index: int, data: memoryview, out: RgbArray) -> None:
+        if self._by_dct:
+            super()._decode_one(index, data, out)
+            return
+        whole = np.empty((*self._whole[::-1], 3), dtype=np.uint8)
+        super()._decode_one(index, data, whole)
+        out[:] = np.asarray(Image.fromarray(whole).reduce(self._factor))
+
+
+class _CoarseSlide(Slide):
+    """One level of a TIFF at a fraction of its size; open as long as the slide."""
+
+    def __init__(self, slide: "TiffSlide", decoder: _CoarseDecoder) -> None:
+        level = Level(index=0, size=decoder.size, downsample=1.0, segment=decoder.segment)
+        super().__init__(slide.slide_path, [level], slide_mpp=None)
+        self._slide, self._decoder = slide, decoder
+
+    def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
+        self._slide._fill_from(self._decoder, origin_lv, out)
+
+
 class TiffSlide(Slide):
     """A tiled or striped TIFF, read segment by segment. Thread-safe.
 
@@ -142,8 +197,9 @@ class TiffSlide(Slide):
         layout = read_layout(path, slide_mpp, handle)
         super().__init__(path, layout.levels, **layout.facts)
         self._source = source or FileSource(path)
+        self._pages = layout.pages
         pages = zip(layout.levels, layout.pages)
-        self._decoders = [SegmentDecoder(*pair, self._source) for pair in pages]
+        self._decoders = [_decoder(*pair, self._source) for pair in pages]
         self.checked = layout.checked
         self._decoded, self._cut_bytes = threading.Condition(), 0
         self._decoding: set[tuple[SegmentDecoder, int]] = set()
@@ -151,10 +207,18 @@ class TiffSlide(Slide):
         self._others, self.associated_names = layout.associated, tuple(sorted(layout.associated))
 
     def _associated(self, name: str) -> RgbArray:
-        decoder = SegmentDecoder(*self._others[name], self._source)
+        decoder = _decoder(*self._others[name], self._source)
         image = np.empty((*decoder.size[::-1], 3), dtype=np.uint8)
         self._fill_from(decoder, (0, 0), image)
         return image
+
+    def coarse(self, level: int, factor: int) -> Slide | None:
+        """See `Slide.coarse`: where segments can be divided by the factor."""
+        decoder = self._decoders[level]
+        if any(px % factor for px in decoder.segment) or isinstance(decoder, _PlanarDecoder):
+            return None
+        args = (self.levels[level], self._pages[level], self._source, factor)
+        return _CoarseSlide(self, _CoarseDecoder(*args))
 
     def _fill_all(self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray) -> None:
         decoder = self._decoders[level]
