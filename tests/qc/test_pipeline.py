@@ -68,7 +68,7 @@ def test_a_preset_survives_being_written_and_read(name: str, tmp_path: Path) -> 
 
 
 def test_the_presets_are_histoqcs_and_our_own() -> None:
-    histoqcs = ("default", "light", "ihc", "clinical", "v2.1")
+    histoqcs = ("default", "light", "ihc", "clinical", "first", "v2.1")
     assert set(preset_names()) == {"auto", *(f"histoqc-{name}" for name in histoqcs)}
 
 

@@ -110,7 +110,7 @@ def test_histoqcs_files_are_made_from_pictures_in_any_folder(tmp_path: Path) -> 
     assert (tmp_path / "a.svs" / "a.svs_fuse.png").is_file()
     names, line = (tmp_path / "results.tsv").read_text().splitlines()[5:]
     values = dict(zip(names.removeprefix("#dataset:").split("\t"), line.split("\t"), strict=True))
-    assert (values["filename"], values["pixels_to_use"], values["bright"]) == ("a.svs", "5", "NA")
+    assert (values["filename"], values["pixels_to_use"], values["comment"]) == ("a.svs", "5", "NA")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

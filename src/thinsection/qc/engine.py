@@ -130,6 +130,8 @@ def run_qc(
     view = _view(ns, slide, pipeline, images, slide_mpp=scale.slide_mpp, cache_dir=cache_dir)
     left, outcomes, seconds = _narrow(view, pipeline)
     mask_use, rgb = ns.download(left), images[pipeline.work_mpp]
+    absolute = pipeline.pixels_to_use == "absolute"
+    usable = float(mask_use.sum() if absolute else mask_use.mean())
     scores = {column: value for o in outcomes.values() for column, value in o.scores.items()}
     said = [warning for o in outcomes.values() for warning in o.warnings]
     touched = {name: o.touched for name, o in outcomes.items() if o.touched is not None}
@@ -137,7 +139,7 @@ def run_qc(
         mask_use=mask_use,
         frame=MaskFrame(size_th=rgb.shape[1::-1], size_l0=slide.size),
         masks={name: ns.download(mask) for name, mask in touched.items()},
-        scores={**scores, "pixels_to_use": float(mask_use.sum())},
+        scores={**scores, "pixels_to_use": usable},
         warnings=(*scale.warnings, *suspicions(rgb), *said),
         pipeline=pipeline,
         rgb=rgb,
@@ -175,6 +177,9 @@ def _view(
         gray_at=lambda nominal_mpp: filters.gray32_from_rgb(ns, ns.upload(images[nominal_mpp])),
         strips_at=partial(read_strips, slide, slide_mpp),
         probability_of=lambda check: found()[check],
+        associated=lambda name: (
+            slide.associated_image(name) if name in slide.associated_names else None
+        ),
     )
 
 
@@ -184,7 +189,9 @@ def _narrow(view: QcView, pipeline: Pipeline) -> tuple[Array, dict[str, Outcome]
     seconds: Seconds = {}
     for check in pipeline.checks:
         name, started = check.name, time.perf_counter()
-        outcome = check(view)
+        touched = {name: o.touched for name, o in outcomes.items() if o.touched is not None}
+        written = check.statistics or pipeline.statistics
+        outcome = check(replace(view, statistics=written, touched=touched))
         earlier = {column for other in outcomes.values() for column in other.scores}
         twice = [column for column in outcome.scores if column in earlier]
         said = [f"{name} writes the column {column} of an earlier check" for column in twice]
@@ -206,12 +213,14 @@ def _facts(slide: Slide) -> dict[str, Score]:
     """What HistoQC writes about the file itself."""
     width, height = slide.size
     mpp_x, mpp_y = slide.slide_mpp or ("NA", "NA")
+    comments = ("openslide.comment", "tiff.ImageDescription")  # equal where both readers open it
+    comment = next((text for key in comments if (text := slide.properties.get(key))), None)
     return {
         "base_mag": "NA" if slide.objective_power is None else slide.objective_power,
         "type": slide.vendor or "NA",
         "levels": float(len(slide.levels)),
         **{"height": float(height), "width": float(width), "mpp_x": mpp_x, "mpp_y": mpp_y},
-        "comment": " ".join(slide.properties.get("openslide.comment", "").split()),
+        "comment": re.sub(r"[\r\n]", " ", comment or "NA"),
     }
 
 

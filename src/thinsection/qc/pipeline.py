@@ -19,24 +19,40 @@ from thinsection.slide.geometry import nominal_mpp
 Texts = Mapping[str, str]  # a section of HistoQC's config: key -> text
 Table = dict[str, Any]  # of a TOML file
 WorkFrom = Literal["objective_power", "mpp"]
+Usable = Literal["absolute", "relative2image"]
 _BUILT_IN: tuple[type[QcCheck], ...] = (
     *(by_example.ByExample, masking.Intensity, masking.Otsu, masking.BrightestCluster),
     *(masking.LocalMinimum, masking.Flat, masking.Blurry, measures.Equalised, masking.Fat),
     *(masking.FillHoles, masking.DropSpecks, masking.Spurs, masking.Fragments),
     *(measures.CountPieces, measures.Contrast, measures.Brightness, measures.Stains),
-    *(measures.Histogram, measures.Texture, artefacts.Focus, artefacts.Folds),
+    *(
+        measures.Histogram,
+        measures.Texture,
+        measures.SavedMask,
+        measures.SavedMacro,
+        artefacts.Focus,
+        artefacts.Folds,
+    ),
 )
 _HISTOQC = "histoqc-"  # before HistoQC's own names of its pipelines
 _PRESETS = Path(__file__).parent / "presets"
-_RESERVED_NAMES = ("mask_use", "overlay", "thumbnail")  # of files that are no check's
+_RESERVED_NAMES = ("mask_use", "overlay", "thumbnail", "qc")  # of files that are no check's
 _KINDS = {"name": str, "work_mpp": float, "work_from": WorkFrom, "statistics": Statistics}
-_VERSION = 3  # of the checks: raise it when one answers differently
+_KINDS |= {"pixels_to_use": Usable}
+_VERSION = 4  # of the checks: raise it when one answers differently
 _ENTRIES = [Entry(name=c.kind, help=str(c.__doc__).splitlines()[0], target=c) for c in _BUILT_IN]
 CHECKS: Registry[type[QcCheck]] = Registry("qc check", "thinsection.qc_checks", _ENTRIES)
-_BASE = "BaseImage.BaseImage"
+_BASE, _FINAL = "BaseImage.BaseImage", "BasicModule.finalComputations"
+_STATISTICS = {"mask_statistics": ["statistics", "text"]}  # a key of every step's section
+_MASKS = {  # HistoQC's name -> the check that makes it (two of its names are swapped)
+    **{"img_mask_use": "", "img_mask_flat": "flat_areas", "img_mask_fatlike": "fatlike"},
+    **{"img_mask_small_filled": "small_removed", "img_mask_small_removed": "small_filled"},
+    "img_mask_blurry": "blurry",
+}
 # pictures that come with HistoQC: not ours to ship, our generated ones stand in for them
 _OWN_MODELS = {"pen/": "pen", "models/coverslip": "coverslip"}
 _NO_STEP: Table = {"kind": "", "keys": {}, "fixed": {}, "ignored": [], "name": ""}
+_NO_STEP |= {"sets": {}, "refused": {}, "because": ""}
 _LETTERS = {"y": True, "t": True, "n": False, "f": False}
 _TRUTHS = {**configparser.ConfigParser.BOOLEAN_STATES, **_LETTERS}
 
@@ -51,6 +67,7 @@ class Pipeline:
     # where a slide lacks the one, the other is taken and a warning says so
     work_from: WorkFrom = "objective_power"
     statistics: Statistics = "relative2mask"  # how a check's share is written
+    pixels_to_use: Usable = "absolute"  # how that column is written: px, or a share of the image
     checks: tuple[QcCheck, ...] = ()  # in order; names are unique
 
     @property
@@ -155,9 +172,15 @@ def _mpp(text: str) -> float:
     return nominal_mpp(float(text[:-1]))
 
 
+def _mask(text: str) -> str:
+    if text not in _MASKS:
+        raise ValueError(f"must be one of {', '.join(_MASKS)}")
+    return _MASKS[text]
+
+
 _READ: dict[str, Callable[[str], Any]] = {
     **{"px": lambda text: f"{float(text):g} px", "truth": _truth, "magnification": _mpp},
-    **{"float": float, "int": int, "text": str, "words": str.split},
+    **{"float": float, "int": int, "text": str, "words": str.split, "mask": _mask},
 }
 
 
@@ -188,7 +211,14 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
                 check["name"] += "_again"
             checks[check["name"]] = check
     base = _settings(_BASE, sections.get(_BASE, {}), _steps()[_BASE])
-    base |= {"name": path.stem, "work_from": "objective_power", "check": list(checks.values())}
+    final = _settings(_FINAL, sections.get(_FINAL, {}), _steps()[_FINAL])
+    if final["pixels_to_use"] == "relative2mask":  # HistoQC takes px in its place, and says so
+        final["pixels_to_use"] = "absolute"
+    base |= final | {
+        "name": path.stem,
+        "work_from": "objective_power",
+        "check": list(checks.values()),
+    }
     return pipeline_from_mapping(base), notes
 
 
@@ -198,15 +228,20 @@ def _check(step: str, section: Texts, folder: Path, notes: list[str]) -> Table |
     if function not in _steps():
         raise ConfigError(f"unknown step {step!r}{nearest(function, _steps())}")
     table = _steps()[function]
+    if table["because"]:
+        raise ConfigError(f"step {step!r} must be left out: {table['because']}")
     values = _settings(step, section, table)
     if not table["kind"]:
         return None
+    values |= table["sets"]
+    label = label.replace(":", "_")  # of a check's name, which names files
     values.setdefault("name", f"{table['name']}_{label}" if label else table["name"])
     if table["kind"] == "by_example":
         values |= _examples(values.pop("examples"), values, folder, notes)
     if paths := values.get("templates"):
         found = [str(path) for text in paths if (path := _find(text, folder)) is not None]
         values["templates"] = found
+        values["absent"] = [Path(text).stem for text in paths if _find(text, folder) is None]
         if missing := len(paths) - len(found):
             what = f"templates: {missing} of {len(paths)} template pictures are not here"
             notes.append(f"{what}; their columns are NA. Name your own, or install HistoQC")
@@ -215,11 +250,14 @@ def _check(step: str, section: Texts, folder: Path, notes: list[str]) -> Table |
 
 def _settings(step: str, section: Texts, table: Table) -> Table:
     """What a section sets, by our names; a key or value that cannot be carried over is refused."""
-    keys, fixed = table["keys"], table["fixed"]
+    keys, fixed, refused = table["keys"], table["fixed"], table["refused"]
+    keys = _STATISTICS | keys if table["kind"] else keys
     known = (*keys, *fixed, *table["ignored"])
     for key, text in section.items():
         if key in fixed and not _same(text, fixed[key]):
             raise ConfigError(f"{step}.{key} must be {fixed[key]} to be carried over, got {text!r}")
+        if key in refused:
+            raise ConfigError(f"{step}.{key} must be left out, got {text!r}: {refused[key]}")
         if key not in known:
             raise ConfigError(f"unknown key {key!r} in [{step}]{nearest(key, known)}")
     values: Table = {}

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from thinsection.errors import StoreError, require, rewording
 from thinsection.files.atomic import atomic_path, safe_cell, write_json, write_table, write_text
 from thinsection.files.pages import data_uri, render_page
 from thinsection.qc.checks.check import EMPTY_SCORE, Score
+from thinsection.qc.checks.measures import SavedMask
 from thinsection.qc.engine import QcResult
 from thinsection.qc.pipeline import pipeline_from_mapping
 from thinsection.qc.tissue import TISSUE_COLOR
@@ -36,22 +38,13 @@ _OUTLIER_DEVIATIONS = 3.5  # of the median absolute deviation, scaled to a norma
 _MIN_SLIDES = 5  # fewer say nothing about what is usual
 _Usual = tuple[float, float] | None  # a column's median and scaled median absolute deviation
 _FIRST = ("pixels_to_use", "bright", "dark", "pen_markings", "coverslip_edge")
-_AREAS = ("fatlike_tissue_removed", "small_tissue_filled", "small_tissue_removed", "blurry_removed")
-_OF_AREA = ("num_regions", "mean_area", "max_area", "percent")
-HISTOQC_COLUMNS: tuple[str, ...] = (
+_HISTOQC_FIRST = (  # HistoQC's first columns, of the file itself; those of the checks follow
     *("filename", "comments", "image_bounding_box", "base_mag", "type", "levels", "height"),
-    *("width", "mpp_x", "mpp_y", "comment", "pen_markings", "coverslip_edge", "bright", "dark"),
-    "flat_areas",
-    *(f"{area}_{what}" for area in _AREAS for what in _OF_AREA),
-    *("spur_pixels", "areaThresh"),
-    *(f"template{n}_MSE_hist" for n in range(1, 5)),
-    *("tenenGrad_contrast", "michelson_contrast", "rms_contrast"),
-    *("grayscale_brightness", "grayscale_brightness_std"),
-    *(f"chan{n}_brightness{what}" for n in (1, 2, 3) for what in ("", "_std")),
-    *(f"chan{n}_brightness{what}_YUV" for n in (1, 2, 3) for what in ("", "_std")),
-    *(f"deconv_c{n}_{what}" for n in range(3) for what in ("mean", "std")),
-    *("pixels_to_use", "warnings"),
+    *("width", "mpp_x", "mpp_y", "comment"),
 )
+_HISTOQC_LAST = ("pixels_to_use", "warnings")
+_HISTOQC_NAMES = {"tissue_pieces_num_regions": "#pieces_of_tissue"}
+_NO_CHECKS = {"slide_id", "slide_path", "folder", "status", "fails"}  # our own columns of a row
 _BREAKS = re.compile(r"[\t\n\r]")  # in no cell of HistoQC's table
 _HEADERS = ("start_time", "pipeline", "outdir", "config_file", "command_line_args")
 _SUFFIXES = {  # our picture -> the end of HistoQC's file name
@@ -73,6 +66,10 @@ def write_qc(result: QcResult, folder: Path, *, key: str = "") -> None:
     pictures = {**result.masks, "mask_use": result.mask_use, "thumbnail": result.rgb}
     for name, picture in {**pictures, "overlay": result.overlay(), **drawn}.items():
         _write_png(folder / f"{name}.png", picture)
+    for check in result.pipeline.checks:
+        if isinstance(check, SavedMask) and check.geojson and check.name in result.tables:
+            saved = [(check.name, result.tables[check.name] > 0, TISSUE_COLOR)]
+            write_masks_geojson(folder / f"{check.name}.geojson", saved, result.frame)
     masks = [("Usable tissue", result.mask_use, TISSUE_COLOR)]
     masks += [(name, result.masks[name], color) for name, color in result.colors.items()]
     write_masks_geojson(folder / "qc.geojson", masks, result.frame)
@@ -227,7 +224,8 @@ def write_histoqc(out: Path, rows: Sequence[Row], headers: Mapping[str, str]) ->
     """Writes `results.tsv`, and per slide a folder named like its file with HistoQC's pictures.
 
     A slide is named `<slide_id><suffix of its file>`: the file's own name, but for equal names
-    from different folders. Failed slides have no line, as in HistoQC. What a row lacks is NA, no
+    from different folders. Failed slides have no line, as in HistoQC. Columns are those of the
+    pipeline's checks in its order, by HistoQC's names, ours among them; what a row lacks is NA, no
     number to pandas and HistoQC's UI.
 
     Args:
@@ -236,25 +234,34 @@ def write_histoqc(out: Path, rows: Sequence[Row], headers: Mapping[str, str]) ->
         headers: 'start_time', 'pipeline', 'outdir', 'config_file' and 'command_line_args'.
     """
     lines = [f"#{key}:\t{_BREAKS.sub(' ', headers[key])}" for key in _HEADERS]
-    lines.append("#dataset:" + "\t".join(HISTOQC_COLUMNS))
-    for row in rows:
-        if row["status"] != "failed":
-            name = f"{row['slide_id']}{Path(str(row['slide_path'])).suffix or '.slide'}"
-            _copy_pictures(out / str(row.get("folder", row["slide_id"])), out / name)
-            known = {"warnings": "", **row, "filename": name, "comments": " "}
-            if "width" in row:
-                width, height = _plain_number(row["width"]), _plain_number(row["height"])
-                known["image_bounding_box"] = f"(0, 0, {width}, {height})"
-            values = (_plain_number(known.get(column, "NA")) for column in HISTOQC_COLUMNS)
-            lines.append("\t".join(_BREAKS.sub(" ", str(safe_cell(v))) for v in values))
+    done = [row for row in rows if row["status"] != "failed"]
+    apart = {*_HISTOQC_FIRST, *_HISTOQC_LAST, *_NO_CHECKS}
+    found = dict.fromkeys(n for row in sorted(done, key=len, reverse=True) for n in row)
+    columns = (*_HISTOQC_FIRST, *(name for name in found if name not in apart), *_HISTOQC_LAST)
+    names = (_HISTOQC_NAMES.get(name, name) for name in columns)
+    lines.append("#dataset:" + "\t".join(names))
+    for row in done:
+        name = f"{row['slide_id']}{Path(str(row['slide_path'])).suffix or '.slide'}"
+        _copy_pictures(out / str(row.get("folder", row["slide_id"])), out / name)
+        known = {"warnings": "", **row, "filename": name, "comments": " "}
+        if "width" in row:
+            width, height = _plain_number(row["width"]), _plain_number(row["height"])
+            known["image_bounding_box"] = f"(0, 0, {width}, {height})"
+        values = (_plain_number(known.get(column, "NA")) for column in columns)
+        lines.append("\t".join(_BREAKS.sub(" ", str(safe_cell(value))) for value in values))
     write_text(out / "results.tsv", "\n".join(lines) + "\n")
 
 
 def _copy_pictures(source: Path, target: Path) -> None:
+    for path in sorted(source.glob("*.geojson")):
+        if path.stem != "qc":
+            with atomic_path(target / f"{target.name}_{path.name}") as tmp:
+                shutil.copyfile(path, tmp)
     for path in sorted(source.glob("*.png")):
         ending = _SUFFIXES.get(path.stem, path.stem)
         with Image.open(path) as picture:
-            _write_png(target / f"{target.name}_{ending}.png", np.asarray(picture))
+            plain = picture.convert("L") if picture.mode == "1" else picture  # 0 and 255
+            _write_png(target / f"{target.name}_{ending}.png", np.asarray(plain))
             if path.stem == "thumbnail":
                 picture.thumbnail((_SMALL_EDGE_PX, _SMALL_EDGE_PX))
                 _write_png(target / f"{target.name}_thumb_small.png", np.asarray(picture))

@@ -66,6 +66,9 @@ class QcView:
     gray_at: Callable[[float], Array]  # nominal mpp -> gray, float32, from the same pass
     strips_at: Callable[[float, int], Strips]  # mpp, rows multiple -> strips at about that mpp
     probability_of: Callable[[Any], Array]  # by-example check -> P of each px, float32 (H, W)
+    touched: Mapping[str, Array] = field(default_factory=dict)  # by earlier checks, bool (H, W)
+    # an associated image of the slide by name ('macro'), on the host; None where it has none
+    associated: Callable[[str], RgbArray | None] = lambda name: None
 
     def length_px(self, text: str) -> float:
         """A length as px of the work image."""
@@ -116,6 +119,7 @@ class QcCheck(ABC):
     needs: ClassVar[tuple[str, ...]] = ()  # packages beyond ours that it imports, by import name
     fills: ClassVar[bool] = False  # True if what it touches is given to the mask, not taken from it
     name: str = ""  # unique in a pipeline: of the mask, its picture and, in most checks, the column
+    statistics: Statistics | None = None  # how its share is written; None as the pipeline says
 
     def __post_init__(self) -> None:
         """Lengths and areas are parsed once, so that a wrong one fails before any slide is read."""

@@ -1,6 +1,6 @@
-"""Checks that only measure: contrast, brightness, stains, histograms, texture, pieces."""
+"""Checks that only measure, or leave a picture: contrast, stains, histograms, texture, masks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, ClassVar, Literal
 
@@ -72,7 +72,7 @@ class Brightness(QcCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class Stains(QcCheck):
-    """Mean and std of each stain in the mask, clipped to [0, the image's .99 quantile]."""
+    """Mean and std of each stain in the mask, clipped to [0, the image's .99 quantile]; drawn."""
 
     kind: ClassVar[str] = "stains"
     name: str = "stains"
@@ -82,14 +82,21 @@ class Stains(QcCheck):
     def __call__(self, view: QcView) -> Outcome:
         names = [f"deconv_c{c}_{statistic}" for c in range(3) for statistic in ("mean", "std")]
         if self.use_mask and not bool(view.mask_use.any()):
-            return _no_tissue(self.name, names)
+            black = np.zeros(view.rgb.shape[:2], dtype=np.uint8)
+            drawn = {f"deconv_c{c}": black for c in range(3)}
+            return replace(_no_tissue(self.name, names), tables=drawn)
         found: list[float] = []
+        pictures: dict[str, npt.NDArray[Any]] = {}
         amounts = filters.stains_from_rgb(view.ns, view.rgb, self.stain)
-        for amount in (amounts[..., c] for c in range(3)):
+        for c, amount in enumerate(amounts[..., c] for c in range(3)):
             clipped = view.ns.xp.clip(amount, 0.0, view.ns.xp.quantile(amount, 0.99))
             values = clipped[view.mask_use] if self.use_mask else clipped
             found += [float(values.mean()), float(values.std())]
-        return Outcome(scores=dict(zip(names, found, strict=True)))
+            low, high = float(values.min()), float(values.max())
+            share = (clipped - low) / max(high - low, 1e-12) * (view.mask_use | (not self.use_mask))
+            gray = view.ns.xp.rint(view.ns.xp.clip(share, 0.0, 1.0) * 255)
+            pictures[f"deconv_c{c}"] = view.ns.download(gray.astype(view.ns.xp.uint8))
+        return Outcome(scores=dict(zip(names, found, strict=True)), tables=pictures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +108,12 @@ class Histogram(QcCheck):
     bins: int = 20  # over 0 to 255
     limit_to_mask: bool = True  # False measures the whole image
     templates: tuple[str, ...] = ()  # image files; each adds a column `<stem>_MSE_hist`
+    absent: tuple[str, ...] = ()  # stems of templates that are not at hand: their columns are NA
 
     def __call__(self, view: QcView) -> Outcome:
         pixels = view.rgb[view.mask_use] if self.limit_to_mask else view.rgb.reshape(-1, 3)
         own = self._density(view.ns, pixels)
-        scores: dict[str, Score] = {}
+        scores: dict[str, Score] = {f"{stem}_MSE_hist": "NA" for stem in self.absent}
         for path in self.templates:
             rgb = view.ns.upload(read_rgb(path).reshape(-1, 3), reason="template")
             stem = PurePath(path.replace("\\", "/")).stem
@@ -138,7 +146,7 @@ class Texture(QcCheck):
     num_levels: int = 8  # gray levels
     distance_px: int = 5  # between the two px of a pair, along x
     invert: bool = False  # True puts the squares outside the mask
-    seed: int = 0  # of their places
+    seed: int = 0  # of their places, which are those of HistoQC's --seed
 
     def __call__(self, view: QcView) -> Outcome:
         mask = view.ns.download(view.mask_use ^ self.invert)
@@ -146,8 +154,9 @@ class Texture(QcCheck):
         if not len(places):
             where = "outside" if self.invert else "in"
             return Outcome(warnings=(f"{self.name}: no px {where} the mask to measure texture at",))
-        rng = np.random.default_rng(self.seed)
-        rows, columns = np.divmod(rng.choice(places, self.num_squares), mask.shape[1])
+        rng = np.random.RandomState(self.seed)  # HistoQC's: the same squares
+        chosen = places[rng.choice(len(places), self.num_squares)]
+        rows, columns = np.divmod(chosen, mask.shape[1])
         gray = view.ns.download(view.gray, reason="co-occurrence")
         scores: dict[str, Score] = {}
         for measure, values in self.measured(gray, rows, columns).items():
@@ -196,6 +205,40 @@ class Equalised(QcCheck):
         xp, ns = view.ns.xp, view.ns
         share = filters.equalised(ns, (view.gray * 255).astype(xp.uint8))
         return Outcome(tables={self.name: ns.download((share * 255).astype(xp.uint8))})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedMask(QcCheck):
+    """Measures nothing; leaves the mask as it is at that point as a picture."""
+
+    kind: ClassVar[str] = "saved_mask"
+    name: str = "saved_mask"
+    of: str = ""  # an earlier check, whose mask is left in its place
+    geojson: bool = False  # whether `<name>.geojson` has it in level-0 px as well
+
+    def __call__(self, view: QcView) -> Outcome:
+        mask = view.touched.get(self.of) if self.of else view.mask_use
+        if mask is None:
+            return Outcome(warnings=(f"{self.name}: no earlier check {self.of!r} left a mask",))
+        return Outcome(tables={self.name: view.ns.download(mask).astype(np.uint8) * 255})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedMacro(QcCheck):
+    """Measures nothing; leaves the slide's macro picture for the report."""
+
+    kind: ClassVar[str] = "saved_macro"
+    name: str = "macro"
+    edge_px: int = 500  # of its longer side
+
+    def __call__(self, view: QcView) -> Outcome:
+        if (rgb := view.associated("macro")) is None:
+            return Outcome(warnings=("the slide has no macro picture",))
+        height, width = rgb.shape[:2]
+        size = tuple(
+            max(1, round(self.edge_px * px / max(width, height))) for px in (width, height)
+        )
+        return Outcome(tables={self.name: np.asarray(Image.fromarray(rgb).resize(size))})
 
 
 def read_rgb(path: str) -> npt.NDArray[np.uint8]:
