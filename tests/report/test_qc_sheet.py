@@ -101,13 +101,17 @@ def test_pictures_are_found_and_linked_in_any_folder_below_the_page(tmp_path: Pa
 def test_histoqcs_files_are_made_from_pictures_in_any_folder(tmp_path: Path) -> None:
     folder = tmp_path / "slides" / "a" / "qc_histoqc-default"
     folder.mkdir(parents=True)
-    Image.fromarray(np.full((30, 42, 3), 90, np.uint8)).save(folder / "overlay.png")
+    Image.fromarray(np.full((30, 42, 3), 90, np.uint8)).save(folder / "thumbnail.png")
+    Image.fromarray(np.arange(42)[None] < np.full((30, 1), 20)).save(folder / "mask_use.png")
     row = {"slide_id": "a", "slide_path": "x/a.svs", "status": "done", "pixels_to_use": 5.0}
     keys = ("start_time", "pipeline", "outdir", "config_file", "command_line_args")
     write_histoqc(
         tmp_path, [{**row, "folder": "slides/a/qc_histoqc-default"}], dict.fromkeys(keys, "v")
     )
-    assert (tmp_path / "a.svs" / "a.svs_fuse.png").is_file()
+    with Image.open(tmp_path / "a.svs" / "a.svs_fuse.png") as picture:
+        assert np.asarray(picture)[5, [5, 30]].tolist() == [[255, 90, 255], [0, 90, 0]]
+    with Image.open(tmp_path / "a.svs" / "a.svs_mask_use.png") as picture:
+        assert np.asarray(picture)[5, [5, 30]].tolist() == [255, 0]
     names, line = (tmp_path / "results.tsv").read_text().splitlines()[5:]
     values = dict(zip(names.removeprefix("#dataset:").split("\t"), line.split("\t"), strict=True))
     assert (values["filename"], values["pixels_to_use"], values["comment"]) == ("a.svs", "5", "NA")

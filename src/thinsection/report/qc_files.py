@@ -48,7 +48,7 @@ _NO_CHECKS = {"slide_id", "slide_path", "folder", "status", "fails"}  # our own 
 _BREAKS = re.compile(r"[\t\n\r]")  # in no cell of HistoQC's table
 _HEADERS = ("start_time", "pipeline", "outdir", "config_file", "command_line_args")
 _SUFFIXES = {  # our picture -> the end of HistoQC's file name
-    **{"thumbnail": "thumb", "overlay": "fuse", "flat_areas": "flat", "histogram": "hist"},
+    **{"thumbnail": "thumb", "flat_areas": "flat", "histogram": "hist"},
     **{"small_filled": "small_fill", "small_removed": "small_remove"},
     "equalised": "equalized_thumb",
 }
@@ -257,6 +257,11 @@ def _copy_pictures(source: Path, target: Path) -> None:
         if path.stem != "qc":
             with atomic_path(target / f"{target.name}_{path.name}") as tmp:
                 shutil.copyfile(path, tmp)
+    work = source / "thumbnail.png"
+    if work.is_file():
+        gray = np.rint(_read_png(work) @ (0.2125, 0.7154, 0.0721)).astype(np.uint8)
+        mask = _read_png(source / "mask_use.png").astype(np.uint8) * 255
+        _write_png(target / f"{target.name}_fuse.png", np.stack([mask, gray, mask], axis=2))
     for path in sorted(source.glob("*.png")):
         ending = _SUFFIXES.get(path.stem, path.stem)
         with Image.open(path) as picture:

@@ -204,7 +204,7 @@ class Equalised(QcCheck):
     def __call__(self, view: QcView) -> Outcome:
         xp, ns = view.ns.xp, view.ns
         share = filters.equalised(ns, (view.gray * 255).astype(xp.uint8))
-        return Outcome(tables={self.name: ns.download((share * 255).astype(xp.uint8))})
+        return Outcome(tables={self.name: ns.download(xp.rint(share * 255).astype(xp.uint8))})
 
 
 @dataclass(frozen=True, kw_only=True)
