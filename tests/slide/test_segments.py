@@ -2,6 +2,8 @@
 
 import os
 import threading
+from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,9 +15,12 @@ from tests.slide.test_contract import JUDGED, OURS_ALONE
 from thinsection.errors import SlideReadError
 from thinsection.files.sources import FileSource
 from thinsection.slide import tiff_reader
+from thinsection.slide.tiff_cache import SegmentCache
 from thinsection.slide.tiff_reader import SegmentDecoder, TiffSlide
+from thinsection.stream import iter_tiles
 from thinsection.testing.slide_contract import KINDS
 from thinsection.testing.synthetic import PyramidKind, write_pyramid
+from thinsection.tiles import TilesConfig, tile_grid
 
 SIZE = (1024, 512)  # 4 x 2 segments of 256 px
 
@@ -168,7 +173,65 @@ def test_segments_that_were_never_scanned_are_white_and_cost_nothing(
         assert (slide.read_region((256, 0), 0, (256, 256)) == 255).all()
         assert (slide.read_region((520, 300), 0, (400, 100)) == 255).all()  # cuts two
         assert not source.ranges
-        assert not slide._cut
+        assert not len(slide._cut)
+
+
+def test_what_was_announced_is_decoded_once_and_then_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pyramid(tmp_path / "a.tif", (2048, 1024), KINDS["jpeg-420"])  # 8 x 4 segments of 192 KiB
+    monkeypatch.setattr(tiff_reader, "CACHE_BYTES", 20 * 256 * 256 * 3)
+    decode, times = SegmentDecoder._decode_one, Counter[int]()
+
+    def count(self: SegmentDecoder, index: int, data: memoryview, out: np.ndarray) -> None:
+        times[index] += 1
+        decode(self, index, data, out)
+
+    monkeypatch.setattr(SegmentDecoder, "_decode_one", count)
+    config = TilesConfig(tile_px=100, tile_mpp="native", overlap=30, edge="pad")
+    with TiffSlide(str(tmp_path / "a.tif")) as slide:
+        table = tile_grid(slide, config)
+        found = [batch.tiles.copy() for batch in iter_tiles(slide, table, batch_size=16)]
+        assert times == dict.fromkeys(range(32), 1)
+        assert not len(slide._cut)
+        alone = slide.read_region(tuple(table.coords_l0[40]), 0, (100, 100))
+        np.testing.assert_array_equal(np.concatenate(found)[40], alone)
+        assert len(slide._cut)  # nobody said that this will not be cut again
+
+
+def test_segments_are_waited_for_and_tried_again_where_another_thread_failed() -> None:
+    class Twice:
+        shape, calls = (4, 4, 3), 0
+
+        def decode(self, indices: Iterable[int], outs: Iterable[np.ndarray]) -> None:
+            self.calls += 1
+            if self.calls == 1:
+                started.set()
+                failing.wait(10)
+                raise SlideReadError("first")
+            for index, out in zip(indices, outs):
+                out[:] = index
+
+    started, failing, cache, segments = (
+        threading.Event(),
+        threading.Event(),
+        SegmentCache(99),
+        Twice(),
+    )
+    with ThreadPoolExecutor(2) as pool:
+
+        def take(uses: dict[int, int]) -> list[int]:
+            with cache.taken(segments, uses) as arrays:
+                return [int(px[0, 0, 0]) for px in arrays]
+
+        first = pool.submit(take, {5: 1, 6: 0})
+        assert started.wait(10)
+        second = pool.submit(take, {6: 0, 7: 1})
+        failing.set()
+        with pytest.raises(SlideReadError, match="first"):
+            first.result(10)
+        assert second.result(10) == [6, 7]
+    assert len(cache) == 1  # 7: of 6 nothing is left to ask for
 
 
 def test_threads_that_cut_one_segment_decode_it_once(tmp_path: Path) -> None:
@@ -184,6 +247,6 @@ def test_threads_that_cut_one_segment_decode_it_once(tmp_path: Path) -> None:
         with ThreadPoolExecutor(8) as pool:
             found = list(pool.map(cut, range(8)))
         alone = slide.read_region((200, 100), 0, (107, 100))
-    assert len(source.ranges) == 2
+    assert len(source.ranges) == 1  # both side by side
     for x, region in enumerate(found):
         np.testing.assert_array_equal(region, alone[:, x : x + 100])

@@ -10,7 +10,7 @@ import numpy as np
 from thinsection.errors import InvalidInputError, SlideReadError, ThinsectionError
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
-from thinsection.slide.geometry import lv_from_l0
+from thinsection.slide.geometry import ReadPlan, lv_from_l0
 from thinsection.slide.resize import read_resized
 from thinsection.types import Closing, CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
 from thinsection.units import format_mpp
@@ -83,6 +83,9 @@ class Slide(Closing):
         """Fills `out` (B, h, w, 3) with regions that all lie inside the level."""
         for origin, region in zip(origins_lv, out):
             self._fill(origin, level, region)
+
+    def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
+        """Hears of tiles that will be read, so that what they share is kept for just so long."""
 
     def _associated(self, name: str) -> RgbArray:
         """The image of one of `associated_names`, for readers that find any."""

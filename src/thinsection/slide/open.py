@@ -21,7 +21,7 @@ from thinsection.files.sources import FsspecSource, is_url, metadata_file
 from thinsection.files.sweep import scratch_bytes, scratch_folder
 from thinsection.slide.base import Slide
 from thinsection.slide.child import try_in_child
-from thinsection.slide.geometry import believed_mpp, l0_from_lv
+from thinsection.slide.geometry import ReadPlan, believed_mpp, l0_from_lv
 from thinsection.slide.readers import (
     AUTO,
     OURS,
@@ -31,7 +31,7 @@ from thinsection.slide.readers import (
     load_slide,
     reader_choices,
 )
-from thinsection.types import MIB, Mpp, PointL0, RgbArray, Size, TileArray
+from thinsection.types import MIB, CoordsL0, Mpp, PointL0, RgbArray, Size, TileArray
 from thinsection.units import format_bytes, parse_bytes
 
 CACHE_VARIABLE = "THINSECTION_STAGING_BYTES"  # how much staged slides may take, by default 20GiB
@@ -265,6 +265,10 @@ class StagedSlide(Slide):
 
     def _fill_all(self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray) -> None:
         self._slide._fill_all(origins_lv, level, out)
+
+    def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
+        """Passes it on."""
+        self._slide.expect(coords_l0, plan)
 
     def close(self) -> None:
         """Closes the slide and deletes the copy."""

@@ -1,12 +1,12 @@
 """The direct TIFF reader: the file's own segments (tiles or strips), decoded straight into place.
 
-A segment that a region cuts is kept for a while, since its other part will be asked for soon.
+A segment that a region cuts is kept while its other parts will be asked for.
 """
 
-import threading
-from collections import OrderedDict
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import product
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,23 @@ from PIL import Image
 from thinsection.errors import SlideReadError
 from thinsection.files.sources import ByteSource, FileSource
 from thinsection.slide.base import WHITE, Slide
+from thinsection.slide.geometry import ReadPlan, origins_lv
+from thinsection.slide.tiff_cache import SegmentCache
 from thinsection.slide.tiff_codecs import JPEG, NOT_BY_TIFFFILE, RAW, REFUSALS, SEPARATE, fill_of
 from thinsection.slide.tiff_layout import read_layout
-from thinsection.types import MIB, Level, Mpp, RgbArray, TileArray
+from thinsection.types import MIB, CoordsL0, Level, Mpp, RgbArray, TileArray
 
 CACHE_BYTES = 64 * MIB  # of decoded segments that a region cut, per slide
 # segments that stand side by side in the file are read by one request: threads that decode meet
 # at every call of the system, because each gives the interpreter's lock away and waits for it
 MAX_READ_BYTES = MIB
 _MAX_GAP_BYTES = 512  # that writers leave between segments
+_TOGETHER_BYTES = 4 * MIB  # of decoded segments before regions are cut from them, or a larger one
+_TILES_AT_ONCE = 1 << 16  # whose corners are looked at together
 _Target = tuple[int, RgbArray]  # a segment, and where it goes
+# along one axis: a segment, what is taken of it, where it goes, whether that is all of it
+_Cut = tuple[int, slice, slice, bool]
+_Piece = tuple[tuple[int, slice, slice], tuple[slice, slice]]  # of `out`, and of a segment
 
 
 class SegmentDecoder:
@@ -34,16 +41,21 @@ class SegmentDecoder:
     def __init__(self, level: Level, page: Any, source: ByteSource) -> None:
         assert level.segment is not None
         self.size, self.segment, self._source, self._page = level.size, level.segment, source, page
-        self.columns = -(-self.size[0] // self.segment[0])  # segments in a row
+        self.columns, self.rows = (-(-px // edge) for px, edge in zip(self.size, self.segment))
         self._offsets, self._counts = tuple(page.dataoffsets), tuple(page.databytecounts)
-        self._sparse, code = 0 in self._counts, int(page.compression)
+        self.sparse, code = 0 in self._counts, int(page.compression)
         self._fill_segment = fill_of(page, self.segment)
         self._raw = code in RAW and self._fill_segment is not None and page.predictor == 1
         self._only_here = code in NOT_BY_TIFFFILE
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of a segment."""
+        return (self.segment[1], self.segment[0], 3)
+
     def is_empty(self, index: int) -> bool:
         """Whether the file holds no bytes of a segment: nothing was scanned there, it is white."""
-        return self._sparse and index < len(self._counts) and not self._counts[index]
+        return self.sparse and index < len(self._counts) and not self._counts[index]
 
     def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
         """Fills `outs`, each (segment height, width, 3), with the segments row * columns + column.
@@ -95,6 +107,8 @@ class SegmentDecoder:
             pixels = self._pixels(index, data, out)
         except REFUSALS as error:
             raise self._error(index, str(error)) from None
+        if pixels is out:
+            return
         rows, columns = min(len(pixels), len(out)), min(pixels.shape[1], out.shape[1])
         if not np.may_share_memory(pixels, out):
             out[:rows, :columns] = pixels[:rows, :columns, :3]
@@ -172,7 +186,7 @@ class _CoarseSlide(Slide):
         self._slide, self._decoder = slide, decoder
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
-        self._slide._fill_from(self._decoder, origin_lv, out)
+        self._slide._fill_from(self._decoder, [origin_lv], out[None])
 
 
 class TiffSlide(Slide):
@@ -201,15 +215,13 @@ class TiffSlide(Slide):
         pages = zip(layout.levels, layout.pages)
         self._decoders = [_decoder(*pair, self._source) for pair in pages]
         self.checked = layout.checked
-        self._decoded, self._cut_bytes = threading.Condition(), 0
-        self._decoding: set[tuple[SegmentDecoder, int]] = set()
-        self._cut: OrderedDict[tuple[SegmentDecoder, int], RgbArray] = OrderedDict()
+        self._cut = SegmentCache(CACHE_BYTES)
         self._others, self.associated_names = layout.associated, tuple(sorted(layout.associated))
 
     def _associated(self, name: str) -> RgbArray:
         decoder = _decoder(*self._others[name], self._source)
         image = np.empty((*decoder.size[::-1], 3), dtype=np.uint8)
-        self._fill_from(decoder, (0, 0), image)
+        self._fill_from(decoder, [(0, 0)], image[None])
         return image
 
     def coarse(self, level: int, factor: int) -> Slide | None:
@@ -220,6 +232,26 @@ class TiffSlide(Slide):
         args = (self.levels[level], self._pages[level], self._source, factor)
         return _CoarseSlide(self, _CoarseDecoder(*args))
 
+    def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
+        """Counts how often the tiles cut each segment.
+
+        Memory: 8 bytes for each segment of the level, for as long as the slide is open.
+        """
+        decoder, size = self._decoders[plan.level], np.array(plan.size_lv)
+        grid, edge = np.array((decoder.columns, decoder.rows)), np.array(decoder.segment)
+        changes = np.zeros(grid[::-1] + 1, dtype=np.int64)  # of the count, from place to place
+        for start in range(0, len(coords_l0), _TILES_AT_ONCE):
+            origins = origins_lv(coords_l0[start : start + _TILES_AT_ONCE], plan.downsample)
+            if plan.size_lv == decoder.segment and not (origins % edge).any():
+                continue  # decoded straight into place
+            x0, y0 = np.clip(origins // edge, 0, grid).T
+            x1, y1 = np.clip(-(-(origins + size) // edge), 0, grid).T
+            for x, y, change in ((x0, y0, 1), (x1, y0, -1), (x0, y1, -1), (x1, y1, 1)):
+                np.add.at(changes, (y, x), change)
+        if changes.any():
+            counts = changes.cumsum(axis=0).cumsum(axis=1)[:-1, :-1]
+            self._cut.expect(decoder, counts.ravel())
+
     def _fill_all(self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray) -> None:
         decoder = self._decoders[level]
         width, height = decoder.segment
@@ -228,54 +260,52 @@ class TiffSlide(Slide):
             places = [y // height * decoder.columns + x // width for x, y in origins_lv]
             decoder.decode(places, out)
             return
-        super()._fill_all(origins_lv, level, out)
+        self._fill_from(decoder, origins_lv, out)
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
-        self._fill_from(self._decoders[level], origin_lv, out)
+        self._fill_from(self._decoders[level], [origin_lv], out[None])
 
-    def _fill_from(self, decoder: SegmentDecoder, origin: tuple[int, int], out: RgbArray) -> None:
-        (seg_width, seg_height), (x, y), (height, width) = decoder.segment, origin, out.shape[:2]
-        rows = range(y // seg_height, -(-(y + height) // seg_height))
-        columns = range(x // seg_width, -(-(x + width) // seg_width))
-        for row, column in product(rows, columns):
-            top, left, index = row * seg_height, column * seg_width, row * decoder.columns + column
-            y0, y1 = max(y, top), min(y + height, top + seg_height)
-            x0, x1 = max(x, left), min(x + width, left + seg_width)
-            target = out[y0 - y : y1 - y, x0 - x : x1 - x]
-            if decoder.is_empty(index) or (x1 - x0, y1 - y0) == decoder.segment:
-                decoder.decode([index], [target])
-            else:
-                pixels = self._cut_segment(decoder, index)
-                target[:] = pixels[y0 - top : y1 - top, x0 - left : x1 - left]
-
-    def _cut_segment(self, decoder: SegmentDecoder, index: int) -> RgbArray:
-        """A decoded segment that a region cuts; the least recently used ones are dropped."""
-        key = (decoder, index)
-        with self._decoded:
-            self._decoded.wait_for(lambda: key not in self._decoding)  # another thread is at it
-            if key in self._cut:
-                self._cut.move_to_end(key)
-                return self._cut[key]
-            self._decoding.add(key)
-        try:
-            pixels = np.empty((*decoder.segment[::-1], 3), dtype=np.uint8)
-            decoder.decode([index], [pixels])
-            if pixels.nbytes <= CACHE_BYTES:
-                self._keep(key, pixels)
-        finally:
-            with self._decoded:
-                self._decoding.discard(key)
-                self._decoded.notify_all()
-        return pixels
-
-    def _keep(self, key: tuple[SegmentDecoder, int], pixels: RgbArray) -> None:
-        with self._decoded:
-            self._cut[key] = pixels
-            self._cut_bytes += pixels.nbytes
-            while self._cut_bytes > CACHE_BYTES:
-                self._cut_bytes -= self._cut.popitem(last=False)[1].nbytes
+    def _fill_from(
+        self, decoder: SegmentDecoder, origins: Sequence[tuple[int, int]], out: TileArray
+    ) -> None:
+        """Fills regions from the segments that they touch, each of which is looked up once."""
+        columns, edges, size = decoder.columns, decoder.segment, decoder.size
+        sparse, (height, width) = decoder.sparse, out.shape[1:3]
+        pieces, whole = defaultdict[int, list[_Piece]](list), set[int]()
+        for place, (x, y) in enumerate(origins):
+            across = _cuts(x, width, edges[0], size[0])
+            for row, taken_y, to_y, all_y in _cuts(y, height, edges[1], size[1]):
+                for column, taken_x, to_x, all_x in across:
+                    index, target = row * columns + column, (place, to_y, to_x)
+                    if sparse and decoder.is_empty(index):
+                        out[target] = WHITE
+                        continue
+                    pieces[index].append((target, (taken_y, taken_x)))
+                    if all_y and all_x:
+                        whole.add(index)
+        indices, at_once = sorted(pieces), max(1, _TOGETHER_BYTES // math.prod(decoder.shape))
+        for start in range(0, len(indices), at_once):
+            together = indices[start : start + at_once]
+            uses = {index: 0 if index in whole else len(pieces[index]) for index in together}
+            with self._cut.taken(decoder, uses) as arrays:
+                for index, pixels in zip(together, arrays):
+                    for target, source in pieces[index]:
+                        out[target] = pixels[source]
 
     def close(self) -> None:
         """Closes the file; reads that other threads have begun end well."""
         super().close()
         self._source.close()
+
+
+@lru_cache(maxsize=1024)  # rows and columns of a grid come again and again
+def _cuts(start: int, length: int, edge: int, size: int) -> list[_Cut]:
+    """The segments of `edge` px that [start, start + length) touches along an axis of `size` px."""
+    found = []
+    for index in range(start // edge, -(-(start + length) // edge)):
+        left = index * edge
+        first, last = max(start, left), min(start + length, left + edge)
+        whole = last - first == min(edge, size - left)
+        taken, to = slice(first - left, last - left), slice(first - start, last - start)
+        found.append((index, taken, to, whole))
+    return found

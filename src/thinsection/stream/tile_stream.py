@@ -167,6 +167,8 @@ class TileStream:
                 continue
             self._opened.append(source)
             self._ordered.put(batches.SlideStarted(key=source.key, num_tiles=source.num_tiles))
+            if source.slide is not None and source.table is not None:
+                source.slide.expect(source.table.coords_l0, source.table.plan)
             for start in range(0, source.num_tiles, self._batch_size):
                 yield from self._plan_batch(source, start)
             self._ordered.put(source)
