@@ -76,11 +76,14 @@ def test_a_resampled_tile_equals_the_tile_read_and_resampled_alone(
         np.testing.assert_array_equal(tile, alone)
 
 
-@pytest.mark.parametrize("num_tiles", [1, 8, 21, 64])
-def test_tasks_cover_each_tile_once_in_order(num_tiles: int) -> None:
-    tasks = tasks_of(num_tiles)
+@pytest.mark.parametrize(
+    ("num_tiles", "workers", "longest"),
+    [(1, 1, 1), (8, 4, 8), (21, 2, 11), (32, 1, 32), (64, 64, 8), (256, 2, 32)],
+)
+def test_tasks_cover_each_tile_once_in_order(num_tiles: int, workers: int, longest: int) -> None:
+    tasks = tasks_of(num_tiles, workers)
     assert [i for rows in tasks for i in range(num_tiles)[rows]] == list(range(num_tiles))
-    assert all(rows.stop - rows.start <= 8 for rows in tasks)
+    assert max(rows.stop - rows.start for rows in tasks) == longest
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 16, 60, 64, 128, 256])

@@ -76,7 +76,7 @@ def _jpeg(page: Any, width: int) -> Fill:
         if pixels.shape[1] != out.shape[1] or len(pixels) > len(out):
             size, expected = pixels.shape[1::-1], out.shape[1::-1]
             raise ValueError(f"a JPEG of {size} px, expected {expected}")
-        return out if len(pixels) == len(out) else np.asarray(pixels)
+        return out if into is out and len(pixels) == len(out) else np.asarray(pixels)
 
     return fill
 

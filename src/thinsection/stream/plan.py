@@ -21,6 +21,7 @@ MIN_SLOTS, MAX_SLOTS = 3, 5  # more only moves decoded tiles out of the caches
 MAX_SCRATCH = 32 * MIB  # of decoded px that one tile may be made of
 # handing work to a thread costs some µs: worth it for about a ms of decoding
 _TASK_TILES = 8
+_MOST_TILES = 32  # so that a large batch is not one thread's alone for long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ def read_bytes(plan: ReadPlan) -> int:
     return plan.size_lv[0] * plan.size_lv[1] * CHANNELS if plan.resamples else 0
 
 
-def tasks_of(num_tiles: int) -> list[slice]:
-    """A batch's tiles, in order, in parts as threads take them."""
-    starts = range(0, num_tiles, _TASK_TILES)
-    return [slice(start, min(start + _TASK_TILES, num_tiles)) for start in starts]
+def tasks_of(num_tiles: int, workers: int) -> list[slice]:
+    """A batch's tiles, in order, in parts as threads take them: a part for each, if not too few."""
+    step = max(_TASK_TILES, min(_MOST_TILES, -(-num_tiles // workers)))
+    return [slice(start, min(start + step, num_tiles)) for start in range(0, num_tiles, step)]

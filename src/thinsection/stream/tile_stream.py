@@ -81,6 +81,7 @@ class TileStream:
         self._failure: BaseException | None = None
         self._opened: list[SlideTiles] = []
         self._tasks, self._taking = self._plan_tasks(), threading.Lock()
+        self._workers = budget.workers
         targets = [self._run_prepare, *[self._run_worker] * budget.workers]
         guarded = [partial(self._guard, target) for target in targets]
         self._threads = [threading.Thread(target=target, daemon=True) for target in guarded]
@@ -178,7 +179,7 @@ class TileStream:
         assert source.table is not None  # there are tiles to read
         tile_px = source.table.plan.tile_px
         indices = np.arange(start, min(start + self._batch_size, source.num_tiles))
-        tasks = tasks_of(len(indices))
+        tasks = tasks_of(len(indices), self._workers)
         with self.clock.timed("decode_wait"):
             buffer = self._free.get()
         shape = (self._batch_size, tile_px, tile_px, 3)
