@@ -117,6 +117,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         return {
             "device": str(encoders[0].device) if encoders else "cpu",
             "precision": str(encoders[0].precision) if encoders else None,
+            "engine": encoders[0].engine if encoders else None,
             "reader": self.config.slides.reader,
             "decode_workers": self.config.stream.decode_workers or cpu_count(),
         }
@@ -261,6 +262,7 @@ def load_models(config: RunConfig, goal: Goal, stamps: Stamps = ()) -> Models:
             pretrained=options.pretrained,
             allow_remote_code=options.allow_remote_code,
             seed=options.seed,
+            engine=options.engine,
         )
         for name in options.encoders
     )
