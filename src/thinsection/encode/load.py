@@ -41,7 +41,7 @@ from thinsection.errors import (
 )
 from thinsection.units import format_bytes
 from thinsection.weights import hub
-from thinsection.weights.files import WEIGHTS_FILES
+from thinsection.weights.files import WEIGHTS_FILES, files_of
 from thinsection.weights.origin import Origin
 from thinsection.weights.placement import is_installed, optional_package, place, resolve_device
 
@@ -104,11 +104,18 @@ def load_encoder(
 
     def on_torch() -> NetworkTileEncoder:
         if not pretrained:
-            return NetworkTileEncoder(spec, build_backbone(spec, seed=seed), placement, origin)
+            fixed = not local and not name.startswith(HUB_PREFIX)
+            random = replace(origin, files=() if fixed else None)
+            return NetworkTileEncoder(spec, build_backbone(spec, seed=seed), placement, random)
         source = local if weights is None else weights
-        path = None if source is None else hub.find_weights(source, files=spec.weights_files)
-        backbone, commit = pretrained_backbone(spec, path, allow_remote_code=allow_remote_code)
-        return NetworkTileEncoder(spec, backbone, placement, replace(origin, revision=commit))
+        given = None if source is None else hub.find_weights(source, files=spec.weights_files)
+        backbone, path = pretrained_backbone(spec, given, allow_remote_code=allow_remote_code)
+        commit = spec.revision if path is None else None if given else hub.commit_of(path)
+        moves = name.startswith(HUB_PREFIX) and str(commit) not in name
+        pinned = given or (spec.revision == commit and not moves)
+        files = files_of(path) if path and pinned else None
+        found = replace(origin, revision=commit, files=files)
+        return NetworkTileEncoder(spec, backbone, placement, found)
 
     return _on_engine(on_torch, engine, is_random=not pretrained)
 

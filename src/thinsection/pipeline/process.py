@@ -334,16 +334,17 @@ def slide_work(
 
 
 def skipped_result(
-    entry: SlideEntry, *, out: Path, config: RunConfig, goal: Goal
+    entry: SlideEntry, *, out: Path, config: RunConfig, goal: Goal, models: Models | None = None
 ) -> SlideResult | None:
     """The result of a slide that is done with the same settings and file; None where it is not.
 
-    For goals without encoders. Rules of quality control are for whoever has the slide's lock.
+    Without `models`: for goals that need none. Rules of quality control are for whoever has the
+    slide's lock.
     """
     if config.qc.qc_fail or read_failure(out, entry.slide_id) is not None:
         return None
     try:
-        work = slide_work(entry, stages_of(config, goal, Models()), out, config.output)
+        work = slide_work(entry, stages_of(config, goal, models or Models()), out, config.output)
     except StoreError:
         return None
     return None if work.missing else SlideResult.of(entry, "skipped", facts=work.facts())
