@@ -28,6 +28,7 @@ from thinsection.stages.config import RunConfig
 from thinsection.store.tiles_h5 import TilesFile, read_slide_embedding, read_tiles
 from thinsection.stream import iter_tiles
 from thinsection.testing.synthetic import write_he_slide
+from thinsection.testing.tuning_slide import tuning_slide
 from thinsection.tiles import TilesConfig, tile_grid
 from thinsection.tiles.grid import contrast
 from thinsection.types import MaskFrame
@@ -245,11 +246,11 @@ def test_a_slide_without_mpp_says_what_to_do_before_any_pixel_is_read(tmp_path: 
     assert given.status == "done"
 
 
-def test_a_slide_without_tissue_is_done_with_a_warning(tmp_path: Path) -> None:
+def test_a_slide_without_tissue_is_empty_with_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "white.png"
     Image.fromarray(np.full((600, 800, 3), 244, np.uint8)).save(path)
     summary = run([path], out=tmp_path / "out", config=settings(slide_mpp="0.5"))
-    assert summary.results[0].status == "done"
+    assert summary.results[0].status == "empty"
     assert "no tissue" in str(summary.results[0].facts["warnings"])
     assert features_of(tmp_path / "out", "white").coords_l0.shape == (0, 2)
     assert not list((tmp_path / "out" / GRID).glob("slide_features_*/*.h5"))
@@ -327,7 +328,7 @@ def test_quality_control_makes_the_mask_and_says_which_check_touched_each_tile(
     assert (tmp_path / "qc_histoqc-light.html").is_file()
     with (
         open_slide(he_slide) as slide,
-        Image.open(tmp_path / "slides" / "he" / "qc_histoqc-light" / "mask_use.png") as used,
+        Image.open(tmp_path / "slides" / "he" / "qc_histoqc-light" / "mask_kept.png") as used,
     ):
         mask = np.asarray(used) > 0
         frame = MaskFrame(size_th=(mask.shape[1], mask.shape[0]), size_l0=slide.size)
@@ -362,3 +363,30 @@ def test_a_full_disk_stops_the_run_before_it_starts(tmp_path: Path, he_slide: Pa
             run([he_slide], out=small / "out", config=settings())
     finally:
         subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_slide_without_any_tile_is_empty_and_not_done(tmp_path: Path) -> None:
+    out, glass = tmp_path / "out", tmp_path / "glass.png"
+    Image.new("RGB", (1400, 1100), (243, 242, 244)).save(glass)
+    for again in (False, True):  # found so now, and by an earlier run
+        summary = run([glass], out=out, config=settings(slide_mpp="0.5"), stage="tile")
+        assert summary.counts == dict.fromkeys(summary.counts, 0) | {"empty": 1}, again
+        assert summary.exit_code == 3
+        assert summary.results[0].facts["warnings"] == "no tissue was found"
+    config = settings(slide_mpp="0.5", allow_empty=True)
+    assert run([glass], out=out, config=config, stage="tile").exit_code == 0
+    with (out / "summary.csv").open() as file:
+        assert next(csv.DictReader(file))["status"] == "empty"
+
+
+def test_no_pen_is_tiled_by_default(tmp_path: Path) -> None:
+    drawn = tuning_slide(5, size=(2400, 1800), mpp=2.0, stain="he", artefacts=("pen",))
+    drawn.write(tmp_path / "pen.tif")
+    config = settings(tile_mpp="2", tile_px=64)
+    run([tmp_path / "pen.tif"], out=tmp_path / "out", config=config, stage="tile")
+    tiles = read_tiles(tmp_path / "out" / "64px_2mpp" / "tiles" / "pen.h5")
+    pen, coords = drawn.masks["pen"], tiles.coords_l0
+    shares = [pen[y : y + 64, x : x + 64].mean() for x, y in coords]
+    assert pen.mean() > 0.01
+    assert max(shares) < 0.6  # the tile filter asks for half a tile of tissue
+    assert len(coords) > 100

@@ -173,3 +173,46 @@ def test_a_column_that_two_checks_write_is_a_warning() -> None:
     twice = pipeline({"kind": "fragments"}, {"kind": "fragments", "name": "again"})
     result = run_qc(ArraySlide([tissue()]), twice)
     assert "again writes the column areaThresh of an earlier check" in result.warnings
+
+
+GREEDY_FRAGMENTS, COUNT = {"kind": "fragments", "min_area": "1 mm2"}, {"kind": "count_pieces"}
+
+
+def test_a_check_that_would_take_all_tissue_warns_and_the_tissue_is_kept() -> None:
+    guarded = pipeline({"kind": "tissue"}, GREEDY_FRAGMENTS, COUNT, work_mpp=4.0)
+    result = run_qc(ArraySlide([tissue()]), guarded)
+    assert result.mask_use.mean() > 0.2
+    (warning,) = (w for w in result.warnings if w.startswith("areathresh"))
+    assert "would take all that was left, which is kept" in warning
+    assert result.scores["tissue_pieces_num_regions"] > 0
+    assert result.masks["areathresh"].any()  # what it would have taken is there to look at
+
+
+def test_strict_gives_each_check_its_way() -> None:
+    guarded = pipeline({"kind": "tissue"}, GREEDY_FRAGMENTS, COUNT, work_mpp=4.0)
+    result = run_qc(ArraySlide([tissue()]), guarded, strict=True)
+    assert not result.mask_use.any()
+    assert not result.tissue.mask.any()
+    assert "areathresh took all that was left: look at its picture" in result.warnings
+
+
+def test_histoqcs_presets_measure_as_it_does_while_tiles_keep_the_tissue() -> None:
+    theirs = pipeline({"kind": "otsu"}, GREEDY_FRAGMENTS, COUNT, work_mpp=4.0, guard=False)
+    result = run_qc(ArraySlide([tissue()]), theirs)
+    assert not result.mask_use.any()
+    assert result.scores["tissue_pieces_num_regions"] == 0
+    assert result.tissue.mask.any()
+    assert not load_pipeline("histoqc-default").guard
+
+
+def test_a_check_has_other_settings_for_the_stain_that_was_measured() -> None:
+    checks = ({"kind": "tissue"}, {"kind": "stains"})
+    plain, varied = (
+        pipeline(*checks, work_mpp=4.0, variants=v)
+        for v in ({}, {"IHC": {"stains": {"stain": "hdx_from_rgb"}}})
+    )
+    for stain, same in ((0, True), (3, False)):
+        slide = ArraySlide([tissue(stain=stain)])
+        one, other = (run_qc(slide, chosen).row for chosen in (plain, varied))
+        assert one["stain"] == ("H&E" if same else "IHC")
+        assert (one["deconv_c1_mean"] == other["deconv_c1_mean"]) is same

@@ -1,18 +1,15 @@
-"""The default tissue mask on planted tissue, and where Otsu alone would go wrong."""
+"""The default tissue mask: on planted tissue, any stain, and what is on glass but no tissue."""
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from thinsection.arrays.filters import otsu_level
 from thinsection.errors import InvalidInputError
-from thinsection.qc.tissue import (
-    TissueConfig,
-    segment_tissue,
-    thumbnail_size,
-)
+from thinsection.qc.tissue import TissueConfig, segment_tissue, thumbnail_size, tissue_mask
+from thinsection.testing.tuning_slide import tuning_slide
 
 PINK, WHITE, BLACK = (200, 120, 170), (243, 242, 244), (5, 4, 6)
-PX_UM2 = 64.0
 
 
 def canvas(color: tuple[int, int, int], *, seed: int = 0) -> np.ndarray:
@@ -24,20 +21,20 @@ def test_planted_tissue_is_found_to_within_its_border() -> None:
     image, truth = canvas(WHITE), np.zeros((150, 200), dtype=bool)
     truth[40:110, 30:150] = True
     image[truth] = canvas(PINK)[truth]
-    mask, _ = segment_tissue(image, TissueConfig(), px_area_um2=PX_UM2)
+    mask, _ = segment_tissue(image, TissueConfig(), px_um=8.0)
     assert (mask & truth).sum() / (mask | truth).sum() > 0.98
 
 
 def test_an_empty_slide_has_no_tissue() -> None:
-    mask, threshold = segment_tissue(canvas(WHITE), TissueConfig(), px_area_um2=PX_UM2)
+    mask, stain = segment_tissue(canvas(WHITE), TissueConfig(), px_um=8.0)
     assert not mask.any()
-    assert threshold >= 15
+    assert stain == ""
 
 
 def test_a_slide_full_of_tissue_is_all_tissue() -> None:
     image = canvas(PINK)
-    image[:, 100:] = canvas((120, 60, 150), seed=1)[:, 100:]  # Otsu alone would split these two
-    mask, _ = segment_tissue(image, TissueConfig(), px_area_um2=PX_UM2)
+    image[:, 100:] = canvas((120, 60, 150), seed=1)[:, 100:]
+    mask, _ = segment_tissue(image, TissueConfig(), px_um=8.0)
     assert mask.all()
 
 
@@ -45,7 +42,7 @@ def test_black_borders_are_not_tissue() -> None:
     image = canvas(WHITE)
     image[:, :40] = BLACK
     image[60:120, 100:180] = canvas(PINK)[60:120, 100:180]
-    mask, _ = segment_tissue(image, TissueConfig(), px_area_um2=PX_UM2)
+    mask, _ = segment_tissue(image, TissueConfig(), px_um=8.0)
     assert not mask[:, :38].any()
     assert mask[65:115, 105:175].all()
 
@@ -56,7 +53,7 @@ def test_specks_go_and_small_holes_close_by_area_in_um2() -> None:
     image[60:68, 60:68] = WHITE  # 64 px: 4096 µm²
     image[80:100, 100:130] = WHITE  # 600 px: 38,400 µm²
     image[135:145, 180:190] = PINK  # 100 px: 6,400 µm²
-    mask, _ = segment_tissue(image, TissueConfig(), px_area_um2=PX_UM2)
+    mask, _ = segment_tissue(image, TissueConfig(), px_um=8.0)
     assert mask[60:68, 60:68].all()
     assert not mask[85:95, 105:125].any()
     assert not mask[135:145, 180:190].any()
@@ -76,3 +73,72 @@ def test_thumbnails_keep_the_resolution_of_each_axis() -> None:
 def test_a_mask_resolution_must_be_positive() -> None:
     with pytest.raises(InvalidInputError, match="mask_mpp"):
         TissueConfig(mask_mpp=0)
+
+
+@pytest.mark.parametrize(
+    ("stain", "least", "called"),
+    [
+        *[("he", 0.95, "H&E"), ("ihc", 0.90, "IHC"), ("grey", 0.90, "grey")],
+        *[("dark", 0.90, "dark"), ("faint", 0.90, "H&E"), ("tiled", 0.90, "H&E")],
+    ],
+)
+def test_tissue_of_every_stain_is_found_and_the_stain_is_said(
+    stain: str, least: float, called: str
+) -> None:
+    slide = tuning_slide(103, size=(2400, 1800), mpp=2.0, stain=stain, artefacts=())
+    found = tissue_mask(slide.open())
+    small = Image.fromarray(slide.masks["tissue"].astype(np.uint8) * 255)
+    truth = np.asarray(small.resize(found.mask.shape[::-1], Image.Resampling.BOX)) > 127
+    assert (found.mask & truth).sum() / (found.mask | truth).sum() >= least
+    assert (truth & ~found.mask).sum() / truth.sum() <= 0.03
+    assert found.stain == called
+
+
+def test_what_lies_on_glass_is_no_tissue() -> None:
+    artefacts = ("bubble", "coverslip", "pen", "dust", "edge")
+    slide = tuning_slide(8, size=(2400, 1800), mpp=2.0, stain="he", artefacts=artefacts)
+    found = tissue_mask(slide.open()).mask
+    shape = found.shape[::-1]
+
+    def resized(mask: np.ndarray) -> np.ndarray:
+        image = Image.fromarray(mask.astype(np.uint8) * 255)
+        return np.asarray(image.resize(shape, Image.Resampling.BOX)) > 0
+
+    glass = ~resized(slide.masks["tissue"])
+    for name in ("edge",):
+        there = resized(slide.masks[name]) & glass
+        assert there.any(), name
+        assert (found & there).sum() < 0.1 * there.sum(), name
+    pen = resized(slide.masks["pen"])
+    assert (found & pen).sum() < 0.25 * pen.sum()
+
+
+def test_the_edge_of_a_coverslip_is_no_tissue() -> None:
+    image = canvas(WHITE)
+    image[:, 60:63] //= 2
+    assert not segment_tissue(image, TissueConfig(), px_um=8.0)[0].any()
+    image[90:140, 100:180] = canvas(PINK)[90:140, 100:180]
+    mask, _ = segment_tissue(image, TissueConfig(), px_um=8.0)
+    assert mask[95:135, 105:175].all()
+    assert not mask[:, 50:75].any()
+
+
+def test_a_small_pale_piece_on_a_large_glass_is_kept() -> None:
+    image = canvas((238, 236, 240))
+    image[60:85, 90:125] = np.array((205, 208, 224)) + np.random.default_rng(1).normal(
+        0, 6, (25, 35, 1)
+    )
+    image[66:74, 100:110] = (150, 110, 80)
+    mask, stain = segment_tissue(image, TissueConfig(), px_um=8.0)
+    assert mask[64:81, 94:121].mean() > 0.95
+    assert mask.sum() < 1.4 * 25 * 35
+    assert stain == "IHC"
+
+
+def test_a_mask_is_the_same_every_time_and_at_another_resolution() -> None:
+    slide = tuning_slide(3, size=(1200, 900), mpp=4.0, stain="he", artefacts=())
+    first, again = (tissue_mask(slide.open()).mask for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    coarse = tissue_mask(slide.open(), TissueConfig(mask_mpp=16.0)).mask
+    large = coarse.repeat(2, axis=0).repeat(2, axis=1)[: first.shape[0], : first.shape[1]]
+    assert (large & first).sum() / (large | first).sum() > 0.93

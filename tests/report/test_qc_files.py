@@ -55,7 +55,7 @@ def test_a_stored_result_equals_the_fresh_one_in_every_field(
     stored = load_qc(tmp_path / "qc")
     assert_same(stored, fresh)
     assert stored.row == fresh.row
-    np.testing.assert_array_equal(stored.tissue.mask, fresh.mask_use)
+    np.testing.assert_array_equal(stored.tissue.mask, fresh.tissue.mask)
     assert stored.tissue.mask_mpp == (fresh.mpp_th, fresh.mpp_th)
 
 

@@ -79,7 +79,7 @@ def test_a_tissue_mask_comes_back_to_the_bit(work: SlideWork) -> None:
     fresh: TissueMask = work.value(MASK)
     assert 0 < fresh.tissue_fraction < 1
     stored = MASK.load(later(work))
-    for name in ("mask", "frame", "mask_mpp", "threshold"):
+    for name in ("mask", "frame", "mask_mpp", "stain", "pen_fraction"):
         assert_same(getattr(fresh, name), getattr(stored, name))
     jpeg = io.BytesIO()
     Image.fromarray(fresh.thumbnail).save(jpeg, "JPEG", quality=85)
@@ -123,7 +123,7 @@ def test_quality_control_comes_back_equal_in_every_field(work: SlideWork) -> Non
     assert fresh.qc.masks
     for f in fields(QcResult):
         assert_same(getattr(fresh.qc, f.name), getattr(stored.qc, f.name))
-    for name in ("mask", "frame", "mask_mpp", "thumbnail", "threshold"):
+    for name in ("mask", "frame", "mask_mpp", "thumbnail", "stain", "pen_fraction"):
         assert_same(getattr(fresh, name), getattr(stored, name))
     assert stored.qc.row == fresh.qc.row
 

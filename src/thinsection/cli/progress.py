@@ -59,7 +59,8 @@ class RunProgress:
                 self._ended += 1
                 self._progress.update(self._task, completed=self._ended)
                 line = describe(event.result)
-                self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+                bad = "red" if event.result.status in ("failed", "empty") else None
+                self._console.print(line, style=bad, highlight=False, markup=False, soft_wrap=True)
 
     def _show_rate(self) -> None:
         task = self._progress.tasks[0]
@@ -84,12 +85,18 @@ def describe(result: SlideResult) -> str:
     if result.status == "excluded":
         return f"{result.slide_id}: {result.error}"
     facts = result.facts
+    if result.status == "empty":
+        why = facts.get("warnings") or "no tile holds enough tissue"
+        return f"{result.slide_id}: empty: {why}"
     count = f", {facts['num_tiles']} tiles" if facts.get("num_tiles") is not None else ""
     if not count and facts.get("pixels_to_use") is not None:
         count = f", {facts['pixels_to_use']:.0f} px to use"
     if facts.get("fetched_bytes"):
         share = facts["fetched_bytes"] / facts["file_bytes"]
         count += f", {share:.0%} of the file fetched in {facts['requests']} requests"
+    count += f", {facts['stain']}" if facts.get("stain") else ""
+    if pen := facts.get("pen_fraction"):
+        count += f", pen on {pen:.1%} left out"
     warning = f" (warning: {facts['warnings']})" if facts.get("warnings") else ""
     if result.status == "skipped":
         return f"{result.slide_id}: done before with the same settings and input, skipped{count}"

@@ -78,6 +78,9 @@ def _run_and_report(slides: list[str], out: str, config: Any, stage: str) -> int
     counts = summary.counts
     line = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     console.print(f"{line} in {summary.seconds:.1f} s -> {out}/summary.csv", highlight=False)
+    if counts["empty"]:
+        hint = "look at their overviews; --allow-empty takes it"
+        console.print(f"{counts['empty']} without any tile: {hint}", style="red", highlight=False)
     if counts["failed"]:
         console.print(f"see {out}/failed.csv", highlight=False)
     return summary.exit_code

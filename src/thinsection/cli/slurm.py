@@ -114,7 +114,9 @@ def _collect(out: FolderArgument, retry: Annotated[bool, RETRY] = True) -> None:
     for found in collect(out, TASKS, retry=retry, on_message=typer.echo):
         counts = Counter(map(_status_of, found.results.values()))
         typer.echo(f"{found.task.kind}: {_counts(counts) or 'no result yet'}")
-        bad = bad or bool(found.waiting or counts["failed"])
+        output = getattr(getattr(found.task, "config", None), "output", None)
+        empty = counts["empty"] if not getattr(output, "allow_empty", False) else 0
+        bad = bad or bool(found.waiting or counts["failed"] or empty)
         if found.waiting:
             typer.echo(f"{found.waiting} array tasks still wait or run: collect again later")
         if found.task.kind == "run":

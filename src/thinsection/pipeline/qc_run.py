@@ -38,6 +38,7 @@ class ChecksConfig:
     )
     from_histoqc: Path | None = option(None, "Take the pipeline from HistoQC's config.ini.")
     qc_fail: tuple[str, ...] = _same(QcConfig, "qc_fail")
+    qc_strict: bool = _same(QcConfig, "qc_strict")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,12 @@ def check_slides(
         write_text(Path(source), dump_pipeline(pipeline))
     settings = RunConfig(
         slides=config.slides,
-        qc=QcConfig(qc=source, qc_fail=checks.qc_fail, qc_device=work.device),
+        qc=QcConfig(
+            qc=source,
+            qc_fail=checks.qc_fail,
+            qc_strict=checks.qc_strict,
+            qc_device=work.device,
+        ),
         output=OutputConfig(resume=work.resume, overwrite=work.overwrite),
         executor=config.executor,
     )

@@ -24,12 +24,12 @@ FAILURE_NAME = "failure.json"
 SUMMARY_COLUMNS = (
     *("slide_id", "slide_path", "status", "patient_id", "label", "split"),
     *("reader", "width", "height", "mpp_x", "mpp_y", "vendor", "grid", "tile_mpp"),
-    *("tissue_fraction", "num_tiles", "features", "slide_features", "also", "warnings"),
+    *("stain", "tissue_fraction", "num_tiles", "features", "slide_features", "also", "warnings"),
 )
 FAILED_COLUMNS = ("slide_id", "slide_path", "stage", "error", "details")
 LOST_STAGE = "worker"
 
-Status = Literal["done", "skipped", "excluded", "failed"]
+Status = Literal["done", "skipped", "empty", "excluded", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,8 @@ class SlideResult:
 
     Attributes:
         slide_id, slide_path: as in the cohort.
-        status: 'done' now, 'skipped' because it was done before, 'excluded' by a QC rule, 'failed'.
+        status: 'done' now, 'skipped' because it was done before, 'empty' (now or before) where no
+            tile was found, 'excluded' by a QC rule, 'failed'.
         stage: where it failed: open, tissue, qc, tile, decode, encode, aggregate, write, ...
         error: the message, one line, '' unless failed.
         facts: what the summary shows.
@@ -54,6 +55,8 @@ class SlideResult:
     @classmethod
     def of(cls, entry: SlideEntry, status: Status, **more: Any) -> "SlideResult":
         """The end of a slide of the cohort."""
+        if status in ("done", "skipped") and more.get("facts", {}).get("num_tiles") == 0:
+            status = "empty"
         return cls(slide_id=entry.slide_id, slide_path=entry.slide_path, status=status, **more)
 
 
@@ -104,14 +107,21 @@ def write_tables(out: Path, entries: Sequence[SlideEntry], results: Iterable[Sli
         first = {"slide_id": slide_id, "slide_path": result.slide_path if result else ""}
         if slide_id in given:
             first |= asdict(given[slide_id])
-        known = ledger.stages and slide_id not in given  # of this run nobody has said so
-        first["status"] = result.status if result else "done" if known else "missing"
+        known = slide_id not in given  # of this run nobody has said so
+        first["status"] = result.status if result else _stored_status(ledger if known else None)
         rows += [first | row for row in grid_rows(ledger)]
         if result and result.status in ("failed", "excluded"):
             details = failure_path(out, slide_id).relative_to(out)
             failed.append(asdict(result) | {"details": str(details)})
     write_table(out / "summary.csv", rows, SUMMARY_COLUMNS)
     write_table(out / "failed.csv", failed, FAILED_COLUMNS)
+
+
+def _stored_status(ledger: SlideLedger | None) -> str:
+    """Of a slide of an earlier run."""
+    if ledger is None or not ledger.stages:
+        return "missing"
+    return "empty" if ledger_facts(ledger, ledger.stages).get("num_tiles") == 0 else "done"
 
 
 def grid_rows(ledger: SlideLedger) -> Iterator[dict[str, Any]]:

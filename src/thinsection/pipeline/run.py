@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from thinsection.config import as_mapping, coerce, replace_flat
 from thinsection.errors import ConfigError, DiskSpaceError, MissingDependencyError, StoreError
@@ -21,18 +21,17 @@ from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import chosen_executor
 from thinsection.jobs.slurm import Submitted
 from thinsection.pipeline.folder import open_results
-from thinsection.pipeline.known import known_report
 from thinsection.pipeline.process import OnEvent
 from thinsection.pipeline.records import (
     RECORDS,
     Record,
     begin_record,
     end_record,
-    same_settings,
+    read_records,
     write_efficiency,
 )
-from thinsection.pipeline.results import SlideResult, write_qc_tables, write_tables
-from thinsection.pipeline.task import RunTask, ended_slides, filesystem_now
+from thinsection.pipeline.results import SlideResult, Status, write_qc_tables, write_tables
+from thinsection.pipeline.task import ENDS, RunTask, ended_slides, filesystem_now
 from thinsection.qc import load_pipeline, prepare_models
 from thinsection.qc.engine import parse_rule
 from thinsection.slide.cohort import SlideEntry
@@ -54,6 +53,7 @@ from thinsection.usage.monitor import resource_monitor
 
 MIN_FREE_BYTES = 256 * MIB
 EXIT_OK, EXIT_SOME_FAILED = 0, 3
+_WHERE = ("executor", "stream")  # settings that decide where work happens, not what comes out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +65,20 @@ class RunSummary:
     results: tuple[SlideResult, ...]  # one per slide, in the order of the cohort
     stage_seconds: dict[str, float]  # busy and waiting seconds by stage
     seconds: float  # wall-clock time
+    allow_empty: bool = False  # a slide without any tile is no failure
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of slides by status: done, skipped, excluded, failed."""
+        """Number of slides by status: done, skipped, empty, excluded, failed."""
         counted = Counter(result.status for result in self.results)
-        return {status: counted[status] for status in ("done", "skipped", "excluded", "failed")}
+        return {status: counted[status] for status in get_args(Status)}
 
     @property
     def exit_code(self) -> int:
-        """0 where every slide has its result, 3 where some failed."""
-        return EXIT_SOME_FAILED if self.counts["failed"] else EXIT_OK
+        """0 where every slide has its result, 3 where some failed or have no tile."""
+        counts = self.counts
+        bad = counts["failed"] or (counts["empty"] and not self.allow_empty)
+        return EXIT_SOME_FAILED if bad else EXIT_OK
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {status}" for status, n in self.counts.items() if n)
@@ -159,9 +162,7 @@ def _run_in_folder(
     task = make_task(out, config, goal)
     reports: list[Report[SlideResult]] = []
     facts: dict[str, Any] = {}
-    in_process = executor is None and config.executor.in_process
-    known = known_report(out, Record.read(task.record), entries, config, goal)
-    if in_process and known is None:
+    if executor is None and config.executor.in_process:
         facts = task.facts(task.models())  # errors of settings and weights come before any work
     monitor = resource_monitor(
         task.record, facts=facts, stage_seconds=lambda: merged(reports).stage_seconds
@@ -170,13 +171,8 @@ def _run_in_folder(
     told |= {"on_report": reports.append, "cluster": executor, "folder": task.record}
     try:
         with writing(out):
-            if known is None:
-                with monitor:
-                    execute(entries, task, config.executor, **told)
-            else:
-                reports.append(known)
-                for result in known.results:
-                    on_event(task.ended(result))
+            with monitor:
+                execute(entries, task, config.executor, **told)
             report = merged(reports)
             ended = {result.slide_id: settle(result) for result in report.results}
             results = tuple(ended[entry.slide_id] for entry in entries)
@@ -206,9 +202,14 @@ def make_task(out: Path, config: RunConfig, goal: Goal) -> RunTask:
 
 def _same_settings(out: Path, record: Record) -> tuple[Path, ...]:
     """Earlier records with the settings that decide the results; none where all is to be redone."""
+
+    def deciding(one: Record) -> dict[str, Any]:
+        return {k: v for k, v in one.document["config"].items() if k not in _WHERE}
+
     if not record.document["config"]["output"]["resume"]:
         return ()
-    return tuple(one.folder for one in same_settings(out, record))
+    same = [one.folder for one in read_records(out) if deciding(one) == deciding(record)]
+    return tuple(folder for folder in same if folder != record.folder)
 
 
 def finish_run(
@@ -226,6 +227,7 @@ def finish_run(
         results=report.results,
         stage_seconds=dict(sorted(report.stage_seconds.items())),
         seconds=spent.total_seconds(),
+        allow_empty=task.config.output.allow_empty,
     )
     write_tables(task.out, entries, report.results)
     if task.config.qc.qc != "off":
@@ -254,7 +256,7 @@ def end_early(
     """
     ended = ended_slides(task.record) | {r.slide_id: r for r in report.results}
     results = tuple(ended[e.slide_id] for e in entries if e.slide_id in ended)
-    done = sum(result.status in ("done", "skipped") for result in results)
+    done = sum(result.status in ENDS for result in results)
     told = f"tables are in {task.out}"
     try:
         with writing(task.out):

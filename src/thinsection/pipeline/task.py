@@ -17,7 +17,6 @@ from thinsection.files.atomic import TMP_MARK, writing
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.machine import cpu_count
-from thinsection.pipeline.known import recorded
 from thinsection.pipeline.process import RunEvent, SlideJob, skipped_result
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
@@ -33,7 +32,8 @@ from thinsection.usage.monitor import resource_monitor
 if TYPE_CHECKING:
     from thinsection.jobs.request import JobRequest
 
-Stamps = tuple[tuple[str, int, int, int], ...]  # name, times and size of files
+Stamps = tuple[tuple[str, int, int], ...]  # name, time and size of files
+ENDS = ("done", "skipped", "empty")  # of a slide that need not be looked at again
 _ENDED = "ended"  # folder of a record: a line of JSON per slide that a process finished
 
 
@@ -81,7 +81,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
             log = stack.enter_context(path.open("ab", buffering=0))
 
             def note(event: RunEvent) -> None:
-                if event.result is not None and event.result.status in ("done", "skipped"):
+                if event.result is not None and event.result.status in ENDS:
                     line = json.dumps(asdict(self._truly(event.result))) + "\n"
                     with writing(path):
                         log.write(line.encode())
@@ -99,7 +99,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         return Report(
             results=tuple(self._truly(result) for result in results),
             stage_seconds=clock.seconds(),
-            facts=recorded(models, self.config),
+            facts=models.identities,
         )
 
     def models(self) -> Models:
@@ -109,7 +109,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         named = [*config.encode.encoders, config.encode.weights, config.aggregate.slide_weights]
         files = [Path(name) for name in (*named, config.stain.stain_reference) if name]
         stats = [(str(path), path.stat()) for path in files if path.is_file()]
-        stamps = tuple((name, s.st_mtime_ns, s.st_ctime_ns, s.st_size) for name, s in stats)
+        stamps = tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
         return load_models(config, self.goal, stamps)
 
     def facts(self, models: Models) -> dict[str, Any]:
@@ -118,7 +118,6 @@ class RunTask(Task[SlideEntry, SlideResult]):
         return {
             "device": str(encoders[0].device) if encoders else "cpu",
             "precision": str(encoders[0].precision) if encoders else None,
-            "engine": encoders[0].engine if encoders else None,
             "reader": self.config.slides.reader,
             "decode_workers": self.config.stream.decode_workers or cpu_count(),
         }
@@ -167,7 +166,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         for record in self.kept:
             found = ended_slides(record).get(entry.slide_id)
             if found is not None and self._untouched(entry, record):
-                return replace(found, status="skipped")
+                return replace(found, status="skipped") if found.status == "done" else found
         return None
 
     def _untouched(self, entry: SlideEntry, record: Path) -> bool:
@@ -263,7 +262,6 @@ def load_models(config: RunConfig, goal: Goal, stamps: Stamps = ()) -> Models:
             pretrained=options.pretrained,
             allow_remote_code=options.allow_remote_code,
             seed=options.seed,
-            engine=options.engine,
         )
         for name in options.encoders
     )

@@ -26,6 +26,7 @@ from thinsection.slide import Slide
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, RgbArray
 
 Seconds = dict[str, float]
+_GUARDED_SHARE = 0.5  # of the tissue: a check that takes more of it is not believed
 _GLASS_COLOR: Color = (222, 226, 231)
 _OPERATORS = {
     **{"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt},
@@ -50,6 +51,7 @@ class QcResult:
     tables: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)  # for the report, by check
     seconds: Seconds = field(default_factory=dict)  # per check, and of reading
     crossings: Mapping[str, int] = field(default_factory=dict)  # of host and device, by reason
+    kept: MaskArray | None = None  # what the guard leaves to tile, where that is not `mask_use`
 
     @property
     def row(self) -> dict[str, Score]:
@@ -58,10 +60,11 @@ class QcResult:
 
     @property
     def tissue(self) -> TissueMask:
-        """What passed every check, in the place of the default tissue mask."""
+        """What tiles are laid on: what passed every check, or what the guard kept."""
         mpp, rgb = (self.mpp_th, self.mpp_th), self.rgb
-        mask, frame = self.mask_use, self.frame
-        return TissueMask(mask=mask, frame=frame, mask_mpp=mpp, thumbnail=rgb, threshold=None)
+        mask, frame = self.mask_use if self.kept is None else self.kept, self.frame
+        stain = str(self.scores.get("stain", ""))
+        return TissueMask(mask=mask, frame=frame, mask_mpp=mpp, thumbnail=rgb, stain=stain)
 
     @property
     def colors(self) -> dict[str, Color]:
@@ -103,6 +106,7 @@ def run_qc(
     device: str = "cpu",
     cache_dir: Path | None = None,
     slide_mpp: float | None = None,
+    strict: bool = False,
 ) -> QcResult:
     """Runs every check of the pipeline on the slide; one without tissue gets warnings, no error.
 
@@ -111,6 +115,7 @@ def run_qc(
         device: 'cpu' or 'cuda[:index]'.
         cache_dir: of the pixel models; None is `user_cache_dir()`.
         slide_mpp: µm per level-0 px, in place of what the file says.
+        strict: no guard: a check that takes most of the tissue, or all of it, has its way.
 
     Memory: O(work images + one strip of the level that is read), whatever the slide's size.
 
@@ -128,7 +133,7 @@ def run_qc(
     images = dict(zip(pipeline.image_mpps, read_work_images(slide, edges), strict=True))
     read_s = time.perf_counter() - started
     view = _view(ns, slide, pipeline, images, slide_mpp=scale.slide_mpp, cache_dir=cache_dir)
-    left, outcomes, seconds = _narrow(view, pipeline)
+    left, kept, outcomes, seconds = _narrow(view, pipeline, strict=strict)
     mask_use, rgb = ns.download(left), images[pipeline.work_mpp]
     absolute = pipeline.pixels_to_use == "absolute"
     usable = float(mask_use.sum() if absolute else mask_use.mean())
@@ -148,6 +153,7 @@ def run_qc(
         tables={name: table for o in outcomes.values() for name, table in o.tables.items()},
         seconds={"read": read_s, **seconds},
         crossings=dict(ns.crossings),
+        kept=None if kept is left else ns.download(kept),
     )
 
 
@@ -183,30 +189,54 @@ def _view(
     )
 
 
-def _narrow(view: QcView, pipeline: Pipeline) -> tuple[Array, dict[str, Outcome], Seconds]:
-    """The mask that is left, what each check answered (with all warnings), and its seconds."""
+def _narrow(
+    view: QcView, pipeline: Pipeline, *, strict: bool
+) -> tuple[Array, Array, dict[str, Outcome], Seconds]:
+    """The mask that is left, what of it the guard keeps, and of each check answer and seconds."""
     outcomes: dict[str, Outcome] = {}
     seconds: Seconds = {}
-    for check in pipeline.checks:
-        name, started = check.name, time.perf_counter()
+    stain, kept, tissue_px = "", view.mask_use, 0
+    for planned in pipeline.checks:
+        check, started = pipeline.variant(planned, stain), time.perf_counter()
         touched = {name: o.touched for name, o in outcomes.items() if o.touched is not None}
         written = check.statistics or pipeline.statistics
-        outcome = check(replace(view, statistics=written, touched=touched))
+        name, outcome = check.name, check(replace(view, statistics=written, touched=touched))
         earlier = {column for other in outcomes.values() for column in other.scores}
         twice = [column for column in outcome.scores if column in earlier]
         said = [f"{name} writes the column {column} of an earlier check" for column in twice]
         left = view.mask_use if outcome.mask_use is None else outcome.mask_use
-        emptied = bool(view.mask_use.any()) and not bool(left.any())
-        last = [f"{name} left no tissue: look at its picture"] if emptied else []
-        warnings = (*said, *outcome.warnings, *last)
+        before, after = (int(view.ns.xp.count_nonzero(m)) for m in (view.mask_use, left))
+        emptied = before > 0 and after == 0
+        most = tissue_px > 0 and before - after > tissue_px * _GUARDED_SHARE
+        guards = (most or (emptied and tissue_px > 0)) and check.guarded and not strict
+        if most or emptied:
+            said.append(_took_most(name, before - after, tissue_px, kept=guards))
+        if guards:
+            left = view.mask_use if pipeline.guard else left
+        else:
+            kept = left if kept is view.mask_use else kept & (left | ~view.mask_use)
+        if check.removes_glass:
+            tissue_px = after
+        warnings = (*said, *outcome.warnings)
         outcomes[name] = replace(outcome, mask_use=None, warnings=warnings)
-        view = replace(view, mask_use=left)
+        view, stain = replace(view, mask_use=left), outcome.stain or stain
         seconds[name] = time.perf_counter() - started
-    mask_use = view.mask_use
+    mask_use, guarded = view.mask_use, kept is not view.mask_use
     for outcome in outcomes.values():
         if outcome.enforce and outcome.touched is not None:
             mask_use = mask_use & ~outcome.touched  # even if filled since
-    return mask_use, outcomes, seconds
+            kept = kept & ~outcome.touched
+    return mask_use, kept if guarded else mask_use, outcomes, seconds
+
+
+def _took_most(name: str, px: int, tissue_px: int, *, kept: bool) -> str:
+    """The warning of a check that took most of the tissue."""
+    if not tissue_px:
+        return f"{name} left no tissue: look at its picture"
+    what = "all that was left" if px >= tissue_px else f"{px / tissue_px:.0%} of the tissue"
+    if kept:
+        return f"{name} would take {what}, which is kept: look at its picture, or --qc-strict"
+    return f"{name} took {what}: look at its picture"
 
 
 def _facts(slide: Slide) -> dict[str, Score]:

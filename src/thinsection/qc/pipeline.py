@@ -3,7 +3,7 @@
 import configparser
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from thinsection.config import coerce, from_mapping, nearest, read_toml, toml_value
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.qc.checks import artefacts, by_example, masking, measures
+from thinsection.qc.checks import artefacts, by_example, masking, measures, tissue
 from thinsection.qc.checks.check import QcCheck, Statistics
 from thinsection.registry import Entry, Registry
 from thinsection.slide.geometry import nominal_mpp
@@ -25,20 +25,15 @@ _BUILT_IN: tuple[type[QcCheck], ...] = (
     *(masking.LocalMinimum, masking.Flat, masking.Blurry, measures.Equalised, masking.Fat),
     *(masking.FillHoles, masking.DropSpecks, masking.Spurs, masking.Fragments),
     *(measures.CountPieces, measures.Contrast, measures.Brightness, measures.Stains),
-    *(
-        measures.Histogram,
-        measures.Texture,
-        measures.SavedMask,
-        measures.SavedMacro,
-        artefacts.Focus,
-        artefacts.Folds,
-    ),
+    *(measures.Histogram, measures.Texture, measures.SavedMask, measures.SavedMacro),
+    *(artefacts.Focus, artefacts.Folds, tissue.Tissue),
 )
 _HISTOQC = "histoqc-"  # before HistoQC's own names of its pipelines
 _PRESETS = Path(__file__).parent / "presets"
-_RESERVED_NAMES = ("mask_use", "overlay", "thumbnail", "qc")  # of files that are no check's
+# of files that are no check's
+_RESERVED_NAMES = ("mask_use", "mask_kept", "overlay", "thumbnail", "qc")
 _KINDS = {"name": str, "work_mpp": float, "work_from": WorkFrom, "statistics": Statistics}
-_KINDS |= {"pixels_to_use": Usable}
+_KINDS |= {"pixels_to_use": Usable, "guard": bool}
 _VERSION = 4  # of the checks: raise it when one answers differently
 _ENTRIES = [Entry(name=c.kind, help=str(c.__doc__).splitlines()[0], target=c) for c in _BUILT_IN]
 CHECKS: Registry[type[QcCheck]] = Registry("qc check", "thinsection.qc_checks", _ENTRIES)
@@ -68,7 +63,11 @@ class Pipeline:
     work_from: WorkFrom = "objective_power"
     statistics: Statistics = "relative2mask"  # how a check's share is written
     pixels_to_use: Usable = "absolute"  # how that column is written: px, or a share of the image
+    # checks after one that would take most of the tissue see that tissue again; HistoQC's do not
+    guard: bool = True
     checks: tuple[QcCheck, ...] = ()  # in order; names are unique
+    # measured stain -> name of a check after it -> settings that are other for that stain
+    variants: Mapping[str, Mapping[str, Table]] = field(default_factory=dict)
 
     @property
     def image_mpps(self) -> list[float]:
@@ -76,10 +75,16 @@ class Pipeline:
         wanted = {mpp for check in self.checks for mpp in check.image_mpps}
         return [self.work_mpp, *sorted(wanted - {self.work_mpp})]
 
+    def variant(self, check: QcCheck, stain: str) -> QcCheck:
+        """The check with its settings for a stain."""
+        return replace(check, **self.variants.get(stain, {}).get(check.name, {}))
+
     def as_mapping(self) -> dict[str, Any]:
         """Plain values, as the TOML file would hold them."""
         checks = [{"kind": c.kind, **asdict(c)} for c in self.checks]
-        return {**{key: getattr(self, key) for key in _KINDS}, "check": checks}
+        plain = {key: getattr(self, key) for key in _KINDS}
+        variants = {stain: dict(tables) for stain, tables in self.variants.items()}
+        return {**plain, "check": checks, **({"variant": variants} if variants else {})}
 
 
 def preset_names() -> tuple[str, ...]:
@@ -117,21 +122,36 @@ def dump_pipeline(pipeline: Pipeline) -> str:
 
 def pipeline_from_mapping(data: Mapping[str, Any]) -> Pipeline:
     """The pipeline of a TOML file's tables; ConfigError as of `load_pipeline`."""
-    known, checks = (*_KINDS, "check"), data.get("check")
+    known, checks = (*_KINDS, "check", "variant"), data.get("check")
     if unknown := [key for key in data if key not in known]:
         raise ConfigError(f"unknown qc key {unknown[0]!r}{nearest(unknown[0], known)}")
     values = {key: coerce(data[key], kind, key) for key, kind in _KINDS.items() if key in data}
     if "name" not in values or not isinstance(checks, list) or not checks:
         raise ConfigError("qc pipeline must have a name and at least one [[check]] table")
-    pipeline = Pipeline(**values, checks=tuple(check_from_mapping(c) for c in checks))
+    variants = coerce(data.get("variant", {}), dict[str, dict[str, Table]], "variant")
+    built = tuple(check_from_mapping(c) for c in checks)
+    pipeline = Pipeline(**values, checks=built, variants=variants)
     if not pipeline.work_mpp > 0:
         raise ConfigError(f"work_mpp must be > 0, got {pipeline.work_mpp!r}")
     names = [check.name for check in pipeline.checks]
+    for stain, tables in variants.items():
+        _check_variant(pipeline, stain, tables)
     if taken := sorted(set(names) & set(_RESERVED_NAMES)):
         raise ConfigError(f"check names must not be {', '.join(_RESERVED_NAMES)}, got {taken[0]!r}")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"check names must be unique, got {twice[0]!r} twice; set its `name`")
     return pipeline
+
+
+def _check_variant(pipeline: Pipeline, stain: str, tables: Mapping[str, Table]) -> None:
+    """Refuses settings that a check does not have, and checks that are not there."""
+    by_name = {check.name: check for check in pipeline.checks}
+    for name, settings in tables.items():
+        where = f"variant.{stain}.{name}"
+        if name not in by_name or isinstance(by_name[name], by_example.ByExample):
+            allowed = "one of the pipeline's that is not by example"
+            raise ConfigError(f"{where} must be {allowed}, got {name!r}{nearest(name, by_name)}")
+        from_mapping(type(by_name[name]), {**asdict(by_name[name]), **settings}, where=f"{where}.")
 
 
 def check_from_mapping(data: Mapping[str, Any]) -> QcCheck:
@@ -217,6 +237,7 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
     base |= final | {
         "name": path.stem,
         "work_from": "objective_power",
+        "guard": False,
         "check": list(checks.values()),
     }
     return pipeline_from_mapping(base), notes

@@ -3,25 +3,25 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from thinsection.arrays import get_namespace
-from thinsection.arrays.filters import otsu_level
-from thinsection.arrays.morphology import drop_small, fill_small
+from thinsection.arrays.morphology import dilated_by_disk, drop_small, opened_by_disk
 from thinsection.config import option
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
+from thinsection.qc.checks.by_example import ByExample, probabilities, trained_model
+from thinsection.qc.checks.tissue import Tissue, detect_tissue
 from thinsection.slide import Slide, read_resized
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, Mpp, RgbArray, Size
 from thinsection.units import format_mpp
 
-# Otsu always finds two classes: scanner noise on an empty slide, two tissues on a full one. So its
-# threshold is held between these saturations (0 to 255): H&E background stays under the lower one,
-# and even pale eosin is above the higher one.
-_SATURATION_FLOOR, _SATURATION_CEILING = 15.0, 40.0
 _BLIND_LONG_SIDE_TH = 2048  # px of the thumbnail's long side without an mpp
+_INK_UM, _INK_GAP_UM, _MIN_INK_UM2 = 16.0, 64.0, 6400.0  # px looked at; gaps in ink; least spot
 Color = tuple[int, int, int]  # RGB, 0 to 255
 Tints = Iterable[tuple[MaskArray, Color]]
 Shares = npt.NDArray[np.float32]  # (N,), in [0, 1]
@@ -36,7 +36,9 @@ class TissueConfig:
     mask_mpp: float = option(8.0, "Resolution of the tissue mask in µm/px.")
     min_speck_um2: float = option(20_000.0, "Tissue pieces smaller than this are dropped, µm².")
     min_hole_um2: float = option(10_000.0, "Holes smaller than this are filled, µm².")
-    black_level: int = option(30, "Px whose brightest channel is below this are not tissue, 0-255.")
+    black_level: int = option(
+        Tissue.black_level, "Px whose brightest channel is below this are not tissue, 0-255."
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.mask_mpp < math.inf:
@@ -51,7 +53,8 @@ class TissueMask:
     frame: MaskFrame  # how its px map to level 0
     mask_mpp: Mpp | None  # (x, y) µm per mask px, or None where the slide has no mpp
     thumbnail: RgbArray  # uint8 (H, W, 3), the image that it was made from
-    threshold: float | None  # saturation (0 to 255) above which is tissue; None where QC made it
+    stain: str = ""  # that was measured: 'H&E', 'IHC', 'grey' or 'dark'; '' where it was not
+    pen_fraction: float = 0.0  # share of the slide that would be tissue but for ink, [0, 1]
 
     @property
     def tissue_fraction(self) -> float:
@@ -69,27 +72,36 @@ class TissueMask:
 
 
 def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
-    """Where the tissue of a slide is.
+    """Where the tissue of a slide is, of any stain, without pen, slide edge and dust.
 
-    Saturation (HSV) of a thumbnail of about 8 µm/px, smoothed by a 3 x 3 median, against Otsu's
-    threshold between two limits: an empty slide gives an empty mask, a slide full of tissue a full
-    one. Pieces and holes below the configured areas go (without an mpp, as many px as at 8 µm/px).
+    Optical density, colour and texture of a thumbnail of about 8 µm/px against the glass that it
+    shows (docs/tissue.md): an empty slide gives an empty mask, a slide full of tissue a full one.
+    Pieces and holes below the configured areas go (without an mpp, as many px as at 8 µm/px).
 
-    Memory: O(thumbnail): about 40 bytes per mask px, beside one strip of the level that is read.
+    Memory: O(thumbnail): about 60 bytes per mask px, beside one strip of the level that is read.
 
     Raises:
         SlideReadError: the slide's pixels cannot be decoded.
-
-    Source: Otsu 1979.
     """
     config = config or TissueConfig()
     size_th = thumbnail_size(slide.size, slide.slide_mpp, config.mask_mpp)
     rgb, frame = read_resized(slide, size_th), MaskFrame(size_th=size_th, size_l0=slide.size)
     (x, y), mpp = frame.downsample_xy, slide.slide_mpp
     mask_mpp = (mpp[0] * x, mpp[1] * y) if mpp else None
-    area_um2 = math.prod(mask_mpp) if mask_mpp else config.mask_mpp**2
-    mask, level = segment_tissue(rgb, config, px_area_um2=area_um2)
-    return TissueMask(mask=mask, frame=frame, mask_mpp=mask_mpp, thumbnail=rgb, threshold=level)
+    px_um = math.sqrt(math.prod(mask_mpp)) if mask_mpp else config.mask_mpp
+    found, stain = segment_tissue(rgb, config, px_um=px_um)
+    mask = found & ~ink(rgb, px_um) if found.any() else found
+    pen_fraction = float((found & ~mask).mean())
+    if pen_fraction:  # what is left of a piece between two strokes
+        mask = drop_small(get_namespace("cpu"), mask, config.min_speck_um2 / px_um**2)
+    return TissueMask(
+        mask=mask,
+        frame=frame,
+        mask_mpp=mask_mpp,
+        thumbnail=rgb,
+        stain=stain,
+        pen_fraction=pen_fraction,
+    )
 
 
 def thumbnail_size(size_l0: Size, slide_mpp: Mpp | None, mask_mpp: float) -> Size:
@@ -100,23 +112,26 @@ def thumbnail_size(size_l0: Size, slide_mpp: Mpp | None, mask_mpp: float) -> Siz
 
 
 def segment_tissue(
-    thumbnail: RgbArray, config: TissueConfig, *, px_area_um2: float
-) -> tuple[MaskArray, float]:
-    """Mask (H, W) and the threshold that made it, from an RGB thumbnail (H, W, 3)."""
-    from scipy import ndimage  # slow to import: not before it is needed
+    thumbnail: RgbArray, config: TissueConfig, *, px_um: float
+) -> tuple[MaskArray, str]:
+    """Mask (H, W) and measured stain of an RGB thumbnail (H, W, 3) of px of px_um µm."""
+    areas_px = config.min_speck_um2 / px_um**2, config.min_hole_um2 / px_um**2
+    ns, black_level = get_namespace("cpu"), config.black_level
+    return detect_tissue(ns, thumbnail, px_um, areas_px=areas_px, black_level=black_level)
 
-    high = thumbnail.max(axis=2)
-    chroma = high - thumbnail.min(axis=2)
-    saturation = np.where(high > 0, chroma * np.float32(255) / np.maximum(high, 1), 0)
-    saturation = ndimage.median_filter(saturation.astype(np.uint8), size=3)
-    dark = high < config.black_level
-    counts = np.bincount(saturation[~dark], minlength=256).astype(np.float32)
-    level = otsu_level(counts, np.arange(256))
-    threshold = min(max(level, _SATURATION_FLOOR), _SATURATION_CEILING)
-    ns, mask = get_namespace("cpu"), (saturation > threshold) & ~dark
-    # before filling holes, so that dots around a piece do not bridge it
-    mask = drop_small(ns, mask, round(config.min_speck_um2 / px_area_um2))
-    return fill_small(ns, mask, round(config.min_hole_um2 / px_area_um2)), threshold
+
+def ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
+    """Where there is pen, by the small network of `--qc auto` at 16 µm/px, bool (H, W)."""
+    check, ns = ByExample(), get_namespace("cpu")
+    model = trained_model(check, Path())  # the package's own: no cache
+    factor = max(1, round(_INK_UM / px_um))
+    small = np.asarray(Image.fromarray(thumbnail).reduce(factor))
+    found = probabilities(ns, small, {check: model})[check] > check.threshold
+    found = drop_small(ns, found, _MIN_INK_UM2 / (px_um * factor) ** 2)
+    gap = _INK_GAP_UM / (px_um * factor)  # streaks of a dry pen, and its rim
+    found = ~opened_by_disk(ns, ~dilated_by_disk(ns, found, gap / 4), gap)
+    whole = found.repeat(factor, axis=0).repeat(factor, axis=1)
+    return np.asarray(whole[: thumbnail.shape[0], : thumbnail.shape[1]])
 
 
 def overlay(rgb: RgbArray, mask_use: MaskArray, tints: Tints = ()) -> RgbArray:

@@ -58,12 +58,15 @@ def write_qc(result: QcResult, folder: Path, *, key: str = "") -> None:
     """Writes pictures, masks, GeoJSON and, last, `qc.json`; each file atomically.
 
     `<check>.png` is what a check touched, `mask_use.png` what is left (both white = True),
-    `thumbnail.png` the work image, `overlay.png` both together, `histogram.png` the colours in
-    the mask, `qc.geojson` all masks in level-0 px. By its key a later run knows the result again.
+    `mask_kept.png` what the guard keeps if that is more, `thumbnail.png` the work image,
+    `overlay.png` both together, `histogram.png` the colours in the mask, `qc.geojson` all masks in
+    level-0 px. By its key a later run knows the result again.
     """
     densities = {name: t for name, t in result.tables.items() if t.dtype != np.uint8}
     drawn = {**result.tables, **{name: _histogram(t) for name, t in densities.items()}}
     pictures = {**result.masks, "mask_use": result.mask_use, "thumbnail": result.rgb}
+    if result.kept is not None:
+        pictures["mask_kept"] = result.kept
     for name, picture in {**pictures, "overlay": result.overlay(), **drawn}.items():
         _write_png(folder / f"{name}.png", picture)
     for check in result.pipeline.checks:
@@ -77,7 +80,7 @@ def write_qc(result: QcResult, folder: Path, *, key: str = "") -> None:
         **{"format": QC_FORMAT, "key": key, "warnings": result.warnings},
         **{name: getattr(result, name) for name in _PLAIN},
         **{"size_l0": result.frame.size_l0, "size_th": result.frame.size_th},
-        "masks": [*result.masks, "mask_use"],
+        "masks": [name for name in pictures if name != "thumbnail"],
         "pipeline": result.pipeline.as_mapping(),
         "tables": dict.fromkeys(result.tables)
         | {name: density.tolist() for name, density in densities.items()},
@@ -107,6 +110,7 @@ def load_qc(folder: Path) -> QcResult:
     }
     return QcResult(
         mask_use=masks.pop("mask_use"),
+        kept=masks.pop("mask_kept", None),
         frame=MaskFrame(size_th=tuple(document["size_th"]), size_l0=tuple(document["size_l0"])),
         masks=masks,
         warnings=tuple(document["warnings"]),

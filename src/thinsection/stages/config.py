@@ -45,9 +45,6 @@ class EncodeConfig:
     allow_remote_code: bool = option(False, "Let a hub repository run its own code.")
     device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.")
     precision: Literal["auto", "fp32", "fp16", "bf16"] = option("auto", "Encoder's arithmetic.")
-    engine: Literal["auto", "torch", "openvino"] = option(
-        "auto", "What computes on a CPU; auto: openvino if it is installed and agrees with torch."
-    )
     batch_size: int = option(0, "Tiles per batch; 0: 32 on a CPU, 256 on a GPU.")
     seed: int = option(0, "Seed of random weights.")
 
@@ -82,6 +79,7 @@ class QcConfig:
         "off", "QC of the tiles: off, auto, histoqc-default (-light, -ihc, ...), or a .toml file."
     )
     qc_fail: tuple[str, ...] = option((), "Leave out slides by rule: 'pixels_to_use<1000'; repeat.")
+    qc_strict: bool = option(False, "Let a check take most of a slide's tissue, as HistoQC does.")
     qc_device: str = option("cpu", "Where the checks are computed: cpu or cuda.")
 
 
@@ -93,6 +91,7 @@ class OutputConfig:
     embedding_dtype: Literal["float32", "float16"] = option("float32", "Type of stored embeddings.")
     graph: str | None = option(None, "Spatial graph of the tiles: knn:8 or radius:100 (µm).")
     overview: bool = option(True, "One PNG per slide: thumbnail, tissue outline, tiles.")
+    allow_empty: bool = option(False, "Exit with 0 although slides end without any tile.")
     resume: bool = option(True, "Skip what is done with the same settings and input.")
     overwrite: bool = option(False, "Replace results of another slide file, and all made of them.")
 

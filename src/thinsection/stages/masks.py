@@ -62,7 +62,8 @@ class TissueStage(Stage):
         write_masks_geojson(work.path(outline), outlines, tissue.frame)
         facts = {
             "tissue_fraction": round(tissue.tissue_fraction, 6),
-            "threshold": tissue.threshold,
+            "stain": tissue.stain,
+            "pen_fraction": round(tissue.pen_fraction, 6),
             "mask_mpp": tissue.mask_mpp,
             "size_l0": tissue.frame.size_l0,
         }
@@ -81,7 +82,8 @@ class TissueStage(Stage):
             frame=MaskFrame(size_th=mask.shape[::-1], size_l0=tuple(facts["size_l0"])),
             mask_mpp=facts["mask_mpp"] and tuple(facts["mask_mpp"]),
             thumbnail=thumbnail,
-            threshold=facts["threshold"],
+            stain=facts["stain"],
+            pen_fraction=facts["pen_fraction"],
         )
 
     def tile_columns(self, work: SlideWork, table: TileTable) -> Mapping[str, npt.NDArray]:
@@ -110,6 +112,7 @@ class QcStage(Stage):
 
     pipeline: Pipeline
     source: str  # the preset's name, or the TOML file that it came from
+    strict: bool = False  # no guard: a check may take most of the tissue
     rules: tuple[str, ...] = ()  # where one holds the slide is left out; no part of the result
     reader: str = AUTO  # that was asked for
     device: str = "cpu"  # where the checks are computed
@@ -117,9 +120,9 @@ class QcStage(Stage):
     @property
     def name(self) -> str:
         """The preset's name, or that of the file with a hash of what it says."""
-        if self.source in preset_names():
-            return self.source
-        return f"{slug(Path(self.source).stem)}-{short_hash(self.pipeline.as_mapping())}"
+        hashed = f"{slug(Path(self.source).stem)}-{short_hash(self.pipeline.as_mapping())}"
+        name = self.source if self.source in preset_names() else hashed
+        return join_label(name, "strict" if self.strict else "")
 
     @property
     def label(self) -> str:
@@ -132,7 +135,8 @@ class QcStage(Stage):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return {"qc": pipeline_identity(self.pipeline), "reader": self.reader}
+        strict = {"strict": True} if self.strict else {}
+        return {"qc": pipeline_identity(self.pipeline), "reader": self.reader, **strict}
 
     def folder(self, slide_id: str) -> str:
         """Where the files of a slide lie, relative to the results folder."""
@@ -142,13 +146,16 @@ class QcStage(Stage):
         """Runs the checks. Memory: that of `run_qc`."""
         assert work.slide is not None
         mpp = mean_mpp(work.entry.slide_mpp)
-        result = run_qc(work.slide, self.pipeline, device=self.device, slide_mpp=mpp)
+        result = run_qc(
+            work.slide, self.pipeline, device=self.device, slide_mpp=mpp, strict=self.strict
+        )
         folder = self.folder(work.entry.slide_id)
         write_qc(result, work.path(folder), key=work.key(self))
         names = sorted(p.name for p in work.path(folder).iterdir() if TMP_MARK not in p.name)
         facts = {
-            "tissue_fraction": round(float(result.mask_use.mean()), 6),
+            "tissue_fraction": round(float(result.tissue.mask.mean()), 6),
             "pixels_to_use": result.scores["pixels_to_use"],
+            "stain": result.scores.get("stain", ""),
             "warnings": "; ".join(result.warnings),
         }
         files = tuple(f"{folder}/{name}" for name in names)

@@ -44,6 +44,7 @@ class ByExample(QcCheck):
     """Removes px that look like the positive px of example pictures; they stay out of the mask."""
 
     kind: ClassVar[str] = "by_example"
+    guarded: ClassVar[bool] = False
     name: str = "pen_markings"
     model: str = "pen"  # or 'coverslip', trained on generated examples; or 'own', trained on yours
     example_images: tuple[str, ...] = ()  # picture files at the work resolution, for model 'own'

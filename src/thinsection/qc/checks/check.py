@@ -51,6 +51,7 @@ class Outcome:
     tables: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     enforce: bool = False  # takes `touched` out of the final mask again, whatever filled it since
     warnings: tuple[str, ...] = ()  # sentences for the slide's row
+    stain: str = ""  # that was measured; the checks after it may have other settings for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +118,7 @@ class QcCheck(ABC):
 
     kind: ClassVar[str]  # of the table; the entry point's name, where another package brings it
     needs: ClassVar[tuple[str, ...]] = ()  # packages beyond ours that it imports, by import name
+    guarded: ClassVar[bool] = True  # False if taking most of a slide's tissue is no mistake: ink
     fills: ClassVar[bool] = False  # True if what it touches is given to the mask, not taken from it
     name: str = ""  # unique in a pipeline: of the mask, its picture and, in most checks, the column
     statistics: Statistics | None = None  # how its share is written; None as the pipeline says

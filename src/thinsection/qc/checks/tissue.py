@@ -1,0 +1,262 @@
+"""Finds tissue of any stain: what absorbs, colours or breaks the light of the slide's own glass.
+
+Optical density is measured against the glass that the slide itself shows, and limits follow how
+uneven that glass is: pale, gray, dark and unevenly lit slides need no setting. docs/tissue.md shows
+each step in pictures.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from thinsection.arrays import Array, ArrayNamespace
+from thinsection.arrays.morphology import (
+    dilated_by_disk,
+    drop_small,
+    fill_small,
+    labelled,
+    opened_by_disk,
+)
+from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area
+
+Stain = Literal["H&E", "IHC", "grey", "dark", ""]  # dark: frozen or thick; '' where nothing is
+_PX_UM = 16.0  # of the px that are looked at; borders are found to half of it
+_BLACK = 30  # of 255: darker in all channels is no tissue but what the scanner did not see
+# optical density, against the glass: no slide is so even that less than this says anything ...
+_COLOUR, _DENSITY, _TEXTURE, _LINE = 0.025, 0.035, 0.0025, 0.006
+_FAINT = 0.008  # ... what is textured must absorb as much
+_PALE = 0.35  # what absorbs more is no glass, even under a dim lamp
+_SHADE, _SHADE_COLOUR = 0.1, 0.04  # the slide's edge: dark, without colour, flat, at the border
+_TYPICAL_GLASS = (0.02, 0.022, 0.02)  # where a slide shows none
+# µm: gaps closed in solid tissue and in the net of fat cells, what is too thin for tissue
+_GAP_UM, _CELL_UM, _THIN_UM, _SHADE_REACH_UM = 32.0, 176.0, 40.0, 80.0
+_NET_HOLE_UM2 = 60_000.0
+_MIN_LINE_PX, _NET_WINDOW_PX, _NET_SHARE = 6, 21, 0.03  # a net has many long lines in a window
+_STRAIGHT_PX = 41  # no fibre runs straight for so long
+_RIM_UM, _RIM_SHARE = 40.0, 0.4  # tissue ends where this share of its own density is reached
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tissue(QcCheck):
+    """Keeps tissue of any stain, pale, fatty and dark too, and says which stain it is."""
+
+    kind: ClassVar[str] = "tissue"
+    removes_glass = True
+    name: str = "glass"
+    min_piece: str = area("20000 um2")  # smaller pieces are dropped
+    min_hole: str = area("10000 um2")  # smaller holes are filled
+    black_level: int = _BLACK  # px darker than this in all channels, 0 to 255, are no tissue
+
+    def __call__(self, view: QcView) -> Outcome:
+        areas = view.area_px(self.min_piece), view.area_px(self.min_hole)
+        mask, stain = detect_tissue(
+            view.ns, view.rgb, view.mpp_th, areas_px=areas, black_level=self.black_level
+        )
+        outcome = view.left(view.mask_use & mask, self.name)
+        return replace(outcome, scores={**outcome.scores, "stain": stain}, stain=stain)
+
+
+def detect_tissue(
+    ns: ArrayNamespace,
+    rgb: Array,
+    px_um: float,
+    *,
+    areas_px: tuple[float, float],
+    black_level: int = _BLACK,
+) -> tuple[Array, Stain]:
+    """The tissue of a thumbnail, bool (H, W), and its stain.
+
+    Args:
+        rgb: uint8 (H, W, 3).
+        px_um: µm per px of it.
+        areas_px: smaller pieces are dropped, smaller holes filled, px.
+        black_level: px darker in all channels, 0 to 255, are no tissue.
+
+    Memory: O(H * W / (16 / px_um)²): about 150 bytes per px of 16 µm.
+    """
+    factor = max(1, round(_PX_UM / px_um))
+    light = _measured(ns, _reduced(ns, rgb, factor), black_level)
+    um, area = px_um * factor, float(factor**2)
+
+    def px(length_um: float) -> float:
+        return length_um / um
+
+    body, solid, lines = _evidence(ns, light, px)
+    mask = _closed(ns, body, px(_GAP_UM + _RIM_UM) / 1.5)
+    mask &= ~_beyond_rim(ns, light, body, mask, px)
+    net = _net(ns, light, lines & ~dilated_by_disk(ns, solid, px(32.0)), px)
+    mask = _closed(ns, mask | net, px(_GAP_UM))
+    mask = opened_by_disk(ns, mask, px(32.0))
+    mask = fill_small(ns, mask, max(areas_px[1] / area, 1.0))
+    mask = drop_small(ns, mask, areas_px[0] / area)
+    stain = _stain(ns, light, mask)
+    whole = mask.repeat(factor, axis=0).repeat(factor, axis=1)
+    return whole[: rgb.shape[0], : rgb.shape[1]], stain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Light:
+    """What a slide does to light, float32 (H, W) each; density is base 10, against the glass."""
+
+    density: Array  # (H, W, 3)
+    total: Array  # mean over the channels
+    near: Array  # the same, over 3 x 3 px
+    colour: Array  # densest channel less the thinnest, over 3 x 3 px
+    line: Array  # density above what is there without anything thinner than 5 px
+    texture: Array  # mean of `line` over 5 x 5 px
+    seen: Array  # bool: not black, not the white or black that stands for unscanned
+    glass: Array  # bool: flat px of the glass's own brightness; none where a slide shows none
+    glass_density: float  # of the glass itself, against white
+
+
+def _measured(ns: ArrayNamespace, rgb: Array, black_level: int) -> _Light:
+    xp, box = ns.xp, ns.ndimage.uniform_filter
+    levels = xp.maximum(xp.arange(256), 1) / 255.0
+    density = (-xp.log10(levels)).astype(xp.float32)[rgb]
+    total = density.mean(axis=2)
+    line = total - ns.ndimage.grey_opening(total, size=(5, 5))
+    texture = box(line, 5)
+    lowest, highest = rgb.min(axis=2), rgb.max(axis=2)
+    seen = (lowest < 255) & (highest >= max(black_level, 1))
+    colour = density.max(axis=2) - density.min(axis=2)
+    flat_limit = max(3 * float(xp.quantile(texture[seen], 0.05)), 0.004) if seen.any() else 0.0
+    flat = seen & (texture < flat_limit) & (colour < 0.06) & (total < _PALE)
+    glass, where = _glass(ns, density, total, flat, int(seen.sum()))
+    against = density - xp.asarray(glass, dtype=xp.float32)
+    mean = against.mean(axis=2)
+    return _Light(
+        density=against,
+        total=mean,
+        near=box(mean, 3),
+        colour=box(against.max(axis=2) - against.min(axis=2), 3),
+        line=line,
+        texture=texture,
+        seen=seen,
+        glass=where,
+        glass_density=sum(glass) / 3,
+    )
+
+
+def _glass(
+    ns: ArrayNamespace, density: Array, total: Array, flat: Array, num_seen: int
+) -> tuple[tuple[float, ...], Array]:
+    """Density of the glass, and where it is: the brightest large peak among flat, pale px."""
+    xp, values = ns.xp, total[flat]
+    if values.size < max(50, 0.002 * num_seen):
+        return _TYPICAL_GLASS, xp.zeros_like(flat)
+    counts = ns.download(xp.histogram(values, bins=140, range=(0.0, _PALE))[0])
+    smooth = [int(counts[max(0, n - 3) : n + 4].sum()) for n in range(140)]
+    peak = next(n for n, count in enumerate(smooth) if count >= 0.25 * max(smooth))
+    while peak < 139 and smooth[peak + 1] >= smooth[peak]:
+        peak += 1
+    where = flat & (abs(total - (peak + 0.5) * _PALE / 140) < 0.04)
+    return tuple(float(xp.median(density[..., c][where])) for c in range(3)), where
+
+
+def _evidence(
+    ns: ArrayNamespace, light: _Light, px: Callable[[float], float]
+) -> tuple[Array, Array, Array]:
+    """Px that are tissue by themselves, those of solid tissue, and thin dark lines."""
+
+    def limit(least: float, values: Array, low: float, high: float, times: float) -> float:
+        found = values[light.glass]
+        if not found.size:
+            return least
+        lower, upper = (float(ns.xp.quantile(found, q)) for q in (low, high))
+        return max(least, (lower if low == 0.5 else 0.0) + times * (upper - lower))
+
+    colour = limit(_COLOUR, light.colour, 0.5, 0.75, 4.0)
+    dense = limit(_DENSITY, light.near, 0.25, 0.75, 4.0)
+    textured = limit(_TEXTURE, light.texture, 0.5, 0.9, 2.5)
+    thin = limit(_LINE, light.line, 0.0, 0.75, 3.0)
+    body = (light.colour > colour) & (light.near > colour / 2)
+    body |= ((light.texture > textured) & (light.near > _FAINT)) | (light.near > dense)
+    shade = (light.near > _SHADE) & (light.colour < _SHADE_COLOUR)
+    shade &= light.texture < ns.xp.maximum(textured, 0.06 * light.near)
+    edge = _at_border(ns, shade | ~light.seen)
+    gone = ~light.seen
+    if bool(edge.any()):
+        gone |= dilated_by_disk(ns, edge, px(_SHADE_REACH_UM))
+    body &= ~gone
+    solid = opened_by_disk(ns, body, px(64.0))
+    body = opened_by_disk(ns, _closed(ns, body, px(_GAP_UM)), px(_THIN_UM))
+    return body, solid, (light.line > thin) & ~gone
+
+
+def _net(ns: ArrayNamespace, light: _Light, lines: Array, px: Callable[[float], float]) -> Array:
+    """Fat and loose tissue: the area that a net of thin lines spans."""
+    thick = ns.ndimage.maximum_filter(lines, size=3)
+    for axis in (0, 1):  # the edge of a coverslip would tie what it crosses
+        run = ns.ndimage.minimum_filter1d(thick, _STRAIGHT_PX, axis=axis)
+        lines = lines & ~ns.ndimage.maximum_filter1d(run, _STRAIGHT_PX, axis=axis)
+    labels, count = labelled(ns, lines, connectivity=8)
+    keep = ns.xp.bincount(labels.ravel(), minlength=count + 1) >= _MIN_LINE_PX
+    keep[0] = False
+    net = keep[labels]
+    strong = (net & (light.line > 1.6 * _LINE)).astype(ns.xp.float32)
+    net &= ns.ndimage.uniform_filter(strong, _NET_WINDOW_PX) > _NET_SHARE
+    net = opened_by_disk(ns, _closed(ns, net, px(_CELL_UM)), px(64.0))
+    net = fill_small(ns, net, max(1.0, px(1.0) ** 2 * _NET_HOLE_UM2))
+    return dilated_by_disk(ns, net, px(32.0))
+
+
+def _beyond_rim(
+    ns: ArrayNamespace, light: _Light, body: Array, mask: Array, px: Callable[[float], float]
+) -> Array:
+    """Px at the mask's border that have less than a share of the density of the tissue by them."""
+    xp, box = ns.xp, ns.ndimage.uniform_filter
+    own = xp.maximum(light.total, light.density.max(axis=2) * 0.5)
+    inside = body.astype(xp.float32)
+    usual = box(own * inside, 9) / xp.maximum(box(inside, 9), 0.02)
+    border = dilated_by_disk(ns, ~mask, px(_RIM_UM))
+    return border & (own < xp.maximum(_RIM_SHARE * usual, _LINE))
+
+
+def _stain(ns: ArrayNamespace, light: _Light, mask: Array) -> Stain:
+    """By the balance of density over red, green and blue: eosin takes green, DAB takes blue."""
+    xp, inside = ns.xp, light.density[mask].clip(0.0)
+    total = inside.sum(axis=1)
+    inside, total = inside[total > 0.1], total[total > 0.1]
+    if total.size < 50:
+        return ""
+    pale = total <= xp.median(total)  # ink and folds are denser than most tissue
+    balance = inside[pale] / total[pale][:, None]
+    red, green, blue = (balance[:, c] for c in range(3))
+    if float(xp.median(balance.max(axis=1) - balance.min(axis=1))) < 0.06:
+        return "grey"
+    brown = float(((blue > green) & (blue > 1.3 * red)).mean())
+    if brown > 0.1 or float(xp.median(green)) < 0.455:
+        return "IHC"
+    dark = light.glass_density > 0.1 or float(xp.median(total)) > 1.1
+    return "dark" if dark else "H&E"
+
+
+def _closed(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
+    """Closed by a disk, as if the picture went on mirrored beyond its border."""
+    reach = min(int(radius_px), *mask.shape)
+    wide = ~opened_by_disk(ns, ~ns.xp.pad(mask, reach, mode="symmetric"), radius_px)
+    return wide[reach : reach + mask.shape[0], reach : reach + mask.shape[1]]
+
+
+def _at_border(ns: ArrayNamespace, mask: Array) -> Array:
+    """The regions of a mask that touch the picture's border."""
+    labels, count = labelled(ns, mask)
+    keep = ns.xp.zeros(count + 1, dtype=bool)
+    for side in (labels[0], labels[-1], labels[:, 0], labels[:, -1]):
+        keep[side] = True
+    keep[0] = False
+    return keep[labels]
+
+
+def _reduced(ns: ArrayNamespace, rgb: Array, factor: int) -> Array:
+    """Means of factor x factor px, uint8; the last ones repeat the border px."""
+    if factor == 1:
+        return rgb
+    xp = ns.xp
+    more: Any = [(0, -edge % factor) for edge in rgb.shape[:2]]
+    padded = xp.pad(rgb, [*more, (0, 0)], mode="edge")
+    total = xp.full((padded.shape[0] // factor, padded.shape[1] // factor, 3), factor**2 // 2)
+    for top in range(factor):
+        for left in range(factor):
+            total += padded[top::factor, left::factor]
+    return (total // factor**2).astype(xp.uint8)
