@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("numpy", "torch", "openslide-python", "tifffile", "simplejpeg", "cucim-cu12")
-PACKAGES += ("imagecodecs", "tiffslide", "fastslide", "pyvips")
+PACKAGES += ("openvino", "imagecodecs", "tiffslide", "fastslide", "pyvips")
 RESULTS = Path(__file__).parent / "results"
 
 

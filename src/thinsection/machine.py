@@ -93,3 +93,12 @@ def _bytes(path: Path) -> list[int]:
 
 def _cpus(quota: str, period: str) -> list[float]:
     return [int(quota) / int(period)] if quota.isdigit() and period.isdigit() else []
+
+
+def cpu_model() -> str:
+    """The CPU's name, '' where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith("model name")), "")

@@ -12,7 +12,7 @@ from thinsection.weights.placement import importable_torchvision
 
 @pytest.fixture(scope="module")
 def encoder():
-    return load_encoder("efficientnet_lite0", device="cpu", precision="fp32")
+    return load_encoder("efficientnet_lite0", device="cpu", precision="fp32", engine="torch")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM of 
 
 @pytest.fixture(scope="module")
 def lite0():
-    return load_encoder("efficientnet_lite0", device="cpu", precision="fp32")
+    return load_encoder("efficientnet_lite0", device="cpu", precision="fp32", engine="torch")
 
 
 @needs_proc
@@ -81,5 +81,5 @@ def test_a_budget_for_less_than_a_tile_is_refused(lite0) -> None:
 
 def test_weights_count_their_half_precision_copies(lite0) -> None:
     assert weights_bytes(lite0) == pytest.approx(4 * 3_371_008, rel=0.02)
-    half = load_encoder("efficientnet_lite0", device="cpu", precision="bf16")
+    half = load_encoder("efficientnet_lite0", device="cpu", precision="bf16", engine="torch")
     assert weights_bytes(half) == weights_bytes(lite0) * 3 // 2

@@ -169,7 +169,8 @@ def test_a_plan_counts_tiles_names_bad_slides_and_warns_of_what_does_not_fit(
     write_he_slide(tmp_path / "good.tiff", (1500, 1200))
     (tmp_path / "bad.tiff").write_bytes(b"no slide")
     config = RunConfig(
-        executor=ExecutorConfig(job_memory="200MiB"), encode=EncodeConfig(batch_size=16)
+        executor=ExecutorConfig(job_memory="200MiB"),
+        encode=EncodeConfig(batch_size=16, engine="torch"),
     )
     planned = plan([tmp_path / "good.tiff", tmp_path / "bad.tiff"], config=config)
     assert [s.slide_id for s in planned.slides] == ["good"]

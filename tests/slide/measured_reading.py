@@ -39,3 +39,9 @@ def read_flat(path: str) -> list[int]:
         for y in range(0, height - 256, height // 20):
             slide.read_region((width // 3, y), 0, (256, 256))
         return list(thumbnail.shape)
+
+
+def read_corner(path: str) -> list[int]:
+    """A corner of an image that is decoded whole."""
+    with open_slide(path) as slide:
+        return list(slide.read_region((0, 0), 0, (9, 9)).shape)

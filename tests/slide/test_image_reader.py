@@ -68,6 +68,33 @@ def test_an_image_beyond_the_bound_is_refused_before_it_is_decoded(
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_more_px_than_the_file_has_room_for_are_refused_before_they_are_made(
+    tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"a.{suffix}"
+    Image.new("RGB", (3000, 2000), "white").save(path, quality=1, progressive=True, optimize=True)
+    with open_slide(path) as slide:  # nothing is smaller than a blank image
+        assert slide.size == (3000, 2000)
+    data = bytearray(path.read_bytes())
+    at = data.find(b"IHDR") + 4 if suffix == "png" else data.find(b"\xff\xc2") + 5
+    size = 4 if suffix == "png" else 2
+    data[at : at + 2 * size] = (20_000).to_bytes(size, "big") * 2
+    path.write_bytes(data)
+    with pytest.raises(SlideOpenError, match=r"20000 x 20000 px of (PNG|JPEG) are not in so small"):
+        open_slide(path)
+
+
+@pytest.mark.parametrize(("mode", "px_bytes"), [("L", 4), ("P", 3), ("LA", 5), ("RGBA", 4)])
+def test_an_image_takes_the_bytes_that_it_says(tmp_path: Path, mode: str, px_bytes: int) -> None:
+    path, pixels = tmp_path / "a.png", position_pixels((3000, 3100))
+    Image.fromarray(pixels).convert(mode).save(path, compress_level=1)
+    measured = run_and_measure("tests.slide.measured_reading", "read_corner", path=str(path))
+    with open_slide(path) as slide:
+        assert slide.held_bytes == 3000 * 3100 * max(3, 4 * (mode == "RGBA"))
+    assert measured.growth_bytes < 3000 * 3100 * px_bytes + 24e6
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
 def test_a_truncated_image_fails_when_it_is_read(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"cut.{suffix}"
     noise = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)

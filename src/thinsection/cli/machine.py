@@ -130,6 +130,9 @@ def _devices() -> Iterator[Finding]:
         yield "device", "cuda", False, f"{build} sees no GPU; check the driver"
     if torch.backends.mps.is_available():
         yield "device", "mps", True, build
+    engine = _version("openvino")
+    remedy = "not installed, so torch computes on CPUs; pip install 'thinsection[openvino]'"
+    yield "engine", "openvino", bool(engine), engine or remedy
 
 
 def _places(out: Path) -> Iterator[Finding]:

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 
 import typer
-from rich.console import Console
 
+from thinsection.cli.options import by_section
 from thinsection.errors import OutputError, Stopped, ThinsectionError
 from thinsection.files.atomic import writing
 from thinsection.jobs.stop import stopping
@@ -49,7 +49,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
         help="Whole-slide images to embeddings and predictions, in the memory you have.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
+        rich_markup_mode=None,  # plain help: to draw its boxes took half of the CPU time
     )
 
     @app.callback(invoke_without_command=True)
@@ -62,7 +62,9 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
 
     called = next((a for a in arguments if not a.startswith("-")), None)
     if called in COMMANDS:
-        importlib.import_module(f"thinsection.cli.{COMMANDS[called][0]}").register(app)
+        rest = arguments[arguments.index(called) + 1 :]
+        module = importlib.import_module(f"thinsection.cli.{COMMANDS[called][0]}")
+        module.register(app, *([rest] if called == "probe" else []))
         # the others of the module would each be built with their dozens of flags
         named = [
             (c, c.name or getattr(c.callback, "__name__", "")) for c in app.registered_commands
@@ -71,6 +73,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     else:
         for name, (_, summary) in COMMANDS.items():
             app.command(name, help=summary)(lambda: None)
+    by_section(app)
     return app
 
 
@@ -91,6 +94,8 @@ def main() -> None:
 
 def _say(start: str, error: BaseException) -> None:
     """Writes the error and what was noted on it, each on a line."""
+    from rich.console import Console
+
     message = "\n".join([str(error), *getattr(error, "__notes__", [])])
     with contextlib.suppress(OSError):  # nobody reads it any more
         console = Console(stderr=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from rich.markup import escape
+from typer.core import TyperCommand
 
 from thinsection.config import flat_fields, from_mapping, read_toml, replace_flat
 
@@ -49,6 +49,30 @@ def with_config(cls: type) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
+class _BySection(TyperCommand):
+    """A command whose `--help` lists its flags by the section of the settings."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if (row := param.get_help_record(ctx)) is not None:
+                kind = "Arguments" if param.param_type_name == "argument" else "Options"
+                sections.setdefault(getattr(param, "rich_help_panel", None) or kind, []).append(row)
+        for name, rows in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(rows)
+
+
+def by_section(app: typer.Typer) -> None:
+    """Lets the commands of an application, and of its groups, list their flags by section."""
+    for command in app.registered_commands:
+        command.cls = _BySection
+        command.context_settings = {"max_content_width": 100} | (command.context_settings or {})
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            by_section(group.typer_instance)
+
+
 def _optional(name: str, annotation: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -73,7 +97,7 @@ def _flag_parameters(cls: type) -> dict[str, Parameter]:
         suffix = "" if default is None or shown == "" else f" [default: {shown}]"
         option = typer.Option(
             *declared,
-            help=escape(f"{f.metadata.get('help', '')}{listed}{suffix}"),
+            help=f"{f.metadata.get('help', '')}{listed}{suffix}",
             rich_help_panel=section.replace("_", " ").capitalize(),
             show_default=False,
         )

@@ -1,6 +1,6 @@
 """`thinsection probe`: how good are these embeddings? One subcommand per probe of the registry."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,8 +9,6 @@ import typer
 from thinsection.cli.options import with_config
 from thinsection.errors import ThinsectionError
 from thinsection.probe.data.sets import TileSet
-from thinsection.probe.grid import TABLE_NAME, ProbeGridConfig, run_probes
-from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import PROBES, Probe, load_probe
 from thinsection.probe.result import ProbeResult
 
@@ -19,10 +17,11 @@ DATA = typer.Argument(metavar="DATA...", help="Manifests, folders, tile embeddin
 GridOut = Annotated[Path, typer.Option("--out", help="Folder for probes.csv and a folder per job.")]
 
 
-def register(root: typer.Typer) -> None:
-    """Adds the group `probe`."""
+def register(root: typer.Typer, arguments: Sequence[str] = ()) -> None:
+    """Adds the group `probe`: flags and what they need for the one that is called."""
     app = typer.Typer(no_args_is_help=True, help="Evaluate embeddings of tiles and slides.")
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    called = next((a for a in arguments if not a.startswith("-")), None)
     for name in PROBES.names():
         try:
             probe = load_probe(name)
@@ -30,8 +29,11 @@ def register(root: typer.Typer) -> None:
             why = f"Cannot be loaded: {error}"
             app.command(name, help=why, context_settings=anything)(_broken(error))
         else:
-            app.command(name, help=probe.function.__doc__)(_command(probe))
-    app.command()(grid)
+            command = _command(probe) if not arguments or name == called else lambda: None
+            app.command(name, help=probe.function.__doc__)(command)
+    app.command("grid", help=_grid.__doc__)(
+        _with_flags() if not arguments or called == "grid" else lambda: None
+    )
     root.add_typer(app, name="probe")
 
 
@@ -62,6 +64,8 @@ def _broken(error: ThinsectionError) -> Callable[[], None]:
 
 def _finish(result: ProbeResult, out: Path, tiles: TileSet | None) -> None:
     """Writes the report and prints the score and where to look."""
+    from thinsection.probe.page import write_probe_report
+
     page, interval = write_probe_report(result, out, tiles=tiles), result.interval
     span = "" if interval is None else f" [{interval.low:.4f}, {interval.high:.4f}]"
     score = f"{result.metric_words} {result.score:.4f}{span}"
@@ -70,8 +74,13 @@ def _finish(result: ProbeResult, out: Path, tiles: TileSet | None) -> None:
         typer.echo(f"  {line}")
 
 
-@with_config(ProbeGridConfig)
-def grid(data: Annotated[list[Path], DATA], out: GridOut, config: ProbeGridConfig) -> None:
+def _with_flags() -> Callable[..., None]:
+    from thinsection.probe.grid import ProbeGridConfig
+
+    return with_config(ProbeGridConfig)(_grid)  # type: ignore[no-any-return]
+
+
+def _grid(data: Annotated[list[Path], DATA], out: GridOut, config: Any) -> None:
     """Every combination of DATA, encoders, seeds and probes, each a job of an executor.
 
     Exit code 0: all are done; 3: some failed.
@@ -83,6 +92,8 @@ def grid(data: Annotated[list[Path], DATA], out: GridOut, config: ProbeGridConfi
       thinsection probe grid BRACS_RoI/ --layout bracs --encoders uni --encoders conch_v15
       --seeds 0 --seeds 1 --executor dask --workers 4 --out probes/
     """
+    from thinsection.probe.grid import TABLE_NAME, run_probes
+
     rows = run_probes(data, out=out, config=config, on_message=typer.echo)
     for row in rows:
         score = f"{row.metric} {row.score:.4f}" if row.score is not None else row.error

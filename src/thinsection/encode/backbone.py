@@ -162,25 +162,26 @@ def _built(spec: EncoderSpec) -> Backbone:
 
 def pretrained_backbone(
     spec: EncoderSpec, weights: Path | None, *, allow_remote_code: bool = False
-) -> tuple[Backbone, str | None]:
-    """The declared network with these weights, or with the published ones; and their commit.
+) -> tuple[Backbone, Path | None]:
+    """The declared network with these weights, or the published ones; and the file that was read.
+
+    None for the file where code of the repository read it.
 
     Memory: the weights once in float32, and the file's own tensors where they are narrower.
     """
     kind = spec.architecture.kind
     if spec.architecture.options.get("runs_own_code"):
-        return _load_with_code(spec, allow_remote_code=allow_remote_code), spec.revision
+        return _load_with_code(spec, allow_remote_code=allow_remote_code), None
     path = weights or _published_weights(spec)
-    commit = None if weights else commit_of(path)
     if kind in ("transformers", "auto"):
-        return _load_transformers(spec, path), commit
+        return _load_transformers(spec, path), path
     # what is declared is known to keep all its state in the state dict, so nothing stays on meta
     backbone = build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
     classifiers = getattr(backbone.network, "pretrained_cfg", {}).get("classifier") or ()
     names = [classifiers] if isinstance(classifiers, str) else classifiers
     unused = (networks.CLASSIFIER, *(f"{name}." for name in names))
     load_strictly(backbone.network, read_state_dict(path), source=str(path), unused=unused)
-    return backbone, commit
+    return backbone, path
 
 
 def _published_weights(spec: EncoderSpec) -> Path:

@@ -12,8 +12,9 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cached_property, lru_cache
-from typing import Any, cast
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from thinsection.encode.backbone import Backbone, store_products_as
+from thinsection.encode.engine import Network, SelfCheck, converted_network
 from thinsection.encode.registry import EncoderSpec, Rgb, declared_encoders
 from thinsection.errors import InvalidInputError, require
 from thinsection.weights.files import hash_state_dict
@@ -48,6 +50,9 @@ class TileEncoder(ABC):
     device: torch.device  # where it computes
     precision: str  # fp32, fp16 or bf16: what matrix products are computed in
     origin: Origin = Origin()  # of the weights; `load_encoder` sets it
+    # what computes, with its version, and why it is not another; for the record, no part of the
+    # identity: in fp32 engines differ as sums in another order do
+    engine: str = f"torch {torch.__version__}"
 
     @property
     @abstractmethod
@@ -86,6 +91,11 @@ class TileEncoder(ABC):
         return found | {"preprocessing": json.dumps(self.spec.preprocessing, sort_keys=True)}
 
     @property
+    def provenance(self) -> dict[str, str]:
+        """What results and records say of the encoder: its identity, and what computed."""
+        return self.identity | {"engine": self.engine}
+
+    @property
     def label(self) -> str:
         """A readable name for a folder of results: 'uni2_h', 'uni2_h_bf16', 'uni_w1a2b3c'."""
         own = self.weights_hash if self.origin.own_weights else None  # hashing takes its time
@@ -106,13 +116,29 @@ class NetworkTileEncoder(TileEncoder):
         if self.device.type == "cuda" and self.precision != "fp32":
             _ = self.weights_hash  # of the weights as they came
             store_products_as(self.backbone, DTYPES[self.precision])
+        self._network: Network = self.backbone
 
     def __repr__(self) -> str:
-        return f"<{self.spec.name}: {self.dim}-d, {self.precision} on {self.device}>"
+        return f"<{self.spec.name}: {self.dim}-d, {self.precision} on {self.device}, {self.engine}>"
 
     @cached_property
     def weights_hash(self) -> str:
         return hash_state_dict(self.backbone.network.state_dict())
+
+    def to_openvino(self, cache_dir: Path | None = None) -> SelfCheck:
+        """Computes by OpenVINO from now on, from a graph that is kept in `cache_dir`.
+
+        PyTorch's weights are let go of: the backbone keeps its shapes only. What it says of the
+        answers to seeded tiles is for the caller to judge.
+
+        Raises:
+            InvalidInputError: it does not compute in this precision, or cannot take this network.
+        """
+        pixels = preprocess(_seeded_tiles(self.spec.tile_px), self.spec)
+        own = partial(converted_network, weights_hash=self.weights_hash, cache_dir=cache_dir)
+        network, check = own(self.backbone, pixels, self.precision)
+        self._network, self.engine = network, network.engine
+        return check
 
     def encode(self, tiles_u8: TileBatch) -> Tensor:
         """float32 [B, D] embeddings on `device`.
@@ -156,7 +182,7 @@ class NetworkTileEncoder(TileEncoder):
 
     def _answer(self, tiles_u8: Tensor) -> tuple[Tensor, ...]:
         pixels = preprocess(tiles_u8.to(self.device, non_blocking=True), self.spec)
-        return cast(tuple[Tensor, ...], self.backbone(pixels))
+        return self._network(pixels)
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
@@ -168,6 +194,14 @@ class NetworkTileEncoder(TileEncoder):
             torch.backends.cudnn.flags(**flags) if where == "cuda" else nullcontext(),
         ):
             yield
+
+
+def _seeded_tiles(edge: int) -> Tensor:
+    """uint8 [CPU_TILES, edge, edge, 3]: patches of 16 px in any colour, under fine noise."""
+    seeded, patches = torch.Generator().manual_seed(0), -(-edge // 16)
+    coarse = torch.randint(0, 225, (CPU_TILES, patches, patches, 3), generator=seeded)
+    wide = coarse.repeat_interleave(16, 1).repeat_interleave(16, 2)[:, :edge, :edge]
+    return (wide + torch.randint(0, 31, wide.shape, generator=seeded)).to(torch.uint8)
 
 
 def as_uint8_batch(tiles_u8: TileBatch) -> Tensor:

@@ -7,7 +7,7 @@ normalisation in a config; dimensions come from a forward pass on the meta devic
 import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ import torch
 
 from thinsection.encode.backbone import CONFIG_NAME, build_backbone, pretrained_backbone
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
+from thinsection.encode.engine import EngineChoice, why_torch
 from thinsection.encode.registry import (
     ENCODERS,
     HUB_PREFIX,
@@ -33,13 +34,14 @@ from thinsection.errors import (
     DeviceError,
     InvalidInputError,
     MissingDependencyError,
+    StoreError,
     UnknownEncoderError,
     WeightsError,
     require,
 )
 from thinsection.units import format_bytes
 from thinsection.weights import hub
-from thinsection.weights.files import WEIGHTS_FILES
+from thinsection.weights.files import WEIGHTS_FILES, files_of
 from thinsection.weights.origin import Origin
 from thinsection.weights.placement import is_installed, optional_package, place, resolve_device
 
@@ -56,6 +58,7 @@ def load_encoder(
     pretrained: bool = True,
     allow_remote_code: bool = False,
     seed: int = 0,
+    engine: EngineChoice = "auto",
 ) -> TileEncoder:
     """The encoder of that name, on its device, with its weights.
 
@@ -68,8 +71,10 @@ def load_encoder(
         pretrained: False: seeded random weights, no download.
         allow_remote_code: whether code from the hub may run, for the models that need it.
         seed: of the random weights.
+        engine: what computes on a CPU: torch, openvino, or auto: openvino where it is installed
+            and its answers are PyTorch's; for random weights torch. `encoder.engine` says why not.
 
-    Memory: the weights once, in float32.
+    Memory: the weights once, in float32; twice while OpenVINO puts them into its own order.
 
     Raises:
         UnknownEncoderError: no such name; DeviceError: no such device.
@@ -81,6 +86,8 @@ def load_encoder(
     own, seeded = weights is not None or local is not None, None if pretrained else seed
     origin = Origin(own_weights=own, seed=seeded)
     if known and name not in declared_encoders():
+        rule = f"engine must be auto or torch for {name!r}, which is another package's"
+        require(engine != "openvino", rule, repr(engine))
         where, fp = place(device, precision)
         options = {"weights": weights, "pretrained": pretrained, "seed": seed}
         encoder: TileEncoder = ENCODERS.load(name)(device=where, precision=fp, **options)
@@ -94,12 +101,47 @@ def load_encoder(
     # of a file its stem, unless that says nothing; else the folder's name
     by_stem = local is not None and local.is_file() and local.name not in WEIGHTS_FILES
     origin = replace(origin, name=Path(name).stem if by_stem else spec.name)
-    if not pretrained:
-        return NetworkTileEncoder(spec, build_backbone(spec, seed=seed), placement, origin)
-    source = local if weights is None else weights
-    path = None if source is None else hub.find_weights(source, files=spec.weights_files)
-    backbone, commit = pretrained_backbone(spec, path, allow_remote_code=allow_remote_code)
-    return NetworkTileEncoder(spec, backbone, placement, replace(origin, revision=commit))
+
+    def on_torch() -> NetworkTileEncoder:
+        if not pretrained:
+            fixed = not local and not name.startswith(HUB_PREFIX)
+            random = replace(origin, files=() if fixed else None)
+            return NetworkTileEncoder(spec, build_backbone(spec, seed=seed), placement, random)
+        source = local if weights is None else weights
+        given = None if source is None else hub.find_weights(source, files=spec.weights_files)
+        backbone, path = pretrained_backbone(spec, given, allow_remote_code=allow_remote_code)
+        commit = spec.revision if path is None else None if given else hub.commit_of(path)
+        moves = name.startswith(HUB_PREFIX) and str(commit) not in name
+        pinned = given or (spec.revision == commit and not moves)
+        files = files_of(path) if path and pinned else None
+        found = replace(origin, revision=commit, files=files)
+        return NetworkTileEncoder(spec, backbone, placement, found)
+
+    return _on_engine(on_torch, engine, is_random=not pretrained)
+
+
+def _on_engine(
+    on_torch: Callable[[], NetworkTileEncoder], engine: EngineChoice, *, is_random: bool
+) -> NetworkTileEncoder:
+    """The encoder, run by the engine that was asked for; with 'auto' it says what it refused."""
+    encoder = on_torch()
+    refused = why_torch(engine, encoder.device, is_random=is_random)
+    if engine == "torch" or encoder.device.type != "cpu":
+        return encoder
+    if not refused:
+        try:
+            check = encoder.to_openvino()
+            if check.passes(encoder.precision):
+                return encoder
+            refused = f"too far from torch: {check}"
+        except (InvalidInputError, StoreError, OSError, RuntimeError) as error:
+            refused = str(error).splitlines()[0]
+        if engine == "openvino":
+            got = f"openvino for {encoder.spec.name!r} in {encoder.precision}"
+            raise InvalidInputError(f"engine must be torch here, got {got}: {refused}")
+        encoder = on_torch()  # its weights were let go of
+    encoder.engine += f" (not openvino: {refused})"
+    return encoder
 
 
 def find_spec(name: str) -> EncoderSpec:

@@ -31,6 +31,8 @@ HALF = (torch.float16, torch.bfloat16)
 # the same for transformers, whose matrix products pack their operands: ViT-S/16 took up to 1.37
 # times the count in RSS, with batches of 16 to 48
 TOKEN_MARGIN = 1.4
+# OpenVINO's own code, and its graph of a network: 60 MiB for EfficientNet-Lite0 and for ViT-S/16
+OPENVINO_BYTES = 64 * MIB
 # a second part of a batch on a CPU finds holes in the heap between what the first one freed: with
 # them EfficientNet-Lite0 took 0.9 to 1.4 times the count and scratch, ViT-S and ResNets less
 HOLES_MARGIN = 1.5
@@ -75,10 +77,15 @@ class _FusedAttention(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def weights_bytes(encoder: NetworkTileEncoder) -> int:
-    """Bytes of the weights, with the half-precision copies that autocast makes of them."""
+def weights_bytes(encoder: NetworkTileEncoder, *, engine: str | None = None) -> int:
+    """Bytes of the weights, with the half-precision copies that autocast makes of them.
+
+    By OpenVINO: with the library; loading takes as much again. `engine`: None is the encoder's own.
+    """
     weights = encoder.backbone.state_dict().values()
     total: int = sum(t.nbytes for t in weights)
+    if (engine or encoder.engine).startswith("openvino"):
+        return total + OPENVINO_BYTES
     half = encoder.precision != "fp32"
     # those that are stored in half precision need no copy (`store_products_as`)
     to_copy: int = sum(t.nbytes for t in weights if t.dtype not in HALF)
@@ -96,7 +103,8 @@ def batch_bytes(
     """Peak bytes that `encode` holds for one batch, the uint8 tiles included, the weights not.
 
     On a CPU that is `CPU_TILES` tiles in the network, beside the other tiles and all embeddings.
-    Counted in float32 also where autocast computes in half precision, which needs less.
+    Counted in float32 also where half precision needs less, and as PyTorch takes it: OpenVINO takes
+    less.
 
     Args:
         encoder: on whatever device.

@@ -16,7 +16,6 @@ from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, StoreError, importing, require, rewording
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.pipeline.records import Record, read_records
-from thinsection.pipeline.results import grid_rows, read_failure
 from thinsection.stages.labels import features_label
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
 from thinsection.store.tiles_h5 import TilesFile, open_h5, read_slide_embedding, read_tiles
@@ -106,11 +105,13 @@ class Results:
         Raises:
             StoreError: the labels cannot be read.
         """
+        from thinsection.pipeline import results  # what a run is made of: not for a listing
+
         joined = {} if labels is None else _labels(Path(labels))
         return [
             {"slide_id": slide_id} | row | joined.get(slide_id, {})
             for slide_id, ledger in self.ledgers.items()
-            for row in grid_rows(ledger)
+            for row in results.grid_rows(ledger)
         ]
 
     def table(self, labels: str | Path | None = None) -> "pandas.DataFrame":
@@ -164,6 +165,8 @@ class Results:
 
     def failures(self) -> dict[str, str]:
         """Slide id -> message of each slide whose last run failed."""
+        from thinsection.pipeline.results import read_failure
+
         names = [path.name for path in sorted((self.folder / SLIDES).iterdir()) if path.is_dir()]
         found = {name: read_failure(self.folder, name) for name in names}
         return {name: result.error for name, result in found.items() if result is not None}

@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinsection.errors import OutputError, StoreError
+from thinsection.errors import BudgetError, OutputError, StoreError
 from thinsection.files.atomic import writing
 from thinsection.files.lock import LOCK_NAME, FileLock, heartbeat
 from thinsection.files.sweep import sweep_slide, unfinished
@@ -37,8 +38,10 @@ from thinsection.stream import (
     TileBatch,
     TileStream,
 )
+from thinsection.stream.batches import Scratch
 from thinsection.tiles import TileTable, load_filters
 from thinsection.tiles.transforms import StainLook, fit_stain
+from thinsection.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from thinsection.encode import TileEncoder
@@ -110,10 +113,13 @@ class SlideJob:
             batches, allocate = BatchEncoder(encoders, clock=self.clock), pinned_allocator(encoders)
         on_gpu = any(encoder.device.type != "cpu" for encoder in encoders)
         batch_size = batch_size_of(self.config, on_gpu=on_gpu)
+        budget = budget_of(self.config, batch_size)
+        taken = budget.slots * budget.batch_bytes + budget.scratch_bytes
+        wholes = Scratch(parse_bytes(self.config.stream.memory) - taken)
         stream = TileStream(
             self._claim(entries),
-            lambda work: prepare(work, self.config, target=self.models.stain_target),
-            budget=budget_of(self.config, batch_size),
+            lambda work: prepare(work, self.config, wholes, target=self.models.stain_target),
+            budget=budget,
             batch_size=batch_size,
             filters=load_filters(self.config.tiles.tile_filter),
             prefetch_slides=self.config.stream.prefetch_slides,
@@ -211,20 +217,21 @@ class SlideJob:
 
 
 def prepare(
-    work: SlideWork, config: RunConfig, *, target: StainLook | None
+    work: SlideWork, config: RunConfig, wholes: Scratch, *, target: StainLook | None
 ) -> SlideTiles | SlideFailed:
     """Does what needs the slide but no tiles, and says which tiles are to be read.
 
     Runs in the stream's prepare thread while other slides are decoded and encoded. A slide that
     lacks only what is made from stored files is not opened. A bad slide comes back as
-    `SlideFailed`. `target` is of stain normalisation; None where it is off.
+    `SlideFailed`. `target` is of stain normalisation; None where it is off. `wholes` is the memory
+    for images that are decoded whole: they wait for those before them.
     """
     grid = next((stage for stage in work.stages if isinstance(stage, TilesStage)), None)
     try:
         work.at = "open"
         work.check_stale()
         if any(stage.reads != "store" for stage in work.missing):
-            _open(work, config, grid)
+            _open(work, config, grid, wholes)
         check_quality(work)
         tiles = None
         if work.slide is not None and grid is not None:
@@ -253,11 +260,23 @@ def check_quality(work: SlideWork) -> None:
             stage.check_rules(work)
 
 
-def _open(work: SlideWork, config: RunConfig, grid: TilesStage | None) -> None:
-    """Opens the slide and finds its tissue."""
+def _open(work: SlideWork, config: RunConfig, grid: TilesStage | None, wholes: Scratch) -> None:
+    """Opens the slide and finds its tissue.
+
+    Raises BudgetError: its image is decoded whole, and larger than the memory for tiles leaves.
+    """
     path, mpp = work.entry.slide_path, work.entry.slide_mpp
     slide = open_slide(path, reader=config.slides.reader, slide_mpp=mpp)
     work.opened(slide)
+    if (held := slide.held_bytes) > wholes.total:
+        rule = f"memory must leave {format_bytes(held)} for an image that is decoded whole"
+        got = f"got {format_bytes(int(wholes.total))} beside the tiles"
+        remedy = "raise --memory, lower --batch-size, or convert it to a tiled TIFF"
+        raise BudgetError(f"{rule}, {got} in {Path(slide.slide_path).name!r}; {remedy}")
+    if held:
+        stack = ExitStack()
+        stack.enter_context(wholes.taken(held))
+        slide.on_close = stack.close
     if grid is not None:
         grid.config.plan(slide)  # a missing mpp is said before any pixel is read
     for stage in [s for s in work.missing if s.reads == "slide" and s is not grid]:
@@ -315,16 +334,17 @@ def slide_work(
 
 
 def skipped_result(
-    entry: SlideEntry, *, out: Path, config: RunConfig, goal: Goal
+    entry: SlideEntry, *, out: Path, config: RunConfig, goal: Goal, models: Models | None = None
 ) -> SlideResult | None:
     """The result of a slide that is done with the same settings and file; None where it is not.
 
-    For goals without encoders. Rules of quality control are for whoever has the slide's lock.
+    Without `models`: for goals that need none. Rules of quality control are for whoever has the
+    slide's lock.
     """
     if config.qc.qc_fail or read_failure(out, entry.slide_id) is not None:
         return None
     try:
-        work = slide_work(entry, stages_of(config, goal, Models()), out, config.output)
+        work = slide_work(entry, stages_of(config, goal, models or Models()), out, config.output)
     except StoreError:
         return None
     return None if work.missing else SlideResult.of(entry, "skipped", facts=work.facts())

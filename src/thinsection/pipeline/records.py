@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from thinsection.usage.monitor import read_usage
 RECORDS = "records"
 RECORD_NAME = "run.json"
 PAGE_NAME = "efficiency.html"
+_WHERE = ("executor", "stream")  # settings that decide where work happens, not what comes out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,17 @@ def read_records(out: Path) -> list[Record]:
             found.append(Record.read(path.parent))
     # names tell seconds and processes only
     return sorted(found, key=lambda record: str(record.document.get("started", "")))
+
+
+def same_settings(out: Path, record: Record) -> Iterator[Record]:
+    """Earlier records with the settings that decide the results, the newest first."""
+
+    def deciding(one: Record) -> dict[str, Any]:
+        return {k: v for k, v in one.document["config"].items() if k not in _WHERE}
+
+    for one in reversed(read_records(out)):
+        if one.folder != record.folder and deciding(one) == deciding(record):
+            yield one
 
 
 def efficiency(out: Path) -> tuple[Efficiency, Path]:

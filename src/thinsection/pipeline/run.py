@@ -21,13 +21,14 @@ from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import chosen_executor
 from thinsection.jobs.slurm import Submitted
 from thinsection.pipeline.folder import open_results
+from thinsection.pipeline.known import known_report
 from thinsection.pipeline.process import OnEvent
 from thinsection.pipeline.records import (
     RECORDS,
     Record,
     begin_record,
     end_record,
-    read_records,
+    same_settings,
     write_efficiency,
 )
 from thinsection.pipeline.results import SlideResult, Status, write_qc_tables, write_tables
@@ -53,7 +54,6 @@ from thinsection.usage.monitor import resource_monitor
 
 MIN_FREE_BYTES = 256 * MIB
 EXIT_OK, EXIT_SOME_FAILED = 0, 3
-_WHERE = ("executor", "stream")  # settings that decide where work happens, not what comes out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,9 @@ def _run_in_folder(
     task = make_task(out, config, goal)
     reports: list[Report[SlideResult]] = []
     facts: dict[str, Any] = {}
-    if executor is None and config.executor.in_process:
+    in_process = executor is None and config.executor.in_process
+    known = known_report(out, Record.read(task.record), entries, config, goal)
+    if in_process and known is None:
         facts = task.facts(task.models())  # errors of settings and weights come before any work
     monitor = resource_monitor(
         task.record, facts=facts, stage_seconds=lambda: merged(reports).stage_seconds
@@ -171,8 +173,13 @@ def _run_in_folder(
     told |= {"on_report": reports.append, "cluster": executor, "folder": task.record}
     try:
         with writing(out):
-            with monitor:
-                execute(entries, task, config.executor, **told)
+            if known is None:
+                with monitor:
+                    execute(entries, task, config.executor, **told)
+            else:
+                reports.append(known)
+                for result in known.results:
+                    on_event(task.ended(result))
             report = merged(reports)
             ended = {result.slide_id: settle(result) for result in report.results}
             results = tuple(ended[entry.slide_id] for entry in entries)
@@ -202,14 +209,9 @@ def make_task(out: Path, config: RunConfig, goal: Goal) -> RunTask:
 
 def _same_settings(out: Path, record: Record) -> tuple[Path, ...]:
     """Earlier records with the settings that decide the results; none where all is to be redone."""
-
-    def deciding(one: Record) -> dict[str, Any]:
-        return {k: v for k, v in one.document["config"].items() if k not in _WHERE}
-
     if not record.document["config"]["output"]["resume"]:
         return ()
-    same = [one.folder for one in read_records(out) if deciding(one) == deciding(record)]
-    return tuple(folder for folder in same if folder != record.folder)
+    return tuple(one.folder for one in same_settings(out, record))
 
 
 def finish_run(

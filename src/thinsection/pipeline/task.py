@@ -17,6 +17,7 @@ from thinsection.files.atomic import TMP_MARK, writing
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.machine import cpu_count
+from thinsection.pipeline.known import recorded
 from thinsection.pipeline.process import RunEvent, SlideJob, skipped_result
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
@@ -32,7 +33,7 @@ from thinsection.usage.monitor import resource_monitor
 if TYPE_CHECKING:
     from thinsection.jobs.request import JobRequest
 
-Stamps = tuple[tuple[str, int, int], ...]  # name, time and size of files
+Stamps = tuple[tuple[str, int, int, int], ...]  # name, times and size of files
 ENDS = ("done", "skipped", "empty")  # of a slide that need not be looked at again
 _ENDED = "ended"  # folder of a record: a line of JSON per slide that a process finished
 
@@ -99,7 +100,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         return Report(
             results=tuple(self._truly(result) for result in results),
             stage_seconds=clock.seconds(),
-            facts=models.identities,
+            facts=recorded(models, self.config),
         )
 
     def models(self) -> Models:
@@ -109,7 +110,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         named = [*config.encode.encoders, config.encode.weights, config.aggregate.slide_weights]
         files = [Path(name) for name in (*named, config.stain.stain_reference) if name]
         stats = [(str(path), path.stat()) for path in files if path.is_file()]
-        stamps = tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+        stamps = tuple((name, s.st_mtime_ns, s.st_ctime_ns, s.st_size) for name, s in stats)
         return load_models(config, self.goal, stamps)
 
     def facts(self, models: Models) -> dict[str, Any]:
@@ -118,6 +119,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         return {
             "device": str(encoders[0].device) if encoders else "cpu",
             "precision": str(encoders[0].precision) if encoders else None,
+            "engine": encoders[0].engine if encoders else None,
             "reader": self.config.slides.reader,
             "decode_workers": self.config.stream.decode_workers or cpu_count(),
         }
@@ -262,6 +264,7 @@ def load_models(config: RunConfig, goal: Goal, stamps: Stamps = ()) -> Models:
             pretrained=options.pretrained,
             allow_remote_code=options.allow_remote_code,
             seed=options.seed,
+            engine=options.engine,
         )
         for name in options.encoders
     )

@@ -11,8 +11,10 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -27,8 +29,8 @@ from thinsection.config import user_cache_dir
 from thinsection.encode import NetworkTileEncoder, TileEncoder
 from thinsection.encode.memory import batch_bytes, keep_freed_memory, weights_bytes
 from thinsection.errors import InvalidInputError, StoreError
-from thinsection.files.atomic import write_json
-from thinsection.machine import cpu_count
+from thinsection.files.atomic import TMP_MARK, write_json
+from thinsection.machine import cpu_count, cpu_model
 
 # CPU-seconds per slide for tissue, polygons, pictures and files, beside decoding its thumbnail
 SLIDE_S = 0.35
@@ -66,10 +68,7 @@ class EncoderSize:
 
 def machine_key() -> str:
     """Names this machine and the versions that its rates depend on."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.is_file() else []
-    model = next((line for line in lines if line.startswith("model name")), "")
-    parts = [platform.machine(), platform.processor(), model, str(cpu_count())]
+    parts = [platform.machine(), platform.processor(), cpu_model(), str(cpu_count())]
     parts += [version(name) for name in ("thinsection", "torch", "simplejpeg", "numpy")]
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
@@ -156,9 +155,16 @@ def measure_decoding() -> float:
 
 
 def encoder_size(
-    encoder: TileEncoder, *, batch_size: int, tile_px: int, on_gpu: bool = False
+    encoder: TileEncoder,
+    *,
+    batch_size: int,
+    tile_px: int,
+    on_gpu: bool = False,
+    engine: Literal["torch", "openvino"] = "torch",
 ) -> EncoderSize:
     """What the encoder takes for a batch, by dry passes on a CPU's or a GPU's behalf.
+
+    `engine` is the one that it is planned for, not the one that it runs by.
 
     Raises:
         InvalidInputError: another package's encoder, which cannot be looked into.
@@ -173,15 +179,23 @@ def encoder_size(
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         encoder.encode(torch.zeros((1, tile_px, tile_px, 3), dtype=torch.uint8))
     return EncoderSize(
-        weights_bytes=weights_bytes(encoder),
+        weights_bytes=weights_bytes(encoder, engine=engine),
         batch_bytes=batch,
         dim=encoder.dim,
         flops_per_tile=float(counter.get_total_flops()),
     )
 
 
-def measure_rate(encoder: TileEncoder, *, tile_px: int) -> float:
-    """Tiles per CPU-second, over all threads, after a warm-up; memory is kept as in a run."""
+def measure_rate(
+    encoder: TileEncoder, *, tile_px: int, engine: Literal["torch", "openvino"] = "torch"
+) -> float:
+    """Tiles per CPU-second, over all threads, after a warm-up; memory is kept as in a run.
+
+    For OpenVINO the encoder, which has random weights, is converted and the graph not kept.
+    """
+    if engine == "openvino" and isinstance(encoder, NetworkTileEncoder):
+        with _graphs() as folder:
+            encoder.to_openvino(folder)
     keep_freed_memory()
     tiles = torch.randint(0, 256, (_RATE_TILES, tile_px, tile_px, 3), dtype=torch.uint8)
     with torch.inference_mode():
@@ -193,13 +207,27 @@ def measure_rate(encoder: TileEncoder, *, tile_px: int) -> float:
     return count / spent
 
 
-def measure_cpu_peak(name: str, *, precision: str, batch_size: int, tile_px: int) -> int:
+def measure_cpu_peak(
+    name: str, *, precision: str, batch_size: int, tile_px: int, engine: str = "torch"
+) -> int:
     """Peak bytes of a fresh process that encodes batches as a run does, with random weights.
 
     The mean of a few: where small objects end up in the heap is chance, and moves the peak.
     """
-    arguments = (name, precision, str(tile_px), str(batch_size))
-    return int(statistics.mean(run_probe(_PEAK_PROBE, *arguments)[0] for _ in range(_PEAK_TIMES)))
+    with _graphs() as folder:
+        arguments = (name, precision, str(tile_px), str(batch_size), engine, str(folder))
+        if engine == "openvino":
+            run_probe(_PEAK_PROBE, *arguments)  # converts, as only the first run of all does
+        peaks = [run_probe(_PEAK_PROBE, *arguments)[0] for _ in range(_PEAK_TIMES)]
+    return int(statistics.mean(peaks))
+
+
+@contextmanager
+def _graphs() -> Iterator[Path]:
+    """A folder for converted graphs that are only measured."""
+    user_cache_dir().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=user_cache_dir(), prefix=TMP_MARK) as folder:
+        yield Path(folder)
 
 
 def is_quick(size: EncoderSize, *, batch_size: int) -> bool:
@@ -223,12 +251,15 @@ times = os.times()
 print(json.dumps([times.user + times.system, peak()]))
 """
 _PEAK_PROBE = """
+from pathlib import Path
 from thinsection.encode.memory import keep_freed_memory
-keep_freed_memory()
 name, precision, edge, batch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 encoder = thinsection.encode.load_encoder(
-    name, device='cpu', precision=precision, pretrained=False
+    name, device='cpu', precision=precision, pretrained=False, engine='torch'
 )
+if sys.argv[5] == 'openvino':
+    encoder.to_openvino(Path(sys.argv[6]))
+keep_freed_memory()
 for count in (batch, 1 + batch // 3, batch):
     with torch.inference_mode():
         encoder.encode(torch.randint(0, 256, (count, edge, edge, 3), dtype=torch.uint8))

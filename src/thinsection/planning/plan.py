@@ -5,15 +5,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from thinsection.encode import load_encoder
+from thinsection.encode.engine import PRECISIONS, engine_version, why_torch
 from thinsection.errors import BudgetError, CohortError, ConfigError, ThinsectionError
 from thinsection.files.sources import is_url
 from thinsection.jobs.executor import Rung
 from thinsection.jobs.request import DEFAULT, JobRequest, Numbers, all_given, job_request
 from thinsection.machine import cpu_count
 from thinsection.planning.calibration import (
+    EncoderSize,
     calibrate,
     encoder_number,
     encoder_size,
@@ -42,7 +44,7 @@ from thinsection.qc.work_image import scale_of
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import mean_mpp
-from thinsection.stages.config import ENCODING, RunConfig, batch_size_of
+from thinsection.stages.config import ENCODING, EncodeConfig, RunConfig, batch_size_of
 from thinsection.stages.request import cohort_of
 from thinsection.tiles import tile_grid
 from thinsection.units import format_bytes, parse_bytes
@@ -121,31 +123,23 @@ def planner(
     """
     if stage not in ENCODING:
         return Planner(config=config, gpu=None, encoder=None, machine=calibrate(), tiles_per_s=0)
-    gpu, precision, px = planned_gpu(config), config.encode.precision, config.tiles.tile_px
+    gpu, px = planned_gpu(config), config.tiles.tile_px
     batch_size = batch_size_of(config, on_gpu=gpu is not None)
     sizes, seconds_per_tile = [], 0.0
     if not is_calibrated():
         on_message("measuring this machine: start of a process, decoding (about 10 s, once)")
     calibrate()
     for name in config.encode.encoders:
-        encoder = load_encoder(name, device="cpu", precision=precision, pretrained=False)
-        size = encoder_size(encoder, batch_size=batch_size, tile_px=px, on_gpu=gpu is not None)
-        key = f"{name}|{encoder.precision}|{px}"
-        if not is_calibrated(key):
-            on_message(f"measuring {name}: tiles per CPU-second, then memory (once a machine)")
-        rate = partial(measure_rate, encoder, tile_px=px)
-        seconds_per_tile += 1 / encoder_number("encoders", key, rate)
-        if gpu is None and is_quick(size, batch_size=batch_size):
-            peak = partial(
-                measure_cpu_peak,
-                name,
-                precision=encoder.precision,
-                batch_size=batch_size,
-                tile_px=px,
-            )
-            found = encoder_number("peaks", f"{key}|{batch_size}", peak)
-            size = replace(size, cpu_peak_bytes=int(found))
+        size, rate = measured_size(
+            name,
+            config.encode,
+            batch_size=batch_size,
+            tile_px=px,
+            gpu=gpu,
+            on_message=on_message,
+        )
         sizes.append(size)
+        seconds_per_tile += 1 / rate
     return Planner(
         config=config,
         gpu=gpu,
@@ -153,6 +147,37 @@ def planner(
         machine=calibrate(),
         tiles_per_s=1 / seconds_per_tile,
     )
+
+
+def measured_size(
+    name: str,
+    settings: EncodeConfig,
+    *,
+    batch_size: int,
+    tile_px: int,
+    gpu: Gpu | None,
+    on_message: Callable[[str], None] = lambda text: None,
+) -> tuple[EncoderSize, float]:
+    """What an encoder takes, and its tiles per CPU-second by the engine that will run.
+
+    Sizes come from a dry pass by torch; nothing is converted but for a measurement, which is kept.
+    """
+    sizes = {"batch_size": batch_size, "tile_px": tile_px}
+    encoder = load_encoder(name, device="cpu", precision=settings.precision, pretrained=False)
+    refused = why_torch(settings.engine, encoder.device, is_random=not settings.pretrained)
+    can = not refused and encoder.precision in PRECISIONS and gpu is None
+    engine: Literal["torch", "openvino"] = "openvino" if can else "torch"
+    size = encoder_size(encoder, on_gpu=gpu is not None, engine=engine, **sizes)
+    key = f"{name}|{encoder.precision}|{tile_px}|{engine_version(engine)}"
+    if not is_calibrated(key):
+        on_message(f"measuring {name}: tiles per CPU-second, then memory (once a machine)")
+    rate = partial(measure_rate, encoder, tile_px=tile_px, engine=engine)
+    tiles_per_s = encoder_number("encoders", key, rate)
+    if gpu is None and is_quick(size, batch_size=batch_size):
+        process = partial(measure_cpu_peak, name, precision=encoder.precision, engine=engine)
+        found = encoder_number("peaks", f"{key}|{batch_size}", partial(process, **sizes))
+        size = replace(size, cpu_peak_bytes=int(found))
+    return size, tiles_per_s
 
 
 def planned_gpu(config: RunConfig) -> Gpu | None:

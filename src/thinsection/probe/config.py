@@ -10,6 +10,7 @@ from thinsection.units import parse_bytes
 
 LayoutName = Literal["auto", "tiles", "manifest", "folder", "bracs", "breakhis", "mhist", "pcam"]
 ProtocolName = Literal["nanopath", "eva", "pathobench"]
+_ENGINE = "of the encoder on a CPU: auto, torch or openvino"
 _DEVICE, _SEED = "auto, cpu, cuda or cuda:N", "base seed instead of the protocol's"
 
 
@@ -38,6 +39,7 @@ class ComputeSection:
     seed: int | None = option(None, _SEED)
     device: str = option("auto", _DEVICE)
     precision: str = option("auto", "of the encoder: auto, fp32, fp16 or bf16 (probes are fp32)")
+    engine: Literal["auto", "torch", "openvino"] = option("auto", _ENGINE)
     memory: str = option("1GiB", "memory of the blocks of kNN, few-shot and robustness")
     batch_size: int = option(64, "images a batch of the encoder")
 
@@ -117,6 +119,7 @@ class SegmentSection:
     )
     device: str = option("auto", _DEVICE)
     precision: str = option("auto", "of the encoder: auto, fp32, fp16 or bf16 (the head is fp32)")
+    engine: Literal["auto", "torch", "openvino"] = option("auto", _ENGINE)
     batch_size: int = option(16, "images a batch of the encoder")
 
 

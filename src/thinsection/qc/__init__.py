@@ -1,27 +1,41 @@
 """Tissue mask and artefact checks: array in, mask or score out."""
 
-from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
-from thinsection.qc.engine import QcResult, prepare_models, qc_fail, run_qc, tile_qc_columns
-from thinsection.qc.pipeline import CHECKS, Pipeline, load_pipeline, pipeline_identity, preset_names
-from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "CHECKS",
-    "Outcome",
-    "Pipeline",
-    "QcCheck",
-    "QcResult",
-    "QcView",
-    "TissueConfig",
-    "TissueMask",
-    "area",
-    "length",
-    "load_pipeline",
-    "pipeline_identity",
-    "prepare_models",
-    "preset_names",
-    "qc_fail",
-    "run_qc",
-    "tile_qc_columns",
-    "tissue_mask",
-]
+if TYPE_CHECKING:
+    from thinsection.qc.checks.check import Outcome as Outcome
+    from thinsection.qc.checks.check import QcCheck as QcCheck
+    from thinsection.qc.checks.check import QcView as QcView
+    from thinsection.qc.checks.check import area as area
+    from thinsection.qc.checks.check import length as length
+    from thinsection.qc.engine import QcResult as QcResult
+    from thinsection.qc.engine import prepare_models as prepare_models
+    from thinsection.qc.engine import qc_fail as qc_fail
+    from thinsection.qc.engine import run_qc as run_qc
+    from thinsection.qc.engine import tile_qc_columns as tile_qc_columns
+    from thinsection.qc.pipeline import CHECKS as CHECKS
+    from thinsection.qc.pipeline import Pipeline as Pipeline
+    from thinsection.qc.pipeline import load_pipeline as load_pipeline
+    from thinsection.qc.pipeline import pipeline_identity as pipeline_identity
+    from thinsection.qc.pipeline import preset_names as preset_names
+    from thinsection.qc.tissue import TissueConfig as TissueConfig
+    from thinsection.qc.tissue import TissueMask as TissueMask
+    from thinsection.qc.tissue import tissue_mask as tissue_mask
+
+_PIPELINE = ("CHECKS", "Pipeline", "load_pipeline", "pipeline_identity", "preset_names")
+_ENGINE = ("QcResult", "prepare_models", "qc_fail", "run_qc", "tile_qc_columns")
+_MODULE_OF = {
+    **dict.fromkeys(("Outcome", "QcCheck", "QcView", "area", "length"), "checks.check"),
+    **dict.fromkeys(_ENGINE, "engine"),
+    **dict.fromkeys(_PIPELINE, "pipeline"),
+    **dict.fromkeys(("TissueConfig", "TissueMask"), "tissue"),
+    "tissue_mask": "tissue",
+}
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:  # settings alone need no check and no engine
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -1,5 +1,6 @@
 """Plain images: PNG and JPEG, decoded once, and single-level TIFFs, streamed strip by strip."""
 
+import math
 import threading
 from pathlib import Path
 
@@ -14,6 +15,11 @@ from thinsection.types import GIB, Level, Mpp, RgbArray, Size
 
 # PNG and JPEG cannot be decoded in part: what a whole one may take
 MAX_DECODED_BYTES = 2 * GIB
+_STRIP_PX = 1 << 18  # that become RGB at once
+# What a byte of a file can hold: deflated bytes; px of a JPEG, of which encoders get 256 of blank
+# grey into a byte
+_MAX_DEFLATED, _MAX_JPEG_PX = 1040, 2048
+_PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
@@ -21,7 +27,9 @@ _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 class FlatSlide(Slide):
     """A PNG or JPEG. Thread-safe.
 
-    Memory: 3 bytes per px of the image from the first read on; over 2 GiB it is refused on opening.
+    Memory: `held_bytes` from the first read on: 3 bytes per px of the image, or those of its own px
+    where these are more (8 of RGBA in 16 bits); over 2 GiB it is refused on opening. A run charges
+    them to its `--memory`. While it is decoded, the file's bytes as well.
     """
 
     reader = "image"
@@ -29,10 +37,14 @@ class FlatSlide(Slide):
     def __init__(self, path: str, head: bytes, slide_mpp: Mpp | None) -> None:
         self._png = head.startswith(_PNG)
         size = width, height = _size(path, head)
-        if width * height * 3 > MAX_DECODED_BYTES:
-            what = f"{width} x {height} px of {'PNG' if self._png else 'JPEG'}"
-            rule = "cannot be read in parts; convert it to a tiled TIFF"
-            raise SlideOpenError(f"image: {what} {rule}")
+        px_bytes = _png_px_bytes(head) if self._png else 3.0
+        self.held_bytes = math.ceil(width * height * max(3.0, px_bytes))
+        what = f"image: {width} x {height} px of {'PNG' if self._png else 'JPEG'}"
+        if self.held_bytes > MAX_DECODED_BYTES:
+            raise SlideOpenError(f"{what} cannot be read in parts; convert it to a tiled TIFF")
+        least = px_bytes / _MAX_DEFLATED if self._png else 1 / _MAX_JPEG_PX
+        if not 1 <= width * height <= Path(path).stat().st_size / least:
+            raise SlideOpenError(f"{what} are not in so small a file; it is damaged or truncated")
         super().__init__(path, [Level(index=0, size=size, downsample=1.0)], slide_mpp=slide_mpp)
         self._pixels: RgbArray | None = None
         self._lock = threading.Lock()
@@ -92,11 +104,29 @@ def _size(path: str, head: bytes) -> Size:
     return (width, height)
 
 
+def _png_px_bytes(head: bytes) -> float:
+    """Bytes of a px as the PNG stores it, by its header's bits and colour type."""
+    return head[24] * _PNG_SAMPLES.get(head[25], 4) / 8
+
+
 def _decode_png(data: bytes) -> RgbArray:
-    """uint8 (H, W, 3) from gray, gray with alpha, RGB or RGBA of 8 or 16 bits; on white."""
+    """uint8 (H, W, 3) from gray, gray with alpha, RGB or RGBA of 8 or 16 bits; on white.
+
+    Memory: the px as they are stored; where these are 3 bytes and more, the result takes their
+    place, else 3 bytes per px beside them.
+    """
     pixels = np.atleast_3d(imagecodecs.png_decode(data))
-    if pixels.dtype == np.uint16:
-        pixels = (pixels >> 8).astype(np.uint8)
-    if pixels.dtype != np.uint8:
+    if pixels.dtype not in (np.uint8, np.uint16):
         raise ValueError(f"px of type {pixels.dtype}")
-    return np.ascontiguousarray(np.broadcast_to(on_white(pixels), (*pixels.shape[:2], 3)))
+    if pixels.dtype == np.uint8 and pixels.shape[2] == 3:
+        return pixels
+    height, width, samples = pixels.shape
+    out = np.empty((height, width, 3), np.uint8)
+    if samples * pixels.itemsize >= 3:
+        out = pixels.reshape(-1).view(np.uint8)[: out.size].reshape(out.shape)
+    rows = max(1, _STRIP_PX // width)
+    for top in range(0, height, rows):  # a strip of `out` ends where the px left to read begin
+        strip = pixels[top : top + rows]
+        strip = (strip >> 8).astype(np.uint8) if strip.dtype == np.uint16 else strip
+        out[top : top + rows] = on_white(strip)
+    return out

@@ -24,6 +24,7 @@ from thinsection.slide.child import try_in_child
 from thinsection.slide.geometry import ReadPlan, believed_mpp, l0_from_lv
 from thinsection.slide.readers import (
     AUTO,
+    NEVER_TRUSTED,
     OURS,
     OWN_PARSERS,
     READERS,
@@ -161,7 +162,7 @@ def _try(
 def _load(name: str, path: str, slide_mpp: Mpp | None, *, checked: bool) -> Slide:
     """The slide by one reader, which another process tries first where nobody checked the file."""
     READERS.load(name)  # what is missing is said here, not by the child
-    if not (checked or name in OWN_PARSERS or _is_checked(path)):
+    if name in NEVER_TRUSTED or not (checked or name in OWN_PARSERS or _is_checked(path)):
         try_in_child(path, name)
     return load_slide(name, path, slide_mpp)
 
@@ -254,7 +255,7 @@ class StagedSlide(Slide):
         facts = ("slide_mpp", "objective_power", "vendor", "properties")
         super().__init__(source.name, slide.levels, **{f: getattr(slide, f) for f in facts})
         self.reader, self.choice, self.source = slide.reader, slide.choice, source
-        self.notes = slide.notes
+        self.notes, self.held_bytes = slide.notes, slide.held_bytes
         self.associated_names = slide.associated_names
 
     def _associated(self, name: str) -> RgbArray:

@@ -54,6 +54,7 @@ READERS: Registry[Callable[..., Slide]] = Registry("reader", "thinsection.reader
 UNKNOWN = "openslide: not a format that it knows"
 # parsed by our own code, which checks sizes before a C library sees the file
 OWN_PARSERS = ("tiff", "image")
+NEVER_TRUSTED = ("cucim",)  # ends the process over damage that no check of sizes finds
 
 
 def reader_choices() -> tuple[str, ...]:

@@ -28,8 +28,9 @@ _UM_PER_OME_UNIT |= {"\u00b5m": 1.0, "\u03bcm": 1.0, "um": 1.0, "in": 25_400.0, 
 _YCBCR = 6  # photometric interpretation
 # a strip or tile must fit a budget that the user never sees; larger ones are refused
 MAX_SEGMENT_BYTES = 128 * MIB
-# tags by which readers size their memory: width, height, bits, samples, rows of a strip, tile
-_SIZING, _BITS, _INTEGERS = (256, 257, 258, 277, 278, 322, 323), 258, (3, 4, 16)
+# tags that are one plain number: width, height, compression, photometric interpretation, samples,
+# rows of a strip, planes, predictor, tile; bits are one of each sample
+_NUMBERS, _BITS, _INTEGERS = (256, 257, 259, 262, 277, 278, 284, 317, 322, 323), 258, (3, 4, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,7 @@ def _is_sound(page: Any, file_bytes: int, *, or_raise: bool) -> bool:
 
 def _unsound(page: Any, file_bytes: int) -> str:
     """What is wrong with a page's sizes, after 'page 3 '; '' where nothing is."""
-    for code in _SIZING:
+    for code in (*_NUMBERS, _BITS):
         tags = page.tags.getall(code) or ()
         if len(tags) > 1 or any(t.dtype not in _INTEGERS for t in tags):
             return f"has no plain number in tag {code}; the file is damaged"

@@ -45,6 +45,9 @@ class EncodeConfig:
     allow_remote_code: bool = option(False, "Let a hub repository run its own code.")
     device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.")
     precision: Literal["auto", "fp32", "fp16", "bf16"] = option("auto", "Encoder's arithmetic.")
+    engine: Literal["auto", "torch", "openvino"] = option(
+        "auto", "What computes on a CPU; auto: openvino if it is installed and agrees with torch."
+    )
     batch_size: int = option(0, "Tiles per batch; 0: 32 on a CPU, 256 on a GPU.")
     seed: int = option(0, "Seed of random weights.")
 

@@ -42,8 +42,8 @@ class Models:
 
     @property
     def identities(self) -> dict[str, Any]:
-        """What of them decides a result, by label."""
-        tiles = {encoder.label: encoder.identity for encoder in self.encoders}
+        """What made a result, by label."""
+        tiles = {encoder.label: encoder.provenance for encoder in self.encoders}
         return tiles | {encoder.name: encoder.identity for encoder in self.slide_encoders}
 
 
@@ -59,7 +59,7 @@ def stages_of(config: RunConfig, goal: Goal, models: Models) -> tuple[Stage, ...
     tiles, output = TilesStage(config=config.tiles, mask=mask), config.output
     of_grid = partial(FeaturesStage, tiles=tiles, stain=config.stain, target=models.stain_target)
     features = [
-        of_grid(encoder=e.label, identity=e.identity, dtype=output.embedding_dtype)
+        of_grid(encoder=e.label, identity=e.provenance, dtype=output.embedding_dtype)
         for e in models.encoders
     ]
     stages: list[Stage] = [mask, tiles, *features]

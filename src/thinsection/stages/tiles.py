@@ -120,7 +120,7 @@ class FeaturesStage(Stage):
 
     tiles: TilesStage
     encoder: str  # its label, as part of the folder's name
-    identity: Mapping[str, Any]  # `TileEncoder.identity`: what of it decides a result
+    identity: Mapping[str, Any]  # `TileEncoder.provenance`; see `deciding`
     dtype: str = "float32"  # of the stored embeddings
     stain: StainConfig = field(default_factory=StainConfig)  # normalisation before the encoder
     target: StainLook | None = None  # the look that it aims at
@@ -184,8 +184,8 @@ class FeaturesStage(Stage):
 
 def deciding(identity: Mapping[str, Any]) -> dict[str, Any]:
     """What of an encoder's identity decides a result: the hash sees every weight, and the revision
-    that brought them is for the record."""
-    return {name: value for name, value in identity.items() if name != "revision"}
+    that brought them is for the record; so is the engine, which sums in an order of its own."""
+    return {k: value for k, value in identity.items() if k not in ("revision", "engine")}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,19 +115,30 @@ class Scratch:
     """Bytes that threads take in turns; who asks for more than all of them gets them alone."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._total, self._used, self._freed = num_bytes, 0, threading.Condition()
+        self.total: float = num_bytes
+        self._used, self._freed = 0, threading.Condition()
 
     @contextmanager
     def taken(self, num_bytes: int) -> Iterator[None]:
         """Holds so many bytes within the block; waits until they are free."""
         with self._freed:
-            self._freed.wait_for(lambda: not self._used or self._used + num_bytes <= self._total)
+            self._freed.wait_for(lambda: not self._used or self._used + num_bytes <= self.total)
             self._used += num_bytes
         try:
             yield
         finally:
             with self._freed:
                 self._used -= num_bytes
+                self._freed.notify_all()
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """At the end of the block nobody waits any more: what would be given back may never be."""
+        try:
+            yield
+        finally:
+            with self._freed:
+                self.total = math.inf
                 self._freed.notify_all()
 
 

@@ -61,6 +61,13 @@ def shard_names(index: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
+def files_of(path: Path) -> tuple[str, ...]:
+    """All that decides what a checkpoint is: the file, its shards and configs, and the folder."""
+    shards = shard_names(path) if path.name.endswith(INDEX) else ()
+    beside = (*sorted(path.parent.glob("*.json")), *(path.parent / name for name in shards))
+    return tuple(str(p.absolute()) for p in dict.fromkeys((path.parent, path, *beside)))
+
+
 def _read_torch(path: Path) -> StateDict:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)

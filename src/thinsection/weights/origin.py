@@ -11,6 +11,8 @@ class Origin:
     name: str | None = None  # what the model is called in a label; None: the name in its registry
     revision: str | None = None  # commit on the hub; None where they did not come from there
     own_weights: bool = False  # whether the caller brought them: a local checkpoint, or `weights`
+    # what was read of them, with its folder; None where that is not all that decides what they are
+    files: tuple[str, ...] | None = None
     seed: int | None = None  # of random weights; None: published or own ones
 
     def label(self, name: str, *, precision: str, weights_hash: str | None) -> str:

@@ -185,8 +185,8 @@ def embed_rows(data: LabelledRows, encoder: "TileEncoder", *, batch_size: int = 
 
 def encoder_facts(encoder: "TileEncoder") -> dict[str, Any]:
     """What a result file says of the encoder."""
-    name, precision = encoder.spec.name, encoder.precision
-    return {"encoder": name, "precision": precision, "weights_sha256": encoder.weights_hash}
+    facts = {"encoder": encoder.spec.name, "precision": encoder.precision}
+    return facts | {"engine": encoder.engine, "weights_sha256": encoder.weights_hash}
 
 
 def embed_images(images: Sequence[ImageRef], encode: Encode, *, batch_size: int = 64) -> Embeddings:

@@ -318,4 +318,5 @@ def _encoder(config: ProbeConfig) -> "TileEncoder":
     from thinsection.encode import DEFAULT_ENCODER, load_encoder
 
     name, compute = config.data.encoder or DEFAULT_ENCODER, config.compute
-    return load_encoder(name, device=compute.device, precision=compute.precision)
+    precision, engine = compute.precision, compute.engine
+    return load_encoder(name, device=compute.device, precision=precision, engine=engine)

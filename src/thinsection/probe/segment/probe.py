@@ -44,7 +44,9 @@ def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
     name = chosen.encoder or DEFAULT_ENCODER
     with segment_features(
         data,
-        load_encoder(name, device=device, precision=chosen.precision),  # not held while training
+        load_encoder(  # not held while training
+            name, device=device, precision=chosen.precision, engine=chosen.engine
+        ),
         settings,
         root=cached.cache_dir or default_root(),
         budget_bytes=parse_bytes(cached.cache_memory, name="cache_memory"),

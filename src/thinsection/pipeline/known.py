@@ -1,0 +1,147 @@
+"""What an earlier invocation knew of the encoders: enough to see that nothing is left to do.
+
+A run notes beside each encoder's identity which files it was read from, as they were, and in what
+surroundings. While none of that has changed, a finished folder is recognised without torch and
+without reading weights; anything else (other files, a moving branch of the hub, code of others)
+loads them, as always.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, cast
+
+from thinsection.jobs.contract import Report
+from thinsection.machine import cpu_model
+from thinsection.pipeline.process import skipped_result
+from thinsection.pipeline.records import Record, same_settings
+from thinsection.pipeline.results import SlideResult
+from thinsection.pool.encoder import SlideEncoder
+from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.config import ENCODING, Goal, RunConfig
+from thinsection.stages.request import Models
+from thinsection.tiles.transforms import stain_target
+from thinsection.weights.origin import Origin
+
+_PACKAGES = ("thinsection", "torch", "openvino", "timm", "transformers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownSpec:
+    """What stages ask of an encoder's declaration."""
+
+    name: str
+    supports_tokens: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownEncoder:
+    """A tile encoder by what is recorded of it; it cannot encode."""
+
+    label: str
+    provenance: Mapping[str, Any]
+    spec: KnownSpec
+
+
+class KnownSlideEncoder(SlideEncoder):
+    """A slide encoder without weights, by what is recorded of it."""
+
+    def __init__(self, name: str, identity: Mapping[str, Any]) -> None:
+        self.name, self.precision, self.origin = name, identity["precision"], Origin()
+
+    def encode(self, *_: Any, **__: Any) -> Any:
+        """Never asked for: `known_report` only looks."""
+        raise NotImplementedError
+
+
+def recorded(models: Models, config: RunConfig) -> dict[str, Any]:
+    """`Models.identities`, with what `known_report` compares later."""
+    found = models.identities
+    for encoder in models.encoders:
+        if encoder.origin.files is not None:
+            told = {
+                "stamps": _stamps(encoder.origin.files),
+                "where": _where(config),
+                "tokens": encoder.spec.supports_tokens,
+            }
+            found[encoder.label] = found[encoder.label] | {"read": told}
+    return found
+
+
+def known_report(
+    out: Path, record: Record, entries: Sequence[SlideEntry], config: RunConfig, goal: Goal
+) -> Report[SlideResult] | None:
+    """The report of a run that has nothing to do; None where there is something, or may be.
+
+    Asks what a worker asks: whether each stage has its result, by the same keys.
+    """
+    if goal not in ENCODING or not config.output.resume or config.output.overwrite:
+        return None
+    for earlier in same_settings(out, record):
+        told = earlier.document.get("models", {})
+        models = _models(told, config)
+        if models is None:
+            continue
+        results = []
+        for entry in entries:
+            result = skipped_result(entry, out=out, config=config, goal=goal, models=models)
+            if result is None:
+                return None
+            results.append(result)
+        return Report(results=tuple(results), facts=told)
+    return None
+
+
+def _models(told: Mapping[str, Any], config: RunConfig) -> Models | None:
+    """The encoders of a record; None where they may be others by now."""
+    count, where = len(config.encode.encoders), _where(config)
+    encoders, slide_encoders = [], []
+    for label, said in list(told.items())[:count]:
+        read = said.get("read")
+        if read is None or read["where"] != where:
+            return None
+        if read["stamps"] != _stamps([stamp[0] for stamp in read["stamps"]]):
+            return None
+        spec = KnownSpec(name=said["name"], supports_tokens=read["tokens"])
+        known = {name: value for name, value in said.items() if name != "read"}
+        encoders.append(KnownEncoder(label=label, provenance=known, spec=spec))
+    for name, said in list(told.items())[count:]:
+        if said.get("weights_hash") or name not in ("mean", "max"):
+            return None
+        slide_encoders.append(KnownSlideEncoder(name, said))
+    named = tuple(encoder.name for encoder in slide_encoders)
+    if len(encoders) < count or named != tuple(config.aggregate.slide_encoders):
+        return None
+    target = None if config.stain.stain_norm == "none" else stain_target(config.stain)
+    ours = cast(Any, tuple(encoders))
+    return Models(encoders=ours, slide_encoders=tuple(slide_encoders), stain_target=target)
+
+
+def _stamps(files: Sequence[str]) -> list[list[Any]] | None:
+    """Name, size and times of each; None where one is gone."""
+    try:
+        stats = [(path, Path(path).stat()) for path in files]
+    except OSError:
+        return None
+    return [[path, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for path, s in stats]
+
+
+def _where(config: RunConfig) -> str:
+    """A hash of what decides, beside files, which encoder a name and 'auto' mean."""
+    named = (*config.encode.encoders, config.encode.weights)
+    parts: list[Any] = [cpu_model(), sorted(map(str, Path("/dev").glob("nvidia*"))), sys.platform]
+    parts += [os.environ.get("CUDA_VISIBLE_DEVICES"), [_version(name) for name in _PACKAGES]]
+    parts += [str(Path(name).resolve()) for name in named if name and Path(name).exists()]
+    return sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
