@@ -13,7 +13,8 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, field, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
@@ -64,6 +65,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"
 
 
+@cache
 def field_types(cls: type) -> dict[str, Any]:
     """Resolved type of each field of a dataclass."""
     hints = typing.get_type_hints(cls)
@@ -116,9 +118,15 @@ def coerce(value: Any, kind: Any, key: str) -> Any:
     if origin is tuple:
         require(isinstance(value, list | tuple), f"{key} must be a list", got, error=ConfigError)
         return tuple(coerce(v, get_args(kind)[0], key) for v in value)
-    if origin is dict or is_dataclass(kind):
+    if origin in (dict, Mapping) or is_dataclass(kind):
         require(isinstance(value, Mapping), f"{key} must be a table", got, error=ConfigError)
-        return dict(value) if origin is dict else from_mapping(kind, value, where=f"{key}.")
+        if is_dataclass(kind):
+            return from_mapping(cast(type, kind), value, where=f"{key}.")
+        return {
+            name: coerce(item, get_args(kind)[1], f"{key}.{name}") for name, item in value.items()
+        }
+    if kind is Any:
+        return value
     if kind is float and (integer or isinstance(value, float)):
         require(math.isfinite(value), f"{key} must be finite", got, error=ConfigError)
     if (kind is float and integer) or (kind is Path and isinstance(value, str)):
@@ -133,7 +141,7 @@ def from_mapping(cls: type[T], data: Mapping[str, Any], *, where: str = "") -> T
 
     Raises ConfigError: unknown key (with the nearest known one) or a value of the wrong type.
     """
-    kinds, values = field_types(cls), {}
+    kinds, values = field_types(cast(Any, cls)), {}
     own = {f.name: f for f in fields(cast(type, cls))}
     for name, value in data.items():
         key = f"{where}{name}"
@@ -141,6 +149,10 @@ def from_mapping(cls: type[T], data: Mapping[str, Any], *, where: str = "") -> T
             known = [f"{where}{k}" for k in own]
             raise ConfigError(f"unknown config key {key!r}{nearest(key, known)}")
         values[name] = checked(value, own[name], kinds[name], key)
+    for f in own.values():
+        due = f.default is MISSING and f.default_factory is MISSING
+        rule = f"{where}{f.name} must be given"
+        require(f.name in values or not due, rule, sorted(data), error=ConfigError)
     return cls(**values)
 
 

@@ -15,6 +15,7 @@ from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.pooling import aggregate_folder
 from thinsection.pipeline.run import RunSummary, check_folder, run
 from thinsection.stages.config import AggregateRunConfig, RunConfig
+from thinsection.store.identity import fingerprint
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.weights.placement import optional_package
 
@@ -71,7 +72,35 @@ def test_a_slide_file_that_was_replaced_is_refused_and_nothing_changes(
     assert do(slide, out, tile_px=200).counts["failed"] == 1
     shutil.copy(files[0], slide)
     assert do(slide, out).counts["skipped"] == 1
-    assert results(out) == before
+    again = results(out)
+    again.pop(LEDGER), before.pop(LEDGER)  # it remembers the copy's time
+    assert again == before
+    assert do(slide, out).counts["skipped"] == 1
+    assert results(out)[LEDGER][0] == (out / LEDGER).read_bytes()
+
+
+def test_a_change_between_the_samples_is_refused_and_a_copied_folder_is_not_recomputed(
+    tmp_path: Path, files: tuple[Path, Path]
+) -> None:
+    slide, out = tmp_path / "s.svs", tmp_path / "out"
+    data = files[0].read_bytes()
+    slide.write_bytes(data + bytes(1_000_000))  # room between the samples
+    assert do(slide, out).counts["done"] == 1
+    before = {name: file for name, file in results(out).items() if name != LEDGER}
+    moved = tmp_path / "copy" / "s.svs"
+    moved.parent.mkdir()
+    shutil.copy(slide, moved)
+    assert do(moved, out).counts["skipped"] == 1
+    assert {name: file for name, file in results(out).items() if name != LEDGER} == before
+    with slide.open("r+b") as file:
+        file.seek(len(data) + 400_000)
+        file.write(b"x" * 1000)
+    assert fingerprint(slide) == fingerprint(moved)
+    refused = do(slide, out)
+    assert "got one of another slide file" in refused.results[0].error
+    assert do(slide, out, fingerprint="samples").counts["skipped"] == 1  # asked for
+    assert do(slide, out, overwrite=True).counts["done"] == 1
+    assert do(slide, out).counts["skipped"] == 1
 
 
 def test_overwriting_leaves_what_a_run_of_the_new_file_alone_leaves(

@@ -17,7 +17,7 @@ from thinsection.pipeline.run import run
 from thinsection.slide import open_slide
 from thinsection.slide.open import CACHE_VARIABLE, StagedSlide
 from thinsection.stages.config import RunConfig, SlidesConfig
-from thinsection.store.ledger import fingerprint
+from thinsection.store.identity import fingerprint
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles.grid import TilesConfig
 

@@ -6,7 +6,8 @@ from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.stage import SlideWork, Stage, source_key
 from thinsection.stages.tiles import TilesStage
-from thinsection.store.ledger import SlideLedger, fingerprint, load_ledger
+from thinsection.store.identity import fingerprint
+from thinsection.store.ledger import SlideLedger, load_ledger
 from thinsection.store.tiles_h5 import tile_attributes
 from thinsection.tiles import TileTable
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from thinsection.errors import StoreError
 from thinsection.files.sources import RemoteFolder
+from thinsection.store.identity import fingerprint
 from thinsection.store.ledger import (
     FORMAT,
     Elsewhere,
     SlideLedger,
     StageRecord,
-    fingerprint,
     ledger_path,
     load_ledger,
     load_ledgers,
@@ -139,7 +139,7 @@ def test_the_document_names_its_format(tmp_path: Path) -> None:
     document = json.loads(ledger_path(tmp_path, "s").read_text())
     assert (document["format"], FORMAT) == (2, 2)
     assert document["stages"][TILES] == {
-        **{"key": "k2", "files": {}, "needs": [MASK], "facts": {"num_tiles": 3}}
+        **{"key": "k2", "files": {}, "needs": [MASK], "facts": {"num_tiles": 3}, "sums": {}}
     }
 
 

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("results", "Write results in other tools' formats."),
     "plan": ("plan", "Predict memory and time from headers and thumbnails."),
     "slurm": ("slurm", "A run as a Slurm job array: script, submit, status, collect."),
+    "verify": ("results", "Read every file of results against its checksum."),
     "efficiency": ("results", "What a run used of what it held, and what to ask for next."),
     "doctor": ("machine", "Show what was found here, and what is missing."),
     "demo": ("run", "Run the main job on one slide and show the results."),

@@ -16,12 +16,14 @@ _FEATURES = typer.Option(help="Which embeddings, where there are several.")
 Name = Annotated[str, typer.Argument(help="A name that `cache ls` shows.")]
 
 EXIT_DAMAGED = 1
+EXIT_SOME_LEFT_OUT = 3
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command()(ls)
     app.command()(efficiency)
+    app.command()(verify)
     export = typer.Typer(no_args_is_help=True, help="Write results in other tools' formats.")
     export.command("anndata")(export_anndata)
     cache = typer.Typer(no_args_is_help=True, help="Feature caches: list, verify, remove.")
@@ -89,7 +91,29 @@ def export_anndata(
     """
     from thinsection.pipeline.folder import export_anndata as export
 
-    print(f"wrote {export(folder, out, features=features)} tiles to {out}")
+    left_out: list[str] = []
+    count = export(folder, out, features=features, on_damage=left_out.append)
+    print(*left_out, f"wrote {count} tiles to {out}", sep="\n")
+    if left_out:
+        raise typer.Exit(EXIT_SOME_LEFT_OUT)
+
+
+def verify(folder: FolderArgument) -> None:
+    """Read every file of results against its checksum; exit code 1 if one is damaged.
+
+    Of a folder without ledgers, such as GRID/features_NAME, the datasets of its .h5 files.
+
+    Example: thinsection verify results
+    """
+    from thinsection.pipeline.folder import verify as verified
+
+    checked, damaged = verified(folder)
+    for line in damaged:
+        print(line)
+    print(f"{checked} checksums, {len(damaged)} damaged")
+    if damaged:
+        print("remove the damaged files and run the same command again: only these are made anew")
+        raise typer.Exit(EXIT_DAMAGED)
 
 
 def list_caches(cache_dir: Root = None) -> None:

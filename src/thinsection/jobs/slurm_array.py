@@ -218,9 +218,14 @@ class Array:
     def reports(self, index: int) -> list[Report[Any]]:
         """What array index `index` has said so far, of its first entries."""
         path, kind = self._result(index, "json"), self.attempt.task.result_type
-        documents = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        results = [tuple(from_mapping(kind, r) for r in d.pop("results")) for d in documents]
-        return [Report(results=r, **d) for r, d in zip(results, documents, strict=True)]
+        damaged = (ValueError, TypeError, KeyError, AttributeError)
+        try:
+            documents = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+            results = [tuple(from_mapping(kind, r) for r in d.pop("results")) for d in documents]
+            return [Report(results=r, **d) for r, d in zip(results, documents, strict=True)]
+        except damaged as error:
+            rule = "report of an array task must be whole"
+            raise StoreError(f"{rule}, got {str(path)!r}: {error!r}; remove it") from error
 
     def states(self, *, among: Collection[int] | None = None) -> dict[int, str]:
         """Array index -> 'DONE' (it reported), Slurm's state while it is there, or 'LOST'."""

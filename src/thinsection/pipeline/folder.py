@@ -3,7 +3,7 @@
 import base64
 import csv
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,16 @@ from thinsection.errors import InvalidInputError, StoreError, importing, require
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.pipeline.records import Record, read_records
 from thinsection.stages.labels import features_label
+from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
-from thinsection.store.tiles_h5 import TilesFile, open_h5, read_slide_embedding, read_tiles
+from thinsection.store.tiles_h5 import (
+    TilesFile,
+    damaged_datasets,
+    open_h5,
+    read_slide_embedding,
+    read_tiles,
+    stored_dataset,
+)
 from thinsection.units import format_bytes
 
 if TYPE_CHECKING:
@@ -164,12 +172,15 @@ class Results:
         return tuple(found), np.stack(list(found.values())) if found else np.empty((0, 0), "f4")
 
     def failures(self) -> dict[str, str]:
-        """Slide id -> message of each slide whose last run failed."""
+        """Slide id -> message of each slide whose last run failed, or whose ledger is damaged."""
         from thinsection.pipeline.results import read_failure
 
         names = [path.name for path in sorted((self.folder / SLIDES).iterdir()) if path.is_dir()]
         found = {name: read_failure(self.folder, name) for name in names}
-        return {name: result.error for name, result in found.items() if result is not None}
+        damaged = {name: lg.damage for name, lg in self.ledgers.items() if lg.damage}
+        return damaged | {
+            name: result.error for name, result in found.items() if result is not None
+        }
 
     def __repr__(self) -> str:
         lines = [f"<Results {str(self.folder)!r}: {len(self.slides)} slides>"]
@@ -222,8 +233,9 @@ class EmbeddingRows:
     def __init__(self, path: Path) -> None:
         self._path = path
         with open_h5(path) as file:
-            self.shape: tuple[int, int] = file["features"].shape
-            self.dtype: np.dtype[Any] = file["features"].dtype
+            data = stored_dataset(file, "features", path)
+            self.shape: tuple[int, int] = data.shape
+            self.dtype: np.dtype[Any] = data.dtype
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -231,7 +243,7 @@ class EmbeddingRows:
     def __getitem__(self, rows: slice | int | Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
         wanted = np.arange(len(self))[rows]  # slices, masks and negative numbers as NumPy has them
         with open_h5(self._path) as file:
-            data = file["features"]
+            data = stored_dataset(file, "features", self._path)
             if isinstance(rows, slice) and rows.step in (None, 1):
                 return np.asarray(data[rows])
             order, back = np.unique(wanted, return_inverse=True)  # h5py reads in rising order
@@ -275,12 +287,49 @@ def _of_grid(address: str) -> bool:
     return not address.startswith(f"{SLIDES}/")
 
 
-def export_anndata(folder: Path, target: Path, *, features: str | None = None) -> int:
+def verify(folder: Path) -> tuple[int, list[str]]:
+    """(Checksums that were compared, a line for each file that is damaged or missing).
+
+    Of a results folder every file that a ledger names; of another folder each dataset of its .h5
+    files. Files of earlier versions have sizes only.
+
+    Memory: 256 KiB, or one dataset.
+
+    Raises StoreError: it holds neither.
+    """
+    if not (folder / SLIDES).is_dir():
+        found = [damaged_datasets(path) for path in sorted(folder.rglob("*.h5"))]
+        rule = "folder must hold results, or .h5 files"
+        require(found, rule, f"none in {str(folder)!r}", error=StoreError)
+        return sum(count for count, _ in found), [line for _, lines in found for line in lines]
+    checked, wrong = 0, []
+    for slide_id, ledger in open_results(folder).ledgers.items():
+        wrong += [f"{slide_id}: {ledger.damage}"] * bool(ledger.damage)
+        for record in ledger.stages.values():
+            checked += len(record.sums)
+            for name, size in record.files.items():
+                path = folder / name
+                if not path.is_file():
+                    wrong += [f"{name}: missing"] * (name not in ledger.elsewhere.files)
+                elif path.stat().st_size != size:
+                    wrong.append(f"{name}: {path.stat().st_size} bytes, {size} were written")
+                elif name in record.sums and file_sum(path) != record.sums[name]:
+                    wrong.append(f"{name}: other bytes than were written")
+    return checked, wrong
+
+
+def export_anndata(
+    folder: Path,
+    target: Path,
+    *,
+    features: str | None = None,
+    on_damage: Callable[[str], None] | None = None,
+) -> int:
     """Number of tiles written to an .h5ad: X = embeddings, obsm['spatial'] = level-0 coordinates.
 
     `obs` has slide_id, patient_id, label, split and the per-tile columns that all slides share;
     its index is `<slide_id>:<x>x<y>`. `features` is 'GRID/features_NAME' or NAME; None where there
-    is one.
+    is one. A damaged slide is an error; with `on_damage`, which is told of it, it is left out.
 
     Memory: the embeddings of all slides, twice while they are joined.
 
@@ -295,11 +344,20 @@ def export_anndata(folder: Path, target: Path, *, features: str | None = None) -
     address = one_address(results.features, features, "features") if results.features else ""
     tables, arrays = [], []
     for slide_id, ledger in results.ledgers.items():
-        stored = results.tile_embeddings(slide_id, address) if address in ledger.stages else None
-        if stored is None or len(stored.coords_l0) == 0:
-            continue
         columns = {name: ledger.slide.get(name) for name in ("patient_id", "label", "split")}
-        columns |= dict(results.tiles(slide_id, address.split("/")[0]).columns)
+        try:
+            require(not ledger.damage, "ledger must be whole", ledger.damage, error=StoreError)
+            if address not in ledger.stages:
+                continue
+            stored = results.tile_embeddings(slide_id, address)
+            columns |= dict(results.tiles(slide_id, address.split("/")[0]).columns)
+        except (StoreError, InvalidInputError) as error:
+            if on_damage is None:
+                raise
+            on_damage(f"{slide_id}: left out: {error}")
+            continue
+        if len(stored.coords_l0) == 0:
+            continue
         names = [f"{slide_id}:{x}x{y}" for x, y in stored.coords_l0.tolist()]
         tables.append(pd.DataFrame({"slide_id": slide_id, **columns}, index=names))
         arrays.append((stored.features, stored.coords_l0))

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +22,13 @@ from thinsection.pipeline.results import (
 from thinsection.pipeline.sink import Item, ResultSink, encoder_of
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import Goal, OutputConfig, RunConfig, batch_size_of, budget_of
+from thinsection.stages.config import Goal, RunConfig, batch_size_of, budget_of
 from thinsection.stages.masks import QcStage
 from thinsection.stages.request import Models, stages_of
 from thinsection.stages.stage import SlideWork, Stage, source_key
 from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage
-from thinsection.store.ledger import SLIDES, fingerprint, load_ledger
+from thinsection.store.identity import Identity, WholeSum
+from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.tiles_h5 import tile_attributes
 from thinsection.stream import (
     SlideFailed,
@@ -176,7 +177,7 @@ class SlideJob:
                     left = unfinished(self._result_folders())
                 with writing(lock.path):
                     sweep_slide(entry.slide_id, lock.path.parent, left)
-                work = slide_work(entry, self.stages, self.out, self.config.output)
+                work = slide_work(entry, self.stages, self.out, self.config)
             except OutputError:
                 raise
             except StoreError as error:
@@ -185,6 +186,8 @@ class SlideJob:
             if work.missing:
                 yield work
                 continue
+            if work.source_is_new:  # so that every byte is compared once only
+                work.ledger.save()
             try:
                 check_quality(work)
             except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded
@@ -311,23 +314,28 @@ def _tiles(
         transform = fit_stain(slide, work.value(grid.mask), config.stain, target=target)
         if transform.warning:
             work.warnings.append(transform.warning)
+    if not work.ledger.source["whole"] and config.slides.fingerprint == "times":
+        work.hashing = None if work.remote else WholeSum(work.entry.slide_path)
     return SlideTiles(key=work, slide=slide, table=table, transform=transform)
 
 
 def slide_work(
-    entry: SlideEntry, stages: tuple[Stage, ...], out: Path, options: OutputConfig
+    entry: SlideEntry, stages: tuple[Stage, ...], out: Path, config: RunConfig
 ) -> SlideWork:
     """A slide as its ledger tells it, with what is missing of these stages.
 
     Raises StoreError: the slide's file cannot be read.
     """
+    ledger, options = load_ledger(out, entry.slide_id), config.output
+    identity = Identity.of(entry.slide_path, ledger.source, config.slides.fingerprint)
     work = SlideWork(
         entry=entry,
         out=out,
-        source=source_key(fingerprint(entry.slide_path), entry),
-        ledger=load_ledger(out, entry.slide_id),
+        source=source_key(identity.source, entry),
+        ledger=replace(ledger, source=asdict(identity)),
         stages=stages,
         overwrite=options.overwrite,
+        source_is_new=bool(ledger.stages) and ledger.source != asdict(identity),
     )
     work.missing = [stage for stage in stages if not options.resume or not work.done(stage)]
     return work
@@ -344,10 +352,14 @@ def skipped_result(
     if config.qc.qc_fail or read_failure(out, entry.slide_id) is not None:
         return None
     try:
-        work = slide_work(entry, stages_of(config, goal, models or Models()), out, config.output)
+        work = slide_work(entry, stages_of(config, goal, models or Models()), out, config)
     except StoreError:
         return None
-    return None if work.missing else SlideResult.of(entry, "skipped", facts=work.facts())
+    return (
+        None
+        if work.missing or work.source_is_new
+        else SlideResult.of(entry, "skipped", facts=work.facts())
+    )
 
 
 def wanted_of(work: SlideWork, encoders: Sequence["TileEncoder"]) -> list["Wanted"]:

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import thinsection
+from thinsection.config import coerce
 from thinsection.errors import StoreError
 from thinsection.files.atomic import write_json, write_text
+from thinsection.store.ledger import check_kinds
 from thinsection.usage.analysis import Efficiency, analyse, efficiency_page
 from thinsection.usage.monitor import read_usage
 
@@ -27,6 +29,10 @@ RECORDS = "records"
 RECORD_NAME = "run.json"
 PAGE_NAME = "efficiency.html"
 _WHERE = ("executor", "stream")  # settings that decide where work happens, not what comes out
+_KINDS = {
+    **dict.fromkeys(("started", "command", "host"), str),
+    **{"config": dict[str, Any], "counts": dict[str, int], "models": dict[str, Any]},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +47,11 @@ class Record:
         """The record of a folder. Raises StoreError: it is missing or damaged."""
         path = folder / RECORD_NAME
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            document = coerce(json.loads(text), dict[str, Any], RECORD_NAME)
+            check_kinds(document, _KINDS, RECORD_NAME)
         except (OSError, ValueError) as error:
             raise StoreError(f"record must be readable, got {error} in {str(path)!r}") from None
-        if not isinstance(document, dict):
-            raise StoreError(f"record must be a JSON object, got {str(path)!r}")
         return cls(folder=folder, document=document)
 
 
@@ -90,7 +96,7 @@ def same_settings(out: Path, record: Record) -> Iterator[Record]:
     """Earlier records with the settings that decide the results, the newest first."""
 
     def deciding(one: Record) -> dict[str, Any]:
-        return {k: v for k, v in one.document["config"].items() if k not in _WHERE}
+        return {k: v for k, v in one.document.get("config", {}).items() if k not in _WHERE}
 
     for one in reversed(read_records(out)):
         if one.folder != record.folder and deciding(one) == deciding(record):

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from thinsection.errors import QcExclusion
+from thinsection.config import coerce, from_mapping
+from thinsection.errors import ConfigError, QcExclusion
 from thinsection.files.atomic import write_json, write_table
 from thinsection.qc import qc_fail
 from thinsection.qc.checks.check import Score
@@ -82,7 +83,7 @@ def read_failure(out: Path, slide_id: str) -> SlideResult | None:
         document = json.loads(failure_path(out, slide_id).read_text(encoding="utf-8"))
         told = {name: document[name] for name in ("status", "stage", "error")}
         path = str(document["entry"]["slide_path"])
-        return SlideResult(slide_id=slide_id, slide_path=path, **told)
+        return from_mapping(SlideResult, {"slide_id": slide_id, "slide_path": path, **told})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -176,7 +177,11 @@ def qc_rows(out: Path, entries: Sequence[SlideEntry], stage: QcStage) -> list[di
         folder = stage.folder(entry.slide_id)
         row: dict[str, Score] = {"slide_id": entry.slide_id, "slide_path": entry.slide_path}
         row["folder"] = folder
-        document = _qc_document(out / folder / QC_JSON)
+        try:
+            document = _qc_document(out / folder / QC_JSON)
+        except ConfigError as damage:  # this slide's own
+            rows.append({**row, "status": "failed", "warnings": f"{QC_JSON} is damaged: {damage}"})
+            continue
         if document is not None:
             found = {**document["facts"], **document["scores"]}
             warnings = "|".join(document["warnings"])
@@ -188,10 +193,14 @@ def qc_rows(out: Path, entries: Sequence[SlideEntry], stage: QcStage) -> list[di
 
 def _qc_document(path: Path) -> dict[str, Any] | None:
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return document if document.get("format") == QC_FORMAT else None
+    known: dict[str, Any] = coerce(document, dict[str, Any], QC_JSON)
+    if known.get("format") != QC_FORMAT:
+        return None
+    kinds = {"facts": dict[str, Any], "scores": dict[str, Any], "warnings": tuple[str, ...]}
+    return {name: coerce(known.get(name), kind, name) for name, kind in kinds.items()}
 
 
 def failing_rules(

@@ -51,6 +51,7 @@ class ResultSink:
         self._kept: list[npt.NDArray[np.int64]] = []
         self._given_up: SlideWork | None = None
         self._failure: BaseException | None = None
+        self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def put(self, item: Item) -> None:
@@ -73,10 +74,10 @@ class ResultSink:
         else:
             self._channel.close()
         try:
-            self._thread.join()
+            self._done.wait()
         finally:  # the wait may be interrupted: the slide at work is finished, no other is begun
             self._channel.close()
-            self._thread.join()
+            self._done.wait()  # Thread.join that was interrupted takes the thread for ended
             self._abandon()
         if exc_type is None and self._failure is not None:
             raise self._failure
@@ -88,6 +89,8 @@ class ResultSink:
         except BaseException as error:  # noqa: BLE001 - raised again in the run's thread
             self._failure = error
             self._channel.close()
+        finally:
+            self._done.set()
 
     def _take(self, item: Item) -> None:
         work: SlideWork = item.key
@@ -139,6 +142,7 @@ class ResultSink:
         """Completes the files of the stream, then all that is made from what is stored."""
         with self._clock.timed("write_busy"):
             files = self._growing(work)
+            work.settle_source()
             for stage in [s for s in work.missing if isinstance(s, TilesStage)]:
                 kept = np.concatenate(self._kept or [np.empty(0, dtype=np.int64)])
                 table = work.values["candidates"].select(kept)

@@ -165,7 +165,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
             return done
         if self.goal not in ENCODING:
             return skipped_result(entry, out=self.out, config=self.config, goal=self.goal)
-        for record in self.kept:
+        for record in self.kept if self.config.slides.fingerprint != "full" else ():
             found = ended_slides(record).get(entry.slide_id)
             if found is not None and self._untouched(entry, record):
                 return replace(found, status="skipped") if found.status == "done" else found

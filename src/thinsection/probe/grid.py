@@ -208,12 +208,12 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
         """The rows of a job that was done with the same settings."""
         try:
             document = json.loads((self.out / entry.name / JOB_NAME).read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+            if not self.resume or document["key"] != entry.key:
+                return None
+            rows = (ProbeRow(**{**row, "status": "skipped"}) for row in document["rows"])
+            return ProbeDone(rows=tuple(rows))
+        except (FileNotFoundError, ValueError, TypeError, KeyError):  # damaged counts as none
             return None
-        if not self.resume or document["key"] != entry.key:
-            return None
-        rows = (ProbeRow(**{**row, "status": "skipped"}) for row in document["rows"])
-        return ProbeDone(rows=tuple(rows))
 
     def _run(self, job: ProbeJob) -> ProbeDone:
         folder = self.out / job.name

@@ -100,9 +100,15 @@ def load_qc(folder: Path) -> QcResult:
     path = folder / QC_JSON
     with _rewording("qc result must be whole", path, OSError, ValueError):
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    got = f"{document.get('format')!r} in {str(path)!r}; {_REMEDY}"
-    written = document.get("format") == QC_FORMAT
-    require(written, f"qc result must be {QC_FORMAT!r}", got, error=StoreError)
+    tampered = (AttributeError, KeyError, TypeError, ValueError)  # a list where a table is due
+    with _rewording("qc result must be whole", path, *tampered):
+        got = f"{document.get('format')!r} in {str(path)!r}; {_REMEDY}"
+        written = document.get("format") == QC_FORMAT
+        require(written, f"qc result must be {QC_FORMAT!r}", got, error=StoreError)
+        return _qc_result(document, folder)
+
+
+def _qc_result(document: Mapping[str, Any], folder: Path) -> QcResult:
     masks = {name: _read_png(folder / f"{name}.png") for name in document["masks"]}
     tables = {
         name: _read_png(folder / f"{name}.png") if rows is None else np.array(rows)

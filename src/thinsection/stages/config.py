@@ -9,6 +9,7 @@ from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
 from thinsection.slide.readers import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS
+from thinsection.store.identity import How
 from thinsection.stream.plan import MAX_SCRATCH, StreamBudget, StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
@@ -25,6 +26,11 @@ class SlidesConfig:
 
     reader: str = option(
         AUTO, "'auto' takes the fastest that agrees with OpenSlide's px.", choices=reader_choices
+    )
+    fingerprint: How = option(
+        "times",
+        "How a slide's file is known again; times: size, samples and time stamps, every byte where "
+        "only the time differs; full: every byte; samples: size and 8 samples.",
     )
     slide_mpp: str | None = option(None, "µm/px of level 0 where files lack it: 0.25, 0.25x0.26.")
 

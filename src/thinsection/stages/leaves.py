@@ -13,7 +13,7 @@ from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import features_label, slug
 from thinsection.stages.stage import Output, SlideWork, Stage
 from thinsection.stages.tiles import FeaturesStage, TilesStage, deciding
-from thinsection.store.tiles_h5 import TilesFile, read_tiles, write_slide_embedding
+from thinsection.store.tiles_h5 import TilesFile, add_dataset, read_tiles, write_slide_embedding
 from thinsection.tiles import TileTable
 
 if TYPE_CHECKING:
@@ -135,12 +135,15 @@ class GraphStage(Stage):
         wanted, slide = parse_graph_spec(self.spec), work.ledger.slide
         mpp = (slide["mpp_x"], slide["mpp_y"]) if slide.get("mpp_x") else None
         name = self.file(work.entry.slide_id)
-        with atomic_path(work.path(name)) as tmp, h5py.File(tmp, "w") as file:
+        with (
+            atomic_path(work.path(name)) as tmp,
+            h5py.File(tmp, "w", locking="best-effort") as file,
+        ):
             file.attrs["spec"] = self.spec
             if len(table):
                 graph = tile_graph(table.coords_l0, **wanted, slide_mpp=mpp)
-                file.create_dataset("edge_index", data=graph.edge_index)
-                file.create_dataset("distances", data=graph.distances)
+                add_dataset(file, "edge_index", graph.edge_index)
+                add_dataset(file, "distances", graph.distances)
         return Output(files=(name,))
 
 

@@ -17,7 +17,12 @@ from thinsection.errors import StaleResultError
 from thinsection.files.sources import FsspecSource
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
-from thinsection.store.ledger import SlideLedger, StageRecord, fingerprint_reads, stage_key
+from thinsection.store.identity import WholeSum, file_sum, fingerprint_reads
+from thinsection.store.ledger import (
+    SlideLedger,
+    StageRecord,
+    stage_key,
+)
 
 _OF_COHORTS = ("patient_id", "label", "split")
 
@@ -94,12 +99,14 @@ class SlideWork:
     stages: tuple[Stage, ...]  # of the run, each after what it needs
     missing: list[Stage] = field(default_factory=list)  # those that are not done
     overwrite: bool = False  # whether results made from another file or setting may be replaced
+    source_is_new: bool = False  # whether the ledger says less of the slide's file than is known
     slide: Slide | None = None  # while it is open
     warnings: list[str] = field(default_factory=list)  # of this run
     at: str = "open"  # title of the stage at work, for failures
     values: dict[str, Any] = field(default_factory=dict)  # what stages gave, by address
     attributes: dict[str, Any] = field(default_factory=dict)  # of the files of its tiles
     remote: FsspecSource | None = None  # of a slide by URL, which counts what is fetched
+    hashing: WholeSum | None = None  # while nobody has read every byte of its file
 
     def __post_init__(self) -> None:
         # a later run may name the slide alone: what an earlier one's cohort said is kept
@@ -151,6 +158,12 @@ class SlideWork:
         self.begin(stage)
         self.finish(stage, stage.run(self))
 
+    def settle_source(self) -> None:
+        """Adds the hash of every byte to what the ledger knows of the file, once."""
+        if self.hashing is not None:
+            whole, self.hashing = self.hashing.result(), None
+            self.ledger = replace(self.ledger, source=self.ledger.source | {"whole": whole})
+
     def check_stale(self) -> None:
         """StaleResultError where another file or other settings made what is there.
 
@@ -187,6 +200,7 @@ class SlideWork:
             files={name: self.path(name).stat().st_size for name in output.files},
             needs=tuple(need.address for need in stage.needs),
             facts=dict(output.facts),
+            sums={name: file_sum(self.path(name)) for name in output.files},
         )
         self.ledger = self.ledger.with_stage(stage.address, record)
         self.ledger.save()
@@ -228,7 +242,7 @@ class SlideWork:
 def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> dict[str, Any]:
     """The slide's facts and those of the stages, later ones winning; warnings joined."""
     found = [ledger.stages[address].facts for address in addresses if address in ledger.stages]
-    told = (facts.get("warnings") for facts in (ledger.slide, *found))
+    told = [ledger.damage, *(facts.get("warnings") for facts in (ledger.slide, *found))]
     warnings = dict.fromkeys(text for text in told if text)
     merged = dict(ledger.slide)
     for facts in found:

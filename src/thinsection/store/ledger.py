@@ -9,21 +9,29 @@ or one that is done again.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from thinsection.errors import StoreError
+from thinsection.config import coerce
 from thinsection.files.atomic import write_json
-from thinsection.files.sources import FileSource, FsspecSource, RemoteFolder, is_url
+from thinsection.files.sources import RemoteFolder
 
 SLIDES = "slides"  # OUT/slides/ID: what belongs to a slide and to no tile grid
 LEDGER_NAME = "slide.json"
 ELSEWHERE_NAME = ".elsewhere.json"  # of a slide whose files were moved to a URL
 FORMAT = 2
-_SAMPLE_BYTES = 16 * 1024
-_SAMPLES = 8
+_OF_SLIDE: dict[str, Any] = {  # what somebody computes with or joins
+    **dict.fromkeys(("slide_id", "slide_path", "reader", "vendor"), str),
+    **dict.fromkeys(("patient_id", "label", "split"), str),
+    **{"width": int, "height": int, "mpp_x": float, "mpp_y": float, "levels": tuple[Any, ...]},
+}
+_FACTS: dict[str, Any] = {
+    **dict.fromkeys(("warnings", "encoder", "slide_encoder", "content"), str),
+    **dict.fromkeys(("num_tiles", "dim", "slide_dim"), int),
+    **{"tissue_fraction": float, "threshold": float, "plan": dict[str, Any]},
+    **dict.fromkeys(("size_l0", "mask_mpp"), tuple[float, ...]),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +42,7 @@ class StageRecord:
     files: dict[str, int]  # name, relative to the results folder -> size in bytes
     needs: tuple[str, ...] = ()  # addresses of the stages that it was made from
     facts: dict[str, Any] = field(default_factory=dict)  # for a summary: counts, encoder, ...
+    sums: dict[str, str] = field(default_factory=dict)  # name -> SHA-256 of the file's bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +64,8 @@ class Elsewhere:
             document = json.loads((folder / ELSEWHERE_NAME).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return cls()
-        return cls(**document | {"brought": tuple(document["brought"])})
+        found: Elsewhere = coerce(document, cls, ELSEWHERE_NAME)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +75,10 @@ class SlideLedger:
     out: Path  # the results folder
     slide_id: str
     slide: dict[str, Any] = field(default_factory=dict)  # path, reader, size, mpp, ...: plain
+    source: dict[str, str] = field(default_factory=dict)  # the `Identity` of its file
     stages: dict[str, StageRecord] = field(default_factory=dict)  # by address, first done first
     elsewhere: Elsewhere = field(default_factory=Elsewhere)  # files at the URL of the run only
+    damage: str = field(default="", compare=False)  # why what was written counts as none
 
     @property
     def path(self) -> Path:
@@ -118,7 +130,10 @@ class SlideLedger:
     def save(self) -> None:
         """Writes slide.json atomically."""
         stages = {name: asdict(record) for name, record in self.stages.items()}
-        write_json(self.path, {"format": FORMAT, "slide": self.slide, "stages": stages})
+        write_json(
+            self.path,
+            {"format": FORMAT, "slide": self.slide, "source": self.source, "stages": stages},
+        )
 
 
 def ledger_path(out: Path, slide_id: str) -> Path:
@@ -130,24 +145,41 @@ def load_ledger(out: Path, slide_id: str) -> SlideLedger:
     """The ledger of a slide; an empty one where there is none.
 
     A ledger that is not readable (written by another version, edited by hand) counts as none: the
-    stages are done again and nothing wrong is taken over.
+    stages are done again and nothing wrong is taken over; `damage` says which field is not right.
     """
     path, ledger = ledger_path(out, slide_id), SlideLedger(out=out, slide_id=slide_id)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        if document["format"] != FORMAT:
+        if isinstance(document, dict) and document.get("format", FORMAT) != FORMAT:
             return ledger
-        stages = {name: _record(record) for name, record in document["stages"].items()}
+        found = coerce(document, _Document, "document")
+        check_kinds(found.slide, _OF_SLIDE, "slide")
+        for name, record in found.stages.items():
+            check_kinds(record.facts, _FACTS, f"stages.{name}.facts")
         there = Elsewhere.load(path.parent)
-        return replace(ledger, slide=dict(document["slide"]), stages=stages, elsewhere=there)
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        told = {"slide": found.slide, "source": found.source, "stages": found.stages}
+        return replace(ledger, elsewhere=there, **told)
+    except FileNotFoundError:
         return ledger
+    except (OSError, ValueError) as error:
+        return replace(ledger, damage=f"{LEDGER_NAME} is damaged and counts as none: {error}")
 
 
-def _record(document: Mapping[str, Any]) -> StageRecord:
-    """Of its four entries, and of no others."""
-    key, files, needs, facts = (document[name] for name in ("key", "files", "needs", "facts"))
-    return StageRecord(key=key, files=dict(files), needs=tuple(needs), facts=dict(facts))
+@dataclass(frozen=True, kw_only=True)
+class _Document:
+    """What slide.json holds."""
+
+    format: int
+    slide: dict[str, Any]
+    source: dict[str, str] = field(default_factory=dict)
+    stages: dict[str, StageRecord]
+
+
+def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:
+    """ConfigError where a value has another type than is due; None and what is absent may be."""
+    for name, kind in kinds.items():
+        if values.get(name) is not None:
+            coerce(values[name], kind, f"{where}.{name}")
 
 
 def load_ledgers(out: Path) -> list[SlideLedger]:
@@ -168,40 +200,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def fingerprint(path: Path | str) -> str:
-    """Identity of a slide file: its size and a hash of 8 samples of 16 KiB spread over it.
-
-    Not its name nor its time stamp, so that a copied or touched slide stays the same one. Files
-    beside it that belong to it (`a/` for `a.mrxs`, other .dcm files) count by name and size.
-    StoreError where it cannot be read. Memory: one sample.
-    """
-    remote, digest = is_url(str(path)), hashlib.sha256()
-    try:
-        with closing(FsspecSource(str(path)) if remote else FileSource(str(path))) as source:
-            size = source.size if isinstance(source, FsspecSource) else Path(path).stat().st_size
-            digest.update(str(size).encode())
-            for index in range(_SAMPLES):
-                start = max(0, (size - _SAMPLE_BYTES) * index // (_SAMPLES - 1))
-                digest.update(source.read_at(start, min(_SAMPLE_BYTES, size - start)))
-        for companion in () if remote else _companions(Path(path)):
-            digest.update(f"{companion.name}:{companion.stat().st_size}".encode())
-    except OSError as error:  # SlideOpenError and SlideReadError are
-        where = "" if remote else f" in {str(path)!r}"
-        raise StoreError(f"slide must be readable, got {error}{where}") from None
-    return digest.hexdigest()[:24]
-
-
-def fingerprint_reads(size: int) -> tuple[int, int]:
-    """(bytes, requests) that the fingerprint of a file of so many bytes takes."""
-    return _SAMPLES * min(_SAMPLE_BYTES, size), _SAMPLES
-
-
-def _companions(path: Path) -> list[Path]:
-    folder = path.with_suffix("")
-    if path.suffix.lower() == ".mrxs" and folder.is_dir():
-        return sorted(p for p in folder.iterdir() if p.is_file())
-    if path.suffix.lower() == ".dcm":
-        return sorted(p for p in path.parent.glob("*.dcm") if p != path)
-    return []

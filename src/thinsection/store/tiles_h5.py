@@ -6,9 +6,12 @@
     GRID/tokens_X/ID.h5      /coords and /tokens (N, T, C), float16
     GRID/slide_features_Y/ID.h5  /features (D,), under the name that TRIDENT's have
 
-Files of TRIDENT and CLAM read back the same way.
+Files of TRIDENT and CLAM read back the same way. Each dataset of ours carries the hash of its
+values, type, shape and attributes, which a reader compares; nothing outside the file is followed.
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 # embeddings are read whole or in runs: chunks of about 256 KiB
 _CHUNK_BYTES = 256 * 1024
 _DTYPES = ("float32", "float16")
+CHECKSUM = "thinsection_sha256"  # attribute of a dataset
+# attributes that somebody computes with
+_NUMBERS = ("patch_size", "patch_size_level0", "patch_level", "downsample", "tile_mpp")
 
 
 def tile_attributes(
@@ -122,6 +128,7 @@ class TilesWriter(Closing):
             return self._file.create_dataset(name, (0, *shape), kind, **how)
 
         self._coords, self._features = growing("coords", (2,), np.int64, 4096), None
+        self._hashes = hashlib.sha256(), hashlib.sha256()
         if dim:
             rows = max(1, _CHUNK_BYTES // (math.prod(self.shape) * np.dtype(dtype).itemsize))
             self._features = growing(dataset, self.shape, dtype, rows)
@@ -151,45 +158,102 @@ class TilesWriter(Closing):
                 raise InvalidInputError(f"{rule}, got {bad}; check the encoder's precision")
             self._features.resize(start + count, axis=0)
             self._features[start:] = stored
+            self._hashes[1].update(np.ascontiguousarray(stored).data)
+        self._hashes[0].update(np.ascontiguousarray(coords_l0).data)
         self._coords.resize(start + count, axis=0)
         self._coords[start:] = coords_l0
 
     def add_column(self, name: str, values: npt.NDArray) -> None:
         """Adds a per-tile column under /tiles."""
         with writing(self._path):
-            self._file.create_dataset(f"tiles/{name}", data=values)
+            add_dataset(self._file, f"tiles/{name}", values)
 
     def close(self) -> None:
-        """Closes the file."""
-        with writing(self._path):
-            self._file.close()
+        """Adds the checksums and closes the file."""
+        with writing(self._path), self._file:
+            for dataset, digest in zip((self._coords, self._features), self._hashes):
+                if dataset:  # not so of a file that is closed
+                    dataset.attrs[CHECKSUM] = _checksum(dataset, digest)
 
 
-def read_tiles(path: Path) -> TilesFile:
+def add_dataset(
+    file: "h5py.File",
+    name: str,
+    values: npt.NDArray[Any],
+    attributes: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a dataset with its attributes and its checksum."""
+    dataset = file.create_dataset(name, data=values)
+    dataset.attrs.update(attributes or {})
+    digest = hashlib.sha256(np.ascontiguousarray(values).data)
+    dataset.attrs[CHECKSUM] = _checksum(dataset, digest)
+
+
+def _checksum(dataset: "h5py.Dataset", of_values: "hashlib._Hash") -> str:
+    """Hash of a dataset's values, type, shape and attributes."""
+    attributes = {
+        name: np.asarray(value).tolist()
+        for name, value in sorted(dataset.attrs.items())
+        if name != CHECKSUM
+    }
+    digest = of_values.copy()
+    digest.update(json.dumps([dataset.dtype.str, dataset.shape, attributes], default=str).encode())
+    return digest.hexdigest()
+
+
+def read_tiles(path: Path, *, verify: bool = True) -> TilesFile:
     """A tiles file of ours, of TRIDENT's or of CLAM's.
+
+    `verify` compares each dataset with its checksum, where it has one.
 
     Memory: the file's content.
 
     Raises:
-        StoreError: missing, not HDF5, truncated, or without `coords`.
+        StoreError: missing, not HDF5, truncated, without `coords`, other bytes than were written.
         InvalidInputError: shapes that do not fit each other.
     """
     with open_h5(path) as file:
-        coords = _dataset(file, "coords", path).astype(np.int64)
+        coords = _values(file, "coords", path, verify=verify).astype(np.int64)
         coords = coords.reshape(-1, 2) if coords.ndim == 3 else coords
         check_coords(coords)
         attrs = dict(file.attrs) | dict(file["coords"].attrs)
         features = None
         if "features" in file:
-            features = _dataset(file, "features", path)
+            features = _values(file, "features", path, verify=verify)
             if features.ndim == 3 and features.shape[0] == 1:  # a leading batch axis occurs
                 features = features[0]
             if features.ndim != 2 or len(features) != len(coords):
                 wanted = f"features must have shape ({len(coords)}, D)"
                 raise InvalidInputError(f"{wanted}, got {features.shape} in {str(path)!r}")
             attrs = dict(file["features"].attrs) | attrs
-        columns = {name: column[...] for name, column in file.get("tiles", {}).items()}
+        for name in _NUMBERS:
+            number = np.asarray(attrs.get(name, 0)).dtype.kind in "iuf"
+            got = f"{attrs.get(name)!r} in {str(path)!r}"
+            require(number, f"attribute {name!r} must be a number", got, error=StoreError)
+        names = list(_group(file, "tiles", path)) if "tiles" in file else []
+        columns = {name: _values(file, f"tiles/{name}", path, verify=verify) for name in names}
         return TilesFile(coords_l0=coords, features=features, attributes=attrs, columns=columns)
+
+
+def damaged_datasets(path: Path) -> tuple[int, list[str]]:
+    """(How many datasets have a checksum, what is wrong with the file); of any HDF5 file of ours.
+
+    Memory: one dataset.
+    """
+    import h5py
+
+    checked, wrong = 0, []
+    try:
+        with open_h5(path) as file:
+            names: list[str] = []
+            file.visit_links(names.append)
+            for name in names:
+                if not isinstance(_inside(file, name, path), h5py.Group):
+                    _values(file, name, path)
+                    checked += CHECKSUM in file[name].attrs
+    except (StoreError, RuntimeError) as error:
+        wrong.append(str(error))
+    return checked, wrong
 
 
 def open_h5(path: Path) -> "h5py.File":
@@ -197,7 +261,7 @@ def open_h5(path: Path) -> "h5py.File":
     import h5py
 
     try:
-        return h5py.File(path, "r")
+        return h5py.File(path, "r", locking="best-effort")
     except OSError as error:
         why = "no such file" if not Path(path).exists() else str(error)
         raise StoreError(f"tiles file must be readable HDF5, got {str(path)!r}: {why}") from None
@@ -217,9 +281,8 @@ def write_slide_embedding(
     """Writes /features (D,) float32 with its attributes, atomically."""
     import h5py
 
-    with atomic_path(path) as tmp, h5py.File(tmp, "w") as file:
-        data = file.create_dataset("features", data=slide_embedding.astype(np.float32))
-        data.attrs.update(attributes)
+    with atomic_path(path) as tmp, h5py.File(tmp, "w", locking="best-effort") as file:
+        add_dataset(file, "features", slide_embedding.astype(np.float32), attributes)
 
 
 def read_slide_embedding(path: Path) -> SlideEmbeddingFile:
@@ -228,17 +291,64 @@ def read_slide_embedding(path: Path) -> SlideEmbeddingFile:
     Raises StoreError: missing, not HDF5, or without a vector `features`.
     """
     with open_h5(path) as file:
-        if "features" not in file or file["features"].size != max(file["features"].shape):
+        values = _values(file, "features", path)
+        if values.size != max(values.shape, default=0):
             raise StoreError(f"slide embedding must hold a vector 'features' in {str(path)!r}")
-        vector = np.ravel(file["features"][...]).astype(np.float32, copy=False)
+        vector = np.ravel(values).astype(np.float32, copy=False)
         return SlideEmbeddingFile(slide_embedding=vector, attributes=dict(file["features"].attrs))
 
 
-def _dataset(file: "h5py.File", name: str, path: Path) -> npt.NDArray:
+def stored_dataset(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset":
+    """A dataset of numbers that lies in the file itself.
+
+    Raises StoreError: it is missing, a group, no numbers, or lies in another file.
+    """
+    import h5py
+
     expected = "expected a tiles.h5 of thinsection, or a features file of TRIDENT or CLAM"
     got = f"{sorted(file)} in {str(path)!r}; {expected}"
     require(name in file, f"tiles file must hold {name!r}", got, error=StoreError)
+    found = _inside(file, name, path)
+    numbers = isinstance(found, h5py.Dataset) and found.dtype.kind in "biuf"
+    got = f"{found!r} in {str(path)!r}"
+    require(numbers, f"{name!r} must be a dataset of numbers", got, error=StoreError)
+    outside = found.is_virtual or found.external
+    require(not outside, f"{name!r} must lie in its own file", got, error=StoreError)
+    return found
+
+
+def _inside(file: "h5py.File", name: str, path: Path) -> Any:
+    """What has this name, on a way without links."""
+    import h5py
+
+    parts = name.split("/")
+    for way in ("/".join(parts[: n + 1]) for n in range(len(parts))):
+        link = file.get(way, getlink=True)
+        got = f"a link {vars(link)} in {str(path)!r}"
+        require(isinstance(link, h5py.HardLink), f"{way!r} must be no link", got, error=StoreError)
+    return file[name]
+
+
+def _group(file: "h5py.File", name: str, path: Path) -> Any:
+    import h5py
+
+    found = _inside(file, name, path)
+    got = f"{found!r} in {str(path)!r}"
+    require(isinstance(found, h5py.Group), f"{name!r} must be a group", got, error=StoreError)
+    return found
+
+
+def _values(file: "h5py.File", name: str, path: Path, *, verify: bool = True) -> npt.NDArray:
+    dataset = stored_dataset(file, name, path)
     try:
-        return np.asarray(file[name][...])
-    except OSError as error:
+        values = np.asarray(dataset[...])
+    except (OSError, RuntimeError) as error:
         raise StoreError(f"{name!r} must be readable, got {error} in {str(path)!r}") from None
+    written = dataset.attrs.get(CHECKSUM) if verify else None
+    if written is not None and written != _checksum(
+        dataset, hashlib.sha256(np.ascontiguousarray(values).data)
+    ):
+        remedy = "remove the file and run the same command again"
+        got = f"others in {str(path)!r}; {remedy}"
+        raise StoreError(f"{name!r} must hold the bytes that were written, got {got}")
+    return values

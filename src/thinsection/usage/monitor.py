@@ -123,8 +123,10 @@ def resource_monitor(
 
 def read_usage(out: Path) -> list[ProcessUsage]:
     """The records below an invocation's folder, oldest first; unreadable headers are left out."""
-    paths = (Path(out) / USAGE_FOLDER).glob("*.jsonl")
-    parsed = [_parse(path.read_text(encoding="utf-8").splitlines()) for path in paths]
+    parsed = []
+    for path in (Path(out) / USAGE_FOLDER).glob("*.jsonl"):
+        with suppress(ValueError, TypeError, KeyError, AttributeError):  # tampered with
+            parsed.append(_parse(path.read_text(encoding="utf-8").splitlines()))
     return sorted((u for u in parsed if u is not None), key=lambda usage: usage.started)
 
 

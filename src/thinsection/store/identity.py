@@ -1,0 +1,162 @@
+"""Which file a slide is: what of it is compared before results that are there are taken for its.
+
+A key holds the identity of the content, whatever it is called and wherever it lies. By default a
+file is the same one while its size, 8 samples of 16 KiB and its time stamps are. Where the time
+stamps alone differ (a copy, a touch, a change between the samples) its every byte is compared once,
+by the hash that the run which read its tiles has left.
+"""
+
+import hashlib
+import threading
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from thinsection.errors import StoreError
+from thinsection.files.sources import FileSource, FsspecSource, is_url
+from thinsection.types import MIB
+
+How = Literal["times", "full", "samples"]
+_SAMPLE_BYTES = 16 * 1024
+_SAMPLES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What is known of a slide's file."""
+
+    source: str  # of its content, in every key
+    samples: str  # `fingerprint`
+    times: str  # of the last change of each of its files, ns; '' by URL
+    whole: str = ""  # SHA-256 of every byte; '' where nobody has read them
+
+    @classmethod
+    def of(cls, path: Path | str, known: Mapping[str, str], how: How) -> "Identity":
+        """The identity of a file; `known` is what an earlier run has left of it, if any.
+
+        Args:
+            path: the slide's file or URL.
+            known: fields of an `Identity`; empty where there is none.
+            how: 'times' as above; 'samples' never reads every byte; 'full' always does.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        samples, times = fingerprint(path), _times(path)
+        new = cls(source=samples, samples=samples, times=times)
+        if how != "full" and known.get("samples") != samples:
+            return new
+        same_times = how == "samples" or known.get("times") == times
+        if how != "full" and same_times:
+            return cls(**known)
+        whole = whole_sum(path)
+        if known.get("samples") != samples:
+            return replace(new, whole=whole)
+        if known.get("whole") in ("", whole):  # '': no tile of it was read so far
+            return replace(cls(**known), times=times, whole=whole)
+        return replace(new, source=f"{samples}-{whole[:24]}", whole=whole)
+
+
+class WholeSum:
+    """`whole_sum` of a local file, computed in a thread while its tiles are read."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._found = path, ""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def result(self) -> str:
+        """The hash; '' where a byte that no tile needs cannot be read."""
+        self._thread.join()
+        return self._found
+
+    def _run(self) -> None:
+        with suppress(StoreError):
+            self._found = whole_sum(self._path)
+
+
+def whole_sum(path: Path | str) -> str:
+    """SHA-256 of every byte of a slide and of the files that belong to it. Memory: 8 MiB.
+
+    Raises StoreError: they cannot be read.
+    """
+    digest = hashlib.sha256()
+    for one in (path, *_companions(path)):
+        try:
+            with closing(_source(one)) as source:
+                size = _size(source, one)
+                for start in range(0, size, 8 * MIB):
+                    digest.update(source.read_at(start, min(8 * MIB, size - start)))
+        except OSError as error:
+            raise _unreadable(one, error) from None
+    return digest.hexdigest()
+
+
+def _times(path: Path | str) -> str:
+    if is_url(str(path)):
+        return ""
+    with suppress(FileNotFoundError):
+        stamps = [one.stat().st_mtime_ns for one in (Path(path), *_companions(path))]
+        return hashlib.sha256(repr(stamps).encode()).hexdigest()[:24]
+    return ""
+
+
+def _source(path: Path | str) -> FileSource | FsspecSource:
+    return FsspecSource(str(path)) if is_url(str(path)) else FileSource(str(path))
+
+
+def _size(source: FileSource | FsspecSource, path: Path | str) -> int:
+    return source.size if isinstance(source, FsspecSource) else Path(path).stat().st_size
+
+
+def _unreadable(path: Path | str, error: OSError) -> StoreError:
+    where = "" if is_url(str(path)) else f" in {str(path)!r}"
+    return StoreError(f"slide must be readable, got {error}{where}")
+
+
+def file_sum(path: Path) -> str:
+    """SHA-256 of a file's bytes, hexadecimal. Memory: 256 KiB."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fingerprint(path: Path | str) -> str:
+    """Its size and a hash of 8 samples of 16 KiB spread over it, not its name nor time stamp.
+
+    Files
+    beside it that belong to it (`a/` for `a.mrxs`, other .dcm files) count by name and size.
+    StoreError where it cannot be read. Memory: one sample.
+    """
+    digest = hashlib.sha256()
+    try:
+        with closing(_source(path)) as source:
+            size = _size(source, path)
+            digest.update(str(size).encode())
+            for index in range(_SAMPLES):
+                start = max(0, (size - _SAMPLE_BYTES) * index // (_SAMPLES - 1))
+                digest.update(source.read_at(start, min(_SAMPLE_BYTES, size - start)))
+        for companion in _companions(path):
+            digest.update(f"{companion.name}:{companion.stat().st_size}".encode())
+    except OSError as error:  # SlideOpenError and SlideReadError are
+        raise _unreadable(path, error) from None
+    return digest.hexdigest()[:24]
+
+
+def fingerprint_reads(size: int) -> tuple[int, int]:
+    """(bytes, requests) that the fingerprint of a file of so many bytes takes."""
+    return _SAMPLES * min(_SAMPLE_BYTES, size), _SAMPLES
+
+
+def _companions(slide: Path | str) -> list[Path]:
+    """Files beside a local slide that belong to it."""
+    path = Path(slide)
+    if is_url(str(slide)):
+        return []
+    folder = path.with_suffix("")
+    if path.suffix.lower() == ".mrxs" and folder.is_dir():
+        return sorted(p for p in folder.iterdir() if p.is_file())
+    if path.suffix.lower() == ".dcm":
+        return sorted(p for p in path.parent.glob("*.dcm") if p != path)
+    return []
