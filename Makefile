@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 # what they depend on is several GB of CUDA packages, not needed on a CPU; openfold3 is for tests only
 NO_DEPS := cucim-cu12 lazy-loader triton openfold3
 
-.PHONY: demo test setup lint types bench-smoke gpu-proof clean
+.PHONY: demo test setup lint types bench-smoke gpu-proof faults clean
 
 setup: $(STAMP)
 
@@ -40,6 +40,11 @@ test: export OMP_NUM_THREADS ?= 1
 test: lint types
 	$(BIN)/python -m pytest
 	$(MAKE) --no-print-directory bench-smoke
+
+# twenty signals at runs, pools, Dask and Slurm, and a disk that fails at every single write: hours
+faults: export THINSECTION_FAULT_REPEATS = 20
+faults: setup
+	$(BIN)/python -m pytest tests/pipeline/test_orderly.py tests/jobs/test_dask.py tests/jobs/test_slurm_signals.py
 
 clean:
 	rm -rf $(VENV) demo

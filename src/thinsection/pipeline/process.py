@@ -186,10 +186,12 @@ class SlideJob:
             if work.missing:
                 yield work
                 continue
-            if work.source_is_new:  # so that every byte is compared once only
-                work.ledger.save()
             try:
+                if work.source_is_new:  # so that every byte is compared once only
+                    work.ledger.save(keep_time=work.ledger.path.exists())
                 check_quality(work)
+            except OutputError:
+                raise
             except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded
                 self._ended(work, work.at, error)
             else:

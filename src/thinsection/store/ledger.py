@@ -8,6 +8,7 @@ or one that is done again.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -127,13 +128,14 @@ class SlideLedger:
         """The ledger with a stage added; one that is done again keeps its place."""
         return replace(self, stages={**self.stages, address: record})
 
-    def save(self) -> None:
-        """Writes slide.json atomically."""
+    def save(self, *, keep_time: bool = False) -> None:
+        """Writes slide.json atomically; `keep_time`: no stage of it is any newer."""
+        before = self.path.stat() if keep_time else None
         stages = {name: asdict(record) for name, record in self.stages.items()}
-        write_json(
-            self.path,
-            {"format": FORMAT, "slide": self.slide, "source": self.source, "stages": stages},
-        )
+        known = {"format": FORMAT, "slide": self.slide, "source": self.source}
+        write_json(self.path, {**known, "stages": stages})
+        if before is not None:
+            os.utime(self.path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def ledger_path(out: Path, slide_id: str) -> Path:
