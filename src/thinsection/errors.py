@@ -32,6 +32,10 @@ class SlideOpenError(ThinsectionError, OSError):
     """No reader opens the file; the message says what each one answered."""
 
 
+class ChannelsError(SlideOpenError):
+    """The file is no RGB or gray picture of 8 bits, and nobody said what of it to show."""
+
+
 class SlideReadError(ThinsectionError, OSError):
     """A region of an opened slide cannot be decoded."""
 

@@ -20,7 +20,6 @@ from thinsection.pipeline.results import (
     record_failure,
 )
 from thinsection.pipeline.sink import Item, ResultSink, encoder_of
-from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import Goal, RunConfig, batch_size_of, budget_of
 from thinsection.stages.masks import QcStage
@@ -270,8 +269,7 @@ def _open(work: SlideWork, config: RunConfig, grid: TilesStage | None, wholes: S
 
     Raises BudgetError: its image is decoded whole, and larger than the memory for tiles leaves.
     """
-    path, mpp = work.entry.slide_path, work.entry.slide_mpp
-    slide = open_slide(path, reader=config.slides.reader, slide_mpp=mpp)
+    slide = work.entry.open(config.slides.reader)
     work.opened(slide)
     if (held := slide.held_bytes) > wholes.total:
         rule = f"memory must leave {format_bytes(held)} for an image that is decoded whole"

@@ -41,7 +41,6 @@ from thinsection.planning.cost import (
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.qc.tissue import thumbnail_size, tissue_mask
 from thinsection.qc.work_image import scale_of
-from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import mean_mpp
 from thinsection.stages.config import ENCODING, EncodeConfig, RunConfig, batch_size_of
@@ -212,7 +211,7 @@ def look_into(
 def slide_size(entry: SlideEntry, config: RunConfig) -> SlideSize:
     """Opens a slide, finds its tissue on the thumbnail and counts its tiles; decodes no tile."""
     reader = config.slides.reader
-    with open_slide(entry.slide_path, reader=reader, slide_mpp=entry.slide_mpp) as slide:
+    with entry.open(reader) as slide:
         table = tile_grid(slide, config.tiles, tissue=tissue_mask(slide, config.tissue))
         wanted = thumbnail_size(slide.size, slide.slide_mpp, config.tissue.mask_mpp)
         finest = [lv for lv in slide.levels if lv.size[0] >= wanted[0]] or [slide.levels[0]]
@@ -362,7 +361,7 @@ def _qc_numbers(sample: Sequence[SlideEntry], count: int, config: RunConfig) -> 
 
 def _qc_size(entry: SlideEntry, *, reader: str, pipeline: Pipeline) -> dict[str, Any]:
     """Arguments of `qc_peak_bytes` and `qc_seconds`, from a slide's header."""
-    with open_slide(entry.slide_path, reader=reader, slide_mpp=entry.slide_mpp) as slide:
+    with entry.open(reader) as slide:
         slide_mpp = scale_of(slide, pipeline, mean_mpp(entry.slide_mpp)).slide_mpp
         work_mpp = min(COARSEST_MPP, *pipeline.image_mpps)
         size = math.prod(slide.size)

@@ -16,6 +16,7 @@ from thinsection.types import Closing, CoordsL0, Level, Mpp, PointL0, RgbArray, 
 from thinsection.units import format_mpp
 
 WHITE = 255
+GRAY = "gray: one channel, shown as red, green and blue"  # a note
 
 
 class Slide(Closing):
@@ -37,6 +38,7 @@ class Slide(Closing):
         associated_names: of associated images ('label', 'macro', 'thumbnail').
         choice: why 'auto' took this reader.
         notes: sentences on what was taken otherwise than the file says it.
+        rendering: how px were made RGB where a person asked for it; '' as they are stored.
         source: counts what was fetched of a slide by URL; None of a local file.
         held_bytes: what a whole decoded image takes from the first read on; 0 where it is read in
             parts.
@@ -65,7 +67,8 @@ class Slide(Closing):
         self.properties: Mapping[str, str] = dict(properties or {})
         self.source: FsspecSource | None = None
         self.on_close: Callable[[], None] = lambda: None
-        self.choice, self.notes, self._closed = "", tuple[str, ...](), False
+        self.choice, self.rendering, self._closed = "", "", False
+        self.notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({Path(self.slide_path).name!r}: {', '.join(self._facts())})"
@@ -193,6 +196,10 @@ class Slide(Closing):
     def _unreadable(self, what: str, remedy: str = "") -> SlideReadError:
         """The error to raise for what cannot be decoded."""
         return SlideReadError(f"{what} in {Path(self.slide_path).name!r}{remedy}")
+
+    def icc_profile(self) -> bytes | None:
+        """The colour profile of the file; None where it has none, or the reader sees none."""
+        return None
 
     def thumbnail(self, max_size: Size) -> RgbArray:
         """The whole slide, aspect kept, fitted into max_size, uint8 (H, W, 3).

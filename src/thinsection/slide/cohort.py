@@ -7,11 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from thinsection.config import nearest
 from thinsection.errors import CohortError
 from thinsection.files.sources import is_url
+from thinsection.slide.base import Slide
 from thinsection.slide.geometry import positive_number
+from thinsection.slide.look import Look
+from thinsection.slide.open import open_slide
 from thinsection.slide.readers import slide_suffixes
 from thinsection.types import Mpp
 
@@ -30,15 +34,21 @@ class SlideEntry:
     slide_id: str  # names the slide's folder in the output; unique in a run
     slide_path: str  # file or URL
     slide_mpp: Mpp | None = None  # overrides what the file says
+    look: Look | None = None  # how its px become RGB; None as they are
     patient_id: str | None = None
     label: str | None = None
     split: str | None = None
+
+    def open(self, reader: str) -> Slide:
+        """The slide, by that reader, as the entry says it is to be seen."""
+        return open_slide(self.slide_path, reader=reader, slide_mpp=self.slide_mpp, look=self.look)
 
 
 def load_cohort(
     slides: Sequence[str | Path],
     *,
     slide_mpp: Mpp | None = None,
+    look: Look | None = None,
     on_message: Callable[[str], None] = lambda text: None,
 ) -> tuple[SlideEntry, ...]:
     """The slides that files, folders, URLs and cohort CSVs name, in a stable order.
@@ -52,6 +62,7 @@ def load_cohort(
     Args:
         slides: each a slide file, a folder, a URL or a `.csv` with a column `slide_path`.
         slide_mpp: (x, y) for every slide that the table gives none for.
+        look: of every slide.
         on_message: takes a line for each slide whose name was changed or that was left out.
 
     Raises:
@@ -63,7 +74,7 @@ def load_cohort(
         given = ", ".join(repr(str(s)) for s in slides) or "nothing"
         known = f"known suffixes: {' '.join(slide_suffixes())}"
         raise CohortError(f"slides must name at least one slide, got {given}; {known}")
-    return tuple(replace(e, slide_mpp=e.slide_mpp or slide_mpp) for e in entries)
+    return tuple(replace(e, slide_mpp=e.slide_mpp or slide_mpp, look=look) for e in entries)
 
 
 def parse_mpp(text: str, *, where: str) -> Mpp:
@@ -133,7 +144,9 @@ def _entry(row: dict[str, str | None], cohort: Path, line: int) -> _Given:
         raise CohortError(f"slide_path must be a path, got a NUL character in {where}")
     if not is_url(path):
         path = str(cohort.parent / path)  # an absolute path stays as it is
-    labels = {name: text or None for name, text in zip(_COLUMNS[3:], others, strict=True)}
+    labels: dict[str, Any] = {
+        name: text or None for name, text in zip(_COLUMNS[3:], others, strict=True)
+    }
     own_mpp, name = parse_mpp(mpp, where=where) if mpp else None, slide_id or _id_of(path)
     found = SlideEntry(slide_id=name, slide_path=path, slide_mpp=own_mpp, **labels)
     return found, bool(slide_id)

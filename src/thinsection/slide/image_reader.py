@@ -9,7 +9,7 @@ import numpy as np
 import simplejpeg
 
 from thinsection.errors import SlideOpenError, SlideReadError
-from thinsection.slide.base import Slide, on_white
+from thinsection.slide.base import GRAY, Slide, on_white
 from thinsection.slide.tiff_reader import TiffSlide
 from thinsection.types import GIB, Level, Mpp, RgbArray, Size
 
@@ -21,6 +21,7 @@ _STRIP_PX = 1 << 18  # that become RGB at once
 _MAX_DEFLATED, _MAX_JPEG_PX = 1040, 2048
 _PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
+_PNG_DEPTH, _PNG_KIND, _PNG_GRAY = 24, 25, (0, 4)  # bytes of its header; without, with alpha
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
@@ -46,6 +47,10 @@ class FlatSlide(Slide):
         if not 1 <= width * height <= Path(path).stat().st_size / least:
             raise SlideOpenError(f"{what} are not in so small a file; it is damaged or truncated")
         super().__init__(path, [Level(index=0, size=size, downsample=1.0)], slide_mpp=slide_mpp)
+        if self._png and head[_PNG_DEPTH] == 16:
+            self.notes = ("16 bits a channel, of which the upper 8 are shown",)
+        if self._png and head[_PNG_KIND] in _PNG_GRAY:
+            self.notes = (*self.notes, GRAY)
         self._pixels: RgbArray | None = None
         self._lock = threading.Lock()
 

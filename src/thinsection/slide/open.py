@@ -1,8 +1,8 @@
 """Opening a slide: by a reader's name, by 'auto', or by URL."""
 
 import os
-from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from thinsection.config import nearest
 from thinsection.errors import (
+    ChannelsError,
     ConfigError,
     DiskSpaceError,
     InvalidInputError,
@@ -21,7 +22,8 @@ from thinsection.files.sources import FsspecSource, is_url, metadata_file
 from thinsection.files.sweep import scratch_bytes, scratch_folder
 from thinsection.slide.base import Slide
 from thinsection.slide.child import try_in_child
-from thinsection.slide.geometry import ReadPlan, believed_mpp, l0_from_lv
+from thinsection.slide.geometry import believed_mpp, l0_from_lv
+from thinsection.slide.look import Look
 from thinsection.slide.readers import (
     AUTO,
     NEVER_TRUSTED,
@@ -32,7 +34,8 @@ from thinsection.slide.readers import (
     load_slide,
     reader_choices,
 )
-from thinsection.types import MIB, CoordsL0, Mpp, PointL0, RgbArray, Size, TileArray
+from thinsection.slide.wrapped import WrappedSlide, with_profile
+from thinsection.types import MIB, Mpp, PointL0, Size
 from thinsection.units import format_bytes, parse_bytes
 
 CACHE_VARIABLE = "THINSECTION_STAGING_BYTES"  # how much staged slides may take, by default 20GiB
@@ -51,7 +54,13 @@ _PROBE_PX = 48
 _LEVEL_MAX, _LEVEL_MEAN = 4.0, 0.75
 
 
-def open_slide(path: str | Path, *, reader: str = AUTO, slide_mpp: Mpp | None = None) -> Slide:
+def open_slide(
+    path: str | Path,
+    *,
+    reader: str = AUTO,
+    slide_mpp: Mpp | None = None,
+    look: Look | None = None,
+) -> Slide:
     """Opens a slide.
 
     'auto' opens the file with OpenSlide and with the faster reader, compares levels, resolution
@@ -64,8 +73,10 @@ def open_slide(path: str | Path, *, reader: str = AUTO, slide_mpp: Mpp | None = 
         path: file, or a URL that fsspec knows.
         reader: 'auto', or a name of `available_readers()`.
         slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
+        look: which channels are shown, whether the colour profile is applied; None as it is.
 
     Raises:
+        ChannelsError: the file is no RGB or gray picture of 8 bits, and `look` picks no channels.
         SlideOpenError: no reader opens it, or the URL is not reachable; says what each answered.
         MissingDependencyError: the named reader's package is not installed, or the URL's.
         ConfigError: no such reader.
@@ -78,22 +89,31 @@ def open_slide(path: str | Path, *, reader: str = AUTO, slide_mpp: Mpp | None = 
     if reader not in reader_choices():
         hint = nearest(reader, reader_choices())
         raise ConfigError(f"reader must be a known name, got {reader!r}{hint}")
-    slide = (_open_url if is_url(name) else _open_file)(name, reader, slide_mpp)
+    look = look or Look()
+    slide = (_open_url if is_url(name) else _open_file)(name, reader, slide_mpp, look)
+    if look.icc:
+        slide = with_profile(slide)
     if slide_mpp is None:
         slide.slide_mpp, doubt = believed_mpp(slide.slide_mpp)
         slide.notes = (*slide.notes, *[doubt] * bool(doubt))
     return slide
 
 
-def _open_file(name: str, reader: str, slide_mpp: Mpp | None) -> Slide:
+def _open_file(name: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Slide:
     if not Path(name).is_file():
         raise SlideOpenError(f"slide must be an existing file, got {name!r}")
     if Path(name).stat().st_size == 0:
         raise SlideOpenError(f"slide must not be empty, got 0 bytes in {name!r}; copy it again")
+    if look.channels:
+        from thinsection.slide.channels import ChannelSlide  # parses TIFFs: slow to import
+
+        return ChannelSlide(name, look, slide_mpp=slide_mpp)
     if reader == AUTO:
         return _open_auto(name, slide_mpp)
     try:
         slide = _load(reader, name, slide_mpp, checked=False)
+    except ChannelsError:
+        raise
     except SlideOpenError as error:
         raise SlideOpenError(f"{error} in {name!r}") from error.__cause__
     slide.reader, slide.choice = slide.reader or reader, f"{reader}: asked for"
@@ -152,6 +172,8 @@ def _try(
     try:
         if name in OURS or Path(path).suffix.lower() in READERS.entry(name).suffixes:
             return _load(name, path, slide_mpp, checked=checked)
+    except ChannelsError:  # no other reader may show one channel of many
+        raise
     except (SlideOpenError, InvalidInputError) as error:  # or a package that cannot be imported
         answers.append(str(error))
     except MissingDependencyError:
@@ -172,6 +194,8 @@ def _is_checked(path: str) -> bool:
     try:
         with load_slide(_FASTEST, path) as slide:
             return slide.checked
+    except ChannelsError:
+        raise
     except SlideOpenError:
         return False
 
@@ -218,28 +242,32 @@ def interpolated(slide: Slide, origin_l0: PointL0, level: int, size: Size) -> np
     return np.asarray(rows[:, :-1] * (1 - right) + rows[:, 1:] * right)
 
 
-def _open_url(url: str, reader: str, slide_mpp: Mpp | None) -> Slide:
+def _open_url(url: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Slide:
     """Streamed where it is a TIFF that our own reader opens, else staged."""
     source = FsspecSource(url)
-    if reader in (AUTO, "tiff"):
+    if reader in (AUTO, "tiff") and not look.channels:
         try:
             handle = metadata_file(source)
             slide = load_slide("tiff", url, slide_mpp, source=source, handle=handle)
             slide.choice, slide.source = "tiff: streamed by range requests", source
             return slide
+        except ChannelsError:
+            raise
         except SlideOpenError:
             if reader == "tiff":
                 raise
-    return StagedSlide(source, reader, slide_mpp)
+    return StagedSlide(source, reader, slide_mpp, look)
 
 
-class StagedSlide(Slide):
+class StagedSlide(WrappedSlide):
     """A slide by URL, copied to a local folder, which goes when it is closed.
 
     Memory: one piece of 8 MiB while it is copied.
     """
 
-    def __init__(self, source: FsspecSource, reader: str, slide_mpp: Mpp | None) -> None:
+    def __init__(
+        self, source: FsspecSource, reader: str, slide_mpp: Mpp | None, look: Look
+    ) -> None:
         _check_room(source.size, name=source.name)
         self._folder = ExitStack()
         try:
@@ -248,33 +276,17 @@ class StagedSlide(Slide):
             with local.open("wb") as file:
                 for start in range(0, source.size, _CHUNK):
                     file.write(source.read_at(start, min(_CHUNK, source.size - start)))
-            slide = self._slide = open_slide(local, reader=reader, slide_mpp=slide_mpp)
+            inner = replace(look, icc=False)  # that is for whoever has this one
+            slide = open_slide(local, reader=reader, slide_mpp=slide_mpp, look=inner)
         except BaseException:
             self._folder.close()
             raise
-        facts = ("slide_mpp", "objective_power", "vendor", "properties")
-        super().__init__(source.name, slide.levels, **{f: getattr(slide, f) for f in facts})
-        self.reader, self.choice, self.source = slide.reader, slide.choice, source
-        self.notes, self.held_bytes = slide.notes, slide.held_bytes
-        self.associated_names = slide.associated_names
-
-    def _associated(self, name: str) -> RgbArray:
-        return self._slide.associated_image(name)
-
-    def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
-        self._slide._fill(origin_lv, level, out)
-
-    def _fill_all(self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray) -> None:
-        self._slide._fill_all(origins_lv, level, out)
-
-    def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
-        """Passes it on."""
-        self._slide.expect(coords_l0, plan)
+        super().__init__(slide, source.name)
+        self.source = source
 
     def close(self) -> None:
         """Closes the slide and deletes the copy."""
         super().close()
-        self._slide.close()
         self._folder.close()
 
 

@@ -39,6 +39,11 @@ class OpenSlideSlide(Slide):
         facts: dict[str, Any] = {"objective_power": power, "vendor": vendor, "properties": found}
         super().__init__(path, levels, slide_mpp=slide_mpp or mpp, **facts)
 
+    def icc_profile(self) -> bytes | None:
+        """As of the base class."""
+        with _open(self.slide_path) as own:
+            return None if own.color_profile is None else own.color_profile.tobytes()
+
     def _associated(self, name: str) -> RgbArray:
         try:
             with _open(self.slide_path) as own:  # damage here must not spoil the other

@@ -4,7 +4,8 @@ import html
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import tifffile
 
 from thinsection.errors import SlideOpenError, ThinsectionError
 from thinsection.slide.geometry import positive_number
+from thinsection.slide.tiff_channels import Channels, find_channels, refusal
 from thinsection.slide.tiff_codecs import BYTES, KNOWN, SEPARATE
 from thinsection.types import MIB, Level, Mpp, Size
 
@@ -26,6 +28,7 @@ OME = "ome."  # before what the OME-XML says, in a slide's properties
 _UM_PER_OME_UNIT = {"m": 1e6, "dm": 1e5, "cm": 1e4, "mm": 1e3, "nm": 1e-3, "pm": 1e-6, "Å": 1e-4}
 _UM_PER_OME_UNIT |= {"\u00b5m": 1.0, "\u03bcm": 1.0, "um": 1.0, "in": 25_400.0, "\u212b": 1e-4}
 _YCBCR = 6  # photometric interpretation
+_ICC = 34675  # tag of the colour profile
 # a strip or tile must fit a budget that the user never sees; larger ones are refused
 MAX_SEGMENT_BYTES = 128 * MIB
 # tags that are one plain number: width, height, compression, photometric interpretation, samples,
@@ -41,6 +44,7 @@ class TiffLayout:
     pages: list[Any]  # of the levels
     associated: dict[str, tuple[Level, Any]]  # name -> the only level of that image, and its page
     facts: dict[str, Any]  # further arguments of `Slide`
+    icc_profile: bytes | None = None
     checked: bool  # whether a C library may see the file: no page asks for memory beyond reason
 
 
@@ -48,8 +52,38 @@ def read_layout(path: str, slide_mpp: Mpp | None, handle: Any = None) -> TiffLay
     """The layout of a local file, or of an opened binary file object (which stays open).
 
     Raises:
+        ChannelsError: it is no RGB or gray picture of 8 bits.
         SlideOpenError: not a TIFF, truncated, or of a kind that is left to OpenSlide.
     """
+    with _parsed(path, handle) as file:
+        return _layout(file, slide_mpp)
+
+
+def channel_layout(path: str, slide_mpp: Mpp | None) -> tuple[TiffLayout, Channels]:
+    """The levels of a file with channels, and where these lie; no associated images.
+
+    Raises:
+        SlideOpenError: as of `read_layout`, or there is nothing to pick from.
+    """
+    with _parsed(path) as file:
+        base, _ = _sound_pages(file)
+        if (found := find_channels(file)) is None:
+            what = f"tiff: an RGB or gray picture of 8 bits has no channels to pick, in {path!r}"
+            raise SlideOpenError(f"{what}; leave --channels out")
+        keys = [planes[0].page.keyframe for planes in found.planes]
+        for key, planes in zip(keys, found.planes):
+            _is_sound(key, size := file.filehandle.size, or_raise=True)
+            stored = [plane.page.databytecounts for plane in planes]
+            if any(len(c) != len(key.databytecounts) or max(c) > size for c in stored):
+                raise SlideOpenError("tiff: planes must have all segments; the file is damaged")
+        levels = [_level_of(key, index, base) for index, key in enumerate(keys)]
+        facts = _facts(file, base, slide_mpp)
+        return TiffLayout(levels=levels, pages=[], associated={}, facts=facts, checked=False), found
+
+
+@contextmanager
+def _parsed(path: str, handle: Any = None) -> Iterator[tifffile.TiffFile]:
+    """The file by tifffile, closed after the block; SlideOpenError for whatever it raises."""
     if (name := Path(path.split("?", 1)[0])).suffix.lower() == ".vsi":
         folder = f"'_{name.stem}_', which {'is' if _beside(name) else 'is not'} beside it"
         what = "this Olympus VSI is a shell that holds a preview only"
@@ -57,7 +91,7 @@ def read_layout(path: str, slide_mpp: Mpp | None, handle: Any = None) -> TiffLay
         raise SlideOpenError(f"tiff: {what}; its px lie as .ets files in {folder}; {remedy}")
     try:
         with tifffile.TiffFile(path if handle is None else handle, name=Path(path).name) as file:
-            return _layout(file, slide_mpp)
+            yield file
     except (ThinsectionError, MemoryError):  # they say all
         raise
     except Exception as error:  # whatever a parser makes of damage
@@ -68,7 +102,8 @@ def _beside(shell: Path) -> bool:
     return shell.with_name(f"_{shell.stem}_").is_dir()
 
 
-def _layout(file: tifffile.TiffFile, slide_mpp: Mpp | None) -> TiffLayout:
+def _sound_pages(file: tifffile.TiffFile) -> tuple[Any, list[Any]]:
+    """The first page, whose sizes are sound, and all pages of the chain."""
     if not (pages := list(file.pages)):
         raise SlideOpenError("tiff: a TIFF header without pages; the file is truncated")
     if _next_page_offset(file, pages[-1]) != 0:  # tifffile only logs it: levels would be missing
@@ -76,28 +111,42 @@ def _layout(file: tifffile.TiffFile, slide_mpp: Mpp | None) -> TiffLayout:
     for flag, what in _LEFT_TO_OPENSLIDE.items():
         if getattr(file, f"is_{flag}"):
             raise SlideOpenError(f"tiff: {what} is left to OpenSlide")
-    base, description = pages[0], str(pages[0].description or "")
+    _is_sound(base := pages[0], file.filehandle.size, or_raise=True)
+    return base, pages
+
+
+def _layout(file: tifffile.TiffFile, slide_mpp: Mpp | None) -> TiffLayout:
+    base, pages = _sound_pages(file)
+    if (channels := find_channels(file)) is not None:
+        raise refusal(channels, file.filename)
     below = list(base.pages or ())  # as OME-TIFFs of QuPath and bfconvert store their levels
     pages = [base, *below, *pages[1:]]
     sound = [page for page in pages if _is_sound(page, file.filehandle.size, or_raise=page is base)]
     found, associated = _sort_pages(sound, below)
+    return TiffLayout(
+        levels=[_level(page, index, base) for index, page in enumerate(found)],
+        pages=found,
+        associated={name: (_level(page, 0, page), page) for name, page in associated.items()},
+        facts=_facts(file, base, slide_mpp),
+        icc_profile=base.tags.valueof(_ICC),
+        checked=len(sound) == len(pages),
+    )
+
+
+def _facts(file: tifffile.TiffFile, base: Any, slide_mpp: Mpp | None) -> dict[str, Any]:
+    """What the file says of itself, as further arguments of `Slide`."""
+    description = str(base.description or "")
     aperio = _aperio(description)
     mpp = positive_number(aperio.get("MPP"))
     ome = _ome(file)
     own_mpp = (mpp, mpp) if mpp else _ome_mpp(ome) or (None if aperio else _tag_mpp(base))
     properties = {f"aperio.{k}": v for k, v in aperio.items()} | ome
-    return TiffLayout(
-        levels=[_level(page, index, base) for index, page in enumerate(found)],
-        pages=found,
-        associated={name: (_level(page, 0, page), page) for name, page in associated.items()},
-        facts={
-            "slide_mpp": slide_mpp or own_mpp,
-            "objective_power": positive_number(aperio.get("AppMag")),
-            "vendor": "aperio" if aperio else "generic-tiff" if base.is_tiled else None,
-            "properties": properties | {"tiff.ImageDescription": description},
-        },
-        checked=len(sound) == len(pages),
-    )
+    return {
+        "slide_mpp": slide_mpp or own_mpp,
+        "objective_power": positive_number(aperio.get("AppMag")),
+        "vendor": "aperio" if aperio else "generic-tiff" if base.is_tiled else None,
+        "properties": properties | {"tiff.ImageDescription": description},
+    }
 
 
 def _next_page_offset(file: tifffile.TiffFile, page: Any) -> int:
@@ -156,6 +205,10 @@ def _level(page: Any, index: int, base: Any) -> Level:
     """The level that a page holds; SlideOpenError where it is of a kind that is left out here."""
     if what := _unsupported(page):
         raise SlideOpenError(f"tiff: {what} is not supported")
+    return _level_of(page, index, base)
+
+
+def _level_of(page: Any, index: int, base: Any) -> Level:
     size = width, height = (int(page.imagewidth), int(page.imagelength))
     down = (base.imagewidth / width + base.imagelength / height) / 2
     return Level(index=index, size=size, downsample=float(down), segment=_segment(page))

@@ -15,11 +15,11 @@ from PIL import Image
 
 from thinsection.errors import SlideReadError
 from thinsection.files.sources import ByteSource, FileSource
-from thinsection.slide.base import WHITE, Slide
+from thinsection.slide.base import GRAY, WHITE, Slide
 from thinsection.slide.geometry import ReadPlan, origins_lv
 from thinsection.slide.tiff_cache import SegmentCache
 from thinsection.slide.tiff_codecs import JPEG, NOT_BY_TIFFFILE, RAW, REFUSALS, SEPARATE, fill_of
-from thinsection.slide.tiff_layout import read_layout
+from thinsection.slide.tiff_layout import TiffLayout, read_layout
 from thinsection.types import MIB, CoordsL0, Level, Mpp, RgbArray, TileArray
 
 CACHE_BYTES = 64 * MIB  # of decoded segments that a region cut, per slide
@@ -192,7 +192,8 @@ class _CoarseSlide(Slide):
 class TiffSlide(Slide):
     """A tiled or striped TIFF, read segment by segment. Thread-safe.
 
-    Its bytes come from `source` and its metadata from `handle`, by default from the local file.
+    Its bytes come from `source` and its metadata from `handle`, by default from the local file; a
+    `layout` stands for what these say.
 
     Memory: `CACHE_BYTES` of decoded segments; per reading thread one decoded segment and
     `MAX_READ_BYTES` of compressed ones, or one that is larger.
@@ -207,9 +208,13 @@ class TiffSlide(Slide):
         slide_mpp: Mpp | None = None,
         source: ByteSource | None = None,
         handle: Any = None,
+        layout: TiffLayout | None = None,
     ) -> None:
-        layout = read_layout(path, slide_mpp, handle)
+        layout = layout or read_layout(path, slide_mpp, handle)
         super().__init__(path, layout.levels, **layout.facts)
+        self._icc_profile = layout.icc_profile
+        if any(page.samplesperpixel == 1 for page in layout.pages):
+            self.notes = (GRAY,)
         self._source = source or FileSource(path)
         self._pages = layout.pages
         pages = zip(layout.levels, layout.pages)
@@ -217,6 +222,10 @@ class TiffSlide(Slide):
         self.checked = layout.checked
         self._cut = SegmentCache(CACHE_BYTES)
         self._others, self.associated_names = layout.associated, tuple(sorted(layout.associated))
+
+    def icc_profile(self) -> bytes | None:
+        """As of the base class."""
+        return self._icc_profile
 
     def _associated(self, name: str) -> RgbArray:
         decoder = _decoder(*self._others[name], self._source)

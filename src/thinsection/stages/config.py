@@ -7,6 +7,7 @@ from thinsection.config import option, section
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
+from thinsection.slide.look import Look
 from thinsection.slide.readers import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS
 from thinsection.store.identity import How
@@ -33,6 +34,31 @@ class SlidesConfig:
         "only the time differs; full: every byte; samples: size and 8 samples.",
     )
     slide_mpp: str | None = option(None, "µm/px of level 0 where files lack it: 0.25, 0.25x0.26.")
+    channels: str | None = option(
+        None,
+        "One to three channels, shown as RGB, of files with more or 16 bit: 'DAPI,CD3', '0,2'.",
+    )
+    channel_range: str = option(
+        ",".join(f"{share:g}" for share in Look().percentiles),
+        "Percentiles of a channel's px that become 0 and 255.",
+    )
+    icc: bool = option(False, "Convert px by the file's ICC profile to sRGB.")
+
+    def __post_init__(self) -> None:
+        _ = self.look  # says what is not allowed
+
+    @property
+    def look(self) -> Look | None:
+        """How px become RGB; None as they are."""
+        if self.channels is None and not self.icc:
+            return None
+        names = tuple(name.strip() for name in (self.channels or "").split(",") if name.strip())
+        try:
+            low, high = map(float, self.channel_range.split(","))
+        except ValueError:
+            rule = f"two percentiles such as '1,99', got {self.channel_range!r}"
+            raise ConfigError(f"slides.channel_range must be {rule}") from None
+        return Look(channels=names, percentiles=(low, high), icc=self.icc)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

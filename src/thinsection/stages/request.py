@@ -29,7 +29,7 @@ def cohort_of(
     """`load_cohort` with the resolution that the settings give to slides without one."""
     given = config.slides.slide_mpp
     mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
-    return load_cohort(slides, slide_mpp=mpp, on_message=on_message)
+    return load_cohort(slides, slide_mpp=mpp, look=config.slides.look, on_message=on_message)
 
 
 @dataclass(frozen=True, kw_only=True)

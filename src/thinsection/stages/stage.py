@@ -9,7 +9,7 @@ A run is the graph of the stages that were asked for. Three kinds differ in what
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -224,6 +224,7 @@ class SlideWork:
             "mpp_y": mpp_y,
             "objective_power": slide.objective_power,
             "vendor": slide.vendor,
+            "rendering": slide.rendering,
             "warnings": "; ".join(slide.notes),
         }
         facts |= {name: self.ledger.slide.get(name) for name in _OF_COHORTS}
@@ -252,7 +253,8 @@ def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> dict[str, Any
 
 def source_key(fingerprint: str, entry: SlideEntry) -> str:
     """Identity of a slide's pixels: its file, and the resolution that was said of it."""
-    return stage_key(slide=fingerprint, mpp=entry.slide_mpp)
+    look = {} if entry.look is None else {"look": asdict(entry.look)}
+    return stage_key(slide=fingerprint, mpp=entry.slide_mpp, **look)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,6 +71,7 @@ def tile_attributes(
         "tile_mpp": plan.tile_mpp,
         "mpp_tolerance": config.mpp_tolerance,
         "slide_mpp": slide.slide_mpp and list(slide.slide_mpp),
+        "rendering": slide.rendering or None,
     }
     return {name: value for name, value in attributes.items() if value is not None}
 

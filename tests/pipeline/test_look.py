@@ -1,0 +1,71 @@
+"""Channels and colour profile of a run: refused, recorded, and part of what results are."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+
+from thinsection.config import replace_flat
+from thinsection.pipeline.run import run
+from thinsection.stages.config import RunConfig, SlidesConfig
+from thinsection.store.tiles_h5 import read_tiles
+
+
+def failures(out: Path) -> dict[str, str]:
+    with (out / "failed.csv").open(newline="") as file:
+        return {row["slide_id"]: row["error"] for row in csv.DictReader(file)}
+
+
+def summary(out: Path) -> dict[str, dict[str, str]]:
+    with (out / "summary.csv").open(newline="") as file:
+        return {row["slide_id"]: row for row in csv.DictReader(file)}
+
+
+@pytest.fixture
+def multiplex(tmp_path: Path) -> Path:
+    y, x = np.mgrid[:700, :900]
+    data = np.stack([(x * (c + 2) + y) % 4000 for c in range(4)]).astype(np.uint16)
+    told = {"axes": "CYX", "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5}
+    told |= {"Channel": {"Name": ["DAPI", "CD3", "CD8", "PanCK"]}}
+    path = tmp_path / "mux.ome.tif"
+    tifffile.imwrite(path, data, tile=(256, 256), photometric="minisblack", metadata=told)
+    return path
+
+
+def test_a_multiplex_slide_is_refused_until_channels_are_picked(
+    multiplex: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    config = replace_flat(RunConfig(), {"tile_filter": (), "overview": False})
+    assert run([multiplex], out=out, config=config, stage="tile").counts["failed"] == 1
+    (said,) = failures(out).values()
+    assert "4 channels of 16 bits (DAPI, CD3, CD8, PanCK)" in said
+    assert "--channels 'DAPI,CD3,CD8'" in said
+
+    picked = replace_flat(config, {"channels": "DAPI,PanCK", "channel_range": "1,99"})
+    assert run([multiplex], out=out, config=picked, stage="tile").counts["done"] == 1
+    stored = read_tiles(next(out.glob("*/tiles/*.h5")))
+    assert stored.attributes["rendering"].startswith("channels DAPI ")
+    assert "(percentiles 1 and 99) as RGB" in stored.attributes["rendering"]
+    assert run([multiplex], out=out, config=picked, stage="tile").counts["skipped"] == 1
+
+    other = replace_flat(picked, {"channels": "CD3"})
+    assert run([multiplex], out=out, config=other, stage="tile").counts["failed"] == 1
+    (said,) = failures(out).values()
+    assert "pass --overwrite to replace it" in said
+
+
+def test_gray_is_said_in_the_summary(tmp_path: Path) -> None:
+    gray, path = np.full((700, 900), 200, np.uint8), tmp_path / "gray.tif"
+    tifffile.imwrite(path, gray, tile=(256, 256), photometric="minisblack")
+    config = replace_flat(RunConfig(), {"tile_mpp": "native", "overview": False})
+    run([path], out=tmp_path / "out", config=config, stage="tile")
+    assert "gray: one channel" in summary(tmp_path / "out")["gray"]["warnings"]
+
+
+@pytest.mark.parametrize("wrong", ["", "5", "a,b", "1,2,3"])
+def test_a_range_is_two_percentiles(wrong: str) -> None:
+    with pytest.raises(ValueError, match="channel_range must be two percentiles"):
+        SlidesConfig(channels="0", channel_range=wrong)
