@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "thinsection"
 # a room imports only from rooms above it in this list; loose modules first
 ROOMS = (
     *("files", "weights", "arrays", "slide", "qc", "tiles", "stream", "attention", "encode"),
+    "segment",
     *("pool", "neighbors", "structures", "rescue", "store", "usage", "report", "jobs", "stages"),
     *("planning", "pipeline", "probe", "cli"),
 )

@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.pool import load_slide_encoder as load_slide_encoder
     from thinsection.qc import run_qc as run_qc
     from thinsection.qc import tissue_mask as tissue_mask
+    from thinsection.segment import load_segmenter as load_segmenter
+    from thinsection.segment import segment as segment
     from thinsection.slide import open_slide as open_slide
     from thinsection.stages.config import RunConfig as RunConfig
     from thinsection.stream import iter_tiles as iter_tiles
@@ -32,6 +34,8 @@ _PUBLIC = {
     "open_slide": "thinsection.slide",
     "tissue_mask": "thinsection.qc",
     "run_qc": "thinsection.qc",
+    "segment": "thinsection.segment",
+    "load_segmenter": "thinsection.segment",
     "tile_grid": "thinsection.tiles",
     "iter_tiles": "thinsection.stream",
     "load_encoder": "thinsection.encode",

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Everything: tissue, tiles, tile embeddings, slide embedding."),
     "qc": ("qc", "Quality control: masks, scores, a contact sheet; HistoQC's checks and more."),
     "tissue": ("run", "Find the tissue of each slide."),
+    "segment": ("run", "Name what each px of a slide is, by a network: epithelium, stroma, ..."),
     "tile": ("run", "Lay the tile grid of each slide."),
     "embed": ("run", "Embed the tiles of each slide."),
     "aggregate": ("run", "Pool tile embeddings into slide embeddings."),

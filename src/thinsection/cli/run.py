@@ -15,6 +15,7 @@ SlidesArgument = Annotated[list[str], _SLIDES]
 _STAGES = {  # command -> the last stage that it runs, and its help
     "run": ("aggregate", "Everything: tissue, tiles, tile embeddings, slide embedding."),
     "tissue": ("tissue", "Find the tissue of each slide: PNG mask and GeoJSON polygons."),
+    "segment": ("segment", "Name what each px is by a network: labels, outlines, shares."),
     "tile": ("tile", "Lay the tile grid of each slide: GRID/tiles/ID.h5 with coordinates."),
     "embed": ("embed", "Embed the tiles of each slide: GRID/features_ENCODER/ID.h5."),
 }

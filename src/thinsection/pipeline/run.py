@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from thinsection.config import as_mapping, coerce, replace_flat
-from thinsection.errors import ConfigError, DiskSpaceError, MissingDependencyError, StoreError
+from thinsection.errors import (
+    ConfigError,
+    DiskSpaceError,
+    MissingDependencyError,
+    StoreError,
+    require,
+)
 from thinsection.files.atomic import atomic_path, writing
 from thinsection.files.sources import is_url
 from thinsection.files.sweep import sweep_old
@@ -45,7 +51,7 @@ from thinsection.stages.config import (
 )
 from thinsection.stages.formats import FORMATS
 from thinsection.stages.leaves import parse_graph_spec
-from thinsection.stages.request import cohort_of
+from thinsection.stages.request import cohort_of, segment_stages
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles import load_filters
 from thinsection.types import MIB
@@ -281,6 +287,9 @@ def check_settings(config: RunConfig, goal: Goal) -> None:
     """
     check_encoder_names(config, goal)
     load_filters(config.tiles.tile_filter)
+    named = segment_stages(config, None)
+    rule = "goal 'segment' must have a segmenter"
+    require(named or goal != "segment", rule, "none; pass --segmenter", error=ConfigError)
     for rule in config.qc.qc_fail:
         parse_rule(rule)
     if config.qc.qc != "off":

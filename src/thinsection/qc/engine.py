@@ -286,6 +286,10 @@ class QcRule:
     def __str__(self) -> str:
         return f"{self.column}{self.symbol}{self.limit:g}"
 
+    def holds(self, value: Any) -> Any:
+        """Whether it holds for a value of the column, or for which of an array of them."""
+        return _OPERATORS[self.symbol](value, self.limit)
+
 
 def parse_rule(text: str) -> QcRule:
     """The rule of a text such as 'pixels_to_use<1000', or ConfigError."""
@@ -303,4 +307,4 @@ def qc_fail(row: Mapping[str, Score], rule: QcRule | str) -> bool:
     value = row[name]
     if isinstance(value, str):
         raise ConfigError(f"qc rule must name a column of numbers, got {name!r} = {value!r}")
-    return bool(_OPERATORS[rule.symbol](value, rule.limit))
+    return bool(rule.holds(value))

@@ -101,9 +101,7 @@ def stain_vectors(density: Matrix, white: float, where: str) -> tuple[Matrix, Ma
     require(len(plane) >= _MIN_PX, rule, f"{len(plane)} in {where!r}", error=InvalidInputError)
     # from the mean direction, which no angle is far from, so that none wraps around
     centre = plane.mean(axis=0)
-    angles = np.arctan2(
-        plane[:, 1] * centre[0] - plane[:, 0] * centre[1], plane @ centre
-    )
+    angles = np.arctan2(plane[:, 1] * centre[0] - plane[:, 0] * centre[1], plane @ centre)
     order = np.argsort(angles, kind="stable")
     ends = [axes @ plane[order[int(share * len(order) + 0.5)]] for share in (0.01, 0.99)]
     first, second = (end / np.linalg.norm(end) for end in ends)
@@ -127,9 +125,7 @@ def _white(rgb: RgbArray, glass: MaskArray) -> float:
     return float(np.clip(bright.mean(dtype=np.float64), _LOWEST_WHITE, 255.0))
 
 
-def fit_channels(
-    spec: "SegmenterSpec", rgb: RgbArray, where: str
-) -> RgbChannels | StainChannels:
+def fit_channels(spec: "SegmenterSpec", rgb: RgbArray, where: str) -> RgbChannels | StainChannels:
     """What makes the network's input of a slide's windows."""
     if spec.channels == "rgb":
         return RgbChannels(mean=spec.mean, std=spec.std)

@@ -82,7 +82,9 @@ def _torch_module(
     importable_torchvision()
     with importing(f"architecture {architecture!r} must be importable", "segment"):
         make = getattr(import_module(name), attribute, None)
-    require(callable(make), "architecture must be 'module:callable'", architecture, error=ConfigError)
+    require(
+        callable(make), "architecture must be 'module:callable'", architecture, error=ConfigError
+    )
     plain = {key: None if value == _NONE else value for key, value in options.items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

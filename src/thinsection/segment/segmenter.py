@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from importlib import resources, util
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,9 @@ from thinsection.config import from_mapping, option, read_toml
 from thinsection.encode.registry import IMAGENET_MEAN, IMAGENET_STD
 from thinsection.errors import ConfigError, InvalidInputError, WeightsError, require
 from thinsection.registry import Entry, Registry
-from thinsection.segment.network import Network, load_network
+
+if TYPE_CHECKING:
+    from thinsection.segment.network import Network
 
 Channels = Literal["rgb", "eosin_hematoxylin_density"]
 PACKAGE = "package:"
@@ -82,7 +84,7 @@ def declared_segmenters() -> Mapping[str, SegmenterSpec]:
 
 def _entries() -> Iterator[Entry]:
     for spec in declared_segmenters().values():
-        needs = ("openvino",) if spec.architecture is None else ("timm",)
+        needs = ("onnxruntime",) if spec.architecture is None else ("timm",)
         yield Entry(name=spec.name, help=spec.help, target=spec, needs=needs, extra="segment")
 
 
@@ -101,7 +103,7 @@ class SegmentConfig:
     )
     segment_weights: str | None = option(None, "Local weights of the segmenter: ONNX, .pth, ...")
     segment_mpp: float = option(4.0, "Resolution of the classes' shares and outlines, µm/px.")
-    segment_memory: str = option("128MiB", "Memory of the strip of windows that is blended.")
+    segment_memory: str = option("512MiB", "Memory of the strip of windows that is blended.")
     tissue_segmenter: bool = option(
         False, "Take the classes of the one segmenter for the tissue, in place of our detector."
     )
@@ -147,8 +149,10 @@ class Segmenter:
         return self.spec.name if declared == self.spec else f"{self.spec.name}_w{given}"
 
     @cached_property
-    def network(self) -> Network:
+    def network(self) -> "Network":
         """float32 (B, C, H, W) to float32 (B, K, H, W)."""
+        from thinsection.segment.network import load_network  # torch takes a second
+
         spec = self.spec
         return load_network(
             spec.architecture,
@@ -180,7 +184,11 @@ class Segmenter:
 
 
 def load_segmenter(
-    name: str | Path, *, weights: str | Path | None = None, device: str = "auto", seed: int | None = None
+    name: str | Path,
+    *,
+    weights: str | Path | None = None,
+    device: str = "auto",
+    seed: int | None = None,
 ) -> Segmenter:
     """The segmenter of that name, or of a TOML file with a table `segmenter`.
 

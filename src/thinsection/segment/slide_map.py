@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import BudgetError, InvalidInputError, require
-from thinsection.qc.tissue import Color, Shares, TissueMask, box_fractions, tissue_mask
+from thinsection.qc.tissue import Color, Shares, box_fractions, tissue_mask
 from thinsection.segment.channels import fit_channels
 from thinsection.segment.segmenter import Segmenter, load_segmenter
 from thinsection.slide import Slide, read_resized
@@ -73,11 +73,16 @@ class Segmentation:
         """A colour per class, spread over the hues."""
         hues = [(0.02 + n * 0.618) % 1.0 for n in range(len(self.classes))]
         spread = [colorsys.hsv_to_rgb(hue, 0.85, 0.9) for hue in hues]
-        return {n: (round(r * 255), round(g * 255), round(b * 255)) for n, (r, g, b) in zip(self.classes, spread)}
+        return {
+            n: (round(r * 255), round(g * 255), round(b * 255))
+            for n, (r, g, b) in zip(self.classes, spread)
+        }
 
     def tile_columns(self, coords_l0: CoordsL0, size_l0: Size) -> dict[str, Shares]:
         """Per class the share of each tile's area, float32 (N,); tiles have corners coords_l0."""
-        found = (box_fractions(share / 255, self.frame, coords_l0, size_l0) for share in self.shares)
+        found = (
+            box_fractions(share / 255, self.frame, coords_l0, size_l0) for share in self.shares
+        )
         return dict(zip(self.classes, found))
 
 
@@ -88,7 +93,7 @@ def segment(
     tissue: Tissue | None = None,
     labels_path: Path | None = None,
     share_mpp: float = 4.0,
-    memory: str = "128MiB",
+    memory: str = "512MiB",
     stream: StreamConfig | None = None,
 ) -> Segmentation:
     """Runs a network over a slide's tissue.
@@ -96,7 +101,7 @@ def segment(
     Args:
         slide: opened.
         segmenter: a name of `SEGMENTERS`, a TOML file, or what `load_segmenter` gave.
-        tissue: where windows are computed; None: by the default detector.
+        tissue: what lies outside has no class; None: by the default detector.
         labels_path: a tiled TIFF of labels (uint8) at the network's resolution is written there.
         share_mpp: resolution of the classes' shares, µm/px; never finer than the network's.
         memory: of the strip of rows that windows are blended in.
@@ -121,7 +126,7 @@ def segment(
         file.truncate(grid.size[0] * grid.size[1])
         for first, last in bands:
             places = grid.places(found, first, last)
-            strip = _Strip(grid, segmenter, first, last, file)
+            strip = _Strip(grid, segmenter, (first, last), mask_and_frame(found), file)
             table = TileTable(coords_l0=grid.coords_l0(places), plan=grid.plan)
             for batch in iter_tiles(slide, table, batch_size=1, config=stream):
                 outputs = segmenter.network(channels(batch.tiles))
@@ -131,8 +136,14 @@ def segment(
         shares, frame = _shares(file, grid, len(spec.classes), max(1, round(share_mpp / spec.mpp)))
         if labels_path is not None:
             _write_tiff(labels_path, file, grid.size, spec.mpp)
-    values = {"size": grid.size, "mpp": spec.mpp, "num_windows": num_windows}
-    return Segmentation(classes=spec.classes, shares=shares, frame=frame, **values)
+    return Segmentation(
+        classes=spec.classes,
+        shares=shares,
+        frame=frame,
+        size=grid.size,
+        mpp=spec.mpp,
+        num_windows=num_windows,
+    )
 
 
 def _picture(slide: Slide, size: Size) -> RgbArray:
@@ -154,8 +165,10 @@ class WindowGrid:
 
     @classmethod
     def of(cls, slide: Slide, px: int, mpp: float, overlap: float) -> "WindowGrid":
-        """Windows that cover the slide: the last ones end with it, smaller slides lie in the middle."""
-        plan = plan_read(slide.levels, slide.slide_mpp, tile_px=px, tile_mpp=mpp, slide=slide.slide_path)
+        """Windows that cover the slide, the last ones end with it; small slides are centred."""
+        plan = plan_read(
+            slide.levels, slide.slide_mpp, tile_px=px, tile_mpp=mpp, slide=slide.slide_path
+        )
         scale = (plan.size_lv[0] * plan.downsample / px, plan.size_lv[1] * plan.downsample / px)
         size = tuple(max(1, round(n / s)) for n, s in zip(slide.size, scale))
         step = px - round(overlap * px)
@@ -182,24 +195,33 @@ class WindowGrid:
         """Windows (N, 2) that touch the tissue and the band, row by row."""
         px = self.plan.tile_px
         columns = [x for x in self.starts[0].tolist() if x < last and x + px > first]
-        places = np.array([(x, y) for y in self.starts[1].tolist() for x in columns], dtype=np.int64)
+        grid = [(x, y) for y in self.starts[1].tolist() for x in columns]
+        places = np.array(grid, dtype=np.int64)
         mask, frame = mask_and_frame(tissue)
         shares = box_fractions(mask, frame, self.coords_l0(places), self.plan.size_l0)
-        return np.asarray(places[shares > 0])
+        kept: npt.NDArray[np.int64] = places[shares > 0]
+        return kept
 
     def coords_l0(self, places: npt.NDArray[np.int64]) -> CoordsL0:
         """Their corners in level-0 px."""
-        return np.rint(places.reshape(-1, 2) * self.scale).astype(np.int64)
+        corners: CoordsL0 = np.rint(places.reshape(-1, 2) * self.scale).astype(np.int64)
+        return corners
 
 
 class _Strip:
     """Sums of the outputs of windows, weighted, over the rows that more windows will touch."""
 
     def __init__(
-        self, grid: WindowGrid, segmenter: Segmenter, first: int, last: int, file: BinaryIO
+        self,
+        grid: WindowGrid,
+        segmenter: Segmenter,
+        columns: tuple[int, int],
+        tissue: tuple[MaskArray, MaskFrame],
+        file: BinaryIO,
     ) -> None:
-        self._grid, self._segmenter, self._file = grid, segmenter, file
-        self._first, self._last, self._y = first, last, int(grid.starts[1][0])
+        self._grid, self._segmenter, self._file, self._tissue = grid, segmenter, file, tissue
+        (first, last), self._y = columns, int(grid.starts[1][0])
+        self._first, self._last = columns
         px = grid.plan.tile_px
         num = len(segmenter.spec.outputs)
         self._sums = np.zeros((num, px, last - first), dtype=np.float32)
@@ -231,9 +253,10 @@ class _Strip:
         width, height = self._grid.size
         rows = min(y - self._y, len(self._weights))
         if rows > 0 and self._weights[:rows].any():
-            sums = self._sums[:, :rows] / np.maximum(self._weights[:rows], 1e-30)
+            sums = self._sums[:, :rows].copy()
+            sums /= np.maximum(self._weights[:rows], 1e-30)
             labels = self._segmenter.labels(sums)
-            labels[self._weights[:rows] == 0] = 0
+            labels[(self._weights[:rows] == 0) | ~self._tissue_at(rows)] = 0
             shown = slice(max(0, -self._y), max(0, height - self._y))
             for row, line in enumerate(labels[shown], start=self._y + shown.start):
                 self._file.seek(row * width + self._first)
@@ -243,6 +266,18 @@ class _Strip:
             array[..., :kept, :] = array[..., rows:, :]
             array[..., kept:, :] = 0
         self._y = y
+
+    def _tissue_at(self, rows: int) -> MaskArray:
+        """The tissue mask at the next rows of the strip."""
+        mask, frame = self._tissue
+        axes = ((self._y, self._y + rows), (self._first, self._last))
+        found = []
+        for (start, end), scale, down, last in zip(
+            axes, self._grid.scale[::-1], frame.downsample_xy[::-1], mask.shape
+        ):
+            centres = (np.arange(start, end) + 0.5) * scale / down
+            found.append(np.clip(centres.astype(np.int64), 0, last - 1))
+        return mask[np.ix_(*found)]
 
 
 def _strips(file: BinaryIO, size: Size, rows: int) -> Iterator[Labels]:
@@ -298,4 +333,3 @@ def _write_tiff(path: Path, file: BinaryIO, size: Size, mpp: float) -> None:
         resolution=(1e4 / mpp, 1e4 / mpp),
         resolutionunit="CENTIMETER",
     )
-

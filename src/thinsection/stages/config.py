@@ -7,6 +7,7 @@ from thinsection.config import option, section
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
+from thinsection.segment.segmenter import SegmentConfig
 from thinsection.slide.look import Look
 from thinsection.slide.readers import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS
@@ -16,7 +17,7 @@ from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.units import parse_bytes
 
-Goal = Literal["tissue", "qc", "tile", "embed", "aggregate"]  # the last stage of a run
+Goal = Literal["tissue", "qc", "segment", "tile", "embed", "aggregate"]  # the last stage of a run
 ENCODING = ("embed", "aggregate")  # goals that load encoders
 CPU_BATCH, GPU_BATCH = 32, 256  # tiles
 
@@ -138,6 +139,7 @@ class RunConfig:
     slides: SlidesConfig = section(SlidesConfig)
     tissue: TissueConfig = section(TissueConfig)
     qc: QcConfig = section(QcConfig)
+    segment: SegmentConfig = section(SegmentConfig)
     tiles: TilesConfig = section(TilesConfig)
     stain: StainConfig = section(StainConfig)
     encode: EncodeConfig = section(EncodeConfig)

@@ -51,8 +51,7 @@ class TissueStage(Stage):
 
     def run(self, work: SlideWork) -> Output:
         """Finds the tissue on one thumbnail. Memory: that of `tissue_mask`."""
-        assert work.slide is not None
-        tissue = tissue_mask(work.slide, self.config)
+        tissue = self.find(work)
         mask, outline, thumbnail = names = self._names(work.entry.slide_id)
         with atomic_path(work.path(mask)) as tmp:
             Image.fromarray(tissue.mask.astype(np.uint8) * 255).save(tmp)
@@ -68,6 +67,11 @@ class TissueStage(Stage):
             "size_l0": tissue.frame.size_l0,
         }
         return Output(files=names, facts=facts, value=tissue)
+
+    def find(self, work: SlideWork) -> TissueMask:
+        """The tissue of the opened slide."""
+        assert work.slide is not None
+        return tissue_mask(work.slide, self.config)
 
     def load(self, work: SlideWork) -> TissueMask:
         """The mask to the bit; the thumbnail as its JPEG has it."""

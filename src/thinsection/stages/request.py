@@ -6,12 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinsection.errors import InvalidInputError
+from thinsection.errors import ConfigError, InvalidInputError, require
 from thinsection.qc import load_pipeline
+from thinsection.segment import load_segmenter
 from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.stages.config import Goal, RunConfig
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage, PoolingStage
 from thinsection.stages.masks import QcStage, TissueStage
+from thinsection.stages.segment import SegmentedTissueStage, SegmentStage
 from thinsection.stages.stage import Stage
 from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage
 from thinsection.tiles.transforms import StainLook
@@ -54,15 +56,19 @@ def stages_of(config: RunConfig, goal: Goal, models: Models) -> tuple[Stage, ...
         InvalidInputError: a slide encoder takes none of the encoders' embeddings.
     """
     mask = mask_stage(config)
+    first = [mask.segments, mask] if isinstance(mask, SegmentedTissueStage) else [mask]
     if goal in ("tissue", "qc"):
-        return (mask,)
-    tiles, output = TilesStage(config=config.tiles, mask=mask), config.output
+        return tuple(first)
+    segments = () if len(first) > 1 else segment_stages(config, mask)
+    if goal == "segment":
+        return (*first, *segments)
+    tiles, output = TilesStage(config=config.tiles, mask=mask, segments=segments), config.output
     of_grid = partial(FeaturesStage, tiles=tiles, stain=config.stain, target=models.stain_target)
     features = [
         of_grid(encoder=e.label, identity=e.provenance, dtype=output.embedding_dtype)
         for e in models.encoders
     ]
-    stages: list[Stage] = [mask, tiles, *features]
+    stages: list[Stage] = [*first, *segments, tiles, *features]
     if config.encode.tokens:
         pairs = zip(features, models.encoders)
         stages += [TokensStage(features=f) for f, e in pairs if e.spec.supports_tokens]
@@ -77,6 +83,11 @@ def stages_of(config: RunConfig, goal: Goal, models: Models) -> tuple[Stage, ...
 def mask_stage(config: RunConfig) -> TissueStage | QcStage:
     """What says where the tissue is; quality control by its preset or file as that is now."""
     reader, qc = config.slides.reader, config.qc
+    if config.segment.tissue_segmenter:
+        got = f"{qc.qc!r}; pass --qc off"
+        require(qc.qc == "off", "tissue_segmenter must go without qc", got, error=ConfigError)
+        (segments,) = segment_stages(config, None)
+        return SegmentedTissueStage(config=config.tissue, reader=reader, segments=segments)
     if qc.qc == "off":
         return TissueStage(config=config.tissue, reader=reader)
     pipeline = load_pipeline(qc.qc)
@@ -87,6 +98,30 @@ def mask_stage(config: RunConfig) -> TissueStage | QcStage:
         rules=qc.qc_fail,
         reader=reader,
         device=qc.qc_device,
+    )
+
+
+def segment_stages(
+    config: RunConfig, mask: TissueStage | QcStage | None
+) -> tuple[SegmentStage, ...]:
+    """A stage for each segmenter; `mask` says where they look, None: everywhere.
+
+    Raises:
+        ConfigError: no such segmenter, or two with a class of the same name.
+        WeightsError: weights that are not there.
+    """
+    wanted, device = config.segment, config.encode.device
+    found = [
+        load_segmenter(name, weights=wanted.segment_weights, device=device)
+        for name in wanted.segmenters
+    ]
+    names = [name for one in found for name in one.spec.classes]
+    rule = "classes of a run's segmenters must have different names"
+    require(len(set(names)) == len(names), rule, ", ".join(names), error=ConfigError)
+    reader, stream = config.slides.reader, config.stream
+    return tuple(
+        SegmentStage(segmenter=one, config=wanted, mask=mask, reader=reader, stream=stream)
+        for one in found
     )
 
 

@@ -19,11 +19,12 @@ from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.resize import resample_filter
 from thinsection.stages.labels import grid_label, join_label, variant
 from thinsection.stages.masks import QcStage, TissueStage
+from thinsection.stages.segment import SegmentStage
 from thinsection.stages.stage import Output, Reads, SlideWork, Stage
 from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
 from thinsection.stream.plan import MAX_SCRATCH, read_bytes
-from thinsection.tiles import TileTable, tile_grid
-from thinsection.tiles.grid import MASK_FILTER, TilesConfig
+from thinsection.tiles import TileTable, load_filters, tile_grid
+from thinsection.tiles.grid import MASK_FILTER, TilesConfig, kept_by_rules
 from thinsection.tiles.transforms import StainConfig, StainLook
 from thinsection.types import CoordsL0
 from thinsection.units import format_bytes
@@ -41,16 +42,21 @@ class TilesStage(Stage):
 
     config: TilesConfig
     mask: TissueStage | QcStage  # its value says where the tissue is
+    segments: tuple[SegmentStage, ...] = ()  # whose classes' shares are columns
+
+    @property
+    def needs(self) -> tuple[Stage, ...]:
+        return (self.mask, *self.segments)
 
     @property
     def reads(self) -> Reads:
-        filtered = any(name != MASK_FILTER for name in self.config.tile_filter)
-        return "tiles" if filtered else "slide"
+        return "tiles" if load_filters(self.config.tile_filter) else "slide"
 
     @property
     def grid(self) -> str:
         """Folder of all that belongs to this grid: '256px_0.5mpp'."""
-        return grid_label(self.config, self.mask.label)
+        named = (f"seg-{stage.label}" for stage in self.segments)
+        return grid_label(self.config, join_label(self.mask.label, *named))
 
     @property
     def address(self) -> str:
@@ -73,7 +79,9 @@ class TilesStage(Stage):
         if not masked:
             fraction = box_fractions(found.mask, found.frame, table.coords_l0, table.plan.size_l0)
             table = table.with_columns({"tissue_fraction": fraction})
-        table = table.with_columns(self.mask.tile_columns(work, table))
+        for stage in (self.mask, *self.segments):
+            table = table.with_columns(stage.tile_columns(work, table))
+        table = table.select(kept_by_rules(table, self.config.tile_filter))
         if read_bytes(table.plan) > MAX_SCRATCH:
             rule = f"one tile must be read from at most {format_bytes(MAX_SCRATCH)}"
             remedy = "the slide lacks pyramid levels near this tile_mpp: ask for a finer one"

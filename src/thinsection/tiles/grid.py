@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.config import option
+from thinsection.config import nearest, option
 from thinsection.errors import ConfigError, InvalidInputError, require
 from thinsection.files.pages import notebook_html
+from thinsection.qc.engine import parse_rule
 from thinsection.qc.tissue import TissueMask, box_fractions
 from thinsection.registry import Entry, Registry
 from thinsection.slide import Slide
@@ -62,8 +63,28 @@ FILTERS: Registry[TileFilter] = Registry("tile filter", "thinsection.tile_filter
 
 
 def load_filters(names: Sequence[str]) -> tuple[TileFilter, ...]:
-    """The pixel filters of these names, in order; 'tissue' is skipped."""
-    return tuple(FILTERS.load(name) for name in names if name != MASK_FILTER)
+    """The pixel filters of these names, in order; 'tissue' and rules on columns are skipped."""
+    own = (name for name in names if name != MASK_FILTER and not is_rule(name))
+    return tuple(FILTERS.load(name) for name in own)
+
+
+def is_rule(name: str) -> bool:
+    """Whether a filter compares a column with a number: 'epithelium>0.3'."""
+    return any(symbol in name for symbol in "<>=")
+
+
+def kept_by_rules(table: "TileTable", names: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Which tiles, (N,), all rules among the filters hold for.
+
+    Raises ConfigError: a rule on a column that the table has not.
+    """
+    keep = np.ones(len(table), dtype=np.bool_)
+    for rule in map(parse_rule, filter(is_rule, names)):
+        if rule.column not in table.columns:
+            hint = nearest(rule.column, table.columns)
+            raise ConfigError(f"tile_filter must name a column, got {rule.column!r}{hint}")
+        keep &= rule.holds(table.columns[rule.column])
+    return keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +99,8 @@ class TilesConfig:
     overlap: int = option(0, "Px that neighbouring tiles share.")
     min_tissue_fraction: float = option(0.5, "Least share of tissue in a tile, [0, 1].")
     tile_filter: tuple[str, ...] = option(
-        (MASK_FILTER,), "Tile filter; repeat for several.", choices=FILTERS.names
+        (MASK_FILTER,),
+        "Tile filter; repeat for several: tissue, contrast, a rule on a column: 'stroma>0.3'.",
     )
     edge: Literal["drop", "pad"] = option(
         "drop", "Tiles that the slide's border cuts: 'drop' them or 'pad' them with white."
@@ -94,6 +116,12 @@ class TilesConfig:
             raise ConfigError(f"tiles.mpp_tolerance must be {rule}")
         if not 0 <= (fraction := self.min_tissue_fraction) <= 1:
             raise ConfigError(f"tiles.min_tissue_fraction must be in [0, 1], got {fraction}")
+        for name in self.tile_filter:
+            if is_rule(name):
+                parse_rule(name)
+            elif name not in FILTERS:
+                rule = f"tiles.tile_filter must be a known name, got {name!r}"
+                raise ConfigError(f"{rule}{nearest(name, FILTERS.names())}")
         if self.mpp is None and self.tile_mpp != "native":
             rule = f"a number > 0 or 'native', got {self.tile_mpp!r}"
             raise ConfigError(f"tiles.tile_mpp must be {rule}")
