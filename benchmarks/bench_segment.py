@@ -90,7 +90,7 @@ def peer_run(python: str, path: Path, out: Path) -> dict[str, Any]:
     env = {**os.environ, "VIPS_CONCURRENCY": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
     command = [python, "-c", PEER, str(plain), str(MPP), str(out)]
     subprocess.run(command, check=True, env=env, capture_output=True)
-    with np.load(out.with_suffix(".npz")) as file:
+    with np.load(f"{out}.npz") as file:
         return {name: file[name] for name in file.files}
 
 

@@ -144,6 +144,4 @@ class SegmentedTissueStage(TissueStage):
         mask_mpp = (mpp_x * frame.downsample_xy[0], mpp_y * frame.downsample_xy[1])
         thumbnail = read_resized(slide, size)
         mask = np.asarray(found.labels[y[:, None], x] > 0)
-        return TissueMask(
-            mask=mask, frame=frame, mask_mpp=mask_mpp, thumbnail=thumbnail, threshold=None
-        )
+        return TissueMask(mask=mask, frame=frame, mask_mpp=mask_mpp, thumbnail=thumbnail)

@@ -64,6 +64,8 @@ FILTERS: Registry[TileFilter] = Registry("tile filter", "thinsection.tile_filter
 
 def load_filters(names: Sequence[str]) -> tuple[TileFilter, ...]:
     """The pixel filters of these names, in order; 'tissue' and rules on columns are skipped."""
+    for name in filter(is_rule, names):
+        parse_rule(name)  # a word that is none is said before any work
     own = (name for name in names if name != MASK_FILTER and not is_rule(name))
     return tuple(FILTERS.load(name) for name in own)
 
@@ -116,12 +118,6 @@ class TilesConfig:
             raise ConfigError(f"tiles.mpp_tolerance must be {rule}")
         if not 0 <= (fraction := self.min_tissue_fraction) <= 1:
             raise ConfigError(f"tiles.min_tissue_fraction must be in [0, 1], got {fraction}")
-        for name in self.tile_filter:
-            if is_rule(name):
-                parse_rule(name)
-            elif name not in FILTERS:
-                rule = f"tiles.tile_filter must be a known name, got {name!r}"
-                raise ConfigError(f"{rule}{nearest(name, FILTERS.names())}")
         if self.mpp is None and self.tile_mpp != "native":
             rule = f"a number > 0 or 'native', got {self.tile_mpp!r}"
             raise ConfigError(f"tiles.tile_mpp must be {rule}")
