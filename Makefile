@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 # what they depend on is several GB of CUDA packages, not needed on a CPU; openfold3 is for tests only
 NO_DEPS := cucim-cu12 lazy-loader triton openfold3
 
-.PHONY: demo test setup lint types bench-smoke gpu-proof faults clean
+.PHONY: demo test setup lint types bench-smoke fuzz gpu-proof faults clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,11 @@ types: setup
 
 bench-smoke: setup
 	$(BIN)/python -m benchmarks.smoke
+
+# 2,000 damaged slides through every reader and through `run`: about 10 minutes; SEED=2 for others
+SEED ?= 1
+fuzz: setup
+	$(BIN)/python -m tests.slide.fuzz 2000 --seed $(SEED)
 
 # on a machine with a CUDA device: checks every GPU path against the CPU, then times it; < 8 minutes
 gpu-proof: setup
