@@ -1,0 +1,103 @@
+"""`thinsection convert` and `thinsection deid`: slides written anew, image data copied."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from thinsection.errors import InvalidInputError, ThinsectionError
+
+SLIDES = typer.Argument(metavar="SLIDE...", help="Slide files.", show_default=False)
+OUT = typer.Option("--out", help="Folder for what is written.")
+TO = typer.Option(help="Format: ome-tiff.")
+QUALITY = typer.Option(help="JPEG quality of what has to be encoded.")
+READER = typer.Option(help="Reader, as of `run`.")
+MPP = typer.Option(help="µm/px, where the slide does not say it.")
+CHECK = typer.Option("--check", help="Only list what may identify somebody; exit code 3 if any.")
+EXIT_SOME = 3
+OVERWRITE = typer.Option("--overwrite", help="Replace files that are there.")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command("convert", no_args_is_help=True)(convert)
+    app.command("deid", no_args_is_help=True)(deid)
+
+
+def convert(
+    slides: Annotated[list[Path], SLIDES],
+    *,
+    to: Annotated[str, TO] = "ome-tiff",
+    out: Annotated[Path, OUT] = Path(),
+    quality: Annotated[int, QUALITY] = 90,
+    reader: Annotated[str, READER] = "auto",
+    slide_mpp: Annotated[float | None, MPP] = None,
+    overwrite: Annotated[bool, OVERWRITE] = False,
+) -> None:
+    """Write slides as pyramidal OME-TIFF; a TIFF's segments are copied, not decoded.
+
+    Example: thinsection convert a.svs b.ndpi --to ome-tiff --out converted
+    """
+    from thinsection.slide.convert import FORMATS
+    from thinsection.slide.convert import convert as write
+
+    if to not in FORMATS:
+        raise InvalidInputError(f"to must be one of: {', '.join(FORMATS)}; got {to!r}")
+    mpp = None if slide_mpp is None else (slide_mpp, slide_mpp)
+
+    def one(slide: Path) -> str:
+        stem = slide.name.removesuffix(slide.suffix).removesuffix(".ome")
+        target = out / f"{stem}{FORMATS[to]}"
+        write(slide, target, reader=reader, slide_mpp=mpp, quality=quality, overwrite=overwrite)
+        return str(target)
+
+    _each(slides, one)
+
+
+def deid(
+    slides: Annotated[list[Path], SLIDES],
+    out: Annotated[Path | None, OUT] = None,
+    check: Annotated[bool, CHECK] = False,
+    overwrite: Annotated[bool, OVERWRITE] = False,
+) -> None:
+    """Write TIFF slides without label, macro and what else may identify; image data is copied.
+
+    The names of the files stay as they are: rename them where they tell something.
+
+    Examples:
+
+      thinsection deid --check *.svs
+
+      thinsection deid *.svs --out shared
+    """
+    from thinsection.slide.deid import deidentify, identifying
+
+    if out is None and not check:
+        raise InvalidInputError("out must be a folder, got none; pass --out DIR, or --check")
+    found = []
+
+    def one(slide: Path) -> str:
+        if check or out is None:
+            found.extend(told := identifying(slide))
+            return "".join(f"\n  {line}" for line in told) or "nothing was found"
+        told = deidentify(slide, target := out / slide.name, overwrite=overwrite)
+        return "".join([str(target), *(f"\n  without {line}" for line in told)])
+
+    _each(slides, one)
+    if found:
+        raise typer.Exit(EXIT_SOME)
+
+
+def _each(slides: Sequence[Path], one: Callable[[Path], str]) -> None:
+    """What was done for each slide; a bad one does not stop the others, exit code 3."""
+    console, failed = Console(stderr=True), 0
+    for slide in slides:
+        try:
+            print(f"{slide}: {one(slide)}")
+        except (ThinsectionError, OSError) as error:
+            failed += 1
+            console.print(f"{slide}: {error}", style="bold red", markup=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(EXIT_SOME)
