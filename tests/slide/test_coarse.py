@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 import tifffile
 
+from thinsection.errors import InvalidInputError
 from thinsection.qc import tissue_mask
 from thinsection.slide import open_slide, read_resized, resize
 from thinsection.slide.tiff_reader import SegmentDecoder
+from thinsection.store.tiles_h5 import tile_attributes
+from thinsection.stream import iter_tiles
 from thinsection.testing.synthetic import PyramidKind, he_texture, write_he_slide, write_pyramid
+from thinsection.tiles import TilesConfig, tile_grid
 
 KINDS = {
     "jpeg": {"compression": "jpeg", "tile": (256, 256)},
@@ -89,3 +93,33 @@ def test_empty_segments_are_never_decoded_and_small_slides_are_read_exactly(
         monkeypatch.setattr(resize, "_GIANT_PX", 1)
         assert (read_resized(slide, (64, 48))[:32, :32] == 255).all()
         assert decoded[1:] == [(32, 32, 3)]
+
+
+@pytest.mark.parametrize(("tile_mpp", "downsample"), [("1.0", 2), ("1.3", 2), ("4.0", 8)])
+def test_fast_tiles_are_nearly_the_exact_ones(
+    tmp_path: Path, tile_mpp: str, downsample: int
+) -> None:
+    write_he_slide(tmp_path / "a.svs", (2300, 1500), seed=3, mpp=0.5)
+    exact, fast = (
+        TilesConfig(tile_px=96, tile_mpp=tile_mpp, resample=r) for r in ("exact", "fast")
+    )
+    with open_slide(tmp_path / "a.svs", reader="tiff") as slide:
+        slow_table, table = tile_grid(slide, exact), tile_grid(slide, fast)
+        np.testing.assert_array_equal(table.coords_l0, slow_table.coords_l0)
+        assert table.plan.level >= len(slide.levels)
+        assert table.plan.downsample == pytest.approx(downsample, rel=0.005)
+        assert table.plan.resamples == (tile_mpp == "1.3")
+        pairs = zip(iter_tiles(slide, slow_table), iter_tiles(slide, table))
+        pixels = [(a.tiles.astype(int), b.tiles.astype(int)) for a, b in pairs]
+        attributes = tile_attributes("a", slide, table, config=fast)
+        assert attributes["patch_level"] == slow_table.plan.level
+    difference = np.concatenate([np.abs(a - b) for a, b in pixels])
+    assert 0 < difference.mean() < 2.5
+
+
+def test_what_is_no_jpeg_has_no_reduced_levels(tmp_path: Path) -> None:
+    write_pyramid(tmp_path / "a.tif", (800, 600), PyramidKind(compression="deflate"))
+    with open_slide(tmp_path / "a.tif", reader="tiff") as slide:
+        assert slide.reduced == ()
+        with pytest.raises(InvalidInputError, match=r"level must be in \[0, "):
+            slide.read_region((0, 0), len(slide.levels), (8, 8))

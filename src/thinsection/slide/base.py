@@ -92,6 +92,14 @@ class Slide(Closing):
         for origin, region in zip(origins_lv, out):
             self._fill(origin, level, region)
 
+    @property
+    def reduced(self) -> tuple[Level, ...]:
+        """Levels at 1/2, 1/4 and 1/8 that cost less than the whole ones to decode, read as these.
+
+        Their indices go on where those of `levels` end. Their px are about means of the level's.
+        """
+        return ()
+
     def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
         """Hears of tiles that will be read, so that what they share is kept for just so long."""
 
@@ -128,7 +136,7 @@ class Slide(Closing):
             SlideReadError: a segment cannot be decoded.
             InvalidInputError: no such level, or an empty size.
         """
-        self._check(level)
+        found = self._check(level)
         width, height = size
         if width < 1 or height < 1:
             raise InvalidInputError(f"size must be >= (1, 1), got {size}")
@@ -137,7 +145,7 @@ class Slide(Closing):
         if region.shape != shape or region.dtype != np.uint8:
             got = f"{region.dtype} {region.shape}"
             raise InvalidInputError(f"out must be uint8 of shape {shape}, got {got}")
-        down, (level_width, level_height) = self.levels[level].downsample, self.levels[level].size
+        down, (level_width, level_height) = found.downsample, found.size
         x, y = lv_from_l0(origin_l0[0], down), lv_from_l0(origin_l0[1], down)
         x0, y0 = max(x, 0), max(y, 0)
         x1, y1 = min(x + width, level_width), min(y + height, level_height)
@@ -158,12 +166,12 @@ class Slide(Closing):
 
         Memory: as of one region, and up to 1 MiB of compressed segments.
         """
-        self._check(level)
+        found = self._check(level)
         count, size = len(origins_l0), out.shape[2:0:-1]
         if out.ndim != 4 or out.shape[::3] != (count, 3) or 0 in size or out.dtype != np.uint8:
             rule = f"uint8 of shape ({count}, height, width, 3)"
             raise InvalidInputError(f"out must be {rule}, got {out.dtype} {out.shape}")
-        down, (width, height) = self.levels[level].downsample, self.levels[level].size
+        down, (width, height) = found.downsample, found.size
         # few regions at a time: Python's numbers are quicker here than arrays of them
         origins = origins_l0.tolist()
         corners = [(lv_from_l0(x, down), lv_from_l0(y, down)) for x, y in origins]
@@ -175,13 +183,16 @@ class Slide(Closing):
         for (x, y), region in zip(origins, out):
             self.read_region((x, y), level, size, out=region)
 
-    def _check(self, level: int) -> None:
-        """Refuses a closed slide and a level that is not there."""
+    def _check(self, level: int) -> Level:
+        """The level of `levels` or `reduced`; refuses other indices, and a closed slide."""
         if self._closed:
             raise closed_error(self.slide_path)
-        if not 0 <= level < len(self.levels):
-            rule = f"in [0, {len(self.levels) - 1}]"
-            raise InvalidInputError(f"level must be {rule}, got {level} in {self.slide_path!r}")
+        if 0 <= level < len(self.levels):
+            return self.levels[level]
+        if len(self.levels) <= level < (count := len(self.levels) + len(self.reduced)):
+            return self.reduced[level - count]
+        rule = f"in [0, {len(self.levels) - 1}]"
+        raise InvalidInputError(f"level must be {rule}, got {level} in {self.slide_path!r}")
 
     @contextmanager
     def _reading(self, what: str) -> Iterator[None]:

@@ -4,7 +4,7 @@ import math
 from functools import cache
 from importlib.metadata import version
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from PIL import Image
@@ -21,6 +21,7 @@ _EXACT_BYTES = 128 * MIB  # of rows that were reduced along x and wait to be red
 _LANCZOS_SUPPORT = 3.0
 _GIANT_PX = 100_000_000  # of a level; reading them all takes seconds to minutes
 _COARSE = (8, 4, 2)  # what a JPEG can be decoded at; twice the px remain for the filter
+Resample = Literal["exact", "fast"]
 Box = tuple[float, float, float, float]  # left, upper, right and lower edge, px
 
 
@@ -121,6 +122,7 @@ def resample(pixels: RgbArray, out: RgbArray) -> None:
 
 
 @cache
-def resample_filter() -> str:
+def resample_filter(how: Resample = "exact") -> str:
     """How tiles are resampled, with the library that does it: part of what embeddings are."""
-    return "lanczos, torch " + ".".join(version("torch").split(".")[:2])
+    lanczos = "lanczos, torch " + ".".join(version("torch").split(".")[:2])
+    return lanczos if how == "exact" else f"jpeg dct, then {lanczos}"

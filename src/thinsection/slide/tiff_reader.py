@@ -6,7 +6,9 @@ A segment that a region cuts is kept while its other parts will be asked for.
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ CACHE_BYTES = 64 * MIB  # of decoded segments that a region cut, per slide
 MAX_READ_BYTES = MIB
 _MAX_GAP_BYTES = 512  # that writers leave between segments
 _TOGETHER_BYTES = 4 * MIB  # of decoded segments before regions are cut from them, or a larger one
+_BY_DCT = (2, 4, 8)  # for which libjpeg-turbo is quicker than for a whole segment
 _TILES_AT_ONCE = 1 << 16  # whose corners are looked at together
 _Target = tuple[int, RgbArray]  # a segment, and where it goes
 # along one axis: a segment, what is taken of it, where it goes, whether that is all of it
@@ -183,10 +186,10 @@ class _CoarseSlide(Slide):
     def __init__(self, slide: "TiffSlide", decoder: _CoarseDecoder) -> None:
         level = Level(index=0, size=decoder.size, downsample=1.0, segment=decoder.segment)
         super().__init__(slide.slide_path, [level], slide_mpp=None)
-        self._slide, self._decoder = slide, decoder
+        self._slide, self.decoder = slide, decoder
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
-        self._slide._fill_from(self._decoder, [origin_lv], out[None])
+        self._slide._fill_from(self.decoder, [origin_lv], out[None])
 
 
 class TiffSlide(Slide):
@@ -241,11 +244,25 @@ class TiffSlide(Slide):
         args = (self.levels[level], self._pages[level], self._source, factor)
         return _CoarseSlide(self, _CoarseDecoder(*args))
 
+    @cached_property
+    def reduced(self) -> tuple[Level, ...]:
+        """JPEG segments at the fractions of their DCT; made when they are first asked for."""
+        found = []
+        jpegs = [lv for lv in self.levels if int(self._pages[lv.index].compression) in JPEG]
+        for level, factor in product(reversed(jpegs), _BY_DCT):  # the least to read comes first
+            coarse = self.coarse(level.index, factor)
+            if isinstance(coarse, _CoarseSlide) and 0 not in coarse.size:
+                self._decoders.append(coarse.decoder)
+                index, down = len(self._decoders) - 1, level.downsample * factor
+                found.append(replace(coarse.levels[0], index=index, downsample=down))
+        return tuple(found)
+
     def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
         """Counts how often the tiles cut each segment.
 
         Memory: 8 bytes for each segment of the level, for as long as the slide is open.
         """
+        self._check(plan.level)
         decoder, size = self._decoders[plan.level], np.array(plan.size_lv)
         grid, edge = np.array((decoder.columns, decoder.rows)), np.array(decoder.segment)
         changes = np.zeros(grid[::-1] + 1, dtype=np.int64)  # of the count, from place to place

@@ -9,7 +9,7 @@ from PIL import Image, ImageCms
 from thinsection.errors import SlideOpenError
 from thinsection.slide.base import Slide
 from thinsection.slide.geometry import ReadPlan
-from thinsection.types import CoordsL0, RgbArray, TileArray
+from thinsection.types import CoordsL0, Level, RgbArray, TileArray
 
 
 class WrappedSlide(Slide):
@@ -34,6 +34,11 @@ class WrappedSlide(Slide):
 
     def _fill_all(self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray) -> None:
         self._slide._fill_all(origins_lv, level, out)
+
+    @property
+    def reduced(self) -> tuple[Level, ...]:
+        """Of the other one."""
+        return self._slide.reduced
 
     def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
         """Passes it on."""

@@ -94,6 +94,8 @@ class TilesStage(Stage):
         if len(table) == 0:
             tissue = work.value(self.mask).mask.any()
             warning = "no tile holds enough tissue" if tissue else "no tissue was found"
+        elif self.config.resample == "fast" and work.slide and not work.slide.reduced:
+            warning = "resampled exactly: its segments are no JPEG that the tiff reader decodes"
         name = self.file(work.entry.slide_id)
         with (
             atomic_path(work.path(name)) as tmp,
@@ -149,14 +151,15 @@ class FeaturesStage(Stage):
     @property
     def settings(self) -> Mapping[str, Any]:
         stain = None if self.target is None else [asdict(self.stain), repr(self.target)]
-        of_tiles = {"resample": resample_filter(), "stain": stain}
+        resample = resample_filter(self.tiles.config.resample)
+        of_tiles = {"resample": resample, "stain": stain}
         return {"encoder": deciding(self.identity), "dtype": self.dtype, **of_tiles}
 
     @property
     def attributes(self) -> dict[str, str]:
         """What the file says of its encoder."""
         named = {"encoder" if k == "name" else k: v for k, v in self.identity.items()}
-        return {**named, "resample": resample_filter()}
+        return {**named, "resample": resample_filter(self.tiles.config.resample)}
 
     def content(self, work: SlideWork, table: TileTable) -> str:
         """Hash of what the embeddings depend on: pixels, tiles, encoder; not of how the tiles came

@@ -25,7 +25,7 @@ import thinsection
 from thinsection.errors import InvalidInputError, StoreError, require
 from thinsection.files.atomic import atomic_path, writing
 from thinsection.slide import Slide
-from thinsection.slide.geometry import nominal_power
+from thinsection.slide.geometry import best_level, nominal_power
 from thinsection.tiles import TileTable
 from thinsection.tiles.grid import TilesConfig, check_coords
 from thinsection.types import Closing, CoordsL0
@@ -52,6 +52,7 @@ def tile_attributes(
     objective's power, or 0 where nobody knows it.
     """
     plan = table.plan
+    level = best_level(slide.levels, plan.downsample)  # of the file, also where a part was decoded
     mpp = config.mpp or plan.tile_mpp
     power = nominal_power(mpp) if mpp else slide.objective_power or 0.0
     attributes = {
@@ -63,8 +64,8 @@ def tile_attributes(
         "overlap": config.overlap,
         "level0_width": slide.size[0],
         "level0_height": slide.size[1],
-        "patch_level": plan.level,
-        "downsample": plan.downsample,
+        "patch_level": level.index,
+        "downsample": level.downsample,
         "thinsection_version": thinsection.__version__,
         "tile_size_l0": list(plan.size_l0),
         "stride_l0": list(plan.stride_l0),

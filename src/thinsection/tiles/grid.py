@@ -16,6 +16,7 @@ from thinsection.qc.tissue import TissueMask, box_fractions
 from thinsection.registry import Entry, Registry
 from thinsection.slide import Slide
 from thinsection.slide.geometry import ReadPlan, nominal_mpp, plan_read, positive_number
+from thinsection.slide.resize import Resample
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size, TileArray
 from thinsection.units import format_mpp
 
@@ -98,6 +99,10 @@ class TilesConfig:
     mpp_tolerance: float = option(
         0.05, "Relative difference up to which a level counts as of that resolution."
     )
+    resample: Resample = option(
+        "exact",
+        "'fast' decodes JPEG at 1/2, 1/4 or 1/8 where that is not coarser than the tiles.",
+    )
     overlap: int = option(0, "Px that neighbouring tiles share.")
     min_tissue_fraction: float = option(0.5, "Least share of tissue in a tile, [0, 1].")
     tile_filter: tuple[str, ...] = option(
@@ -134,7 +139,7 @@ class TilesConfig:
             mpp = nominal_mpp(slide.objective_power)
             hints.append(f"its {slide.objective_power:g}x usually means {mpp:g} µm/px")
         return plan_read(
-            slide.levels,
+            (*slide.levels, *(slide.reduced if self.resample == "fast" else ())),
             slide.slide_mpp,
             tile_px=self.tile_px,
             tile_mpp=self.mpp,
