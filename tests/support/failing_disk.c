@@ -4,6 +4,7 @@
    FAIL_AT      the number of the first call that fails, from 1; 0: none fails
    FAIL_ERRNO   what they fail with: 28 (ENOSPC), 5 (EIO), 30 (EROFS), 122 (EDQUOT), 116 (ESTALE)
    FAIL_COUNT   a file that gets one byte for each call
+   FAIL_READS   1: reads are counted and fail in their place; 2: they come short, by half
 
    gcc -shared -fPIC -o failing_disk.so failing_disk.c -ldl; LD_PRELOAD=failing_disk.so ... */
 #define _GNU_SOURCE
@@ -20,7 +21,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-static int fails(const char *path) {
+static int reads(void) { const char *kind = getenv("FAIL_READS"); return kind ? atoi(kind) : 0; }
+
+static int fails_now(const char *path) {
     static int seen, log_file = -1;
     const char *below = getenv("FAIL_BELOW"), *at = getenv("FAIL_AT"), *log = getenv("FAIL_COUNT");
     if (!below || strncmp(path, below, strlen(below)) != 0) return 0;
@@ -34,6 +37,18 @@ static int fails(const char *path) {
     if (!at || atoi(at) == 0 || now < atoi(at)) return 0;
     errno = atoi(getenv("FAIL_ERRNO") ? getenv("FAIL_ERRNO") : "28");
     return 1;
+}
+
+static int fails(const char *path) { return reads() ? 0 : fails_now(path); }
+
+static int read_fails(int file) {
+    char link[64], path[PATH_MAX];
+    if (!reads()) return 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    ssize_t length = readlink(link, path, PATH_MAX - 1);
+    if (length < 0) return 0;
+    path[length] = 0;
+    return fails_now(path) ? reads() : 0;
 }
 
 static int fails_at(int folder, const char *path) {
@@ -129,4 +144,29 @@ int ftruncate(int file, off_t size) {
 int ftruncate64(int file, off64_t size) {
     REAL(int, ftruncate64, int, off64_t);
     return fails_at(file, NULL) ? -1 : real(file, size);
+}
+
+/* 0: the call goes on as it is; else it fails, or reads half as much */
+#define READ(name, offset_type)                                           \
+    ssize_t name(int file, void *data, size_t size, offset_type at) {     \
+        REAL(ssize_t, name, int, void *, size_t, offset_type);            \
+        int how = read_fails(file);                                       \
+        return how == 1 ? -1 : real(file, data, how ? size / 2 : size, at); \
+    }
+READ(pread, off_t)
+READ(pread64, off64_t)
+
+#define READV(name, offset_type)                                          \
+    ssize_t name(int file, const struct iovec *parts, int count, offset_type at) { \
+        REAL(ssize_t, name, int, const struct iovec *, int, offset_type); \
+        int how = read_fails(file);                                       \
+        return how == 1 ? -1 : real(file, parts, how ? (count + 1) / 2 : count, at); \
+    }
+READV(preadv, off_t)
+READV(preadv64, off64_t)
+
+ssize_t read(int file, void *data, size_t size) {
+    REAL(ssize_t, read, int, void *, size_t);
+    int how = read_fails(file);
+    return how == 1 ? -1 : real(file, data, how ? size / 2 : size);
 }

@@ -5,7 +5,7 @@ import functools
 import html
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from thinsection.errors import (
     DiskSpaceError,
     MissingDependencyError,
     StoreError,
+    ThinsectionError,
     require,
 )
 from thinsection.files.atomic import atomic_path, writing
@@ -168,19 +169,18 @@ def _run_in_folder(
     task = make_task(out, config, goal)
     reports: list[Report[SlideResult]] = []
     facts: dict[str, Any] = {}
-    in_process = executor is None and config.executor.in_process
-    known = known_report(out, Record.read(task.record), entries, config, goal)
-    if in_process and known is None:
-        facts = task.facts(task.models())  # errors of settings and weights come before any work
-    monitor = resource_monitor(
-        task.record, facts=facts, stage_seconds=lambda: merged(reports).stage_seconds
-    )
     told: dict[str, Any] = {"on_event": on_event, "on_message": on_message}
     told |= {"on_report": reports.append, "cluster": executor, "folder": task.record}
+    begun = False
     try:
         with writing(out):
+            known = known_report(out, Record.read(task.record), entries, config, goal)
+            if known is None and executor is None and config.executor.in_process:
+                facts = task.facts(task.models())  # errors of settings and weights come first
+            begun = True
             if known is None:
-                with monitor:
+                spent = functools.partial(_stage_seconds, reports)
+                with resource_monitor(task.record, facts=facts, stage_seconds=spent):
                     execute(entries, task, config.executor, **told)
             else:
                 reports.append(known)
@@ -193,8 +193,13 @@ def _run_in_folder(
     except Submitted:  # no end: the work goes on elsewhere
         raise
     except BaseException as error:
-        end_early(task, entries, merged(reports), error)
+        if begun or not isinstance(error, ThinsectionError):
+            end_early(task, entries, merged(reports), error)
         raise
+
+
+def _stage_seconds(reports: Sequence[Report[SlideResult]]) -> Mapping[str, float]:
+    return merged(reports).stage_seconds
 
 
 def make_task(out: Path, config: RunConfig, goal: Goal) -> RunTask:
