@@ -168,6 +168,15 @@ def test_no_scheduler_at_the_address_is_said(tmp_path: Path, slides: list[Path])
         execute_slides(faulty(tmp_path / "out", config=config), slides)
 
 
+def test_an_output_that_dask_jobqueue_would_not_quote_is_refused(
+    tmp_path: Path, slides: list[Path]
+) -> None:
+    pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is not installed")
+    config = ExecutorConfig(executor="dask", jobqueue="slurm")
+    with pytest.raises(ConfigError, match=r"without spaces for --jobqueue.*use --executor slurm"):
+        execute_slides(faulty(tmp_path / "an out", config=config), slides)
+
+
 def test_gpus_without_dask_cuda_are_refused_with_another_way(
     tmp_path: Path, slides: list[Path]
 ) -> None:

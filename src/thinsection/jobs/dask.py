@@ -6,6 +6,7 @@ are off, because a task holds no Dask data; the nanny ends a worker that exceeds
 
 import logging
 import secrets
+import shlex
 import tempfile
 import threading
 import time
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from thinsection.config import as_mapping, from_mapping
-from thinsection.errors import ClusterError, MissingDependencyError
+from thinsection.errors import ClusterError, ConfigError, MissingDependencyError
 from thinsection.files.atomic import write_text
 from thinsection.files.sweep import scratch_folder
 from thinsection.jobs.contract import Backend, Ended, Job, Report, Task, connecting
@@ -209,6 +210,9 @@ class DaskBackend(Backend):
                 "pip install 'thinsection[cluster]'"
             ) from None
         config = self.config
+        if shlex.quote(str(self._logs)) != str(self._logs):
+            got = f"{str(self._logs)!r}; dask-jobqueue does not quote it: use --executor slurm"
+            raise ConfigError(f"out must be a path without spaces for --jobqueue, got {got}")
         self._logs.mkdir(parents=True, exist_ok=True)
         memory = parse_bytes(config.job_memory or config.worker_memory or "8GiB") // MIB
         gres = [f"--gres={config.gres}"] if config.gres else []
