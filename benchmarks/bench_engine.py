@@ -4,9 +4,10 @@ Each encoder four ways, alternating in one process on one thread, as a run has t
 its preprocessing, four tiles at once, freed memory kept): tiles per CPU-second, the error to
 torch's fp32, and the peak of a process that loads it and encodes two batches. The first load by
 OpenVINO converts; its CPU-seconds and peak stand beside. All but the default have seeded random
-weights. Run: `python -m benchmarks.bench_engine [--smoke]`.
+weights. Run: `python -m benchmarks.bench_engine [--smoke] [--only NAME]`.
 """
 
+import json
 import os
 import statistics
 import tempfile
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.bench_encoders import stained_tiles
-from benchmarks.harness import arguments, finish
+from benchmarks.harness import RESULTS, arguments, finish
 from thinsection.encode import DEFAULT_ENCODER, NetworkTileEncoder, load_encoder
 from thinsection.encode.memory import keep_freed_memory
 from thinsection.testing import run_and_measure
@@ -133,10 +134,13 @@ def compared(name: str, *, count: int, rounds: int, batch: int) -> dict[str, Any
 
 
 def main() -> None:
-    args = arguments(__doc__ or "")
+    args = arguments(__doc__ or "", only="one encoder; the others' results are kept")
     keep_freed_memory()
-    names = [DEFAULT_ENCODER] if args.smoke else list(ENCODERS)
+    names = [DEFAULT_ENCODER] if args.smoke else [args.only] if args.only else list(ENCODERS)
+    kept = RESULTS / "bench_engine.json"
     results: dict[str, Any] = {}
+    if args.only and kept.exists():
+        results = json.loads(kept.read_text())["results"]
     with tempfile.TemporaryDirectory(prefix="bench-engine-") as cache:
         os.environ["XDG_CACHE_HOME"] = cache
         for name in names:
