@@ -90,6 +90,17 @@ def test_changed_weights_are_seen_though_size_and_time_are_the_old_ones(
     assert len(list(out.glob("*/features_*"))) == 2
 
 
+@pytest.mark.parametrize("damage", [{"read": {}}, {"read": 3}, {"read": {"stamps": [3]}}])
+def test_a_damaged_record_is_no_word(slide, tmp_path, loads, damage) -> None:
+    run([slide], out=tmp_path / "out", **QUIET)
+    loads.clear()
+    (path,) = (tmp_path / "out" / "records").glob("*/run.json")
+    record = json.loads(path.read_text())
+    record["models"]["efficientnet_lite0"] |= damage
+    path.write_text(json.dumps(record))
+    assert run([slide], out=tmp_path / "out", **QUIET).counts["skipped"] == 1 and loads
+
+
 def test_other_surroundings_load_the_encoder(slide, tmp_path, loads, monkeypatch) -> None:
     run([slide], out=tmp_path / "out", **QUIET)
     loads.clear()

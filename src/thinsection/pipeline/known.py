@@ -84,7 +84,10 @@ def known_report(
         return None
     for earlier in same_settings(out, record):
         told = earlier.document.get("models", {})
-        models = _models(told, config)
+        try:
+            models = _models(told, config)
+        except (AttributeError, KeyError, TypeError):  # a record that was changed, or of before
+            continue
         if models is None:
             continue
         results = []
