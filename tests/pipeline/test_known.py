@@ -65,9 +65,8 @@ def test_what_is_missing_or_asked_anew_loads_the_encoder(slide, tmp_path, loads)
     assert run([slide], out=out, resume=False, **QUIET).counts["done"] == 1 and loads
     other = tmp_path / "other.svs"
     write_he_slide(other, (900, 800), seed=4, downsamples=(1,))
-    assert run([slide, other], out=out, **QUIET).counts == {
-        "done": 1, "skipped": 1, "excluded": 0, "failed": 0,
-    }  # fmt: skip
+    counts = run([slide, other], out=out, **QUIET).counts
+    assert (counts["done"], counts["skipped"]) == (1, 1)
 
 
 def test_changed_weights_are_seen_though_size_and_time_are_the_old_ones(
