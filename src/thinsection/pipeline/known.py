@@ -10,10 +10,10 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from thinsection.jobs.contract import Report
@@ -29,23 +29,6 @@ from thinsection.tiles.transforms import stain_target
 from thinsection.weights.origin import Origin
 
 _PACKAGES = ("thinsection", "torch", "openvino", "timm", "transformers")
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownSpec:
-    """What stages ask of an encoder's declaration."""
-
-    name: str
-    supports_tokens: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownEncoder:
-    """A tile encoder by what is recorded of it; it cannot encode."""
-
-    label: str
-    provenance: Mapping[str, Any]
-    spec: KnownSpec
 
 
 class KnownSlideEncoder(SlideEncoder):
@@ -80,7 +63,7 @@ def known_report(
 
     Asks what a worker asks: whether each stage has its result, by the same keys.
     """
-    if goal not in ENCODING or not config.output.resume or config.output.overwrite:
+    if goal not in ENCODING or config.output.overwrite:
         return None
     for earlier in same_settings(out, record):
         told = earlier.document.get("models", {})
@@ -101,7 +84,7 @@ def known_report(
 
 
 def _models(told: Mapping[str, Any], config: RunConfig) -> Models | None:
-    """The encoders of a record; None where they may be others by now."""
+    """The encoders of a record, as far as stages ask; None where they may be others by now."""
     count, where = len(config.encode.encoders), _where(config)
     encoders, slide_encoders = [], []
     for label, said in list(told.items())[:count]:
@@ -110,9 +93,9 @@ def _models(told: Mapping[str, Any], config: RunConfig) -> Models | None:
             return None
         if read["stamps"] != _stamps([stamp[0] for stamp in read["stamps"]]):
             return None
-        spec = KnownSpec(name=said["name"], supports_tokens=read["tokens"])
+        spec = SimpleNamespace(name=said["name"], supports_tokens=read["tokens"])
         known = {name: value for name, value in said.items() if name != "read"}
-        encoders.append(KnownEncoder(label=label, provenance=known, spec=spec))
+        encoders.append(SimpleNamespace(label=label, provenance=known, spec=spec))
     for name, said in list(told.items())[count:]:
         if said.get("weights_hash") or name not in ("mean", "max"):
             return None

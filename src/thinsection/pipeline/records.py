@@ -93,12 +93,13 @@ def read_records(out: Path) -> list[Record]:
 
 
 def same_settings(out: Path, record: Record) -> Iterator[Record]:
-    """Earlier records with the settings that decide the results, the newest first."""
+    """Earlier records with the settings that decide the results, newest first."""
 
     def deciding(one: Record) -> dict[str, Any]:
         return {k: v for k, v in one.document.get("config", {}).items() if k not in _WHERE}
 
-    for one in reversed(read_records(out)):
+    resumes = record.document["config"]["output"]["resume"]
+    for one in reversed(read_records(out)) if resumes else ():
         if one.folder != record.folder and deciding(one) == deciding(record):
             yield one
 

@@ -207,6 +207,7 @@ def make_task(out: Path, config: RunConfig, goal: Goal) -> RunTask:
     folder = out.resolve()
     command = "run" if goal == "aggregate" else goal  # each goal is a subcommand
     record = begin_record(folder, command, as_mapping(config) | {"stage": goal})
+    by_slurm = chosen_executor(config.executor) == "slurm"
     return RunTask(
         out=folder,
         record=record.folder,
@@ -214,15 +215,8 @@ def make_task(out: Path, config: RunConfig, goal: Goal) -> RunTask:
         goal=goal,
         threads=config.executor.threads,
         started=filesystem_now(folder),
-        kept=_same_settings(folder, record) if chosen_executor(config.executor) == "slurm" else (),
+        kept=tuple(one.folder for one in same_settings(folder, record)) if by_slurm else (),
     )
-
-
-def _same_settings(out: Path, record: Record) -> tuple[Path, ...]:
-    """Earlier records with the settings that decide the results; none where all is to be redone."""
-    if not record.document["config"]["output"]["resume"]:
-        return ()
-    return tuple(one.folder for one in same_settings(out, record))
 
 
 def finish_run(
