@@ -1,26 +1,22 @@
 """The cost models: monotone, additive, calibrated once, honest about what does not fit."""
 
-import platform
+import importlib
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.pipeline.records import Record, with_advice
 from thinsection.planning.calibration import (
     Calibration,
     EncoderSize,
-    bf16_advice,
     calibrate,
     encoder_number,
     is_quick,
     measure_cpu_peak,
     measure_decoding,
-    rate_key,
 )
 from thinsection.planning.cost import (
     ASSUMED_EFFICIENCY,
@@ -38,10 +34,8 @@ from thinsection.stages.config import EncodeConfig, RunConfig
 from thinsection.stream.plan import MAX_SLOTS, StreamConfig
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import MIB
-from thinsection.usage.analysis import PACED_BY_CPU, Efficiency
 
 ENCODER = EncoderSize(weights_bytes=50 * MIB, batch_bytes=400 * MIB, dim=1280, flops_per_tile=8e9)
-TILES = {"tile_px": 256}
 MACHINE = Calibration(process_bytes=300 * MIB, start_s=5.0, decode_px_per_s=1e8, slide_s=0.5)
 
 
@@ -204,37 +198,24 @@ def test_a_run_on_cuda_is_planned_for_the_named_card_or_the_slowest() -> None:
     assert card(gres="nvme:1") is None
 
 
-def test_bf16_is_advised_where_it_was_measured_to_gain_and_nowhere_else(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    ask = {"tile_px": 256, "engine": "openvino 2026.4 (so)"}
-    assert bf16_advice(["a"], **ask) == ""  # this machine was never measured
-    calibrate(lambda: MACHINE)
-    for name, fp32, bf16 in (("a", 100.0, 240.0), ("b", 100.0, 110.0), ("c", 100.0, None)):
-        for precision, rate in (("fp32", fp32), ("bf16", bf16)):
-            if rate is not None:
-                key = rate_key(name, precision, 256, "openvino 2026.4")
-                encoder_number("encoders", key, lambda rate=rate: rate)
-    assert bf16_advice(["b", "c"], **ask) == ""
-    said = bf16_advice(["a", "b", "c"], **ask)
-    assert "a 240 tiles/CPU-s against 100 in fp32;" in said and "b " not in said.split(";")[0]
-    assert bf16_advice(["a"], **ask | {"engine": "torch 2.13"}) == ""
-    assert bf16_advice(["a"], **ask | {"tile_px": 512}) == ""
-    # efficiency repeats it, of a run of this very machine whose encoder set the pace in fp32
-    record = {"host": platform.node(), "config": {"encode": {"encoders": ["a"]}, "tiles": TILES}}
-    analysis = Efficiency(
-        shares=(), bottleneck=f"the encoder was kept busy {PACED_BY_CPU}", warnings=(),
-        next_request=None, wall_s=1.0, stage_seconds={},
-    )  # fmt: skip
-    facts = {"precision": "fp32", "engine": ask["engine"]}
+def test_bf16_is_advised_where_it_was_measured_to_gain_and_nowhere_else(monkeypatch) -> None:
+    room = importlib.import_module("thinsection.planning.plan")
+    monkeypatch.setattr(room, "cpu_has_bf16", lambda: True)
+    monkeypatch.setattr(room, "is_quick", lambda *_, **__: False)
 
-    def advice(record, facts, analysis=analysis):
-        usage = SimpleNamespace(facts=facts)
-        return with_advice(analysis, Record(folder=tmp_path, document=record), [usage]).bottleneck
+    def told(half: float, **settings: Any) -> list[str]:
+        def number(table: str, key: str, measure: Any) -> float:
+            return half if "|bf16|" in key else 100.0
 
-    assert advice(record, facts) == f"{analysis.bottleneck}; {bf16_advice(['a'], **ask)}"
-    for other in (
-        (record | {"host": "other"}, facts),
-        (record, facts | {"precision": "bf16"}),
-        (record, facts, replace(analysis, bottleneck="the encoder waited")),
-    ):
-        assert "bf16" not in advice(*other)
+        monkeypatch.setattr(room, "encoder_number", number)
+        monkeypatch.setattr(room, "is_calibrated", lambda key: True)
+        said: list[str] = []
+        size = {"batch_size": 4, "tile_px": 256, "gpu": None, "on_message": said.append}
+        room.measured_size("efficientnet_lite0", EncodeConfig(**settings), **size)
+        return said
+
+    (advice,) = told(240.0)
+    assert "bf16 240 tiles/CPU-s against 100 in fp32, measured here" in advice
+    assert told(110.0) == [] and told(240.0, precision="fp32") == []
+    monkeypatch.setattr(room, "cpu_has_bf16", lambda: False)
+    assert told(240.0) == []

@@ -56,8 +56,6 @@ def plan(
         console.print(f"{name} does not open: {reason}", style="yellow", markup=False)
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="bold red", markup=False)
-    if found.advice:
-        console.print(found.advice, highlight=False, markup=False)
     if slurm:
         _show_request(slides, config, memory.gpu_bytes)
 

@@ -11,8 +11,8 @@ import itertools
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from thinsection.config import coerce
 from thinsection.errors import StoreError
 from thinsection.files.atomic import write_json, write_text
 from thinsection.store.ledger import check_kinds
-from thinsection.usage.analysis import PACED_BY_CPU, Efficiency, analyse, efficiency_page
-from thinsection.usage.monitor import ProcessUsage, read_usage
+from thinsection.usage.analysis import Efficiency, analyse, efficiency_page
+from thinsection.usage.monitor import read_usage
 
 RECORDS = "records"
 RECORD_NAME = "run.json"
@@ -117,20 +117,6 @@ def efficiency(out: Path) -> tuple[Efficiency, Path]:
     return write_efficiency(worked[-1].folder), worked[-1].folder / PAGE_NAME
 
 
-def with_advice(analysis: Efficiency, record: Record, usages: Sequence[ProcessUsage]) -> Efficiency:
-    """Adds what was measured of bf16 on this very machine, where its CPU set the pace in fp32."""
-    facts = {k: v for usage in usages for k, v in usage.facts.items()}
-    ours = record.document.get("host") == platform.node() and PACED_BY_CPU in analysis.bottleneck
-    if not ours or facts.get("precision") != "fp32" or not facts.get("engine"):
-        return analysis
-    from thinsection.planning.calibration import bf16_advice  # torch
-
-    config = record.document["config"]
-    encoders, px = config["encode"]["encoders"], config["tiles"]["tile_px"]
-    advice = bf16_advice(encoders, tile_px=px, engine=facts["engine"])
-    return replace(analysis, bottleneck="; ".join(filter(None, (analysis.bottleneck, advice))))
-
-
 def write_efficiency(folder: Path) -> Efficiency:
     """Writes efficiency.html of a record, and its section 'efficiency' of run.json.
 
@@ -139,7 +125,7 @@ def write_efficiency(folder: Path) -> Efficiency:
     usages = read_usage(folder)
     if not any(usage.samples for usage in usages):
         raise StoreError(f"record must hold usage/*.jsonl of a run, got none in {str(folder)!r}")
-    analysis = with_advice(analyse(usages), Record.read(folder), usages)
+    analysis = analyse(usages)
     write_text(folder / PAGE_NAME, efficiency_page(analysis, usages))
     document = asdict(analysis)
     if analysis.next_request is not None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -34,7 +34,6 @@ from thinsection.machine import cpu_count, cpu_model
 
 # CPU-seconds per slide for tissue, polygons, pictures and files, beside decoding its thumbnail
 SLIDE_S = 0.35
-BF16_GAIN = 1.25  # times the rate in fp32, for which other embeddings may be worth it
 _FILE = "plan.json"
 _DECODE_S, _RATE_S = 0.5, 2.0  # CPU-seconds that a rate is measured for
 _TILE_PX, _RATE_TILES = 256, 8
@@ -100,30 +99,6 @@ def encoder_number(
         known = {**known, key: measure()}
         keep(replace(machine, **{table: known}))  # type: ignore[arg-type]
     return known[key]
-
-
-def rate_key(name: str, precision: str, tile_px: int, engine: str) -> str:
-    """Names a rate in `Calibration.encoders`; `engine` with its version, as a run's facts say."""
-    return f"{name}|{precision}|{tile_px}|{engine.partition(' (')[0]}"
-
-
-def bf16_advice(encoders: Sequence[str], *, tile_px: int, engine: str) -> str:
-    """What bf16 gained here where it was measured, in one sentence; '' where it is no gain.
-
-    From kept measurements alone: nothing is said of a CPU or an encoder that was not measured.
-    """
-    rates = (_kept().get(machine_key()) or {}).get("encoders", {})
-    said = []
-    for name in encoders:
-        fp32, bf16 = (rates.get(rate_key(name, p, tile_px, engine)) for p in ("fp32", "bf16"))
-        if fp32 and bf16 and bf16 > BF16_GAIN * fp32:
-            said.append(f"{name} {bf16:.3g} tiles/CPU-s against {fp32:.3g} in fp32")
-    if not said:
-        return ""
-    return (
-        f"bf16 was measured on this CPU: {', '.join(said)}; --precision bf16 gives other "
-        "embeddings, in a folder of their own"
-    )
 
 
 def keep(found: Calibration) -> None:

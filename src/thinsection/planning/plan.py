@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import torch
-
 from thinsection.encode import load_encoder
 from thinsection.encode.engine import PRECISIONS, engine_version, why_torch
 from thinsection.errors import BudgetError, CohortError, ConfigError, ThinsectionError
@@ -18,7 +16,6 @@ from thinsection.jobs.request import DEFAULT, JobRequest, Numbers, all_given, jo
 from thinsection.machine import cpu_count
 from thinsection.planning.calibration import (
     EncoderSize,
-    bf16_advice,
     calibrate,
     encoder_number,
     encoder_size,
@@ -26,7 +23,6 @@ from thinsection.planning.calibration import (
     is_quick,
     measure_cpu_peak,
     measure_rate,
-    rate_key,
 )
 from thinsection.planning.cost import (
     COARSEST_MPP,
@@ -54,6 +50,7 @@ from thinsection.units import format_bytes, parse_bytes
 from thinsection.usage.analysis import LEAST_TIME_S, MEMORY_MARGIN, TIME_MARGIN, with_margins
 from thinsection.weights.placement import cpu_has_bf16
 
+BF16_GAIN = 1.25  # times the rate in fp32, for which other embeddings may be worth it
 MAX_OPENED = 64  # headers that a submission opens at most: seconds, not minutes
 _MIN_GPU_CPUS, _MAX_GPU_CPUS = 2, 16
 
@@ -70,7 +67,6 @@ class RunPlan:
     time: TimePlan
     gpu: Gpu | None  # the card that it is planned for; None for a CPU
     warnings: tuple[str, ...]  # budgets that cannot hold, and what would
-    advice: str = ""  # what was measured to be faster here; '' where nothing was
 
 
 def plan(
@@ -108,7 +104,6 @@ def plan(
         time=by.time(found, cpus=cpus),
         gpu=by.gpu,
         warnings=_warnings(memory, by),
-        advice=_advice(config) if by.gpu is None else "",
     )
 
 
@@ -170,44 +165,31 @@ def measured_size(
     """
     sizes = {"batch_size": batch_size, "tile_px": tile_px}
     encoder = load_encoder(name, device="cpu", precision=settings.precision, pretrained=False)
-    engine = _engine(settings, encoder.precision) if gpu is None else "torch"
+    refused = why_torch(settings.engine, encoder.device, is_random=not settings.pretrained)
+    on_cpu, can = gpu is None, not refused and encoder.precision in PRECISIONS
+    engine: Literal["torch", "openvino"] = "openvino" if can and on_cpu else "torch"
     size = encoder_size(encoder, on_gpu=gpu is not None, engine=engine, **sizes)
-    key = rate_key(name, encoder.precision, tile_px, engine_version(engine))
+    key = f"{name}|{encoder.precision}|{tile_px}|{engine_version(engine)}"
     if not is_calibrated(key):
         on_message(f"measuring {name}: tiles per CPU-second, then memory (once a machine)")
     rate = partial(measure_rate, encoder, tile_px=tile_px, engine=engine)
     tiles_per_s = encoder_number("encoders", key, rate)
-    if gpu is None and (settings.precision, encoder.precision) == ("auto", "fp32"):
-        _measure_bf16(name, settings, tile_px)
+    chosen = (settings.precision, encoder.precision) == ("auto", "fp32")
+    if on_cpu and chosen and cpu_has_bf16():  # advised only where it was measured to gain
+
+        def measure() -> float:
+            half = load_encoder(name, device="cpu", precision="bf16", pretrained=False)
+            return measure_rate(half, tile_px=tile_px, engine=engine)
+
+        half = encoder_number("encoders", key.replace("|fp32|", "|bf16|"), measure)
+        if half > BF16_GAIN * tiles_per_s:
+            told = f"bf16 {half:.3g} tiles/CPU-s against {tiles_per_s:.3g} in fp32, measured here"
+            on_message(f"{name}: {told}; --precision bf16 gives other embeddings")
     if gpu is None and is_quick(size, batch_size=batch_size):
         process = partial(measure_cpu_peak, name, precision=encoder.precision, engine=engine)
         found = encoder_number("peaks", f"{key}|{batch_size}", partial(process, **sizes))
         size = replace(size, cpu_peak_bytes=int(found))
     return size, tiles_per_s
-
-
-def _engine(settings: EncodeConfig, precision: str) -> Literal["torch", "openvino"]:
-    """What will compute on a CPU, as far as can be said without the weights."""
-    cpu = torch.device("cpu")
-    refused = why_torch(settings.engine, cpu, is_random=not settings.pretrained)
-    return "torch" if refused or precision not in PRECISIONS else "openvino"
-
-
-def _measure_bf16(name: str, settings: EncodeConfig, tile_px: int) -> None:
-    """Keeps the rate in bf16 where 'auto' did not take it and this CPU has it: for advice."""
-    if not cpu_has_bf16():
-        return
-    engine = _engine(settings, "bf16")
-    half = load_encoder(name, device="cpu", precision="bf16", pretrained=False)
-    rate = partial(measure_rate, half, tile_px=tile_px, engine=engine)
-    encoder_number("encoders", rate_key(name, "bf16", tile_px, engine_version(engine)), rate)
-
-
-def _advice(config: RunConfig) -> str:
-    engine, px = _engine(config.encode, "fp32"), config.tiles.tile_px
-    if config.encode.precision != "auto":
-        return ""  # chosen
-    return bf16_advice(config.encode.encoders, tile_px=px, engine=engine_version(engine))
 
 
 def planned_gpu(config: RunConfig) -> Gpu | None:

@@ -30,7 +30,6 @@ _HELD_UP = {  # by what `machine.stalled_s` names
     "stolen": "was held back by the host of this virtual machine: use another one",
 }
 _NEAR = 0.9  # share of a limit from which on a process was close to being killed
-PACED_BY_CPU = "on the CPU"  # said where the encoder set the pace there
 GPU_IDLE_UTIL = 0.01
 
 _ROOM = "thinsection.usage"  # of the templates
@@ -169,7 +168,7 @@ def bottleneck(stages: Mapping[str, float], facts: Mapping[str, Any], *, cpus: f
         kept = f"{who} was kept busy {1 - share:.0%} of the time"
         if on_gpu:
             return f"{kept}, so the GPU sets the pace: more GPUs (--workers, --gpus) scale the run"
-        return f"{kept} {PACED_BY_CPU}: use a GPU (--device cuda --gres gpu:1), or more --workers"
+        return f"{kept} on the CPU: use a GPU (--device cuda --gres gpu:1), or more --workers"
     waited = f"{who} waited {share:.0%} of the time for"
     workers = int(facts.get("decode_workers") or 1)
     if stages.get("prepare_busy", 0.0) > stages.get("decode_busy", 0.0):
