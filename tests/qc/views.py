@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from thinsection.arrays import get_namespace
 from thinsection.arrays.filters import gray_from_rgb
-from thinsection.qc.checks.check import QcView, Strips
+from thinsection.qc.checks.check import QcView, Regions
 
 
 def view_of(
@@ -14,8 +14,8 @@ def view_of(
     """A view of one picture, which is also what every other resolution answers."""
     ns = get_namespace("cpu")
 
-    def strips_at(mpp: float, rows_multiple: int) -> Strips:
-        return (rgb.shape[1], rgb.shape[0]), iter([rgb])
+    def regions_at(mpp: float) -> Regions:
+        return rgb.shape[1::-1], lambda left, top, right, bottom: rgb[top:bottom, left:right]
 
     def probability_of(params: object) -> object:
         raise AssertionError("these views have no pixel model")
@@ -27,6 +27,6 @@ def view_of(
         mask_use=np.ones(rgb.shape[:2], dtype=bool) if mask is None else mask,
         mpp_th=mpp_th,
         gray_at=lambda nominal_mpp: gray_from_rgb(ns, rgb),
-        strips_at=strips_at,
+        regions_at=regions_at,
         probability_of=probability_of,
     )

@@ -21,7 +21,7 @@ from thinsection.qc.checks.by_example import ByExample, PixelModel, probabilitie
 from thinsection.qc.checks.check import Outcome, QcView, Score
 from thinsection.qc.pipeline import Pipeline, load_pipeline
 from thinsection.qc.tissue import Color, Shares, TissueMask, box_fractions, overlay
-from thinsection.qc.work_image import read_strips, read_work_images, scale_of, suspicions
+from thinsection.qc.work_image import read_work_images, regions_at, scale_of, suspicions
 from thinsection.slide import Slide
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, RgbArray
 
@@ -181,7 +181,7 @@ def _view(
         mpp_th=slide_mpp * max(slide.size) / max(rgb.shape[:2]),
         statistics=pipeline.statistics,
         gray_at=lambda nominal_mpp: filters.gray32_from_rgb(ns, ns.upload(images[nominal_mpp])),
-        strips_at=partial(read_strips, slide, slide_mpp),
+        regions_at=partial(regions_at, slide, slide_mpp),
         probability_of=lambda check: found()[check],
         associated=lambda name: (
             slide.associated_image(name) if name in slide.associated_names else None

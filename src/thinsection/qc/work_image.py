@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from thinsection.qc.checks.check import Strips
+from thinsection.qc.checks.check import Regions
 from thinsection.qc.pipeline import Pipeline
 from thinsection.slide import Slide
 from thinsection.slide.geometry import mean_mpp, nominal_mpp
@@ -105,23 +105,24 @@ def read_work_images(slide: Slide, max_edges: Sequence[int]) -> list[RgbArray]:
     return [images[edge] for edge in max_edges]
 
 
-def read_strips(slide: Slide, slide_mpp: float, mpp: float, rows_multiple: int) -> Strips:
+def regions_at(slide: Slide, slide_mpp: float, mpp: float) -> Regions:
     """The slide at about `mpp`, by the nearest integer box reduction of the best level.
 
-    Every strip but the last has a multiple of rows_multiple rows.
-
-    Memory: one strip of the level that is read, about 24 MiB.
+    Memory: of a region that is read, its px of that level.
     """
     level = coarsest_level(slide.levels, mpp * 1.25 / slide_mpp)
     factor = max(1, round(mpp / (level.downsample * slide_mpp)))
     width, height = (max(1, edge // factor) for edge in level.size)
 
-    def strips() -> Iterator[RgbArray]:
-        for strip in _level_strips(slide, level, factor * rows_multiple):
-            if rows := strip.shape[0] // factor:
-                yield _box_reduced(strip[: rows * factor, : width * factor], (factor, factor))
+    def read(left: int, top: int, right: int, bottom: int) -> RgbArray:
+        origin_l0 = (
+            round(left * factor * level.downsample),
+            round(top * factor * level.downsample),
+        )
+        size = ((min(right, width) - left) * factor, (min(bottom, height) - top) * factor)
+        return _box_reduced(slide.read_region(origin_l0, level.index, size), (factor, factor))
 
-    return (width, height), strips()
+    return (width, height), read
 
 
 def coarsest_level(levels: Sequence[Level], downsample: float) -> Level:

@@ -6,7 +6,7 @@ with a view of a slide gives an outcome. Another package adds its own by entry p
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
@@ -19,9 +19,8 @@ from thinsection.types import RgbArray, Size
 
 Score = float | str
 Statistics = Literal["relative2mask", "relative2image", "absolute"]
-# (width, height) of all strips, and RGB strips from top to bottom, on the host; each but the last
-# has rows in the multiple that was asked for
-Strips = tuple[Size, Iterator[RgbArray]]
+# (width, height) of all, and (left, top, right, bottom) -> RGB px of that part, on the host
+Regions = tuple[Size, Callable[[int, int, int, int], RgbArray]]
 EMPTY_SCORE = -100.0  # what HistoQC writes where there is no px to measure
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(px|um|mm|um2|mm2)\s*")
 _UNITS = {  # what is written, and µm or µm² of each unit
@@ -65,7 +64,7 @@ class QcView:
     mpp_th: float  # µm per px of the work image
     statistics: Statistics = "relative2mask"  # how a share is written
     gray_at: Callable[[float], Array]  # nominal mpp -> gray, float32, from the same pass
-    strips_at: Callable[[float, int], Strips]  # mpp, rows multiple -> strips at about that mpp
+    regions_at: Callable[[float], Regions]  # mpp -> what reads parts of the slide at about that mpp
     probability_of: Callable[[Any], Array]  # by-example check -> P of each px, float32 (H, W)
     touched: Mapping[str, Array] = field(default_factory=dict)  # by earlier checks, bool (H, W)
     # an associated image of the slide by name ('macro'), on the host; None where it has none

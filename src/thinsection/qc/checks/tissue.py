@@ -221,11 +221,11 @@ def _stain(ns: ArrayNamespace, light: _Light, mask: Array) -> Stain:
         return ""
     pale = total <= xp.median(total)  # ink and folds are denser than most tissue
     balance = inside[pale] / total[pale][:, None]
-    red, green, blue = (balance[:, c] for c in range(3))
     if float(xp.median(balance.max(axis=1) - balance.min(axis=1))) < 0.06:
         return "grey"
-    brown = float(((blue > green) & (blue > 1.3 * red)).mean())
-    if brown > 0.1 or float(xp.median(green)) < 0.455:
+    usual = inside[total <= 2 * xp.median(total)]
+    brown = (usual[:, 2] > usual[:, 1]) & (usual[:, 2] > 1.3 * usual[:, 0])
+    if float(brown.mean()) > 0.08 or float(xp.median(balance[:, 1])) < 0.455:
         return "IHC"
     dark = light.glass_density > 0.1 or float(xp.median(total)) > 1.1
     return "dark" if dark else "H&E"
