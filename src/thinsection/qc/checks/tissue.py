@@ -32,7 +32,7 @@ _TYPICAL_GLASS = (0.02, 0.022, 0.02)  # where a slide shows none
 _GAP_UM, _CELL_UM, _THIN_UM, _SHADE_REACH_UM = 32.0, 176.0, 40.0, 80.0
 _NET_HOLE_UM2 = 60_000.0
 _MIN_LINE_PX, _NET_WINDOW_PX, _NET_SHARE = 6, 21, 0.03  # a net has many long lines in a window
-_STRAIGHT_PX = 41  # no fibre runs straight for so long
+_STRAIGHT_PX = 75  # no fibre runs straight for so long
 _RIM_UM, _RIM_SHARE = 40.0, 0.4  # tissue ends where this share of its own density is reached
 
 
