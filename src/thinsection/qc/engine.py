@@ -231,12 +231,10 @@ def _narrow(
 
 def _took_most(name: str, px: int, tissue_px: int, *, kept: bool) -> str:
     """The warning of a check that took most of the tissue."""
-    if not tissue_px:
-        return f"{name} left no tissue: look at its picture"
-    what = "all that was left" if px >= tissue_px else f"{px / tissue_px:.0%} of the tissue"
-    if kept:
-        return f"{name} would take {what}, which is kept: look at its picture, or --qc-strict"
-    return f"{name} took {what}: look at its picture"
+    share = f"{px / tissue_px:.0%} of the tissue" if px < tissue_px else "all that was left"
+    kept_too = f"would take {share}, which is kept: look at its picture, or --qc-strict"
+    took = f"took {share}: look at its picture" if tissue_px else "left no tissue: look at it"
+    return f"{name} {kept_too if kept else took}"
 
 
 def _facts(slide: Slide) -> dict[str, Score]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -94,14 +94,8 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     pen_fraction = float((found & ~mask).mean())
     if pen_fraction:  # what is left of a piece between two strokes
         mask = drop_small(get_namespace("cpu"), mask, config.min_speck_um2 / px_um**2)
-    return TissueMask(
-        mask=mask,
-        frame=frame,
-        mask_mpp=mask_mpp,
-        thumbnail=rgb,
-        stain=stain,
-        pen_fraction=pen_fraction,
-    )
+    whole = TissueMask(mask=mask, frame=frame, mask_mpp=mask_mpp, thumbnail=rgb, stain=stain)
+    return replace(whole, pen_fraction=pen_fraction)
 
 
 def thumbnail_size(size_l0: Size, slide_mpp: Mpp | None, mask_mpp: float) -> Size:

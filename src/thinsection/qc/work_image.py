@@ -98,7 +98,7 @@ def read_work_images(slide: Slide, max_edges: Sequence[int]) -> list[RgbArray]:
     images: dict[int, RgbArray] = {}
     for level in dict.fromkeys(levels.values()):
         reducers = {edge: _Reducer(level, edge) for edge in levels if levels[edge] == level}
-        for strip in _level_strips(slide, level, _ROWS_STEP):
+        for strip in _level_strips(slide, level):
             for reducer in reducers.values():
                 reducer.add(strip)
         images |= {edge: reducer.finish() for edge, reducer in reducers.items()}
@@ -131,11 +131,10 @@ def coarsest_level(levels: Sequence[Level], downsample: float) -> Level:
     return max(fit, key=lambda level: level.downsample, default=levels[0])
 
 
-def _level_strips(slide: Slide, level: Level, rows_step: int) -> Iterator[RgbArray]:
-    """The level from top to bottom; rows are a multiple of rows_step, but for the last strip."""
+def _level_strips(slide: Slide, level: Level) -> Iterator[RgbArray]:
+    """The level from top to bottom; rows are a multiple of 256, but for the last strip."""
     width, height = level.size
-    step = rows_step * math.ceil(_ROWS_STEP / rows_step)
-    rows = step * max(1, STRIP_BYTES // (step * width * 3))
+    rows = _ROWS_STEP * max(1, STRIP_BYTES // (_ROWS_STEP * width * 3))
     for top in range(0, height, rows):
         origin_l0 = (0, round(top * level.downsample))
         yield slide.read_region(origin_l0, level.index, (width, min(rows, height - top)))

@@ -94,7 +94,7 @@ def detect_tissue(
     return whole[: rgb.shape[0], : rgb.shape[1]], stain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Light:
     """What a slide does to light, float32 (H, W) each; density is base 10, against the glass."""
 
@@ -124,17 +124,8 @@ def _measured(ns: ArrayNamespace, rgb: Array, black_level: int) -> _Light:
     glass, where = _glass(ns, density, total, flat, int(seen.sum()))
     against = density - xp.asarray(glass, dtype=xp.float32)
     mean = against.mean(axis=2)
-    return _Light(
-        density=against,
-        total=mean,
-        near=box(mean, 3),
-        colour=box(against.max(axis=2) - against.min(axis=2), 3),
-        line=line,
-        texture=texture,
-        seen=seen,
-        glass=where,
-        glass_density=sum(glass) / 3,
-    )
+    near, colour = box(mean, 3), box(against.max(axis=2) - against.min(axis=2), 3)
+    return _Light(against, mean, near, colour, line, texture, seen, where, sum(glass) / 3)
 
 
 def _glass(
