@@ -9,12 +9,13 @@ in a process of its own on the same generated slides (`benchmarks/reading_ways.p
 """
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import arguments, finish
-from benchmarks.reading_ways import difference, retile
+from benchmarks.reading_ways import difference, fast_difference, retile
 from thinsection.testing import run_and_measure
 from thinsection.testing.synthetic import write_he_slide
 
@@ -48,6 +49,26 @@ def against(path: Path, mpp: str, *, threads: int, smoke: bool) -> dict[str, Any
     return found
 
 
+def fast(path: Path, exact: dict[str, Any], *, smoke: bool) -> dict[str, Any]:
+    """`--resample fast`: its rate against OpenSlide's exact tiles, and what it changes."""
+    options: dict[str, Any] = {"path": str(path), "mpp": "0.5", "threads": 1}
+    options |= {
+        "times": 1 if smoke else 3,
+        "setup": "opened_fast",
+        "limit": 300 if smoke else 10**9,
+    }
+    found = measure("stream", **options)
+    loop = exact["openslide_loop"]["tiles_per_cpu_s"]
+    ratio = round(found["tiles_per_cpu_s"] / loop, 2)
+    # at 0.504 both ways cover the same px
+    changes = fast_difference(str(path), "0.504", 8 if smoke else 100)
+    found |= {"stream_over_openslide_tiles_per_cpu_s": ratio, "difference": changes}
+    if (folder := os.environ.get("THINSECTION_TEST_SLIDES")) is not None:
+        real = str(Path(folder) / "CMU-1-Small-Region.svs")
+        found["difference_on_real_tissue"] = fast_difference(real, "0.998", 100)
+    return found
+
+
 def compare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All figures; pixels are checked before anything is timed."""
     smoke = args.smoke
@@ -65,6 +86,7 @@ def compare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         for threads in (1, 2):
             found = against(path, mpp, threads=threads, smoke=smoke)
             results[f"{name}_{threads}_threads"] = found
+    results["fast"] = fast(half, results["half_1_threads"], smoke=smoke)
     for edge in (240, 512):
         other = folder / f"segments-{edge}.tif"
         retile(plain, other, edge)

@@ -9,17 +9,45 @@ from typing import Any
 import numpy as np
 
 from thinsection.slide import open_slide
+from thinsection.slide.resize import Resample
 from thinsection.stream import StreamConfig, iter_tiles
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
 
+RESAMPLES: tuple[Resample, Resample] = ("exact", "fast")
+_TISSUE_STD = 20  # of a tile's values; glass is below
 BATCH = 32  # the default on a CPU
 EDGE = 256  # px of a tile
 
 
-def table_of(path: str, mpp: str) -> TileTable:
+def table_of(path: str, mpp: str, resample: Resample = "exact") -> TileTable:
     """The whole grid of 256 px tiles."""
     with open_slide(path) as slide:
-        return tile_grid(slide, TilesConfig(tile_px=EDGE, tile_mpp=mpp))
+        return tile_grid(slide, TilesConfig(tile_px=EDGE, tile_mpp=mpp, resample=resample))
+
+
+def fast_difference(path: str, mpp: str, most: int) -> dict[str, float]:
+    """Of fast from exact tiles, px and the cosines of embeddings; tissue only."""
+    from torch.nn.functional import cosine_similarity
+
+    from thinsection.encode import load_encoder
+
+    tiles = {}
+    with open_slide(path) as slide:
+        for resample in RESAMPLES:
+            table = table_of(path, mpp, resample)
+            table = table.select(np.arange(0, len(table), max(1, len(table) // (2 * most))))
+            batches = iter_tiles(slide, table, batch_size=BATCH)
+            tiles[resample] = np.concatenate([batch.tiles.copy() for batch in batches])
+    tissue = tiles["exact"].std(axis=(1, 2, 3)) > _TISSUE_STD
+    exact, fast = (tiles[resample][tissue][:most] for resample in RESAMPLES)
+    difference = np.abs(exact.astype(np.int16) - fast)
+    found = {"tiles": len(exact), "max": int(difference.max()), "mean": float(difference.mean())}
+    for name in ("efficientnet_lite0", "lunit_vits16"):
+        own = name == "efficientnet_lite0"  # its weights come with the package
+        encoder = load_encoder(name, device="cpu", pretrained=own)
+        cosine = cosine_similarity(*(encoder.encode(some).float() for some in (exact, fast)))
+        found |= {f"cosine_{name}": float(cosine.mean()), f"lowest_{name}": float(cosine.min())}
+    return found
 
 
 def difference(path: str, mpp: str, every: int) -> dict[str, float]:
@@ -71,6 +99,15 @@ def opened(path: str, mpp: str, limit: int, threads: int) -> dict[str, Any]:
         "edge": edge,
         "spans": [spans[index] for index in sorted(touched)],
     }
+
+
+def opened_fast(path: str, mpp: str, limit: int, threads: int) -> dict[str, Any]:
+    """The same for `--resample fast`."""
+    import torch
+
+    torch.set_num_threads(1)
+    table = table_of(path, mpp, "fast")
+    return {"table": table.select(np.arange(min(limit, len(table)))), "ours": open_slide(path)}
 
 
 def openslide_loop(state: dict[str, Any], path: str, mpp: str, limit: int, threads: int) -> int:
