@@ -53,6 +53,8 @@ def limit_s() -> float:
         (("aggregate", "nowhere"), "folder must exist"),
         (("slurm", "script", "no.svs", "--out", "o"), "slide must be an existing file"),
         (("frames", "no.cif"), "does not exist"),
+        (("run", "--help"), "--tile-px"),
+        (("probe", "--help"), "Cosine neighbours vote"),
         (("ls", "nowhere"), "results must be a folder"),
         (("models",), "efficientnet_lite0"),
         (("doctor",), "openslide"),
