@@ -29,15 +29,17 @@ _PROBE_PX = 256
 _PLACES = (0.0, 0.5, 1.0)  # of a level's width and height
 
 
-def try_in_child(path: str, reader: str) -> None:
+def try_in_child(path: str, reader: str, *, whole: bool = False) -> None:
     """Returns where a reader opens a file, and survives it, in another process.
+
+    With `whole` a thumbnail is made too: a damaged file may promise more px than anybody can read.
 
     Memory: up to `MAX_BYTES`, in that process.
 
     Raises:
         SlideOpenError: it does not open the file, or died or hung over it.
     """
-    if answer := _child(os.getpid()).ask(reader, path):
+    if answer := _child(os.getpid()).ask(reader, path, whole):
         raise SlideOpenError(answer)
 
 
@@ -54,14 +56,14 @@ class _Child:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, reader: str, path: str) -> str:
+    def ask(self, reader: str, path: str, whole: bool) -> str:
         """Why the reader does not open the file; '' where it does."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._process = self._start()
             process = self._process
             assert process.stdin is not None
-            process.stdin.write(json.dumps([reader, path]).encode() + b"\n")
+            process.stdin.write(json.dumps([reader, path, whole]).encode() + b"\n")
             process.stdin.flush()
             if line := self._answer(process):
                 return str(json.loads(line))
@@ -104,7 +106,7 @@ def _ended(process: "subprocess.Popen[bytes]") -> str:
 
 
 def serve() -> None:
-    """The child: lines of [reader, path] in, a line with its answer out."""
+    """The child: lines of [reader, path, whole] in, a line with its answer out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of its input ends it
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -118,7 +120,7 @@ def serve() -> None:
             answers.write(json.dumps(_attempt(*json.loads(line))) + "\n")
 
 
-def _attempt(reader: str, path: str) -> str:
+def _attempt(reader: str, path: str, whole: bool) -> str:
     """Opens and reads what the parent will; damage that is said in time is not the child's."""
     try:
         with load_slide(reader, path) as slide:
@@ -126,10 +128,12 @@ def _attempt(reader: str, path: str) -> str:
                 x, y = (int(share * (px - 1)) for px in level.size)
                 origin = (l0_from_lv(x, level.downsample), l0_from_lv(y, level.downsample))
                 _read(slide.read_region, origin, level.index, (_PROBE_PX, _PROBE_PX))
+            if whole:
+                _read(slide.thumbnail, (_PROBE_PX, _PROBE_PX))
             for name in slide.associated_names:
                 _read(slide.associated_image, name)
     except (ThinsectionError, MemoryError) as error:
-        return str(error) or repr(error)
+        return str(error) if isinstance(error, ThinsectionError) else f"{reader}: {error!r}"
     return ""
 
 

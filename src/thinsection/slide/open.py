@@ -185,8 +185,21 @@ def _load(name: str, path: str, slide_mpp: Mpp | None, *, checked: bool) -> Slid
     """The slide by one reader, which another process tries first where nobody checked the file."""
     READERS.load(name)  # what is missing is said here, not by the child
     if name in NEVER_TRUSTED or not (checked or name in OWN_PARSERS or _is_checked(path)):
-        try_in_child(path, name)
+        try_in_child(path, name, whole=_is_damaged(path))
     return load_slide(name, path, slide_mpp)
+
+
+def _is_damaged(path: str) -> bool:
+    """Whether our own parser finds a TIFF's structure impossible: then all its px are doubted."""
+    from thinsection.slide.tiff_layout import DamagedTiffError  # tifffile is not always needed
+
+    try:
+        load_slide(_FASTEST, path).close()
+    except DamagedTiffError:
+        return path.lower().endswith(READERS.entry(_FASTEST).suffixes)
+    except SlideOpenError:
+        return False
+    return False
 
 
 def _is_checked(path: str) -> bool:

@@ -36,6 +36,10 @@ MAX_SEGMENT_BYTES = 128 * MIB
 _NUMBERS, _BITS, _INTEGERS = (256, 257, 259, 262, 277, 278, 284, 317, 322, 323), 258, (3, 4, 16)
 
 
+class DamagedTiffError(SlideOpenError):
+    """A TIFF whose structure cannot be as it is told; not one of a kind that is left out here."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TiffLayout:
     """The parsed structure of a TIFF slide; of tifffile's pages use what needs no open file."""
@@ -95,7 +99,7 @@ def _parsed(path: str, handle: Any = None) -> Iterator[tifffile.TiffFile]:
     except (ThinsectionError, MemoryError):  # they say all
         raise
     except Exception as error:  # whatever a parser makes of damage
-        raise SlideOpenError(f"tiff: not a readable TIFF: {error or repr(error)}") from error
+        raise DamagedTiffError(f"tiff: not a readable TIFF: {error or repr(error)}") from error
 
 
 def _beside(shell: Path) -> bool:
@@ -166,7 +170,7 @@ def _is_sound(page: Any, file_bytes: int, *, or_raise: bool) -> bool:
     """
     what = _unsound(page, file_bytes)
     if what and (or_raise or page.is_tiled):
-        raise SlideOpenError(f"tiff: page {page.index} {what}")
+        raise DamagedTiffError(f"tiff: page {page.index} {what}")
     return not what
 
 
