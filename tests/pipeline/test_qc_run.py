@@ -92,8 +92,9 @@ def files(out: Path) -> dict[str, object]:
             found[name] = {**json.loads(path.read_text()), "seconds": None}
         elif path.name == "slide.json":
             document = json.loads(path.read_text())
-            for record in document["stages"].values():  # sizes follow the digits of the seconds
-                record["files"] = {n: s for n, s in record["files"].items() if QC_JSON not in n}
+            for record in document["stages"].values():  # what follows the digits of the seconds
+                for key in ("files", "sums"):
+                    record[key] = {n: s for n, s in record[key].items() if QC_JSON not in n}
             found[name] = document
         elif path.name == "results.tsv":
             own = ("#start", "#outdi")
