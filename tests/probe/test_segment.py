@@ -91,6 +91,7 @@ def test_a_forced_float16_cache_is_the_float16_way_and_says_what_it_lost(tmp_pat
     assert found.details == half.details
     assert found.details["train_losses"] != plain.details["train_losses"]
     assert facts["cache_dtypes"] == {"fp16": 6}
+    assert facts["engine"] == StubEncoder().engine
     assert 0 < facts["cache_loss"]["max_abs_error"] < 2.0**-11
 
 

@@ -122,6 +122,7 @@ class StubEncoder:
         self.projection = torch.randn(3, dim, generator=g)
         self.spec = SimpleNamespace(name="stub", preprocessing={"input_px": 224})
         self.precision, self.device = "fp32", torch.device("cpu")
+        self.engine = "stub 1.0"
 
     @property
     def weights_hash(self) -> str:

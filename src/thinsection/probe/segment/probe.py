@@ -83,6 +83,7 @@ def segment_features(
         **{"image_px": settings.image_px, "crop_px": settings.crop_px},
         **encoder.spec.preprocessing,
         **{"precision": encoder.precision, "device": encoder.device.type},
+        "engine": encoder.engine.partition(" (")[0],  # its sums are in an order of their own
     }
     key = CacheKey(
         encoder=encoder.spec.name,
@@ -179,6 +180,7 @@ def with_cache_facts(result: ProbeResult, cache: FeatureCache) -> ProbeResult:
         **result.facts,
         "encoder": manifest.key.encoder,
         "weights_sha256": manifest.key.weights_hash,
+        "engine": json.loads(manifest.key.preprocessing).get("engine", "not recorded"),
         "cache_dtypes": manifest.dtype_rows,
         "cache_bytes": manifest.data_bytes,
         "cache_loss": "none" if loss is None else asdict(loss),
