@@ -1,5 +1,6 @@
 """What is stored: results (`ls`, `efficiency`, `export`) and caches of features (`cache`)."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from thinsection.pipeline.peers import LAYOUTS
 from thinsection.units import format_bytes
 
 FolderArgument = Annotated[Path, typer.Argument(help="A results folder.", show_default=False)]
@@ -26,6 +28,8 @@ def register(app: typer.Typer) -> None:
     app.command()(verify)
     export = typer.Typer(no_args_is_help=True, help="Write results in other tools' formats.")
     export.command("anndata")(export_anndata)
+    for entry in LAYOUTS:
+        export.command(entry.name, help=entry.help)(_exporter(entry.name))
     cache = typer.Typer(no_args_is_help=True, help="Feature caches: list, verify, remove.")
     for name, command in (("ls", list_caches), ("verify", verify_cache), ("rm", remove_cache)):
         cache.command(name)(command)
@@ -96,6 +100,28 @@ def export_anndata(
     print(*left_out, f"wrote {count} tiles to {out}", sep="\n")
     if left_out:
         raise typer.Exit(EXIT_SOME_LEFT_OUT)
+
+
+def _exporter(tool: str) -> Callable[..., None]:
+    """The command `export TOOL`."""
+
+    def export(
+        folder: FolderArgument,
+        out: Annotated[Path, typer.Option(help="The folder of that tool.")],
+        features: Annotated[str | None, _FEATURES] = None,
+        copy: Annotated[bool, typer.Option(help="Copies, no links.")] = False,
+    ) -> None:
+        from thinsection.pipeline.peer_export import export_peer
+
+        left: list[str] = []
+        count = export_peer(
+            folder, out, tool, features=features, copy=copy, on_left_out=left.append
+        )
+        print(*left, f"{count} slides are in {out} as {tool} reads them", sep="\n")
+        if left:
+            raise typer.Exit(EXIT_SOME_LEFT_OUT)
+
+    return export
 
 
 def verify(folder: FolderArgument) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -83,6 +84,17 @@ def _replacing(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):  # of a file system that is lost: swept later
             tmp.unlink(missing_ok=True)
+
+
+def link_or_copy(source: Path, target: Path, *, copy: bool = False) -> None:
+    """Makes `target` a hard link of the file, or a copy: if asked, or where no link can be."""
+    if not copy:
+        try:
+            os.link(source, target)
+            return
+        except OSError:  # another file system, or one without hard links
+            pass
+    shutil.copyfile(source, target)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

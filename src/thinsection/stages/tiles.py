@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
@@ -13,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import BudgetError
-from thinsection.files.atomic import atomic_path
+from thinsection.files.atomic import atomic_path, link_or_copy
 from thinsection.qc.tissue import box_fractions
 from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.resize import resample_filter
@@ -181,10 +179,7 @@ class FeaturesStage(Stage):
             source = work.path(next(iter(record.files)))
             name = self.file(work.entry.slide_id)
             with atomic_path(work.path(name)) as tmp:
-                try:
-                    os.link(source, tmp)
-                except OSError:  # a file system without hard links
-                    shutil.copyfile(source, tmp)
+                link_or_copy(source, tmp)
             return Output(files=(name,), facts=record.facts)
         return None
 
