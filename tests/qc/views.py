@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from thinsection.arrays import get_namespace
 from thinsection.arrays.filters import gray_from_rgb
+from thinsection.qc.checks.artefact_maps import artefact_maps
 from thinsection.qc.checks.check import QcView, Regions
 
 
@@ -29,4 +30,5 @@ def view_of(
         gray_at=lambda nominal_mpp: gray_from_rgb(ns, rgb),
         regions_at=regions_at,
         probability_of=probability_of,
+        artefact_maps=lambda: artefact_maps(ns, rgb, mpp_th),
     )

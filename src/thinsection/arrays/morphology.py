@@ -25,6 +25,15 @@ def fill_small(ns: ArrayNamespace, mask: Array, min_area_px: float) -> Array:
     return ~drop_small(ns, ~mask, min_area_px)
 
 
+def mostly(ns: ArrayNamespace, mask: Array, marked: Array, min_share: float) -> Array:
+    """The 8-connected regions of a mask of which so large a share is marked."""
+    labels, count = labelled(ns, mask, connectivity=8)
+    hits = ns.xp.bincount(labels[marked & mask], minlength=count + 1)
+    keep = hits > min_share * ns.xp.bincount(labels.ravel(), minlength=count + 1)
+    keep[0] = False
+    return keep[labels]
+
+
 def keep_elongated(ns: ArrayNamespace, mask: Array, elongation: float, min_area_px: float) -> Array:
     """The 8-connected regions whose length, by their spread, is so many times their mean width."""
     xp, (labels, count) = ns.xp, labelled(ns, mask, connectivity=8)

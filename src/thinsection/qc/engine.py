@@ -17,6 +17,7 @@ from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
 from thinsection.config import nearest, user_cache_dir
 from thinsection.errors import ConfigError, InvalidInputError, require
 from thinsection.files.pages import notebook_html
+from thinsection.qc.checks.artefact_maps import artefact_maps
 from thinsection.qc.checks.by_example import ByExample, PixelModel, probabilities, trained_model
 from thinsection.qc.checks.check import Outcome, QcView, Score
 from thinsection.qc.pipeline import Pipeline, load_pipeline
@@ -173,16 +174,18 @@ def _view(
     def found() -> dict[ByExample, Array]:
         return probabilities(ns, rgb, prepare_models(pipeline, cache_dir=cache_dir))
 
+    mpp_th = slide_mpp * max(slide.size) / max(rgb.shape[:2])
     return QcView(
         ns=ns,
         rgb=rgb,
         gray=filters.gray_from_rgb(ns, rgb),
         mask_use=ns.xp.ones(rgb.shape[:2], dtype=bool),
-        mpp_th=slide_mpp * max(slide.size) / max(rgb.shape[:2]),
+        mpp_th=mpp_th,
         statistics=pipeline.statistics,
         gray_at=lambda nominal_mpp: filters.gray32_from_rgb(ns, ns.upload(images[nominal_mpp])),
         regions_at=partial(regions_at, slide, slide_mpp),
         probability_of=lambda check: found()[check],
+        artefact_maps=cache(partial(artefact_maps, ns, rgb, mpp_th)),
         associated=lambda name: (
             slide.associated_image(name) if name in slide.associated_names else None
         ),

@@ -208,6 +208,7 @@ class _HeldOutScene(Scene):
 
     def _pen(self) -> None:
         rng, name = self.rng, str(self.rng.choice(INKS))
+        name = "black" if self.stain == "grey" else name
         width = rng.uniform(120, 800)
         path = self._spline(
             width * rng.choice((0.02, 4.0, 12.0)), in_tissue=bool(rng.random() < 0.5)

@@ -21,12 +21,13 @@ from thinsection.testing.artefact_slide import (
 from thinsection.types import RgbArray, Size
 
 _HAEMATOXYLIN, _EOSIN, _DAB = (0.65, 0.70, 0.29), (0.10, 0.98, 0.20), (0.27, 0.57, 0.78)
-_STRENGTH = {"dark": (1.6, 2.4), "faint": (0.22, 0.4), "grey": (0.5, 1.0)}
+_BLOOD = (0.15, 0.80, 0.60)
+_STRENGTH = {"dark": (1.5, 4.0), "faint": (0.22, 0.4), "grey": (0.5, 2.5)}
 _INK_LIGHT = {  # transmitted by a dense layer, lowest and highest
     "blue": ((0.02, 0.08, 0.35), (0.30, 0.45, 0.85)),
     "green": ((0.02, 0.28, 0.15), (0.35, 0.72, 0.60)),
     "red": ((0.55, 0.02, 0.05), (0.95, 0.30, 0.35)),
-    "black": ((0.02, 0.02, 0.02), (0.28, 0.28, 0.30)),
+    "black": ((0.02, 0.02, 0.02), (0.40, 0.40, 0.40)),
     "brown": ((0.30, 0.14, 0.02), (0.60, 0.38, 0.16)),
 }
 # texture -> nuclei per 1000 µm², share of fat, length of fibres over width, share of epithelium
@@ -43,28 +44,45 @@ def tuning_slide(
     mpp: float = 2.0,
     stain: str | None = None,
     artefacts: Sequence[str] | None = None,
+    base: RgbArray | None = None,
 ) -> ArtefactSlide:
     """Slide `seed` of generator A; a stain or artefacts that are not given are drawn.
 
     Args:
         size: (width, height) in px of `mpp`.
+        base: a real picture of H&E at `mpp`, mirrored to that size, in place of generated tissue.
         artefacts: of `ARTEFACTS`; None draws each with a chance of one half.
 
     Memory: about 60 bytes per px.
     """
-    scene = _TuningScene(seed, size, mpp, stain)
+    scene = _TuningScene(seed, size, mpp, stain if base is None else "he")
+    scene.base = base
     drawn = [name for name in ARTEFACTS if scene.rng.random() < 0.5]
     return scene.slide(drawn if artefacts is None else artefacts)
 
 
 class _TuningScene(Scene):
     stream = 1
+    base: RgbArray | None = None
 
     def draw_tissue(self) -> None:
+        if self.base is None:
+            self._invent_tissue()
+            return
+        height, width = self.shape
+        more = (0, height - len(self.base)), (0, width - self.base.shape[1]), (0, 0)
+        picture = np.pad(self.base, [(low, max(0, high)) for low, high in more], "symmetric")
+        light = picture[:height, :width] / np.percentile(self.base, 99, axis=(0, 1))
+        self.light = np.clip(light, 0.004, 1).astype(np.float32)
+        seen = ndimage.uniform_filter(1 - self.light.mean(axis=2), max(1, int(24 / self.mpp)))
+        self.masks["tissue"] = seen > 0.06
+
+    def _invent_tissue(self) -> None:
         rng = self.rng
         span = min(self.shape) * self.mpp
         outline = self.noise(span / 8) + 0.25 * self.noise(span / 40)
-        outline -= np.float32(np.quantile(outline, rng.uniform(0.25, 0.6)))
+        empty = rng.uniform(0.25, 0.6) if rng.random() < 0.8 else rng.uniform(0.7, 0.99)
+        outline -= np.float32(np.quantile(outline, empty))
         solid = self.masks["tissue"] = outline > 0.04
         name = str(rng.choice(list(_TEXTURES)))
         per_area, fat, stretch, epithelium = _TEXTURES[name]
@@ -72,23 +90,38 @@ class _TuningScene(Scene):
         glands = np.clip(1.5 - np.abs(self.noise(self.some(40, 160))) * 3, 0, 1) * epithelium
         fibres = self.noise(4, stretch) * 0.18 + self.noise(14, stretch) * 0.12
         matrix = density * np.clip(1 + fibres - 0.5 * glands, 0.1, None)
-        nuclei = self._nuclei(per_area, glands, solid) * density
-        empty = (
+        strips = np.clip(1.2 - np.abs(self.noise(self.some(60, 200))) * rng.uniform(4, 20), 0, 1)
+        cellular = glands + strips * rng.uniform(0, 2.5) * (rng.random() < 0.5)
+        nuclei = self._nuclei(per_area, cellular, solid) * density
+        fine = self.mpp < 1.5  # what only a fine image shows
+        if fine:
+            matrix *= 1 + 0.35 * self.noise(0.6) + 0.3 * self.noise(1.5, stretch)
+            matrix *= np.clip(np.abs(self.noise(9, stretch)) * 12 - 0.3, 0, 1)  # clefts
+            nuclei *= 1 + 0.3 * self.noise(0.6)
+        fatty = (
             self.noise(300) > np.quantile(rng.standard_normal(400), 1 - fat) if fat else solid & 0
         )
         walls = np.abs(self.noise(35)) < 0.16
-        holes = (empty & ~walls) | (self.noise(25) > 2.6)
-        seen = ndimage.gaussian_filter(np.where(holes, 0.02, 1).astype(np.float32), 2 / self.mpp)
-        low, high = _STRENGTH.get(self.stain, (0.7, 1.3))
+        holes = (fatty & ~walls) | (self.noise(25) > 2.6)
+        seen = ndimage.gaussian_filter(
+            np.where(holes, 0.02, 1).astype(np.float32), (0.4 if fine else 2) / self.mpp
+        )
+        low, high = _STRENGTH.get(self.stain, (0.6, 2.0))
         strength = self.some(low, high)
         first, second = self._vectors()
         brown = (
-            np.clip(self.noise(120) * 2 + rng.uniform(-2, 1), 0, 1) if self.stain == "ihc" else 0
+            np.clip(self.noise(120) * 2 + rng.uniform(-2, 3), 0, 1) if self.stain == "ihc" else 0
         )
         optical = np.multiply.outer(nuclei * 1.5 + glands * density * 0.25, first)
         eosin = matrix * (0.12 if self.stain == "ihc" else 0.42)
         optical += np.multiply.outer(eosin, second)
-        optical += np.multiply.outer(brown * (0.4 * density + 0.5 * nuclei), self._vary(_DAB))
+        blood = (
+            (self.noise(self.some(20, 80)) > rng.uniform(1.6, 3)) * matrix * rng.uniform(0.5, 1.6)
+        )
+        if self.stain not in ("ihc", "grey"):
+            optical += np.multiply.outer(blood, self._vary(_BLOOD))
+        browned = self.some(0.4, 1.8) * brown * (density * rng.uniform(0.6, 1) + 0.5 * nuclei)
+        optical += np.multiply.outer(browned, self._vary(_DAB))
         self.light = np.exp(-optical * (strength * seen)[..., None]).astype(np.float32)
         if self.stain == "dark":
             self.light *= np.asarray(rng.uniform(0.6, 0.85) * rng.uniform(0.93, 1, 3), np.float32)
@@ -102,7 +135,9 @@ class _TuningScene(Scene):
         if self.stain == "grey":
             return np.full(3, 0.5, np.float32), np.full(3, 0.4, np.float32)
         second = _HAEMATOXYLIN if self.stain == "ihc" else _EOSIN
-        return self._vary(_HAEMATOXYLIN), self._vary(second)
+        first, second_vector = self._vary(_HAEMATOXYLIN), self._vary(second)
+        purple = self.rng.uniform(0, 0.7) * (self.rng.random() < 0.6)  # eosin is rarely alone
+        return first, second_vector * (1 - purple) + first * purple
 
     def _nuclei(self, per_area: float, glands: Light, where: npt.NDArray[np.bool_]) -> Light:
         """Nuclei of about 7 µm, clustered in glands, [0, 1]."""
@@ -110,7 +145,9 @@ class _TuningScene(Scene):
         spots = (self.rng.random(self.shape, dtype=np.float32) < chance) & where
         sigma = self.rng.uniform(1.8, 3.0) / self.mpp
         spread = ndimage.gaussian_filter(spots.astype(np.float32), sigma)
-        return np.asarray(np.clip(spread * (2 * np.pi * sigma**2 + 1) - 0.3, 0, 1))
+        filled = spread * (2 * np.pi * sigma**2 + 1) - 0.3
+        sharp = 5.0 if self.mpp < 1.5 else 1.0  # the border of a nucleus is half a µm wide
+        return np.asarray(np.clip((filled - 0.2) * sharp + 0.2, 0, 1))
 
     def draw(self, artefact: str) -> None:
         times = int(self.rng.integers(1, 4)) if artefact in ("fold", "pen", "blur", "bubble") else 1
@@ -157,7 +194,9 @@ class _TuningScene(Scene):
         added = (second * inside[..., None] + optical * rim[..., None]) * rng.uniform(0.8, 1.1)
         self.light = np.exp(-optical - added)
         seen = ndimage.uniform_filter(added.mean(axis=2), max(1, int(40 / self.mpp)))
-        self.mark("fold", (inside > 0.5) & (seen > max(0.05, 0.3 * seen.max())))
+        band = (inside > 0.5) & self.masks["tissue"]
+        usual = float(np.median(seen[band])) if band.any() else 0.0
+        self.mark("fold", band & (seen > max(0.05, 0.4 * usual)))
 
     def _blur(self) -> None:
         self.blur_um = self.blur_um or self.some(0.25, 4.0)  # 0.5 to 8 px at 0.5 µm/px
@@ -191,9 +230,10 @@ class _TuningScene(Scene):
 
     def _pen(self) -> None:
         rng, name = self.rng, str(self.rng.choice(INKS))
+        name = "black" if self.stain == "grey" else name
         ink = rng.uniform(*_INK_LIGHT[name])
         if name == "black":
-            ink = np.full(3, ink.mean()) + rng.uniform(-0.03, 0.03, 3)
+            ink = ink.mean() * (1 + rng.uniform(-0.3, 0.3) * np.array((1, 0, -1)))  # warm or cold
         width, kind = self.some(90, 700), rng.choice(("line", "ring", "dot"))
         path = self._path(bool(rng.random() < 0.5), width * rng.uniform(3, 12), 0.15)
         if kind == "ring":
@@ -205,12 +245,15 @@ class _TuningScene(Scene):
         distance = self._distance(path) * (1 + 0.12 * self.noise(60))
         soft = self.some(6, 60) * (width > 200) + 6
         opacity = np.clip((width / 2 - distance) / soft + 0.5, 0, 1)
-        if rng.random() < 0.5:  # streaks, and gaps of a dry pen
-            gaps = self.noise(self.some(8, 25), 12) * rng.uniform(0.1, 0.6)
-            opacity = opacity * np.clip(rng.uniform(0.85, 1.2) - np.abs(gaps), 0.03, 1)
+        streaks = self.noise(self.some(5, 25), self.some(6, 20))
+        if (dry := rng.random()) < 0.4:  # thin lines without ink
+            thin = np.abs(streaks) * rng.uniform(0.1, 0.6)
+            opacity = opacity * np.clip(rng.uniform(0.85, 1.2) - thin, 0.03, 1)
+        elif dry < 0.65:  # a dry pen leaves ink in lines only
+            opacity = opacity * np.clip(streaks * 2 + rng.uniform(-0.3, 2), 0.02, 1)
         self.cover(ink, opacity * rng.uniform(0.75, 1))
         for mask in ("pen", f"pen_{name}"):
-            self.mark(mask, opacity > 0.45)
+            self.mark(mask, opacity > 0.5)
 
     def _coverslip(self) -> None:
         angle = self.rng.choice((0, np.pi / 2)) + self.rng.normal(0, 0.08)
@@ -238,10 +281,10 @@ class _TuningScene(Scene):
         width = self.some(40, 300)
         side = int(self.rng.integers(4))
         ramp = np.arange(self.shape[side % 2])[:: 1 if side < 2 else -1] * self.mpp
-        tone = np.clip(self.rng.uniform(0.05, 0.7) + (ramp - width) / 60, 0, 1)
-        shade = np.where(ramp < width + 60, tone, 1).astype(np.float32)
+        tone, soft = self.rng.uniform(0.05, 0.7), self.some(30, 300)
+        shade = np.clip(tone + (ramp - width) / soft, tone, 1).astype(np.float32)
         shade = np.broadcast_to(shade[:, None] if side % 2 == 0 else shade[None], self.shape)
-        self.light *= shade[..., None]
+        self.cover(self.rng.uniform(0, 0.06, 3), 1 - shade)
         self.mark("edge", shade < 0.9)
 
     def photograph(self) -> RgbArray:

@@ -1,19 +1,26 @@
-"""Finds what went wrong at the microscope and on the glass: blur and folds.
+"""Finds what went wrong at the microscope and on the glass: blur, folds, ink, bubbles.
 
 Defocus takes the finest band of detail first, so that the ratio of its amplitude to that of the
-next band falls, whatever the strength of the stain. A fold is twice as thick as tissue of the same
-stain usually is, and elongated.
+next band falls, whatever the strength of the stain. The others ask `artefact_maps` what a px shows.
 """
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from thinsection.arrays import Array, ArrayNamespace, filters
-from thinsection.arrays.morphology import drop_small, fill_small, keep_elongated
+from thinsection.arrays.morphology import (
+    dilated_by_disk,
+    drop_small,
+    fill_small,
+    keep_elongated,
+    mostly,
+)
+from thinsection.qc.checks.artefact_maps import INKS
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, Regions, area, length
 
-_NUM_STAIN_BINS = 24
+_WHITE_PERCENTILE = 97  # of a slide's gray: glass, or the lightest tissue
+_GLASS_GRAY = 0.03  # that glass may lie below it
 _SQUARE_BLOCKS = 8  # along the edge of a square
 _FEW_SQUARES = 400  # all are looked at
 _SUSPECT = 1.15  # times the limit of blur: around such squares all are looked at
@@ -30,7 +37,7 @@ class Focus(QcCheck):
     floor: float = 0.006  # gray, [0, 1], added to the coarse band: noise does not decide
     # blurred where the ratio is below this share of the slide's 75th percentile (sharp tissue) ...
     relative: float = 0.55
-    min_ratio: float = 0.3  # ... or below this, for a slide that is blurred as a whole
+    min_ratio: float = 0.27  # ... or below this, for a slide that is blurred as a whole
     min_area: str = area("0.004 mm2")  # smaller blurred areas, and holes in them, do not count
 
     def __call__(self, view: QcView) -> Outcome:
@@ -43,7 +50,8 @@ class Focus(QcCheck):
         measured = ratio[tissue]
         limit = max(self.min_ratio, self.relative * float(ns.xp.percentile(measured, 75)))
         least = view.area_px(self.min_area)
-        blurred = drop_small(ns, fill_small(ns, (ratio < limit) & tissue, least), least)
+        blurred = (ratio < limit) & tissue & ~_empty(view)
+        blurred = drop_small(ns, fill_small(ns, blurred, least), least)
         outcome = view.left_regions(tissue & ~blurred, f"{self.name}_removed")
         median = {f"{self.name}_median_ratio": float(ns.xp.median(measured))}
         return replace(outcome, scores={**outcome.scores, **median})
@@ -90,47 +98,111 @@ class Focus(QcCheck):
         return fine / (filters.block_means(ns, abs(once - twice), self.block_px) + self.floor)
 
 
+def _empty(view: QcView) -> Array:
+    """Where there is glass inside of tissue, as in fat: it has no detail to judge."""
+    white = float(view.ns.xp.percentile(view.gray[::4, ::4], _WHITE_PERCENTILE))
+    return filters.gaussian(view.ns, view.gray, 1.5) > white - _GLASS_GRAY
+
+
 @dataclass(frozen=True, kw_only=True)
 class Folds(QcCheck):
-    """Removes folds: thick, saturated, elongated regions of the mask."""
+    """Removes folds: bands darker than the tissue around them, with borders along both sides."""
 
     kind: ClassVar[str] = "folds"
     name: str = "folds"
-    width: str = length("80 um")  # of a usual fold; detail finer than a sixth of it is smoothed
-    # a fold's px have so many times the usual optical density of their balance of stains ...
-    min_thickness: float = 1.35
-    min_saturation: float = 1.0  # ... and so many times the tissue's median saturation
-    min_elongation: float = 2.5  # squared length over area from which on a region is a fold
-    min_area: str = area("0.005 mm2")  # smaller regions are no folds
+    smooth: str = length("16 um")  # sigma over which P of the small net is averaged
+    threshold: float = 0.4  # on it, somewhere in a fold ...
+    lower_threshold: float = 0.25  # ... and everywhere in it
+    min_elongation: float = 1.5  # squared length over area from which on a region is a fold
+    min_area: str = area("0.003 mm2")  # smaller regions are no folds
 
     def __call__(self, view: QcView) -> Outcome:
-        ns, tissue = view.ns, view.mask_use
-        if not bool(tissue.any()):
-            return Outcome(warnings=(f"{self.name}: no tissue to look for folds in",))
-        sigma = view.length_px(self.width) / 6
-        colour = filters.gaussian(ns, filters.saturation(ns, view.rgb), sigma)
-        thick = _relative_thickness(view, sigma) > self.min_thickness
-        usual_colour = float(ns.xp.median(colour[tissue]))
-        found = tissue & thick & (colour > self.min_saturation * usual_colour)
-        elongated = keep_elongated(ns, found, self.min_elongation, view.area_px(self.min_area))
-        return view.left_regions(tissue & ~elongated, f"{self.name}_removed")
+        least, sigma = view.area_px(self.min_area), view.length_px(self.smooth)
+        shown = filters.gaussian(view.ns, view.artefact_maps()["fold"], sigma)
+        found = mostly(view.ns, shown > self.lower_threshold, shown > self.threshold, 0.0)
+        found = keep_elongated(view.ns, found & view.mask_use, self.min_elongation, least)
+        return view.left_regions(view.mask_use & ~found, f"{self.name}_removed")
 
 
-def _relative_thickness(view: QcView, sigma_px: float) -> Array:
-    """Smoothed optical density over that of tissue with the same balance of stains, float64 (H, W).
+@dataclass(frozen=True, kw_only=True)
+class Ink(QcCheck):
+    """Removes ink of a pen, of any colour or of one; it stays out of the mask."""
 
-    Two layers absorb twice as much in every channel, so that the balance stays. Dark epithelium is
-    dark for its balance as well, and gets about 1. The mask must not be empty.
-    """
-    ns, xp, mask = view.ns, view.ns.xp, view.mask_use
-    table = -xp.log10(xp.maximum(xp.arange(256) / 255.0, 1 / 255.0))
-    density = [filters.gaussian(ns, table[view.rgb[..., c]], sigma_px) for c in range(3)]
-    total = density[0] + density[1] + density[2]
-    balance = density[0] / xp.maximum(total, 1e-6)  # red light: haematoxylin takes it, eosin not
-    edges = xp.quantile(balance[mask], xp.linspace(0, 1, _NUM_STAIN_BINS + 1)[1:-1])
-    stain_bin = xp.searchsorted(edges, balance)
-    usual = xp.ones(_NUM_STAIN_BINS)
-    for n in range(_NUM_STAIN_BINS):
-        if (values := total[mask & (stain_bin == n)]).size:
-            usual[n] = xp.median(values)
-    return total / xp.maximum(usual[stain_bin], 1e-6)
+    kind: ClassVar[str] = "ink"
+    name: str = "pen"
+    color: Literal["any", "blue", "green", "red", "black", "brown"] = "any"
+    threshold: float = 0.5  # on P of ink, whatever its colour
+    min_share: float = 0.35  # of ink in a region of ink and fold, from which on it all is ink
+    around: str = length("32 um")  # sigma within which px of ink agree on a colour
+    min_area: str = area("6400 um2")  # smaller spots of ink, of all colours together, are dropped
+
+    def __call__(self, view: QcView) -> Outcome:
+        ns, maps = view.ns, view.artefact_maps()
+        inks = {name: maps[f"pen_{name}"] for name in INKS}
+        ink = sum(inks.values())
+        # ink over tissue may look like a fold here and there: what is mostly ink is ink
+        dark = ink + maps["fold"] > self.threshold
+        found = mostly(ns, dark, ink > self.threshold, self.min_share)
+        found = drop_small(ns, found | (ink > self.threshold), view.area_px(self.min_area))
+        if self.color != "any":
+            # a stroke has one colour: what most px around say
+            around = view.length_px(self.around)
+            smooth = {name: filters.gaussian(ns, p, around) for name, p in inks.items()}
+            own = smooth.pop(self.color)
+            for other in smooth.values():
+                found &= own >= other
+        return view.left(view.mask_use & ~found, self.name, enforce=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bubbles(QcCheck):
+    """Removes air bubbles: their rings, and what closed rings hold."""
+
+    kind: ClassVar[str] = "bubbles"
+    name: str = "bubbles"
+    threshold: float = 0.5  # on P of a bubble's rim
+    gap: str = length("24 um")  # in a ring that still counts as closed
+    rim: str = length("64 um")  # across
+    max_elongation: float = 2.2  # of what a ring holds: squared length over area, 0.95 of a disc
+    min_area: str = area("6400 um2")  # smaller finds are dropped
+
+    def __call__(self, view: QcView) -> Outcome:
+        held = _ringed(view, self)
+        found = held | (view.artefact_maps()["bubble"] > self.threshold)
+        found = drop_small(view.ns, found, view.area_px(self.min_area))
+        return view.left(view.mask_use & ~found, self.name, enforce=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dirt(QcCheck):
+    """Removes what lies on the glass: dust, a coverslip's edge, or what is outside of the slide."""
+
+    kind: ClassVar[str] = "dirt"
+    name: str = "dust"
+    shows: Literal["dust", "coverslip", "edge"] = "dust"
+    threshold: float = 0.5  # on P
+    min_area: str = area("1000 um2")  # smaller finds are dropped
+    min_elongation: float = 8.0  # of a coverslip's edge: squared length over area
+
+    def __call__(self, view: QcView) -> Outcome:
+        ns, maps, least = view.ns, view.artefact_maps(), view.area_px(self.min_area)
+        found = maps[self.shows]
+        if self.shows == "coverslip":  # here and there a line looks like a bubble's rim
+            lines = (found + maps["bubble"] > self.threshold) & ~_ringed(view, Bubbles())
+            lines = keep_elongated(ns, lines, self.min_elongation, least)
+            found = mostly(ns, lines, found > self.threshold, 0.0)
+        else:
+            found = drop_small(ns, found > self.threshold, least)
+        return view.left(view.mask_use & ~found, self.name, enforce=True)
+
+
+def _ringed(view: QcView, check: Bubbles) -> Array:
+    """Closed rings of thin dark lines, and what they hold, where that is round."""
+    ns, maps, gap = view.ns, view.artefact_maps(), view.length_px(check.gap)
+    lines = maps["bubble"] + maps["coverslip"] > check.threshold
+    closed = ~dilated_by_disk(ns, ~dilated_by_disk(ns, lines, gap), gap)
+    holes = ns.ndimage.binary_fill_holes(closed) & ~closed
+    held = holes & ~keep_elongated(ns, holes, check.max_elongation, 0)
+    held = drop_small(ns, held, view.area_px(check.min_area))
+    near = dilated_by_disk(ns, held, view.length_px(check.rim) + gap)
+    return held | (closed & near)

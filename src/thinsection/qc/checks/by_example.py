@@ -244,20 +244,29 @@ def predict(ns: ArrayNamespace, model: PixelModel, planes: Sequence[Array]) -> A
 
     Memory: O(px + 8,192 * (features + hidden)).
     """
+    flat = [plane.reshape(-1) for plane in planes]
+    logit = layers(ns, model, flat)[:, 0]
+    return (1 / (1 + ns.xp.exp(-ns.xp.clip(logit, -60, 60)))).reshape(planes[0].shape)
+
+
+def layers(ns: ArrayNamespace, model: PixelModel, flat: Sequence[Array]) -> Array:
+    """Outputs of the last layer before sigmoid or softmax, float32 (px, outputs), of flat planes.
+
+    Memory: O(px * outputs + 8,192 * (features + hidden)).
+    """
     xp = ns.xp
     w1, b1, w2, b2, w3, b3 = (ns.upload(value, reason="model") for value in model.weights)
     # relu(h + b) = max(h, -b) + b; that b goes into the next layer's: one write of px per layer
     b2 = b2 + b1 @ w2
     b3 = b3 + b2 @ w3
-    flat = [plane.reshape(-1) for plane in planes]
-    logit = xp.empty(flat[0].size, dtype=xp.float32)
-    for start in range(0, logit.size, _BLOCK_PX):
+    out = xp.empty((flat[0].size, len(b3)), dtype=xp.float32)
+    for start in range(0, len(out), _BLOCK_PX):
         part = slice(start, start + _BLOCK_PX)
         one = xp.stack([plane[part] for plane in flat]).T @ w1
         two = xp.maximum(one, -b1, out=one) @ w2
-        logit[part] = (xp.maximum(two, -b2, out=two) @ w3)[:, 0]
-    logit += b3
-    return (1 / (1 + xp.exp(-xp.clip(logit, -60, 60)))).reshape(planes[0].shape)
+        xp.matmul(xp.maximum(two, -b2, out=two), w3, out=out[part])
+    out += b3
+    return out
 
 
 def save_model(path: Path, model: PixelModel) -> None:

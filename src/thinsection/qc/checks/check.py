@@ -66,6 +66,7 @@ class QcView:
     gray_at: Callable[[float], Array]  # nominal mpp -> gray, float32, from the same pass
     regions_at: Callable[[float], Regions]  # mpp -> what reads parts of the slide at about that mpp
     probability_of: Callable[[Any], Array]  # by-example check -> P of each px, float32 (H, W)
+    artefact_maps: Callable[[], Mapping[str, Array]]  # class -> P of each px, float32 (H, W)
     touched: Mapping[str, Array] = field(default_factory=dict)  # by earlier checks, bool (H, W)
     # an associated image of the slide by name ('macro'), on the host; None where it has none
     associated: Callable[[str], RgbArray | None] = lambda name: None

@@ -1,0 +1,157 @@
+"""How much tissue, pen, blur, folds and bubbles does quality control get right on unseen slides?
+
+Slides of generator A with seeds that nothing was tuned on, and of generator B, which has other
+drawing rules (docs/qc.md says which seeds are for what). HistoQC's default preset looks at the same
+slides. Truth and finds are pooled over slides; px count at the work resolution.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.harness import arguments, finish
+from thinsection.qc import QcResult, run_qc
+from thinsection.qc.pipeline import preset_names
+from thinsection.testing.artefact_slide import INKS, STAINS, ArtefactSlide
+from thinsection.testing.held_out_slide import held_out_slide
+from thinsection.testing.synthetic import ArraySlide
+from thinsection.testing.tuning_slide import tuning_slide
+from thinsection.types import MaskArray
+
+GENERATORS = {"A, unseen seeds": (tuning_slide, 10_000), "B, held out": (held_out_slide, 0)}
+SIZE_PX, MPP = (2000, 1500), 2.0
+BLUR_SIZE_PX, BLUR_MPP = (2400, 1800), 0.5
+PICTURES = Path("/work/shared/pictures")
+KINDS = {  # class of truth -> kinds of the checks that find it
+    "pen": ("ink",),
+    "fold": ("folds",),
+    "bubble": ("bubbles",),
+    "blur": ("focus", "blurry"),
+}
+Counts = np.ndarray  # hits, px of the truth, px found
+
+
+def main() -> None:
+    """`--pictures FOLDER`: real pen with masks, HistoQC's, beside the generated slides."""
+    args = arguments(__doc__ or "", pictures="folder of histoqc-pen_COLOR[_mask].png")
+    presets = [name for name in ("auto", "histoqc-default", "default") if name in preset_names()]
+    results: dict[str, Any] = {}
+    for preset in presets[:2]:
+        results[preset] = {name: judged(preset, name, smoke=args.smoke) for name in GENERATORS}
+        if args.pictures:
+            results[preset]["real pen"] = real_pen(preset, Path(args.pictures))
+    finish("bench_artefacts", results, args)
+
+
+def judged(preset: str, generator: str, *, smoke: bool) -> dict[str, Any]:
+    """Scores of a preset on slides of a generator, by stain and by artefact."""
+    counts: defaultdict[str, Counts] = defaultdict(lambda: np.zeros(3))
+    lost: defaultdict[str, list[float]] = defaultdict(list)
+    seconds = 0.0
+    for slide in slides(generator, smoke=smoke):
+        start = time.process_time()
+        with slide.open() as opened:
+            result = run_qc(opened, preset)
+        seconds += time.process_time() - start
+        truth = {name: resized(mask, result) for name, mask in slide.masks.items()}
+        score(counts, result, truth, slide)
+        clean = resized(slide.clean, result)
+        lost[slide.stain].append(float((clean & ~result.mask_use).sum() / max(1, clean.sum())))
+    tables = {name: rates(value, name) for name, value in sorted(counts.items())}
+    medians = {stain: round(float(np.mean(values)), 4) for stain, values in lost.items()}
+    return {**tables, "clean tissue lost": medians, "cpu_s": round(seconds, 2)}
+
+
+def slides(generator: str, *, smoke: bool) -> Iterator[ArtefactSlide]:
+    """Whole slides of every stain; then, for blur, small ones at 0.5 µm/px."""
+    generate, first = GENERATORS[generator]
+    times = 1 if smoke else 5
+    for (n, stain), turn in product(enumerate(STAINS), range(times)):
+        if smoke and stain not in ("he", "ihc"):
+            continue
+        seed = first + turn * len(STAINS) + n
+        yield generate(seed, size=(800, 600) if smoke else SIZE_PX, mpp=MPP, stain=stain)
+    for n, stain in enumerate(STAINS[: 1 if smoke else None]):
+        size = (1200, 900) if smoke else BLUR_SIZE_PX
+        seed = first + 1000 + n
+        yield generate(seed, size=size, mpp=BLUR_MPP, stain=stain, artefacts=("blur",))
+
+
+def score(
+    counts: defaultdict[str, Counts],
+    result: QcResult,
+    truth: dict[str, MaskArray],
+    slide: ArtefactSlide,
+) -> None:
+    """Adds one slide's px to the counts; px of other artefacts say nothing about a class."""
+    none = np.zeros_like(result.mask_use)
+    artefacts = union(truth.items(), none, leave=("tissue",))
+    if slide.mpp == MPP:  # the small ones are nothing but tissue
+        add(counts, f"tissue {slide.stain}", result.mask_use, truth["tissue"], ~artefacts)
+    for name, kinds in KINDS.items():
+        if (name == "blur") != (slide.mpp == BLUR_MPP):
+            continue  # blur is judged where it can be seen
+        checks = [c.name for c in result.pipeline.checks if c.kind in kinds or c.name == KINDS]
+        pens = [c.name for c in result.pipeline.checks if name == "pen" and "pen" in c.name]
+        found = union(((n, result.masks[n]) for n in {*checks, *pens}), none)
+        other = union(truth.items(), none, leave=("tissue", name, *(f"pen_{i}" for i in INKS)))
+        add(counts, name, found, truth.get(name, none), ~other)
+
+
+def add(
+    counts: defaultdict[str, Counts],
+    name: str,
+    found: MaskArray,
+    truth: MaskArray,
+    valid: MaskArray,
+) -> None:
+    hits = np.count_nonzero(found & truth & valid)
+    counts[name] += hits, np.count_nonzero(truth & valid), np.count_nonzero(found & valid)
+
+
+def union(
+    masks: Iterable[tuple[str, MaskArray]], none: MaskArray, *, leave: tuple[str, ...] = ()
+) -> MaskArray:
+    found = none.copy()
+    for name, mask in masks:
+        if name not in leave:
+            found |= mask
+    return found
+
+
+def rates(value: Counts, name: str) -> dict[str, float]:
+    hits, true, found = value
+    if name.startswith("tissue"):
+        return {"iou": round(hits / max(1, true + found - hits), 4)}
+    return {"recall": round(hits / max(1, true), 3), "precision": round(hits / max(1, found), 3)}
+
+
+def real_pen(preset: str, folder: Path) -> dict[str, dict[str, float]]:
+    """HistoQC's own examples of pen, at 8 µm/px, against its hand-drawn masks of one colour."""
+    scores = {}
+    for color in ("black", "green", "red"):
+        picture = np.asarray(Image.open(folder / f"histoqc-pen_{color}.png").convert("RGB"))
+        truth = np.asarray(Image.open(folder / f"histoqc-pen_{color}_mask.png").convert("L")) > 127
+        result = run_qc(ArraySlide([picture], slide_mpp=(8.0, 8.0)), preset)
+        names = [c.name for c in result.pipeline.checks if "pen" in c.name]
+        own = [name for name in names if color in name] or names
+        found = union(((n, result.masks[n]) for n in own), np.zeros_like(truth))
+        counts: defaultdict[str, Counts] = defaultdict(lambda: np.zeros(3))
+        add(counts, color, found, truth, np.ones_like(truth))
+        scores[color] = rates(counts[color], color)
+    return scores
+
+
+def resized(mask: MaskArray, result: QcResult) -> MaskArray:
+    image = Image.fromarray(mask.astype(np.uint8) * 255)
+    return np.asarray(image.resize(result.frame.size_th, Image.Resampling.BOX)) > 127
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""What each px of the work image shows: tissue, glass, a fold, ink, a bubble, dirt; by a small net.
+
+Its features are made so that they mean the same on any slide: optical density against the slide's
+own glass; against the tissue around a px, and the slide's usual tissue; ridges and borders of its
+logarithm, so that a fold of pale tissue is as much of a fold as one of dense tissue. None is of the
+slide as a whole: a net that knows which slide it looks at learns slides by heart.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from thinsection.arrays import Array, ArrayNamespace, filters
+from thinsection.qc.checks.by_example import PixelModel, layers, load_model
+
+INKS = ("blue", "green", "red", "black", "brown")
+CLASSES = (
+    *("glass", "tissue", "fold", "bubble", "coverslip", "dust", "edge"),
+    *(f"pen_{ink}" for ink in INKS),
+)
+_MODEL = Path(__file__).parent / "models" / "artefacts.npz"  # by tests/support/artefact_training.py
+_UM = 8.0  # of the features' px: sigmas below are in px of this size
+_WHITE_PERCENTILE = 97
+_COARSE = 4  # px of 8 µm per px of the grid on which surroundings are measured
+_GLASS_DENSITY = 0.03  # below which, a little smoothed, a px is glass and the net is not asked
+_TISSUE_DENSITY = 0.1  # from which on a px counts for what the slide's tissue is like
+_BAND_PX = 1 << 19  # px that the net looks at once
+_TEAL = 1.05  # times its density in blue light is the most that teal has in green light
+_DARK_TISSUE, _INK_AGAINST_DARK = 0.7, 1.5  # usual density, natural log; times that of ink
+_AGAINST_USUAL = 33  # which plane is the log of `near` over the usual density
+_NEAR = slice(3, 6)  # which planes are the smoothed densities of red, green and blue
+
+
+def artefact_maps(ns: ArrayNamespace, rgb: Array, mpp_th: float) -> Mapping[str, Array]:
+    """P of each class at each px, float32 (H, W), of uint8 (H, W, 3) at mpp_th µm/px.
+
+    Memory: O(H * W * features): 150 bytes a px.
+    """
+    model = load_model(_MODEL)
+    if model is None:
+        raise FileNotFoundError(
+            f"the package must bring {_MODEL.name}, got no file; install it anew"
+        )
+    return classify(ns, model, density_features(ns, rgb, mpp_th))
+
+
+def classify(ns: ArrayNamespace, model: PixelModel, planes: list[Array]) -> Mapping[str, Array]:
+    """P of each class of `CLASSES`, by a softmax over the net's outputs."""
+    xp, shape = ns.xp, planes[0].shape
+    red, green, blue = planes[_NEAR]
+    near = (red + green + blue) / 3
+    asked = xp.flatnonzero(near.reshape(-1) > _GLASS_DENSITY)
+    flat = [plane.reshape(-1) for plane in planes]
+    out = xp.zeros((len(CLASSES), near.size), dtype=xp.float32)
+    out[0] = 1
+    for start in range(0, len(asked), _BAND_PX):
+        part = asked[start : start + _BAND_PX]
+        power = xp.exp(layers(ns, model, [plane[part] for plane in flat]).clip(-40, 40))
+        out[:, part] = (power / power.sum(axis=1, keepdims=True)).T
+    maps = {name: out[n].reshape(shape) for n, name in enumerate(CLASSES)}
+    # ink that lets green through better than blue is no blue ink, however thin it lies
+    teal = green < _TEAL * blue
+    maps["pen_green"] += xp.where(teal, maps["pen_blue"], 0)
+    maps["pen_blue"] *= ~teal
+    # on a dark slide, what is no darker than its usual tissue is no black or red ink
+    against = xp.exp(planes[_AGAINST_USUAL])
+    tissue = (near > _DARK_TISSUE * against) & (against < _INK_AGAINST_DARK)
+    for name in ("pen_black", "pen_red"):
+        maps["tissue"] += xp.where(tissue, maps[name], 0)
+        maps[name] *= ~tissue
+    return maps
+
+
+def density_features(ns: ArrayNamespace, rgb: Array, mpp_th: float) -> list[Array]:
+    """The net's planes, float32 (H, W) each."""
+    xp, scale = ns.xp, _UM / mpp_th
+    white = [max(float(xp.percentile(rgb[::4, ::4, c], _WHITE_PERCENTILE)), 60.0) for c in range(3)]
+    table = [-xp.log(xp.maximum(xp.arange(256), 4) / level) for level in white]
+    density = [table[c].astype(xp.float32)[rgb[..., c]].clip(-0.1, 4) for c in range(3)]
+    total = (density[0] + density[1] + density[2]) / 3
+    near = [filters.gaussian(ns, plane, 1.5 * scale) for plane in density]
+    wide = [_Coarse(ns, plane, scale, 2).smooth(6) for plane in density]
+    weight = (total / _TISSUE_DENSITY).clip(0, 1)
+    cover = _Coarse(ns, weight, scale).smooth(24)
+    grids = [_Coarse(ns, plane * weight, scale) for plane in density]
+    around = [grid.smooth(24) / (cover + 0.02) for grid in grids]
+    near_total, around_total = sum(near) / 3, sum(around) / 3
+    log = xp.log(total.clip(0) + 0.06)
+    ridges = [v for sigma in (1.2, 3) for v in filters.ridges(ns, log, sigma * scale)]
+    ridges += [*_Coarse(ns, log, scale, 2).ridges(6), *_Coarse(ns, log, scale).ridges(12)]
+    texture = filters.box_deviation(ns, total, 5)
+    usual = _usual(ns, density)
+    usual_total = (usual[0] + usual[1] + usual[2]) / 3
+    shares, shares_around, shares_usual = (_shares(p) for p in (near, around, usual))
+    return [
+        *(*density, *near, *wide, cover),  # `_NEAR` says where `near` is
+        xp.log((near_total + 0.04).clip(0.005) / (around_total + 0.04).clip(0.005)),
+        *(one - other for one, other in zip(shares, shares_around, strict=True)),
+        *(one - other for one, other in zip(shares, shares_usual, strict=True)),
+        *(_balance(ns, near), _balance(ns, around)),
+        *(texture, texture / (near_total + 0.05).clip(0.02)),
+        *ridges,
+        *(_band(ns, log, scale, width) for width in (5, 9, 16)),
+        *(*_flow(ns, log, scale), _from_border(ns, total.shape, mpp_th)),
+        *(
+            xp.log((p + 0.04).clip(0.005) / (usual_total + 0.04))
+            for p in (near_total, around_total)
+        ),
+    ]
+
+
+def _usual(ns: ArrayNamespace, density: list[Array]) -> list[Array]:
+    """Median density of what may be tissue, by channel: neither glass nor black."""
+    some = [plane[::4, ::4] for plane in density]
+    total = (some[0] + some[1] + some[2]) / 3
+    tissue = (total > _TISSUE_DENSITY) & (total < 1.2)
+    if not bool(tissue.any()):
+        return [ns.xp.float32(0.3)] * 3
+    return [ns.xp.median(plane[tissue]) for plane in some]
+
+
+def _shares(planes: list[Array]) -> list[Array]:
+    """The red's and the blue's share of the density."""
+    total = (planes[0] + planes[1] + planes[2] + 0.1).clip(0.02)
+    return [planes[0] / total, planes[2] / total]
+
+
+def _balance(ns: ArrayNamespace, planes: list[Array]) -> Array:
+    """Spread of the density over red, green and blue, relative to its sum: 0 is gray."""
+    high = ns.xp.maximum(ns.xp.maximum(planes[0], planes[1]), planes[2])
+    low = ns.xp.minimum(ns.xp.minimum(planes[0], planes[1]), planes[2])
+    return (high - low) / (planes[0] + planes[1] + planes[2] + 0.1).clip(0.02)
+
+
+def _band(ns: ArrayNamespace, image: Array, scale: float, width: float) -> Array:
+    """How far a px lies above the lower of two px on opposite sides, `width` px away, at best.
+
+    The border of a dense region is higher on one side only and gets nothing.
+    """
+    xp, edge = ns.xp, max(1, round(2 * scale))
+    grid = filters.block_means(ns, image, edge)
+    grid = filters.gaussian(ns, grid, width / 5 * scale / edge)
+    reach = max(1, round(width * scale / edge))
+    padded = xp.pad(grid, reach, mode="edge")
+    height, breadth = grid.shape
+    best = xp.full_like(grid, -10)
+    for dy, dx in ((0, 1), (1, 0), (0.7, 0.7), (0.7, -0.7)):
+        y, x = round(dy * reach), round(dx * reach)
+        sides = [padded[reach + s * y :, reach + s * x :][:height, :breadth] for s in (-1, 1)]
+        best = xp.maximum(best, grid - xp.maximum(*sides))
+    return _spread(best, edge, image.shape)
+
+
+def _flow(ns: ArrayNamespace, image: Array, scale: float) -> list[Array]:
+    """Coherence of the gradients around each px, [0, 1], and their strength."""
+    none, first = (filters.gaussian_kernel(1.5 * scale, order=order) for order in (0, 1))
+    down = filters.separable(ns, image, first, none)
+    along = filters.separable(ns, image, none, first)
+    grids = [_Coarse(ns, plane, scale) for plane in (down * down, along * along, down * along)]
+    yy, xx, xy = (grid.smooth(6) for grid in grids)
+    return [ns.xp.sqrt((yy - xx) ** 2 + 4 * xy * xy) / (yy + xx + 1e-4), ns.xp.sqrt(yy + xx)]
+
+
+def _from_border(ns: ArrayNamespace, shape: tuple[int, int], mpp_th: float) -> Array:
+    """mm to the image's border, at most 1."""
+    down, along = (ns.xp.arange(edge, dtype=ns.xp.float32) for edge in shape)
+    down, along = ns.xp.minimum(down, down[::-1]), ns.xp.minimum(along, along[::-1])
+    return (ns.xp.minimum(down[:, None], along[None]) * (mpp_th / 1000)).clip(0, 1)
+
+
+class _Coarse:
+    """A plane on a grid of some px of 8 µm, for what is wide."""
+
+    def __init__(self, ns: ArrayNamespace, plane: Array, scale: float, px: int = _COARSE) -> None:
+        self._ns, self._shape = ns, plane.shape
+        self._edge = max(1, round(px * scale))
+        self._scale, self._means = scale / self._edge, filters.block_means(ns, plane, self._edge)
+
+    def smooth(self, sigma: float) -> Array:
+        return self._fine(filters.gaussian(self._ns, self._means, sigma * self._scale))
+
+    def ridges(self, sigma: float) -> list[Array]:
+        found = filters.ridges(self._ns, self._means, sigma * self._scale)
+        return [self._fine(plane) for plane in found]
+
+    def _fine(self, plane: Array) -> Array:
+        return _spread(plane, self._edge, self._shape)
+
+
+def _spread(plane: Array, edge: int, shape: tuple[int, int]) -> Array:
+    """A grid's values at every px."""
+    return plane.repeat(edge, axis=0).repeat(edge, axis=1)[: shape[0], : shape[1]]
