@@ -22,7 +22,7 @@ FLAGS = (
 CLICKS = """
 <script>
 addEventListener("load", () => {
-  document.querySelectorAll("#sheet thead button")[2].click();
+  document.querySelectorAll("#sheet thead button")[3].click();
   const ids = [...document.querySelectorAll("#sheet tbody tr")].map(r => r.cells[0].dataset.sort);
   document.querySelector(".open").click();
   const image = document.querySelector("#large img");

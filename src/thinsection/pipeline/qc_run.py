@@ -17,7 +17,7 @@ from thinsection.pipeline.run import run
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.qc.engine import QcRule
 from thinsection.qc.pipeline import dump_pipeline, pipeline_from_ini
-from thinsection.report.qc_files import write_histoqc
+from thinsection.report.qc_files import write_histoqc, write_qc_parquet
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesConfig
 from thinsection.stages.labels import short_hash
@@ -38,6 +38,7 @@ class ChecksConfig:
     )
     from_histoqc: Path | None = option(None, "Take the pipeline from HistoQC's config.ini.")
     qc_fail: tuple[str, ...] = _same(QcConfig, "qc_fail")
+    qc_rules: Path | None = _same(QcConfig, "qc_rules")
     qc_strict: bool = _same(QcConfig, "qc_strict")
 
 
@@ -49,7 +50,9 @@ class WorkConfig:
     resume: bool = _same(OutputConfig, "resume")
     overwrite: bool = _same(OutputConfig, "overwrite")
     write: tuple[str, ...] = option(
-        (), "Further outputs: histoqc (results.tsv, pictures).", choices=lambda: ("histoqc",)
+        (),
+        "Further outputs: histoqc (results.tsv, pictures), parquet (the table).",
+        choices=lambda: ("histoqc", "parquet"),
     )
 
 
@@ -121,6 +124,7 @@ def check_slides(
         qc=QcConfig(
             qc=source,
             qc_fail=checks.qc_fail,
+            qc_rules=checks.qc_rules,
             qc_strict=checks.qc_strict,
             qc_device=work.device,
         ),
@@ -133,6 +137,8 @@ def check_slides(
     entries = [SlideEntry(slide_id=r.slide_id, slide_path=r.slide_path) for r in summary.results]
     stage = qc_stage(settings)
     rows = qc_rows(out, entries, stage)
+    if "parquet" in work.write:
+        write_qc_parquet(out / f"qc_{stage.name}.parquet", rows)
     if "histoqc" in work.write:
         headers = {
             "start_time": summary.record.name,

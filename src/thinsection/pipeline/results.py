@@ -14,6 +14,7 @@ from thinsection.qc import qc_fail
 from thinsection.qc.checks.check import Score
 from thinsection.qc.engine import QcRule, parse_rule
 from thinsection.report.qc_files import QC_FORMAT, QC_JSON, write_qc_csv, write_qc_sheet
+from thinsection.report.verdict import load_rules
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
 from thinsection.stages.masks import QcStage
@@ -167,7 +168,8 @@ def write_qc_tables(out: Path, entries: Sequence[SlideEntry], config: RunConfig)
     for row in rows:
         row["fails"] = "|".join(str(rule) for slide, rule in failing if slide == row["slide_id"])
     write_qc_csv(out / f"qc_{stage.name}.csv", rows)
-    write_qc_sheet(out / f"qc_{stage.name}.html", rows, title="Quality control")
+    rules = load_rules(config.qc.qc_rules)
+    write_qc_sheet(out / f"qc_{stage.name}.html", rows, title="Quality control", rules=rules)
 
 
 def qc_rows(out: Path, entries: Sequence[SlideEntry], stage: QcStage) -> list[dict[str, Score]]:

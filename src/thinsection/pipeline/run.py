@@ -42,6 +42,7 @@ from thinsection.pipeline.results import SlideResult, Status, write_qc_tables, w
 from thinsection.pipeline.task import ENDS, RunTask, ended_slides, filesystem_now
 from thinsection.qc import load_pipeline, prepare_models
 from thinsection.qc.engine import parse_rule
+from thinsection.report.verdict import load_rules
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import (
     Goal,
@@ -289,6 +290,7 @@ def check_settings(config: RunConfig, goal: Goal) -> None:
     named = segment_stages(config, None)
     rule = "goal 'segment' must have a segmenter"
     require(named or goal != "segment", rule, "none; pass --segmenter", error=ConfigError)
+    load_rules(config.qc.qc_rules)
     for rule in config.qc.qc_fail:
         parse_rule(rule)
     if config.qc.qc != "off":

@@ -5,8 +5,10 @@ import math
 import re
 import shutil
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from thinsection.errors import StoreError, require, rewording
+from thinsection.errors import StoreError, importing, require, rewording
 from thinsection.files.atomic import atomic_path, safe_cell, write_json, write_table, write_text
 from thinsection.files.pages import data_uri, render_page
 from thinsection.qc.checks.check import EMPTY_SCORE, Score
@@ -23,6 +25,14 @@ from thinsection.qc.checks.measures import SavedMask
 from thinsection.qc.engine import QcResult
 from thinsection.qc.pipeline import pipeline_from_mapping
 from thinsection.qc.tissue import TISSUE_COLOR
+from thinsection.report.verdict import (
+    READY,
+    VerdictRule,
+    column_order,
+    group_of,
+    natural_key,
+    verdict,
+)
 from thinsection.store.geojson import write_masks_geojson
 from thinsection.types import MaskFrame, RgbArray
 
@@ -37,7 +47,10 @@ _THUMBNAIL_EDGE_PX, _SMALL_EDGE_PX = 160, 500  # on the page, and in HistoQC's f
 _OUTLIER_DEVIATIONS = 3.5  # of the median absolute deviation, scaled to a normal's sigma
 _MIN_SLIDES = 5  # fewer say nothing about what is usual
 _Usual = tuple[float, float] | None  # a column's median and scaled median absolute deviation
-_FIRST = ("pixels_to_use", "bright", "dark", "pen_markings", "coverslip_edge")
+_PLOTTED = (
+    *("grayscale_brightness", "chan1_brightness", "chan3_brightness"),
+    *("deconv_c0_mean", "deconv_c1_mean"),
+)
 _HISTOQC_FIRST = (  # HistoQC's first columns, of the file itself; those of the checks follow
     *("filename", "comments", "image_bounding_box", "base_mag", "type", "levels", "height"),
     *("width", "mpp_x", "mpp_y", "comment"),
@@ -163,18 +176,41 @@ def _plain_number(value: Score) -> Score | int:
     return int(value) if whole else value
 
 
-def write_qc_sheet(path: Path, rows: Sequence[Row], *, title: str) -> None:
-    """Writes the page: thumbnails with overlays, sortable columns, outliers marked.
+def write_qc_parquet(path: Path, rows: Sequence[Row]) -> None:
+    """The same table as Parquet; a column of words is text, what a row lacks is null."""
+    with importing("--write parquet must have pyarrow", "export"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+    arrays = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        column = [row.get(name) for row in rows]
+        words = any(isinstance(value, str) for value in column)
+        arrays[name] = [str(v) if words and v is not None else v for v in column]
+    with atomic_path(path) as tmp:
+        pq.write_table(pa.table({name: pa.array(column) for name, column in arrays.items()}), tmp)
+
+
+def write_qc_sheet(
+    path: Path, rows: Sequence[Row], *, title: str, rules: Sequence[VerdictRule] = READY
+) -> None:
+    """Writes the page: verdicts, thumbnails with overlays, sortable columns, outliers marked.
 
     Rows are those of qc.csv; `folder` (else `slide_id`) is where a slide's pictures lie, relative
     to the page's folder. Thumbnails are inside the page; the larger pictures are links, so that a
     page of 1,000 slides stays below 20 MB. No server, no address outside.
     """
     names = dict.fromkeys(n for row in rows for n, v in row.items() if not isinstance(v, str))
-    columns = sorted(names, key=_order(_FIRST))
+    columns = column_order(list(names))
+    rows = sorted(rows, key=lambda row: natural_key(str(row["slide_id"])))
     usual = {name: _usual([row.get(name) for row in rows]) for name in columns}
-    lines = [_line(row, usual, path.parent) for row in rows]
-    values = {"title": title, "columns": columns, "lines": lines}
+    lines = [_line(row, usual, path.parent, rules) for row in rows]
+    groups = [(name, len(list(of))) for name, of in groupby(columns, key=group_of)]
+    values: dict[str, Any] = {"title": title, "columns": columns, "lines": lines}
+    values["groups"] = groups
+    values["rules"] = [f"{rule.verdict}: {rule.words} ({rule.rule})" for rule in rules]
+    values["counts"] = Counter(line["verdict"] for line in lines)
+    values["points"] = [_point(row) for row in rows if row["status"] != "failed"]
     values["num_failed"] = sum(line["failed"] for line in lines)
     values["num_outliers"] = sum(line["num_outliers"] > 0 for line in lines)
     write_text(path, render_page("thinsection.report", "qc_sheet.html", **values))
@@ -203,7 +239,19 @@ def is_outlier(value: Score | None, usual: _Usual) -> bool:
     return abs(value - median) > _OUTLIER_DEVIATIONS * max(deviation, least)
 
 
-def _line(row: Row, usual: Mapping[str, _Usual], folder: Path) -> dict[str, Any]:
+def _point(row: Row) -> dict[str, Any]:
+    """What the page's plots of batches show of a slide."""
+    found = {name: row.get(name) for name in _PLOTTED}
+    known = {n: v for n, v in found.items() if isinstance(v, float) and v != EMPTY_SCORE}
+    numbers = dict.fromkeys(_PLOTTED) | known
+    folder = Path(str(row["slide_path"])).parent.name
+    where = {"scanner": str(row.get("type", "")), "folder": folder}
+    return {"slide": str(row["slide_id"]), **where, **numbers}
+
+
+def _line(
+    row: Row, usual: Mapping[str, _Usual], folder: Path, rules: Sequence[VerdictRule]
+) -> dict[str, Any]:
     """What the page's template shows of a slide."""
     cells = [_cell(row.get(name), usual[name]) for name in usual]
     where, thumbnail = str(row.get("folder", row["slide_id"])), ""
@@ -212,7 +260,10 @@ def _line(row: Row, usual: Mapping[str, _Usual], folder: Path) -> dict[str, Any]
         with Image.open(folder / where / "overlay.png") as picture:
             thumbnail = data_uri(picture, _THUMBNAIL_EDGE_PX)
     order = _order(("overlay", "thumbnail", "mask_use"))
+    said, why = verdict(row, rules, [n for n, cell in zip(usual, cells) if cell["outlier"]])
     return {
+        "verdict": said,
+        "why": why,
         "slide_id": str(row["slide_id"]),
         "failed": row["status"] == "failed",
         "warnings": [w for w in str(row.get("warnings", "")).split("|") if w],

@@ -1,6 +1,7 @@
 """Settings of a run and of aggregation by itself; command line, TOML and plan derive from these."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from thinsection.config import option, section
@@ -115,6 +116,7 @@ class QcConfig:
         "off", "QC of the tiles: off, auto, histoqc-default (-light, -ihc, ...), or a .toml file."
     )
     qc_fail: tuple[str, ...] = option((), "Leave out slides by rule: 'pixels_to_use<1000'; repeat.")
+    qc_rules: Path | None = option(None, "TOML of the page's verdicts in place of the ready rules.")
     qc_strict: bool = option(False, "Let a check take most of a slide's tissue, as HistoQC does.")
     qc_device: str = option("cpu", "Where the checks are computed: cpu or cuda.")
 

@@ -1,0 +1,113 @@
+"""What a slide's quality control means, in words: by ready rules, or those of a TOML file."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from thinsection.config import from_mapping, read_toml
+from thinsection.errors import ConfigError, require
+from thinsection.qc.checks.check import Score
+from thinsection.qc.engine import QcRule, parse_rule
+
+Said = Literal["look", "exclude"]
+LOOK: Said = "look"
+EXCLUDE: Said = "exclude"
+GOOD, FAILED = "good", "failed"
+STAIN: tuple[str, ...] = (
+    "chan1_brightness",
+    "chan2_brightness",
+    "chan3_brightness",
+    "deconv_c0_mean",
+)
+STAIN += ("deconv_c1_mean",)  # an outlier in one of them is an unusual stain
+# a group of columns and how their names begin, the telling ones first
+GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("usable", ("pixels_to_use", "tissue_pieces")),
+    ("artefacts", ("pen", "folds", "focus", "blurry", "bubble", "coverslip", "dust", "edge")),
+    ("light and stain", ("bright", "dark", "glass", "grayscale", "chan", "deconv")),
+    ("contrast", ("tenenGrad", "michelson", "rms")),
+    ("file", ("base_mag", "levels", "height", "width", "mpp")),
+)
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictRule:
+    """Where `rule` holds, the verdict is said with these words; never without the column."""
+
+    words: str
+    rule: str  # 'pixels_to_use<1000'
+    verdict: Said = LOOK
+
+    @property
+    def parsed(self) -> QcRule:
+        """The rule; ConfigError where it is none."""
+        return parse_rule(self.rule)
+
+
+READY = (
+    VerdictRule(words="little usable tissue", rule="pixels_to_use<1000", verdict=EXCLUDE),
+    VerdictRule(words="out of focus", rule="focus_removed_percent>0.3"),
+    VerdictRule(words="out of focus", rule="blurry_removed_percent>0.3"),
+    VerdictRule(words="pen", rule="pen_markings>0.02"),
+    VerdictRule(words="folds", rule="folds_removed_percent>0.1"),
+    VerdictRule(words="air bubbles", rule="bubbles_removed_percent>0.05"),
+)
+
+
+def load_rules(path: Path | None) -> tuple[VerdictRule, ...]:
+    """The rules of a file's tables `[[verdict]]` (words, rule, verdict), or the ready ones.
+
+    Raises ConfigError: an unknown key, or a rule that is none.
+    """
+    if path is None:
+        return READY
+    tables = read_toml(path).get("verdict", [])
+    some = isinstance(tables, list) and len(tables) > 0
+    require(some, "qc_rules must have tables [[verdict]]", repr(str(path)), error=ConfigError)
+    rules = tuple(from_mapping(VerdictRule, table, where="verdict.") for table in tables)
+    for rule in rules:
+        parse_rule(rule.rule)
+    return rules
+
+
+def verdict(
+    row: Mapping[str, Score], rules: Sequence[VerdictRule], outliers: Sequence[str] = ()
+) -> tuple[str, str]:
+    """The verdict ('good', 'look', 'exclude' or 'failed') of a slide's row and why, in words."""
+    if row["status"] == FAILED:
+        return FAILED, ""
+    held = [rule for rule in rules if _holds(row.get(rule.parsed.column), rule)]
+    found = EXCLUDE if any(rule.verdict == EXCLUDE for rule in held) else LOOK if held else GOOD
+    words = [rule.words for rule in held]
+    if unusual := [name for name in outliers if name in STAIN]:
+        found = LOOK if found == GOOD else found
+        words.append(f"unusual stain ({', '.join(unusual)})")
+    return found, ", ".join(dict.fromkeys(words))
+
+
+def _holds(value: Any, rule: VerdictRule) -> bool:
+    return isinstance(value, int | float) and bool(rule.parsed.holds(value))
+
+
+def group_of(column: str) -> str:
+    """The group of columns that a column belongs to."""
+    return next((group for group, begins in GROUPS if column.startswith(begins)), OTHER)
+
+
+def column_order(columns: Sequence[str]) -> list[str]:
+    """Columns by groups, the telling ones first, equal beginnings as they come."""
+    begins = [begin for _, of in GROUPS for begin in of]
+
+    def place(column: str) -> int:
+        return next((n for n, b in enumerate(begins) if column.startswith(b)), len(begins))
+
+    return sorted(columns, key=place)
+
+
+def natural_key(text: str) -> list[tuple[bool, int, str]]:
+    """A key by which 's2' comes before 's10'."""
+    parts = re.split(r"(\d+)", text.lower())
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]

@@ -1,0 +1,67 @@
+"""Verdicts of slides in words, their order, and the page and Parquet table that show them."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from thinsection.errors import ConfigError
+from thinsection.report.qc_files import write_qc_parquet, write_qc_sheet
+from thinsection.report.verdict import (
+    READY,
+    column_order,
+    load_rules,
+    natural_key,
+    verdict,
+)
+
+
+def row(slide_id: str = "s1", **more: float | str) -> dict[str, float | str]:
+    known = {"slide_id": slide_id, "slide_path": f"/x/a/{slide_id}.svs", "status": "done"}
+    return {**known, "pixels_to_use": 9000.0, "pen_markings": 0.0, **more}
+
+
+def test_ready_rules_say_what_is_wrong_and_the_worst_verdict_wins() -> None:
+    assert verdict(row(), READY) == ("good", "")
+    assert verdict(row(pen_markings=0.05), READY) == ("look", "pen")
+    bad = row(pixels_to_use=10.0, pen_markings=0.05)
+    assert verdict(bad, READY) == ("exclude", "little usable tissue, pen")
+    assert verdict(row(), READY, ["chan1_brightness"])[0] == "look"
+    assert verdict(row() | {"status": "failed"}, READY) == ("failed", "")
+
+
+def test_rules_of_a_file_take_the_place_of_the_ready_ones(tmp_path: Path) -> None:
+    path = tmp_path / "clinical.toml"
+    path.write_text('[[verdict]]\nwords = "too dark"\nrule = "dark>0.5"\nverdict = "exclude"\n')
+    rules = load_rules(path)
+    assert verdict(row(dark=0.6), rules) == ("exclude", "too dark")
+    assert verdict(row(pen_markings=1.0), rules) == ("good", "")
+    path.write_text('[[verdict]]\nwords = "too dark"\nrule = "dark > much"\n')
+    with pytest.raises(ConfigError, match="must read like"):
+        load_rules(path)
+    path.write_text("")
+    with pytest.raises(ConfigError, match="tables"):
+        load_rules(path)
+
+
+def test_slides_are_sorted_as_people_count_and_telling_columns_come_first() -> None:
+    assert sorted(["s10", "S2", "s1"], key=natural_key) == ["s1", "S2", "s10"]
+    columns = ["height", "rms_contrast", "folds_removed_percent", "mystery", "pixels_to_use"]
+    ordered = ["pixels_to_use", "folds_removed_percent", "rms_contrast", "height", "mystery"]
+    assert column_order(columns) == ordered
+
+
+def test_the_page_holds_every_slide_once_in_natural_order(tmp_path: Path) -> None:
+    rows = [row("s10"), row("s2", pen_markings=0.5), row("s1")]
+    write_qc_sheet(tmp_path / "qc.html", rows, title="QC")
+    text = (tmp_path / "qc.html").read_text()
+    places = [text.index(f'data-sort="{name}"') for name in ("s1", "s2", "s10")]
+    assert places == sorted(places)
+    assert "2 good" in text and "1 look" in text and "look: pen (pen_markings&gt;0.02)" in text
+
+
+def test_the_parquet_table_has_the_rows_of_the_csv(tmp_path: Path) -> None:
+    write_qc_parquet(tmp_path / "qc.parquet", [row("s1"), row("s2", stain="H&E", mpp_x="NA")])
+    table = pq.read_table(tmp_path / "qc.parquet").to_pydict()
+    assert table["slide_id"] == ["s1", "s2"] and table["pixels_to_use"] == [9000.0, 9000.0]
+    assert table["stain"] == [None, "H&E"]
