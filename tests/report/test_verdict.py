@@ -8,12 +8,13 @@ import pytest
 from thinsection.errors import ConfigError
 from thinsection.report.qc_files import write_qc_parquet, write_qc_sheet
 from thinsection.report.verdict import (
-    READY,
     column_order,
     load_rules,
     natural_key,
     verdict,
 )
+
+READY = load_rules(None)
 
 
 def row(slide_id: str = "s1", **more: float | str) -> dict[str, float | str]:

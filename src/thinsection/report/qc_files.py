@@ -26,10 +26,10 @@ from thinsection.qc.engine import QcResult
 from thinsection.qc.pipeline import pipeline_from_mapping
 from thinsection.qc.tissue import TISSUE_COLOR
 from thinsection.report.verdict import (
-    READY,
     VerdictRule,
     column_order,
     group_of,
+    load_rules,
     natural_key,
     verdict,
 )
@@ -192,7 +192,7 @@ def write_qc_parquet(path: Path, rows: Sequence[Row]) -> None:
 
 
 def write_qc_sheet(
-    path: Path, rows: Sequence[Row], *, title: str, rules: Sequence[VerdictRule] = READY
+    path: Path, rows: Sequence[Row], *, title: str, rules: Sequence[VerdictRule] | None = None
 ) -> None:
     """Writes the page: verdicts, thumbnails with overlays, sortable columns, outliers marked.
 
@@ -201,7 +201,7 @@ def write_qc_sheet(
     page of 1,000 slides stays below 20 MB. No server, no address outside.
     """
     names = dict.fromkeys(n for row in rows for n, v in row.items() if not isinstance(v, str))
-    columns = column_order(list(names))
+    columns, rules = column_order(list(names)), rules or load_rules(None)
     rows = sorted(rows, key=lambda row: natural_key(str(row["slide_id"])))
     usual = {name: _usual([row.get(name) for row in rows]) for name in columns}
     lines = [_line(row, usual, path.parent, rules) for row in rows]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from thinsection.config import from_mapping, read_toml
 from thinsection.errors import ConfigError, require
@@ -41,36 +41,18 @@ class VerdictRule:
     rule: str  # 'pixels_to_use<1000'
     verdict: Said = LOOK
 
-    @property
-    def parsed(self) -> QcRule:
-        """The rule; ConfigError where it is none."""
-        return parse_rule(self.rule)
-
-
-READY = (
-    VerdictRule(words="little usable tissue", rule="pixels_to_use<1000", verdict=EXCLUDE),
-    VerdictRule(words="out of focus", rule="focus_removed_percent>0.3"),
-    VerdictRule(words="out of focus", rule="blurry_removed_percent>0.3"),
-    VerdictRule(words="pen", rule="pen_markings>0.02"),
-    VerdictRule(words="folds", rule="folds_removed_percent>0.1"),
-    VerdictRule(words="air bubbles", rule="bubbles_removed_percent>0.05"),
-)
-
 
 def load_rules(path: Path | None) -> tuple[VerdictRule, ...]:
-    """The rules of a file's tables `[[verdict]]` (words, rule, verdict), or the ready ones.
+    """The rules of a file's tables `[[verdict]]` (words, rule, verdict), or our ready ones.
 
     Raises ConfigError: an unknown key, or a rule that is none.
     """
-    if path is None:
-        return READY
+    path = path or Path(__file__).with_name("verdicts.toml")
     tables = read_toml(path).get("verdict", [])
     some = isinstance(tables, list) and len(tables) > 0
     require(some, "qc_rules must have tables [[verdict]]", repr(str(path)), error=ConfigError)
     rules = tuple(from_mapping(VerdictRule, table, where="verdict.") for table in tables)
-    for rule in rules:
-        parse_rule(rule.rule)
-    return rules
+    return rules if all(parse_rule(rule.rule) for rule in rules) else ()
 
 
 def verdict(
@@ -79,7 +61,7 @@ def verdict(
     """The verdict ('good', 'look', 'exclude' or 'failed') of a slide's row and why, in words."""
     if row["status"] == FAILED:
         return FAILED, ""
-    held = [rule for rule in rules if _holds(row.get(rule.parsed.column), rule)]
+    held = [rule for rule in rules if _holds(row, parse_rule(rule.rule))]
     found = EXCLUDE if any(rule.verdict == EXCLUDE for rule in held) else LOOK if held else GOOD
     words = [rule.words for rule in held]
     if unusual := [name for name in outliers if name in STAIN]:
@@ -88,8 +70,9 @@ def verdict(
     return found, ", ".join(dict.fromkeys(words))
 
 
-def _holds(value: Any, rule: VerdictRule) -> bool:
-    return isinstance(value, int | float) and bool(rule.parsed.holds(value))
+def _holds(row: Mapping[str, Score], rule: QcRule) -> bool:
+    value = row.get(rule.column)
+    return isinstance(value, int | float) and bool(rule.holds(value))
 
 
 def group_of(column: str) -> str:

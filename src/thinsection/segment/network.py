@@ -7,47 +7,31 @@ that was measured, but its outputs lay up to 8e-3 off (docs/segment.md), as its 
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from thinsection.errors import (
-    ConfigError,
-    DeviceError,
-    InvalidInputError,
-    WeightsError,
-    importing,
-    require,
-    rewording,
-)
+from thinsection import errors
+from thinsection.errors import importing, require, rewording
 from thinsection.weights.files import load_strictly, read_state_dict
 from thinsection.weights.placement import importable_torchvision, resolve_device
+
+if TYPE_CHECKING:
+    from thinsection.segment.segmenter import SegmenterSpec
 
 Planes = npt.NDArray[np.float32]  # (B, C, H, W)
 Network = Callable[[Planes], Planes]
 _NONE = "none"  # TOML has no null
 
 
-def load_network(
-    architecture: str | None,
-    options: dict[str, Any],
-    weights: Path | None,
-    *,
-    device: str,
-    seed: int,
-    output: str,
-    unused: tuple[str, ...],
-) -> Network:
-    """The network on its device; see `SegmenterSpec` for the arguments."""
-    if architecture is not None:
-        module = _torch_module(architecture, options, weights, seed=seed, unused=unused)
-        return _on_torch(module, resolve_device(device), output)
-    require(weights, "weights must be a file for a network in ONNX", "none", error=WeightsError)
-    assert weights is not None
-    where = resolve_device(device, mps=False)
-    return _on_onnx(weights, where)
+def load_network(spec: "SegmenterSpec", weights: Path | None, device: str, seed: int) -> Network:
+    """The network of an entry, on its device."""
+    if spec.architecture is not None:
+        return _on_torch(_module(spec, weights, seed), resolve_device(device), spec.output)
+    assert weights is not None  # ONNX has no random ones
+    return _on_onnx(weights, resolve_device(device, mps=False))
 
 
 def _on_onnx(path: Path, device: torch.device) -> Network:
@@ -59,8 +43,8 @@ def _on_onnx(path: Path, device: torch.device) -> Network:
     provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[device.type]
     there = provider in onnxruntime.get_available_providers()
     rule = f"onnxruntime must be a build for {device.type}"
-    require(there, rule, onnxruntime.__version__, error=DeviceError)
-    with rewording("weights must be readable ONNX", path, Exception, error=WeightsError):
+    require(there, rule, onnxruntime.__version__, error=errors.DeviceError)
+    with rewording("weights must be readable ONNX", path, Exception, error=errors.WeightsError):
         session = onnxruntime.InferenceSession(str(path), options, providers=[provider])
     name = session.get_inputs()[0].name
 
@@ -70,30 +54,22 @@ def _on_onnx(path: Path, device: torch.device) -> Network:
     return run
 
 
-def _torch_module(
-    architecture: str,
-    options: dict[str, Any],
-    weights: Path | None,
-    *,
-    seed: int,
-    unused: tuple[str, ...],
-) -> torch.nn.Module:
-    name, _, attribute = architecture.partition(":")
+def _module(spec: "SegmenterSpec", weights: Path | None, seed: int) -> torch.nn.Module:
+    assert spec.architecture is not None
+    name, _, attribute = spec.architecture.partition(":")
     importable_torchvision()
-    with importing(f"architecture {architecture!r} must be importable", "segment"):
+    with importing(f"architecture {spec.architecture!r} must be importable", "segment"):
         make = getattr(import_module(name), attribute, None)
-    require(
-        callable(make), "architecture must be 'module:callable'", architecture, error=ConfigError
-    )
-    plain = {key: None if value == _NONE else value for key, value in options.items()}
+    rule = "architecture must be 'module:callable' of a torch module"
+    require(callable(make), rule, repr(spec.architecture), error=errors.ConfigError)
+    plain = {key: None if value == _NONE else value for key, value in spec.options.items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = make(**plain)  # type: ignore[misc]
     fits = isinstance(module, torch.nn.Module)
-    require(fits, "architecture must give a torch module", architecture, error=ConfigError)
+    require(fits, rule, repr(spec.architecture), error=errors.ConfigError)
     if weights is not None:
-        state = read_state_dict(weights)
-        load_strictly(module, state, source=str(weights), unused=unused)
+        load_strictly(module, read_state_dict(weights), source=str(weights), unused=spec.unused)
     return module.eval()  # type: ignore[no-any-return]
 
 
@@ -106,7 +82,7 @@ def _on_torch(module: torch.nn.Module, device: torch.device, output: str) -> Net
         found = found[output] if isinstance(found, dict) else found
         if not isinstance(found, torch.Tensor) or found.ndim != 4:
             got = getattr(found, "shape", type(found).__name__)
-            raise InvalidInputError(f"segmenter must give (B, K, H, W), got {got}")
+            raise errors.InvalidInputError(f"segmenter must give (B, K, H, W), got {got}")
         return np.asarray(found.float().cpu().numpy())
 
     return run

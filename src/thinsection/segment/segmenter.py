@@ -153,16 +153,7 @@ class Segmenter:
         """float32 (B, C, H, W) to float32 (B, K, H, W)."""
         from thinsection.segment.network import load_network  # torch takes a second
 
-        spec = self.spec
-        return load_network(
-            spec.architecture,
-            dict(spec.options),
-            self.weights,
-            device=self.device,
-            seed=self.seed,
-            output=spec.output,
-            unused=spec.unused,
-        )
+        return load_network(self.spec, self.weights, self.device, self.seed)
 
     def labels(self, outputs: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """(K, H, W) to (H, W): 0 for no class, 1 for the first of `spec.classes`, ..."""
