@@ -161,7 +161,8 @@ def test_the_fit_is_the_same_to_the_bit_each_time_and_reads_only_tissue(tmp_path
     np.testing.assert_array_equal(fits[0].matrix, fits[1].matrix)
     np.testing.assert_array_equal(px, pair)
     assert 0 < len(px) <= 9 * 256 * 256
-    assert (px.min(axis=1) > 235).mean() < 0.05  # the slide is two thirds white
+    # two thirds of the slide are white; of the mask the small holes, which it closes
+    assert (px.min(axis=1) > 235).mean() < 0.25
 
 
 def test_the_mask_decides_which_px_are_taken() -> None:
