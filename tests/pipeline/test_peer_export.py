@@ -1,10 +1,11 @@
 """Our results in other tools' folders: what lies where, and what their own readers make of it.
 
 Their readers run where THINSECTION_TEST_PEERS names a folder with clones of their repositories
-(TRIDENT, CLAM, STAMP, slide2vec) and an environment that has their packages, `v/`.
+(TRIDENT, CLAM, STAMP, slide2vec) and environments that have their packages, `v-TOOL/` or `v/`.
 """
 
 import csv
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -74,7 +75,8 @@ def tile_of(slides: Path, out: Path, name: str) -> np.ndarray:
 
 def read_by(tool: str, slides: Path, folder: Path) -> dict[str, np.ndarray]:
     """What the tool's own reader makes of the folder."""
-    python = Path(PEERS) / "v" / "bin" / "python"
+    own = Path(PEERS) / f"v-{tool}" / "bin" / "python"
+    python = own if own.exists() else Path(PEERS) / "v" / "bin" / "python"
     if not PEERS or not python.exists():
         pytest.skip("THINSECTION_TEST_PEERS names no folder with the tools' sources and packages")
     target = folder.parent / f"{tool}.npz"
@@ -160,6 +162,76 @@ def test_trident_reads_our_tiles_and_pools_our_features(
         assert color == pytest.approx(tile.mean((0, 1)), abs=0.5)
         ours = means[names.index(name)]
         assert found[f"{name}/mean"].ravel() == pytest.approx(ours, abs=1e-5)
+
+
+def test_stamp_gets_feats_and_micrometres(out: Path, tmp_path: Path) -> None:
+    """KatherLab/STAMP, src/stamp/modeling/data.py: BagDataset, get_coords, c54ce06."""
+    assert export_peer(out, tmp_path / "stamp", "stamp") == len(SLIDES)
+    files = {path.stem: path for path in (tmp_path / "stamp").rglob("*.h5")}
+    assert set(files) == set(SLIDES)
+    for name, (_, mpp, edge) in SLIDES.items():
+        ours = stored(out, name)
+        with h5py.File(files[name]) as file:
+            assert np.array_equal(file["feats"][:], ours.features)
+            assert file["coords"][:] == pytest.approx(ours.coords_l0 * mpp)
+            assert file.attrs["tile_size_um"] == pytest.approx(edge * mpp)
+            assert (file.attrs["unit"], file.attrs["feat_type"]) == ("um", "tile")
+            assert file.attrs["extractor"] == ENCODER
+            assert "encoder" not in file.attrs
+    rows = read_table(tmp_path / "stamp" / "slide.csv")
+    assert {row["FILENAME"] for row in rows} == {f"{name}.h5" for name in SLIDES}
+    labels = read_table(tmp_path / "stamp" / "clini.csv")
+    assert {row["PATIENT"]: row["LABEL"] for row in labels} == {
+        "p0": "normal",
+        "p1": "tumor",
+        "p2": "tumor",
+    }
+
+
+def test_stamp_reads_our_bags_in_micrometres(slides: Path, out: Path, tmp_path: Path) -> None:
+    export_peer(out, tmp_path / "stamp", "stamp")
+    found = read_by("stamp", slides, tmp_path / "stamp")
+    for name, (_, mpp, edge) in SLIDES.items():
+        ours = stored(out, name)
+        assert np.array_equal(found[f"{name}/features"], ours.features)
+        assert found[f"{name}/coords_um"] == pytest.approx(ours.coords_l0 * mpp, abs=1e-3)
+        assert found[f"{name}/tile_um"] == pytest.approx(edge * mpp)
+        assert found[f"{name}/mpp"] == pytest.approx(edge * mpp / 256)
+        assert found[f"{name}/label"] == ("normal" if name == "half" else "tumor")
+
+
+def test_slide2vec_gets_tiles_by_x_then_y(out: Path, tmp_path: Path) -> None:
+    """clemsgrs/slide2vec, slide2vec/artifacts.py, 7cfa6bf."""
+    folder = tmp_path / "slide2vec"
+    assert export_peer(out, folder, "slide2vec") == len(SLIDES)
+    for name, (_, mpp, edge) in SLIDES.items():
+        ours = stored(out, name)
+        with np.load(folder / "tiles" / f"{name}.coordinates.npz") as tiles:
+            coords = np.stack([tiles["x"], tiles["y"]], axis=1)
+            assert np.array_equal(tiles["tile_index"], np.arange(len(coords)))
+        features = torch.load(folder / "tile_embeddings" / f"{name}.pt", weights_only=True)
+        assert coords.tolist() == sorted(ours.coords_l0.tolist())
+        by_corner = dict(zip(map(tuple, ours.coords_l0.tolist()), ours.features, strict=True))
+        for corner, row in zip(coords.tolist(), features.numpy(), strict=True):
+            assert np.array_equal(row, by_corner[tuple(corner)])
+        told = json.loads((folder / "tiles" / f"{name}.coordinates.meta.json").read_text())
+        assert told["tiling"]["read_tile_size_px"] * told["tiling"]["read_spacing_um"] == (
+            pytest.approx(edge * mpp)
+        )
+
+
+def test_slide2vec_reads_our_tilings_and_embeddings(
+    slides: Path, out: Path, tmp_path: Path
+) -> None:
+    export_peer(out, tmp_path / "slide2vec", "slide2vec")
+    found = read_by("slide2vec", slides, tmp_path / "slide2vec")
+    for name, (_, mpp, edge) in SLIDES.items():
+        ours = stored(out, name)
+        order = np.lexsort(ours.coords_l0.T[::-1])
+        assert np.array_equal(found[f"{name}/coords"], ours.coords_l0[order])
+        assert np.array_equal(found[f"{name}/features"], ours.features[order])
+        assert found[f"{name}/edge_l0"] == edge
+        assert found[f"{name}/read_um"] == pytest.approx(edge * mpp)
 
 
 def test_what_is_there_is_never_replaced_by_other_bytes(out: Path, tmp_path: Path) -> None:

@@ -101,7 +101,73 @@ def clam(folder: Path) -> dict[str, Any]:
     return found
 
 
-READERS = {"trident": (trident, "TRIDENT"), "clam": (clam, "CLAM")}
+def stamp(folder: Path) -> dict[str, Any]:
+    """Its loader of patients, its dataset of bags, and what it takes the coordinates for."""
+    import torch
+    from stamp.modeling import data
+
+    (feature_dir,) = (path for path in folder.iterdir() if path.is_dir())
+    names = {"patient_label": "PATIENT", "filename_label": "FILENAME", "time_label": None}
+    patients, kind = data.load_patient_data_(
+        feature_dir=feature_dir,
+        clini_table=folder / "clini.csv",
+        slide_table=folder / "slide.csv",
+        task="classification",
+        ground_truth_label="LABEL",
+        status_label=None,
+        **names,
+    )
+    assert kind == "tile"
+    found: dict[str, Any] = {}
+    for patient in patients.values():
+        (path,) = patient.feature_files
+        truth = torch.ones(1, 1)
+        bag = data.BagDataset(bags=[[path]], bag_size=None, ground_truths=truth, transform=None)[0]
+        with h5py.File(path) as file:
+            told = data.get_coords(file)
+        name = Path(path).stem
+        found[f"{name}/features"], found[f"{name}/coords_um"] = bag[0].numpy(), bag[1].numpy()
+        found[f"{name}/tile_um"], found[f"{name}/mpp"] = told.tile_size_um, told.mpp
+        found[f"{name}/label"] = str(patient.ground_truth)
+    return found
+
+
+def slide2vec(folder: Path) -> dict[str, Any]:
+    """Its process list, its tilings (hs2p's) and its artifacts of tiles."""
+    from hs2p import load_tiling_result
+    from slide2vec.artifacts import load_array
+    from slide2vec.runtime.persistence import load_tile_artifact
+    from slide2vec.utils import tiling_io
+
+    found: dict[str, Any] = {}
+    rows = tiling_io.load_embedding_process_df(folder / "process_list.csv")
+    assert set(rows["feature_status"]) == set(rows["tiling_status"]) == {"success"}
+    for _, row in rows.iterrows():
+        name = row["sample_id"]
+        tiling = tiling_io.load_tiling_result_from_row(row)
+        how = {"output_format": "pt", "annotation": row["annotation"]}
+        artifact = load_tile_artifact(name, output_dir=folder, **how)
+        told = artifact.metadata
+        again = load_tiling_result(
+            Path(told["coordinates_npz_path"]), Path(told["coordinates_meta_path"])
+        )
+        assert np.array_equal(again.x, tiling.x)
+        assert artifact.num_tiles == tiling.num_tiles
+        found[f"{name}/features"] = load_array(artifact.path).numpy()
+        found[f"{name}/coords"] = np.stack([tiling.x, tiling.y], axis=1)
+        found[f"{name}/edge_l0"] = tiling.tile_size_lv0
+        found[f"{name}/read_um"] = tiling.read_tile_size_px * tiling.read_spacing_um
+    specs = tiling_io.load_slide_manifest(folder / "slides.csv")
+    assert sorted(spec.sample_id for spec in specs) == sorted(rows["sample_id"])
+    return found
+
+
+READERS = {
+    "trident": (trident, "TRIDENT"),
+    "clam": (clam, "CLAM"),
+    "stamp": (stamp, "STAMP/src"),
+    "slide2vec": (slide2vec, "slide2vec"),
+}
 
 
 def main(tool: str, sources: Path, folder: Path, target: Path) -> None:

@@ -46,7 +46,7 @@ def export_peer(
     """
     layout: Layout = LAYOUTS.load(tool)
     results = open_results(folder)
-    found = list(_slides(results, tool, features, on_left_out))
+    found = list(_slides(results, out.absolute(), tool, features, on_left_out))
     done = []
     for slide in found:
         try:
@@ -64,7 +64,11 @@ def export_peer(
 
 
 def _slides(
-    results: Results, tool: str, features: str | None, on_left_out: Callable[[str], None] | None
+    results: Results,
+    out: Path,
+    tool: str,
+    features: str | None,
+    on_left_out: Callable[[str], None] | None,
 ) -> Iterator[PeerSlide]:
     known = results.features
     address = one_address(known, features, "features") if known or features else ""
@@ -75,7 +79,7 @@ def _slides(
             require(not ledger.damage, "ledger must be whole", ledger.damage, error=StoreError)
             if f"{grid}/tiles" not in ledger.stages or (address and address not in ledger.stages):
                 continue
-            slide = _slide(results, ledger, grid, address, tool)
+            slide = _slide(results, ledger, out, grid=grid, address=address, tool=tool)
         except (StoreError, InvalidInputError) as error:
             if on_left_out is None:
                 raise
@@ -88,7 +92,9 @@ def _slides(
         yield slide
 
 
-def _slide(results: Results, ledger: SlideLedger, grid: str, address: str, tool: str) -> PeerSlide:
+def _slide(
+    results: Results, ledger: SlideLedger, out: Path, *, grid: str, address: str, tool: str
+) -> PeerSlide:
     def file(name: str) -> Path:
         return results.folder / next(iter(ledger.stages[name].files))
 
@@ -100,10 +106,12 @@ def _slide(results: Results, ledger: SlideLedger, grid: str, address: str, tool:
     encoder = peer_encoder(tool, str(told.get("encoder", "")), label)
     return PeerSlide(
         slide_id=ledger.slide_id,
+        out=out,
         facts=ledger.slide,
         tiles=read_tiles(file(f"{grid}/tiles")),
         tiles_path=file(f"{grid}/tiles"),
         encoder=encoder,
+        dim=int(told.get("dim", 0)),
         features_path=file(address) if address else None,
         slide_features={names[a].replace(label, encoder): file(a) for a in of_these},
     )

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinsection.errors import InvalidInputError, importing, require
-from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import InvalidInputError, require
+from thinsection.store.tiles_h5 import TilesFile, TilesWriter, add_dataset, read_tiles
 
 _COMPOUND = (".ome.tif", ".ome.tiff", ".ome.zarr")  # suffixes that TRIDENT takes as one
 
@@ -23,11 +26,13 @@ class PeerSlide:
     """One slide as a layout sees it."""
 
     slide_id: str
+    out: Path  # the tool's folder
     facts: Mapping[str, Any]  # of the ledger: slide_path, width, mpp_x, label, ...
     tiles: TilesFile  # coordinates, attributes and columns; no embeddings
     tiles_path: Path
     encoder: str = ""  # its name there; '' where there are no embeddings
     features_path: Path | None = None
+    dim: int = 0  # of its embeddings
     slide_features: Mapping[str, Path]  # by name of the slide encoder
 
     @property
@@ -123,16 +128,18 @@ def _clam(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
     yield f"patches/{slide.file_stem}.h5", write_coords
     if slide.features_path is not None:
         yield f"h5_files/{slide.file_stem}.h5", slide.features_path
-        yield f"pt_files/{slide.file_stem}.pt", lambda path: _write_pt(slide, path)
+        yield f"pt_files/{slide.file_stem}.pt", lambda path: write_pt(slide, path)
 
 
-def _write_pt(slide: PeerSlide, path: Path) -> None:
-    with importing("CLAM's pt_files need torch", "torch"):
-        import torch
+def write_pt(slide: PeerSlide, path: Path, order: npt.NDArray[np.intp] | None = None) -> None:
+    """Writes the embeddings as one tensor, float32 (N, D); `order` is of its rows."""
+    import torch
+
     values = slide.features().features
     assert values is not None
+    tensor = torch.from_numpy(values if order is None else values[order]).float()
     with path.open("wb") as file:  # by a name, the archive would hold that of the temporary file
-        torch.save(torch.from_numpy(values).float(), file)
+        torch.save(tensor, file)
 
 
 def _clam_tables(slides: Sequence[PeerSlide]) -> Tables:
@@ -150,5 +157,44 @@ def _clam_tables(slides: Sequence[PeerSlide]) -> Tables:
     return {"process_list_autogen.csv": files} | ({"dataset.csv": labels} if labels else {})
 
 
+def _stamp(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
+    """Source: KatherLab/STAMP c54ce06, src/stamp/preprocessing/__init__.py: `feats`, µm."""
+    mpp = slide.mpp
+
+    def write(path: Path) -> None:
+        import h5py
+
+        stored, said = slide.features(), slide.tiles.attributes
+        assert stored.features is not None
+        with h5py.File(path, "w", locking="best-effort") as file:
+            add_dataset(file, "feats", stored.features)
+            add_dataset(file, "coords", stored.coords_l0 * np.array(mpp))
+            file.attrs["extractor"] = slide.encoder
+            file.attrs["unit"] = "um"
+            file.attrs["tile_size_um"] = float(said["tile_size_l0"][0]) * mpp[0]
+            file.attrs["tile_size_px"] = int(said["patch_size"])
+            file.attrs["feat_type"] = "tile"
+
+    check_embedded(slide, "STAMP")
+    yield f"{slide.encoder}/{slide.slide_id}.h5", write
+
+
+def _stamp_tables(slides: Sequence[PeerSlide]) -> Tables:
+    """Its `clini_table` and `slide_table`; the ground truth's column is LABEL."""
+    patients = {s.slide_id: s.facts.get("patient_id") or s.slide_id for s in slides}
+    labels = {patients[s.slide_id]: s.facts["label"] for s in slides if s.facts.get("label")}
+    files = [{"PATIENT": patients[s.slide_id], "FILENAME": f"{s.slide_id}.h5"} for s in slides]
+    clinical = [{"PATIENT": patient, "LABEL": label} for patient, label in labels.items()]
+    return {"slide.csv": files} | ({"clini.csv": clinical} if clinical else {})
+
+
+def check_embedded(slide: PeerSlide, tool: str) -> None:
+    """InvalidInputError where the slide has no embedding of any tile."""
+    got = f"none of {slide.slide_id!r}; {tool} has no files of coordinates alone"
+    there = slide.features_path is not None and len(slide.tiles.coords_l0)
+    require(there, "tiles must be embedded", got)
+
+
 TRIDENT = Layout(files=_trident, tables=_trident_tables)
 CLAM = Layout(files=_clam, tables=_clam_tables)
+STAMP = Layout(files=_stamp, tables=_stamp_tables)

@@ -1,0 +1,155 @@
+"""slide2vec's folder: tilings as hs2p stores them, embeddings as tensors, its list of slides."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from thinsection.files.atomic import write_json
+from thinsection.pipeline.peer_layouts import (
+    Layout,
+    PeerSlide,
+    Source,
+    Tables,
+    check_embedded,
+    write_pt,
+)
+
+# keys of hs2p's metadata, which it asks for by name; those that we know are set below
+_HS2P = {
+    "provenance": (
+        "sample_id image_path mask_path backend requested_backend spacing_at_level_0 "
+        "mask_backend requested_mask_backend"
+    ),
+    "slide": "",
+    "tiling": "",
+    "segmentation": (
+        "tissue_method requested_seg_downsample seg_downsample seg_level seg_spacing_um "
+        "sthresh sthresh_up mthresh close sam2_checkpoint_path sam2_config_path "
+        "mask_path ref_tile_size_px tissue_mask_tissue_value mask_level mask_spacing_um"
+    ),
+    "filtering": (
+        "a_t a_h filter_white filter_black white_threshold black_threshold "
+        "fraction_threshold filter_grayspace grayspace_saturation_threshold "
+        "grayspace_fraction_threshold filter_blur blur_threshold qc_spacing_um"
+    ),
+    "artifact": "coordinate_space tile_order annotation selection_strategy output_mode",
+}
+_PROCESS = (
+    "annotation output_mode mask_path requested_mask_backend mask_backend "
+    "tiles_tar_path mask_preview_path tiling_preview_path output_variant error "
+    "traceback"
+)
+
+
+def _slide2vec(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
+    """Source: clemsgrs/slide2vec 7cfa6bf, slide2vec/artifacts.py, and hs2p 6.1.0, tiling/io.py.
+
+    Its tiles are sorted by x, then y.
+    """
+    check_embedded(slide, "slide2vec")
+    x, y = slide.tiles.coords_l0.T
+    order = np.lexsort((y, x))
+    fractions = slide.tiles.columns.get("tissue_fraction", np.ones(len(x)))
+
+    def coordinates(path: Path) -> None:
+        index = np.arange(len(order), dtype=np.int32)
+        columns = {"x": x[order], "y": y[order], "tile_index": index}
+        with path.open("wb") as file:
+            np.savez_compressed(
+                file, **columns, tissue_fractions=fractions[order].astype(np.float32)
+            )
+
+    edge, said, name = slide.edge_l0, slide.tiles.attributes, slide.slide_id
+    embedded = {
+        "sample_id": name,
+        "artifact_type": "tile_embeddings",
+        "format": "pt",
+        "feature_dim": slide.dim,
+        "num_tiles": len(order),
+        "encoder_name": slide.encoder,
+        "encoder_level": "tile",
+        "coordinates_npz_path": str(slide.out / f"tiles/{name}.coordinates.npz"),
+        "coordinates_meta_path": str(slide.out / f"tiles/{name}.coordinates.meta.json"),
+        "tiles_tar_path": "",
+        "image_path": slide.path,
+        "mask_path": None,
+        "tile_size_lv0": edge,
+        "backend": "openslide",
+        "read_tile_size_px": edge,
+        "requested_tile_size_px": int(said["patch_size"]),
+        "encoder_input_size_px": None,
+        "requested_spacing_um": slide.mpp[0] * edge / int(said["patch_size"]),
+        "annotation": None,
+    }
+    meta = _hs2p_meta(slide)
+    yield f"tiles/{name}.coordinates.npz", coordinates
+    yield f"tiles/{name}.coordinates.meta.json", lambda path: write_json(path, meta)
+    yield f"tile_embeddings/{name}.pt", lambda path: write_pt(slide, path, order)
+    yield f"tile_embeddings/{name}.meta.json", lambda path: write_json(path, embedded)
+
+
+def _hs2p_meta(slide: PeerSlide) -> dict[str, Any]:
+    """What hs2p asks of a tiling; every key must be there, and what does not apply is None."""
+    said, edge, mpp = slide.tiles.attributes, slide.edge_l0, slide.mpp[0]
+    px = int(said["patch_size"])
+    read = {"backend": "openslide", "requested_backend": "openslide", "spacing_at_level_0": mpp}
+    known: dict[str, dict[str, Any]] = {
+        "provenance": {"sample_id": slide.slide_id, "image_path": slide.path, **read},
+        "slide": {
+            "dimensions": [int(slide.facts["width"]), int(slide.facts["height"])],
+            "base_spacing_um": mpp,
+            "level_downsamples": [float(lv["downsample"]) for lv in slide.facts["levels"]],
+        },
+        "tiling": {
+            "requested_tile_size_px": px,
+            "requested_spacing_um": mpp * edge / px,
+            "read_level": 0,  # the field of view in px of level 0: exact, whatever the levels are
+            "read_tile_size_px": edge,
+            "read_spacing_um": mpp,
+            "tile_size_lv0": edge,
+            "tolerance": float(said.get("mpp_tolerance", 0)),
+            "step_px_lv0": int(said["stride_l0"][0]),
+            "overlap": int(said["overlap"]) / px,
+            "min_tissue_fraction": 0.0,
+            "is_within_tolerance": edge == px,
+            "n_tiles": len(slide.tiles.coords_l0),
+        },
+        "segmentation": {"tissue_method": "thinsection"},
+        "filtering": {},
+        "artifact": {"coordinate_space": "level0_px", "tile_order": "x_then_y"},
+    }
+    return {name: dict.fromkeys(keys.split()) | known[name] for name, keys in _HS2P.items()}
+
+
+def _slide2vec_tables(slides: Sequence[PeerSlide]) -> Tables:
+    """The list that its pipeline goes on from, and the manifest of slides."""
+    lists = [
+        dict.fromkeys(_PROCESS.split())
+        | {
+            "sample_id": s.slide_id,
+            "annotation": "tissue",
+            "image_path": s.path,
+            "requested_backend": "openslide",
+            "backend": "openslide",
+            "tiling_status": "success",
+            "spacing_at_level_0": s.mpp[0],
+            "num_tiles": len(s.tiles.coords_l0),
+            "coordinates_npz_path": str(s.out / f"tiles/{s.slide_id}.coordinates.npz"),
+            "coordinates_meta_path": str(s.out / f"tiles/{s.slide_id}.coordinates.meta.json"),
+            "feature_status": "success",
+            "feature_path": str(s.out / f"tile_embeddings/{s.slide_id}.pt"),
+            "encoder_name": s.encoder,
+            "feature_kind": "tile",
+        }
+        for s in slides
+    ]
+    manifest = [
+        {"sample_id": s.slide_id, "image_path": s.path, "spacing_at_level_0": s.mpp[0]}
+        for s in slides
+    ]
+    return {"process_list.csv": lists, "slides.csv": manifest}
+
+
+SLIDE2VEC = Layout(files=_slide2vec, tables=_slide2vec_tables)
