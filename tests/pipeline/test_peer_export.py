@@ -75,7 +75,7 @@ def tile_of(slides: Path, out: Path, name: str) -> np.ndarray:
 
 def read_by(tool: str, slides: Path, folder: Path) -> dict[str, np.ndarray]:
     """What the tool's own reader makes of the folder."""
-    own = Path(PEERS) / f"v-{tool}" / "bin" / "python"
+    own = Path(PEERS) / f"v-{tool.removesuffix('-writes')}" / "bin" / "python"
     python = own if own.exists() else Path(PEERS) / "v" / "bin" / "python"
     if not PEERS or not python.exists():
         pytest.skip("THINSECTION_TEST_PEERS names no folder with the tools' sources and packages")

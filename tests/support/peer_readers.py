@@ -1,11 +1,14 @@
-"""Runs another tool's own reader on a folder in its layout, by the Python that has its packages.
+"""Runs another tool's own code on a folder in its layout, by the Python that has its packages.
 
     python peer_readers.py TOOL SOURCES FOLDER TARGET.npz
+    python peer_readers.py TOOL-writes SOURCES FOLDER TARGET.npz
 
 SOURCES holds clones of the tools' repositories. What they read is written as arrays, named
 `SLIDE/what`: `features`, `coords`, `tile` (the px of one tile, as it reads them) and `edge_l0`.
+As writers they tile the slides that $SLIDES names; the feature of a tile is its mean color.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import sys
@@ -19,6 +22,24 @@ import pandas as pd
 ROW = 3  # the tile whose px are compared
 
 
+def mean_color() -> Any:
+    """A network whose embedding of a tile is its mean color."""
+    import torch
+
+    class MeanColor(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean((2, 3))
+
+    return MeanColor()
+
+
+def tensor(image: Any) -> Any:
+    """(3, H, W), 0 to 255."""
+    import torch
+
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
+
+
 def trident(folder: Path) -> dict[str, Any]:
     """Its Processor embeds the tiles by an encoder of its own, and pools the features."""
     import torch
@@ -27,19 +48,12 @@ def trident(folder: Path) -> dict[str, Any]:
     from trident.patch_encoder_models.load import CustomInferenceEncoder
     from trident.slide_encoder_models.load import encoder_factory
 
-    class MeanColor(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.mean((2, 3))
-
-    def tensor(image: Any) -> torch.Tensor:
-        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
-
     (grid,) = (path for path in folder.iterdir() if path.is_dir())
     (features,) = grid.glob("features_*")
     name = features.name.removeprefix("features_")
     lists = {"custom_list_of_wsis": str(folder / "slides.csv"), "max_workers": 1}
     job = Processor(job_dir=str(folder), wsi_source="/", **lists)
-    colors = CustomInferenceEncoder("rgb", MeanColor(), tensor, torch.float32)
+    colors = CustomInferenceEncoder("rgb", mean_color(), tensor, torch.float32)
     job.run_patch_feature_extraction_job(coords_dir=grid.name, patch_encoder=colors, device="cpu")
     mean = encoder_factory("mean-resnet50")
     mean.enc_name = f"mean-{name}"
@@ -162,11 +176,104 @@ def slide2vec(folder: Path) -> dict[str, Any]:
     return found
 
 
+def trident_writes(folder: Path) -> dict[str, Any]:
+    """Coordinates at 20x in px of 256 that overlap by 32, and features of its own encoder."""
+    import torch
+    from trident import OpenSlideWSI
+    from trident.patch_encoder_models.load import CustomInferenceEncoder
+
+    colors = CustomInferenceEncoder("rgb", mean_color(), tensor, torch.float32)
+    grid = folder / "20x_256px_32px_overlap"
+    for path in os.environ["SLIDES"].split(os.pathsep):
+        slide = OpenSlideWSI(path, lazy_init=False, max_workers=1)
+        coords = slide.extract_tissue_coords(20, 256, str(grid), overlap=32)
+        where = str(grid / "features_rgb")
+        slide.extract_patch_features(colors, coords, where, device="cpu")
+    return {}
+
+
+def clam_writes(folder: Path) -> dict[str, Any]:
+    """Tissue, patches of 256 px of level 0, h5_files and pt_files, as its scripts make them."""
+    import torch
+    from dataset_modules.dataset_h5 import Whole_Slide_Bag_FP
+    from utils.file_utils import save_hdf5
+    from wsi_core.WholeSlideImage import WholeSlideImage
+
+    for name in ("patches", "h5_files", "pt_files"):
+        (folder / name).mkdir(parents=True)
+    for path in os.environ["SLIDES"].split(os.pathsep):
+        slide = WholeSlideImage(path)
+        limits = {"a_t": 1, "a_h": 1, "max_n_holes": 8}
+        slide.segmentTissue(seg_level=1, filter_params=limits)
+        slide.process_contours(str(folder / "patches"), patch_level=0, patch_size=256)
+        name = f"{slide.name}.h5"
+        tiles = Whole_Slide_Bag_FP(folder / "patches" / name, slide.wsi, tensor)
+        rows = [tiles[row] for row in range(len(tiles))]
+        features = torch.stack([row["img"].mean((1, 2)) for row in rows])
+        coords = np.stack([row["coord"] for row in rows]).astype(np.int32)
+        save_hdf5(folder / "h5_files" / name, {"features": features.numpy(), "coords": coords})
+        torch.save(features, folder / "pt_files" / f"{slide.name}.pt")
+    return {}
+
+
+def stamp_writes(folder: Path) -> dict[str, Any]:
+    """Its preprocessing with an extractor of colors: 224 px of 256 µm."""
+    from stamp.preprocessing import extract_
+    from stamp.preprocessing.extractor import Extractor
+
+    slides = [Path(path) for path in os.environ["SLIDES"].split(os.pathsep)]
+    # its picture of rejected tiles fails on a small slide, whose features are written by then;
+    # it skips what is there
+    for _ in slides:
+        with contextlib.suppress(IndexError):
+            extract_(
+                wsi_dir=slides[0].parent,
+                output_dir=folder,
+                wsi_list=None,
+                cache_dir=None,
+                cache_tiles_ext="jpg",
+                extractor=Extractor(model=mean_color(), transform=tensor, identifier="rgb"),
+                tile_size_px=224,
+                tile_size_um=256.0,
+                max_workers=1,
+                device="cpu",
+                default_slide_mpp=None,
+                brightness_cutoff=None,
+                canny_cutoff=None,
+                generate_hash=False,
+            )
+    return {}
+
+
+def slide2vec_writes(folder: Path) -> dict[str, Any]:
+    """What it read in $SLIDE2VEC, written again by hs2p and by its own writer of artifacts."""
+    from hs2p import save_tiling_result
+    from slide2vec.artifacts import load_array, load_metadata, write_tile_embeddings
+    from slide2vec.utils import tiling_io
+
+    source = Path(os.environ["SLIDE2VEC"])
+    rows = tiling_io.load_embedding_process_df(source / "process_list.csv")
+    for _, row in rows.iterrows():
+        name = row["sample_id"]
+        save_tiling_result(tiling_io.load_tiling_result_from_row(row), folder)
+        home = source / "tile_embeddings"
+        features = load_array(home / f"{name}.pt").half()
+        told = load_metadata(home / f"{name}.meta.json")
+        how = {"output_format": "npz" if name == "half" else "pt"}
+        metadata = {key: told[key] for key in ("encoder_name", "tile_size_lv0")}
+        write_tile_embeddings(name, features, output_dir=folder, metadata=metadata, **how)
+    return {}
+
+
 READERS = {
     "trident": (trident, "TRIDENT"),
     "clam": (clam, "CLAM"),
     "stamp": (stamp, "STAMP/src"),
     "slide2vec": (slide2vec, "slide2vec"),
+    "trident-writes": (trident_writes, "TRIDENT"),
+    "clam-writes": (clam_writes, "CLAM"),
+    "stamp-writes": (stamp_writes, "STAMP/src"),
+    "slide2vec-writes": (slide2vec_writes, "slide2vec"),
 }
 
 

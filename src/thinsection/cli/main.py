@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("machine", "List tile encoders; check whether one would load here."),
     "config": ("plan", "Show every setting of a run as TOML."),
     "export": ("results", "Write results in other tools' formats."),
+    "import": ("results", "Take over coordinates, features and lists of TRIDENT, CLAM, ..."),
     "convert": ("convert", "Write slides as pyramidal OME-TIFF; what can be is copied."),
     "deid": ("convert", "Write slides without label, macro and identifying tags."),
     "plan": ("plan", "Predict memory and time from headers and thumbnails."),

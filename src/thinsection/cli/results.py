@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
     app.command()(ls)
     app.command()(efficiency)
     app.command()(verify)
+    app.command("import")(import_folder)
     export = typer.Typer(no_args_is_help=True, help="Write results in other tools' formats.")
     export.command("anndata")(export_anndata)
     for entry in LAYOUTS:
@@ -122,6 +123,28 @@ def _exporter(tool: str) -> Callable[..., None]:
             raise typer.Exit(EXIT_SOME_LEFT_OUT)
 
     return export
+
+
+def import_folder(
+    tool: Annotated[str, typer.Argument(help="trident, clam, stamp or slide2vec.")],
+    folder: Annotated[Path, typer.Argument(help="Its folder: job_dir, feat_dir, ...")],
+    out: Annotated[Path, typer.Option(help="The results folder.")],
+    slides: Annotated[list[str] | None, typer.Option(help="Slides or a cohort CSV.")] = None,
+    encoder: Annotated[str | None, typer.Option(help="Whose features CLAM's are.")] = None,
+) -> None:
+    """Take another tool's coordinates, features and lists into a results folder.
+
+    Example: thinsection import trident job_dir --out results --slides slides/
+    """
+    from thinsection.pipeline.peer_import import import_peer
+
+    left: list[str] = []
+    count = import_peer(
+        folder, out, tool, slides=slides or (), encoder=encoder, on_left_out=left.append
+    )
+    print(*left, f"{count} slides of {tool} are in {out}", sep="\n")
+    if left:
+        raise typer.Exit(EXIT_SOME_LEFT_OUT)
 
 
 def verify(folder: FolderArgument) -> None:

@@ -15,6 +15,7 @@ from thinsection.pipeline.peer_layouts import (
     check_embedded,
     write_pt,
 )
+from thinsection.slide.geometry import nominal_mpp
 
 # keys of hs2p's metadata, which it asks for by name; those that we know are set below
 _HS2P = {
@@ -80,7 +81,7 @@ def _slide2vec(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
         "read_tile_size_px": edge,
         "requested_tile_size_px": int(said["patch_size"]),
         "encoder_input_size_px": None,
-        "requested_spacing_um": slide.mpp[0] * edge / int(said["patch_size"]),
+        "requested_spacing_um": _asked_mpp(slide),
         "annotation": None,
     }
     meta = _hs2p_meta(slide)
@@ -88,6 +89,14 @@ def _slide2vec(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
     yield f"tiles/{name}.coordinates.meta.json", lambda path: write_json(path, meta)
     yield f"tile_embeddings/{name}.pt", lambda path: write_pt(slide, path, order)
     yield f"tile_embeddings/{name}.meta.json", lambda path: write_json(path, embedded)
+
+
+def _asked_mpp(slide: PeerSlide) -> float:
+    """What was asked for, equal in all slides; the true one where nobody knows."""
+    said = slide.tiles.attributes
+    if power := float(said.get("target_magnification", 0)):
+        return nominal_mpp(power)
+    return slide.mpp[0] * slide.edge_l0 / int(said["patch_size"])
 
 
 def _hs2p_meta(slide: PeerSlide) -> dict[str, Any]:
@@ -104,7 +113,7 @@ def _hs2p_meta(slide: PeerSlide) -> dict[str, Any]:
         },
         "tiling": {
             "requested_tile_size_px": px,
-            "requested_spacing_um": mpp * edge / px,
+            "requested_spacing_um": _asked_mpp(slide),
             "read_level": 0,  # the field of view in px of level 0: exact, whatever the levels are
             "read_tile_size_px": edge,
             "read_spacing_um": mpp,

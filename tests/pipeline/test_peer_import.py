@@ -1,0 +1,216 @@
+"""Other tools' folders as results of ours: coordinates, fields of view, features, lists.
+
+`test_peer_export` has the slides and says where the tools' own code comes from.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from tests.pipeline.test_peer_export import ENCODER, SLIDES, out, read_by, slides, stored
+from typer.testing import CliRunner
+
+from thinsection.cli.main import build_app
+from thinsection.config import replace_flat
+from thinsection.errors import StoreError
+from thinsection.pipeline.folder import open_results, verify
+from thinsection.pipeline.peer_export import export_peer
+from thinsection.pipeline.peer_import import import_peer
+from thinsection.pipeline.pooling import aggregate_folder
+from thinsection.pipeline.run import run
+from thinsection.slide.open import open_slide
+from thinsection.stages.config import RunConfig
+from thinsection.store.tiles_h5 import TilesFile
+
+__all__ = ["out", "slides"]  # fixtures
+GRIDS = {
+    "trident": "trident_20x_256px_0px_overlap",
+    "clam": "clam_patches",
+    "stamp": "stamp_256px",
+    "slide2vec": "slide2vec_256px_0.5mpp",
+}
+
+
+@pytest.mark.parametrize("tool", GRIDS)
+def test_what_was_exported_comes_back(tool: str, slides: Path, out: Path, tmp_path: Path) -> None:
+    export_peer(out, tmp_path / tool, tool)
+    back = tmp_path / "back"
+    how = {"slides": [slides], "encoder": ENCODER}
+    assert import_peer(tmp_path / tool, back, tool, **how) == len(SLIDES)
+    results = open_results(back)
+    assert results.features == (f"{GRIDS[tool]}/features_{ENCODER}",)
+    for name, (size, mpp, edge) in SLIDES.items():
+        ours, theirs = stored(out, name), results.tile_embeddings(name)
+        order = np.lexsort(ours.coords_l0.T[::-1]) if tool == "slide2vec" else slice(None)
+        assert np.array_equal(theirs.coords_l0, ours.coords_l0[order])
+        assert np.array_equal(theirs.features, ours.features[order])
+        assert theirs.tile_px_l0 == edge
+        told = results.ledgers[name].slide
+        assert (told["width"], told["height"], told["mpp_x"]) == (*size, mpp)
+        # slide2vec's lists know of no patients
+        assert tool in ("trident", "slide2vec") or told["label"] in ("normal", "tumor")
+    assert verify(back) == (2 * len(SLIDES), [])
+    assert (back / "summary.csv").read_text().count(GRIDS[tool]) == len(SLIDES)
+
+
+def check_colors(found: TilesFile, slide_path: Path) -> None:
+    """The feature of each tile is the mean color of the px that we would read for it."""
+    edge, features = found.tile_px_l0, found.features
+    assert edge and features is not None and len(features) > 3
+    with open_slide(slide_path) as slide:
+        for (x, y), color in zip(found.coords_l0.tolist(), features, strict=True):
+            if x + edge > slide.size[0] or y + edge > slide.size[1]:
+                continue  # padded, each tool by a color of its own
+            tile = slide.read_region((x, y), 0, (edge, edge))
+            assert color == pytest.approx(tile.mean((0, 1)), abs=0.75)
+
+
+@pytest.mark.parametrize(
+    ("tool", "grid", "edges"),
+    [
+        ("trident", "trident_20x_256px_32px_overlap", (256, 512, 256)),
+        ("clam", "clam_patches", (256, 256, 256)),
+        ("stamp", "stamp_224px", (512, 1024, 513)),
+    ],
+)
+def test_their_own_files_have_their_field_of_view(
+    tool: str, grid: str, edges: tuple[int, ...], slides: Path, tmp_path: Path
+) -> None:
+    read_by(f"{tool}-writes", slides, tmp_path / tool)
+    assert import_peer(tmp_path / tool, tmp_path / "back", tool, slides=[slides]) == len(SLIDES)
+    results = open_results(tmp_path / "back")
+    assert results.grids == (grid,)
+    for name, edge in zip(SLIDES, edges, strict=True):
+        found = results.tile_embeddings(name)
+        assert found.tile_px_l0 == edge
+        check_colors(found, slides / f"{name}.svs")
+
+
+def test_slide2vecs_own_files_are_read(
+    slides: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_peer(out, tmp_path / "ours", "slide2vec")
+    monkeypatch.setitem(os.environ, "SLIDE2VEC", str(tmp_path / "ours"))
+    read_by("slide2vec-writes", slides, tmp_path / "theirs")
+    assert import_peer(tmp_path / "theirs", tmp_path / "back", "slide2vec") == len(SLIDES)
+    results = open_results(tmp_path / "back")
+    for name, (_, _, edge) in SLIDES.items():
+        ours, found = stored(out, name), results.tile_embeddings(name)
+        order = np.lexsort(ours.coords_l0.T[::-1])
+        assert found.tile_px_l0 == edge
+        assert np.array_equal(found.coords_l0, ours.coords_l0[order])
+        assert np.array_equal(found.features, ours.features[order].astype(np.float16))
+
+
+def trident_job(job: Path, name: str = "a", *, features: bool = True) -> None:
+    """mahmoodlab/TRIDENT, trident/IO.py: coords_to_h5; WSI.extract_patch_features, a91fa84."""
+    coords = np.array([[0, 0], [514, 0], [0, 514]], dtype=np.int64)
+    attributes = {
+        "patch_size": 256,
+        "patch_size_level0": 513,
+        "level0_magnification": 40.16,
+        "target_magnification": 20.0,
+        "overlap": 0,
+        "name": name,
+        "savetodir": "x",
+        "level0_width": 3000,
+        "level0_height": 2000,
+    }
+    grid = job / "20x_256px_0px_overlap"
+    for path in (grid / "patches" / f"{name}_patches.h5", grid / "features_uni_v2" / f"{name}.h5"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with h5py.File(path, "w") as file:
+            file["coords"] = coords
+            file["coords"].attrs.update(attributes)
+            if features and path.parent.name != "patches":
+                file["features"] = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+def test_a_job_dir_without_slides_keeps_its_names_and_its_px(tmp_path: Path) -> None:
+    trident_job(tmp_path / "job")
+    (tmp_path / "job" / "list.csv").write_text("wsi,mpp\nsub/a.svs,0.249\n")
+    assert import_peer(tmp_path / "job", tmp_path / "out", "trident") == 1
+    results = open_results(tmp_path / "out")
+    found = results.tile_embeddings("a", "uni2_h")  # our name of theirs
+    assert found.tile_px_l0 == round(256 * 40.16 / 20)  # what its patcher reads
+    told = results.ledgers["a"].slide
+    assert (told["slide_path"], told["mpp_x"], told["width"]) == ("sub/a.svs", 0.249, 3000)
+    (pooled,) = aggregate_folder(tmp_path / "out")
+    assert pooled.status == "done"
+    _, means = open_results(tmp_path / "out").slide_embeddings()
+    assert means[0].tolist() == [4, 5, 6, 7]
+
+
+def test_importing_again_changes_nothing_and_other_files_are_refused(tmp_path: Path) -> None:
+    out, job = tmp_path / "out", tmp_path / "job"
+    trident_job(job)
+    import_peer(job, out, "trident")
+    ledger = (out / "slides" / "a" / "slide.json").read_bytes()
+    import_peer(job, out, "trident")
+    assert (out / "slides" / "a" / "slide.json").read_bytes() == ledger
+    before = open_results(out).tile_embeddings("a").features
+    assert before is not None
+    with h5py.File(job / "20x_256px_0px_overlap" / "features_uni_v2" / "a.h5", "r+") as file:
+        file["features"][0] = 99
+    with pytest.raises(StoreError, match="what is imported must be new or the same"):
+        import_peer(job, out, "trident")
+    assert np.array_equal(open_results(out).tile_embeddings("a").features, before)
+
+
+def test_no_run_takes_what_was_imported_for_its_own(
+    slides: Path, out: Path, tmp_path: Path
+) -> None:
+    export_peer(out, tmp_path / "job", "trident")
+    back = tmp_path / "back"
+    import_peer(tmp_path / "job", back, "trident", slides=[slides])
+    ledgers = open_results(back).ledgers.values()
+    keys = [record.key for ledger in ledgers for record in ledger.stages.values()]
+    assert all(key.startswith("imported-") for key in keys)
+    config = replace_flat(RunConfig(), {"memory": "256MiB"})
+    summary = run([slides / "half.svs"], out=back, config=config, stage="tile")
+    assert summary.counts["done"] == 1  # not skipped
+    assert set(open_results(back).grids) == {GRIDS["trident"], "256px_0.5mpp"}
+    assert len(open_results(back).tile_embeddings("half").coords_l0)
+
+
+def test_stamp_needs_a_resolution_and_a_pickle_never_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "stamp"
+    folder.mkdir()
+    with h5py.File(folder / "a.h5", "w") as file:
+        file["feats"], file["coords"] = np.ones((2, 3), "f4"), np.array([[0.0, 0], [256, 0]])
+        file.attrs.update({"unit": "um", "tile_size_um": 256.0, "tile_size_px": 224})
+    left: list[str] = []
+    with pytest.raises(StoreError, match="none that can be read"):
+        import_peer(folder, tmp_path / "out", "stamp", on_left_out=left.append)
+    assert "slide_mpp is missing" in left[0]
+    (folder / "slide.csv").write_text("PATIENT,FILENAME,mpp\np,a.h5,0.25\n")
+    (folder / "clini.csv").write_text("PATIENT,LABEL\np,tumor\n")
+    assert import_peer(folder, tmp_path / "out", "stamp") == 1
+    results = open_results(tmp_path / "out")
+    assert results.tile_embeddings("a").coords_l0.tolist() == [[0, 0], [1024, 0]]
+    assert results.ledgers["a"].slide["label"] == "tumor"
+    assert not list(tmp_path.rglob("*.tmp-*"))
+
+
+def test_a_damaged_file_is_that_slides_own(out: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "slide2vec"
+    export_peer(out, folder, "slide2vec")
+    meta = folder / "tiles" / "half.coordinates.meta.json"
+    meta.write_text(json.dumps({"tiling": {}}))
+
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    torch.save(Bomb(), folder / "tile_embeddings" / "snapped.pt")
+    arguments = ["import", "slide2vec", str(folder), "--out", str(tmp_path / "back")]
+    done = CliRunner().invoke(build_app(arguments), arguments)
+    assert done.exit_code == 3, done.output
+    assert "half: left out: tiling must be one of hs2p's" in done.output
+    assert "snapped: left out" in done.output
+    assert "1 slides of slide2vec are in" in done.output
+    assert not (tmp_path / "ran").exists()
