@@ -22,6 +22,7 @@ from thinsection.pipeline.peer_export import export_peer
 from thinsection.pipeline.peer_import import import_peer
 from thinsection.pipeline.pooling import aggregate_folder
 from thinsection.pipeline.run import run
+from thinsection.probe.data.files import read_embeddings
 from thinsection.slide.open import open_slide
 from thinsection.stages.config import RunConfig
 from thinsection.store.tiles_h5 import TilesFile
@@ -139,6 +140,8 @@ def test_a_job_dir_without_slides_keeps_its_names_and_its_px(tmp_path: Path) -> 
     assert found.tile_px_l0 == round(256 * 40.16 / 20)  # what its patcher reads
     told = results.ledgers["a"].slide
     assert (told["slide_path"], told["mpp_x"], told["width"]) == ("sub/a.svs", 0.249, 3000)
+    stored_file = tmp_path / "out" / GRIDS["trident"] / "features_uni2_h" / "a.h5"
+    assert read_embeddings(stored_file).tolist() == np.arange(12).reshape(3, 4).tolist()
     (pooled,) = aggregate_folder(tmp_path / "out")
     assert pooled.status == "done"
     _, means = open_results(tmp_path / "out").slide_embeddings()
@@ -214,3 +217,40 @@ def test_a_damaged_file_is_that_slides_own(out: Path, tmp_path: Path) -> None:
     assert "snapped: left out" in done.output
     assert "1 slides of slide2vec are in" in done.output
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("tool", GRIDS)
+def test_one_tools_folder_becomes_anothers(
+    tool: str, slides: Path, out: Path, tmp_path: Path
+) -> None:
+    """By way of ours: the same tiles and features as from our own results."""
+    export_peer(out, tmp_path / "first", tool)
+    how = {"slides": [slides / "cohort.csv"], "encoder": ENCODER}
+    import_peer(tmp_path / "first", tmp_path / "ours", tool, **how)
+    export_peer(tmp_path / "ours", tmp_path / "second", "stamp")
+    export_peer(out, tmp_path / "direct", "stamp")
+    for path in (tmp_path / "direct").rglob("*.h5"):
+        with (
+            h5py.File(path) as direct,
+            h5py.File(next((tmp_path / "second").rglob(path.name))) as by,
+        ):
+            rows = [np.lexsort(file["coords"][:].T) for file in (direct, by)]
+            for name in ("coords", "feats"):
+                assert np.array_equal(direct[name][:][rows[0]], by[name][:][rows[1]])
+            told = dict(direct.attrs)
+            if tool == "clam":  # whose tiles are px of level 0
+                told["tile_size_px"] = SLIDES[path.stem][2]
+            assert dict(by.attrs) == told
+
+
+def test_what_nobody_knows_of_a_slide_leaves_it_out(tmp_path: Path) -> None:
+    folder, left = tmp_path / "stamp", list[str]()
+    folder.mkdir()
+    with h5py.File(folder / "a.h5", "w") as file:
+        file["feats"], file["coords"] = np.ones((2, 3), "f4"), np.array([[0.0, 0], [256, 0]])
+        file.attrs.update({"unit": "um", "tile_size_um": 256.0, "tile_size_px": 224})
+    (folder / "slide.csv").write_text("PATIENT,FILENAME,mpp\np,a.h5,0.25\n")
+    import_peer(folder, tmp_path / "out", "stamp")
+    with pytest.raises(StoreError, match="none in"):
+        export_peer(tmp_path / "out", tmp_path / "clam", "clam", on_left_out=left.append)
+    assert "size of 'a' is missing" in left[0]

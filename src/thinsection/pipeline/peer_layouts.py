@@ -59,6 +59,16 @@ class PeerSlide:
         return width
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Px of level 0. Raises InvalidInputError: nobody knows them."""
+        width, height = self.facts.get("width"), self.facts.get("height")
+        if not width or not height:
+            raise InvalidInputError(
+                f"size of {self.slide_id!r} is missing; import it with --slides"
+            )
+        return int(width), int(height)
+
+    @property
     def mpp(self) -> tuple[float, float]:
         """µm/px. Raises InvalidInputError: nobody knows it."""
         x, y = self.facts.get("mpp_x"), self.facts.get("mpp_y")
@@ -109,7 +119,7 @@ def _clam(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
     It reads patch_size px of patch_level, so both are given of level 0: there is no level whose
     number its OpenSlide and our reader count alike in every file.
     """
-    size = (int(slide.facts["width"]), int(slide.facts["height"]))
+    size = slide.size
     attributes = {
         "patch_size": slide.edge_l0,
         "patch_level": 0,

@@ -102,14 +102,14 @@ def _asked_mpp(slide: PeerSlide) -> float:
 def _hs2p_meta(slide: PeerSlide) -> dict[str, Any]:
     """What hs2p asks of a tiling; every key must be there, and what does not apply is None."""
     said, edge, mpp = slide.tiles.attributes, slide.edge_l0, slide.mpp[0]
-    px = int(said["patch_size"])
+    px, levels = int(said["patch_size"]), slide.facts.get("levels") or [{"downsample": 1}]
     read = {"backend": "openslide", "requested_backend": "openslide", "spacing_at_level_0": mpp}
     known: dict[str, dict[str, Any]] = {
         "provenance": {"sample_id": slide.slide_id, "image_path": slide.path, **read},
         "slide": {
-            "dimensions": [int(slide.facts["width"]), int(slide.facts["height"])],
+            "dimensions": list(slide.size),
             "base_spacing_um": mpp,
-            "level_downsamples": [float(lv["downsample"]) for lv in slide.facts["levels"]],
+            "level_downsamples": [float(lv["downsample"]) for lv in levels],
         },
         "tiling": {
             "requested_tile_size_px": px,
