@@ -8,6 +8,7 @@ from thinsection.arrays.filters import otsu_level
 from thinsection.errors import InvalidInputError
 from thinsection.qc.tissue import TissueConfig, segment_tissue, thumbnail_size, tissue_mask
 from thinsection.testing.tuning_slide import tuning_slide
+from thinsection.types import Size
 
 PINK, WHITE, BLACK = (200, 120, 170), (243, 242, 244), (5, 4, 6)
 
@@ -95,21 +96,21 @@ def test_tissue_of_every_stain_is_found_and_the_stain_is_said(
 
 
 def test_what_lies_on_glass_is_no_tissue() -> None:
+    """The slide's edge and large strokes of ink; black ink over tissue is missed by parts."""
     artefacts = ("bubble", "coverslip", "pen", "dust", "edge")
-    slide = tuning_slide(8, size=(2400, 1800), mpp=2.0, stain="he", artefacts=artefacts)
-    found = tissue_mask(slide.open()).mask
-    shape = found.shape[::-1]
+    for seed in (8, 10):
+        slide = tuning_slide(seed, size=(2400, 1800), mpp=2.0, stain="he", artefacts=artefacts)
+        found = tissue_mask(slide.open()).mask
 
-    def resized(mask: np.ndarray) -> np.ndarray:
-        image = Image.fromarray(mask.astype(np.uint8) * 255)
-        return np.asarray(image.resize(shape, Image.Resampling.BOX)) > 0
+        def resized(mask: np.ndarray, shape: Size = found.shape[::-1]) -> np.ndarray:
+            image = Image.fromarray(mask.astype(np.uint8) * 255)
+            return np.asarray(image.resize(shape, Image.Resampling.BOX)) > 0
 
-    glass = ~resized(slide.masks["tissue"])
-    for name in ("edge",):
-        there = resized(slide.masks[name]) & glass
-        assert there.any(), name
-        assert (found & there).sum() < 0.1 * there.sum(), name
+        edge = resized(slide.masks["edge"]) & ~resized(slide.masks["tissue"])
+        assert edge.any()
+        assert (found & edge).sum() < 0.1 * edge.sum()
     pen = resized(slide.masks["pen"])
+    assert pen.sum() > 0.1 * pen.size
     assert (found & pen).sum() < 0.25 * pen.sum()
 
 

@@ -26,7 +26,8 @@ _BLACK = 30  # of 255: darker in all channels is no tissue but what the scanner 
 _COLOUR, _DENSITY, _TEXTURE, _LINE = 0.025, 0.035, 0.0025, 0.006
 _FAINT = 0.008  # ... what is textured must absorb as much
 _PALE = 0.35  # what absorbs more is no glass, even under a dim lamp
-_SHADE, _SHADE_COLOUR = 0.1, 0.04  # the slide's edge: dark, without colour, flat, at the border
+# the slide's edge: dark, with little colour for its density, flat, at the border
+_SHADE, _SHADE_COLOUR, _SHADE_TINT = 0.1, 0.04, 0.15
 _TYPICAL_GLASS = (0.02, 0.022, 0.02)  # where a slide shows none
 # µm: gaps closed in solid tissue and in the net of fat cells, what is too thin for tissue
 _GAP_UM, _CELL_UM, _THIN_UM, _SHADE_REACH_UM = 32.0, 176.0, 40.0, 80.0
@@ -162,7 +163,8 @@ def _evidence(
     thin = limit(_LINE, light.line, 0.0, 0.75, 3.0)
     body = (light.colour > colour) & (light.near > colour / 2)
     body |= ((light.texture > textured) & (light.near > _FAINT)) | (light.near > dense)
-    shade = (light.near > _SHADE) & (light.colour < _SHADE_COLOUR)
+    faint = ns.xp.maximum(_SHADE_COLOUR, _SHADE_TINT * light.near)
+    shade = (light.near > _SHADE) & (light.colour < faint)
     shade &= light.texture < ns.xp.maximum(textured, 0.06 * light.near)
     edge = _at_border(ns, shade | ~light.seen)
     gone = ~light.seen
@@ -187,7 +189,8 @@ def _net(ns: ArrayNamespace, light: _Light, lines: Array, px: Callable[[float], 
     strong = (net & (light.line > 1.6 * _LINE)).astype(ns.xp.float32)
     net &= ns.ndimage.uniform_filter(strong, _NET_WINDOW_PX) > _NET_SHARE
     net = opened_by_disk(ns, _closed(ns, net, px(_CELL_UM)), px(64.0))
-    net = fill_small(ns, net, max(1.0, px(1.0) ** 2 * _NET_HOLE_UM2))
+    filled = fill_small(ns, net, max(1.0, px(1.0) ** 2 * _NET_HOLE_UM2))
+    net |= filled & ~_at_border(ns, ~net)  # a small picture may be all "hole"
     return dilated_by_disk(ns, net, px(32.0))
 
 
