@@ -254,3 +254,10 @@ def test_what_nobody_knows_of_a_slide_leaves_it_out(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="none in"):
         export_peer(tmp_path / "out", tmp_path / "clam", "clam", on_left_out=left.append)
     assert "size of 'a' is missing" in left[0]
+
+
+@pytest.mark.parametrize("tool", GRIDS)
+def test_a_folder_of_nothing_leaves_nothing(tool: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=f"coordinates of {tool}, got none in"):
+        import_peer(tmp_path / "typo", tmp_path / "out", tool)
+    assert not (tmp_path / "out").exists()

@@ -67,11 +67,13 @@ def import_peer(
     Raises StoreError: nothing there that the tool writes, or other results are in the way.
     """
     require(tool in SOURCES, f"tool must be one of {', '.join(SOURCES)}", repr(tool))
+    found, rule = list(SOURCES[tool](folder)), f"folder must hold features or coordinates of {tool}"
+    require(found, rule, f"none in {str(folder)!r}", error=StoreError)
     entries = {entry.slide_id: entry for entry in load_cohort(slides)} if slides else {}
     entries |= {Path(entry.slide_path).stem: entry for entry in entries.values()}
     listed, done = _listed(folder), set[str]()
     record = begin_record(out, "import", {"import": {"tool": tool, "folder": str(folder)}})
-    for slide_id, sourced in SOURCES[tool](folder):
+    for slide_id, sourced in found:
         try:
             told = _told(slide_id, listed.get(slide_id, {}), entries.get(slide_id))
             _take(out, tool, told, sourced(told), encoder)
@@ -80,7 +82,6 @@ def import_peer(
             if on_left_out is None:
                 raise
             on_left_out(f"{slide_id}: left out: {error}")
-    rule = f"folder must hold features or coordinates of {tool}"
     require(done, rule, f"none that can be read in {str(folder)!r}", error=StoreError)
     write_tables(out, (), ())
     end_record(record, {"counts": {"imported": len(done)}})
