@@ -2,8 +2,8 @@
 
 A room declares its own entries in one tuple and makes one `Registry` of them. Another package adds
 one by an entry point of the registry's group that names an `Entry`, or a class or function whose
-attributes `help`, `suffixes`, `needs` and `extra` say the same. Choices of the command line,
-`thinsection doctor`, the tables of the docs and every "did you mean" derive from the registry.
+attributes `help`, `suffixes`, `needs`, `extra` and `folders` say the same. Choices of the command
+line, `thinsection doctor`, the tables of the docs and every "did you mean" derive from it.
 """
 
 import sys
@@ -40,6 +40,7 @@ class Entry:
     suffixes: tuple[str, ...] = ()  # of files it opens or writes, lower case: '.svs'
     needs: tuple[str, ...] = ()  # packages that it imports, by import name
     extra: str | None = None  # of this package (`thinsection[extra]`) that brings them
+    folders: bool = False  # whether what it opens is a folder, named with one of the suffixes
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -144,4 +145,5 @@ class Registry(Generic[T]):
             suffixes=tuple(getattr(found, "suffixes", ())),
             needs=tuple(getattr(found, "needs", ())),
             extra=getattr(found, "extra", None),
+            folders=bool(getattr(found, "folders", False)),
         )

@@ -11,7 +11,7 @@ from thinsection.config import from_mapping
 from thinsection.errors import ConfigError
 from thinsection.slide import available_readers
 from thinsection.slide.cohort import load_cohort
-from thinsection.slide.readers import OURS, READERS, reader_choices, slide_suffixes
+from thinsection.slide.readers import ALL, OURS, READERS, reader_choices, slide_suffixes
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import he_texture
 
@@ -64,14 +64,14 @@ def python(code: str, env: dict[str, str], *arguments: object) -> str:
 
 
 def test_every_reader_of_ours_says_what_it_is_and_is_called_as_it_says() -> None:
-    assert READERS.names() == OURS == ("tiff", "cucim", "openslide", "image")
+    assert READERS.names() == ALL == (*OURS, "zarr")
     for entry in READERS:
         assert entry.help.endswith(".")
         assert entry.suffixes
         assert all(s == s.lower() and s.startswith(".") for s in entry.suffixes)
         assert set(entry.suffixes) <= set(slide_suffixes())
-    assert reader_choices() == ("auto", *OURS)
-    assert [status.name for status in available_readers()] == list(OURS)
+    assert reader_choices() == ("auto", *ALL)
+    assert [status.name for status in available_readers()] == list(ALL)
 
 
 def test_the_docs_tables_have_a_row_for_every_reader_and_no_other() -> None:
@@ -79,7 +79,7 @@ def test_the_docs_tables_have_a_row_for_every_reader_and_no_other() -> None:
         text = (Path(__file__).parents[2] / name).read_text()
         table = text.split("| reader | opens |")[1].split("\n\n")[0]
         listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
-        assert sorted({*listed} - {"auto"}) == sorted(OURS), name
+        assert sorted({*listed} - {"auto"}) == sorted(ALL), name
 
 
 def test_settings_take_the_readers_that_are_known_and_no_other() -> None:

@@ -14,7 +14,7 @@ from tests.slide.test_contract import JUDGED, OURS_ALONE
 
 from thinsection.errors import SlideReadError
 from thinsection.files.sources import FileSource
-from thinsection.slide import tiff_reader
+from thinsection.slide import segments, tiff_reader
 from thinsection.slide.tiff_cache import SegmentCache
 from thinsection.slide.tiff_reader import SegmentDecoder, TiffSlide
 from thinsection.stream import iter_tiles
@@ -180,7 +180,7 @@ def test_what_was_announced_is_decoded_once_and_then_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_pyramid(tmp_path / "a.tif", (2048, 1024), KINDS["jpeg-420"])  # 8 x 4 segments of 192 KiB
-    monkeypatch.setattr(tiff_reader, "CACHE_BYTES", 20 * 256 * 256 * 3)
+    monkeypatch.setattr(segments, "CACHE_BYTES", 20 * 256 * 256 * 3)
     decode, times = SegmentDecoder._decode_one, Counter[int]()
 
     def count(self: SegmentDecoder, index: int, data: memoryview, out: np.ndarray) -> None:

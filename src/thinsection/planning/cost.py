@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from thinsection.config import nearest
 from thinsection.errors import ConfigError
 from thinsection.planning.calibration import Calibration, EncoderSize
-from thinsection.slide.tiff_reader import CACHE_BYTES
+from thinsection.slide.segments import CACHE_BYTES
 from thinsection.stages.config import RunConfig, batch_size_of, budget_of
 from thinsection.stream.plan import CHANNELS
 from thinsection.types import GIB, MIB

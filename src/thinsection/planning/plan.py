@@ -298,7 +298,7 @@ def sample_entries(entries: Sequence[SlideEntry]) -> list[SlideEntry]:
     Raises:
         CohortError: none is a local file.
     """
-    local = [e for e in entries if not is_url(e.slide_path) and Path(e.slide_path).is_file()]
+    local = [e for e in entries if not is_url(e.slide_path) and Path(e.slide_path).exists()]
     if not local:
         raise CohortError(
             "no slide is a local file; those by URL are not opened before the job runs"

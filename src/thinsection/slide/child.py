@@ -14,12 +14,20 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from typing import Any
 
-from thinsection.errors import SlideOpenError, SlideReadError, ThinsectionError
+from thinsection.errors import (
+    ChannelsError,
+    ConfigError,
+    SlideOpenError,
+    SlideReadError,
+    ThinsectionError,
+)
 from thinsection.slide.geometry import l0_from_lv
+from thinsection.slide.look import Look
 from thinsection.slide.readers import load_slide
 from thinsection.types import GIB
 
@@ -29,17 +37,20 @@ _PROBE_PX = 256
 _PLACES = (0.0, 0.5, 1.0)  # of a level's width and height
 
 
-def try_in_child(path: str, reader: str, *, whole: bool = False) -> None:
+def try_in_child(
+    path: str, reader: str, *, whole: bool = False, channels: Sequence[str] = ()
+) -> None:
     """Returns where a reader opens a file, and survives it, in another process.
 
     With `whole` a thumbnail is made too: a damaged file may promise more px than anybody can read.
+    With `channels` these are what is read.
 
     Memory: up to `MAX_BYTES`, in that process.
 
     Raises:
         SlideOpenError: it does not open the file, or died or hung over it.
     """
-    if answer := _child(os.getpid()).ask(reader, path, whole):
+    if answer := _child(os.getpid()).ask(reader, path, whole, list(channels)):
         raise SlideOpenError(answer)
 
 
@@ -56,19 +67,19 @@ class _Child:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, reader: str, path: str, whole: bool) -> str:
+    def ask(self, *request: str | bool | list[str]) -> str:
         """Why the reader does not open the file; '' where it does."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._process = self._start()
             process = self._process
             assert process.stdin is not None
-            process.stdin.write(json.dumps([reader, path, whole]).encode() + b"\n")
+            process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
             if line := self._answer(process):
                 return str(json.loads(line))
             self._process = None
-            return f"{reader}: {_ended(process)} over it; the file is damaged"
+            return f"{request[0]}: {_ended(process)} over it; the file is damaged"
 
     def _start(self) -> "subprocess.Popen[bytes]":
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -106,7 +117,7 @@ def _ended(process: "subprocess.Popen[bytes]") -> str:
 
 
 def serve() -> None:
-    """The child: lines of [reader, path, whole] in, a line with its answer out."""
+    """The child: lines of [reader, path, whole, channels] in, a line with its answer out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of its input ends it
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -120,10 +131,11 @@ def serve() -> None:
             answers.write(json.dumps(_attempt(*json.loads(line))) + "\n")
 
 
-def _attempt(reader: str, path: str, whole: bool) -> str:
+def _attempt(reader: str, path: str, whole: bool, channels: list[str]) -> str:
     """Opens and reads what the parent will; damage that is said in time is not the child's."""
     try:
-        with load_slide(reader, path) as slide:
+        look: dict[str, Any] = {"look": Look(channels=tuple(channels))} if channels else {}
+        with load_slide(reader, path, **look) as slide:
             for level, share in product(slide.levels, _PLACES):
                 x, y = (int(share * (px - 1)) for px in level.size)
                 origin = (l0_from_lv(x, level.downsample), l0_from_lv(y, level.downsample))
@@ -132,6 +144,8 @@ def _attempt(reader: str, path: str, whole: bool) -> str:
                 _read(slide.thumbnail, (_PROBE_PX, _PROBE_PX))
             for name in slide.associated_names:
                 _read(slide.associated_image, name)
+    except (ChannelsError, ConfigError):  # the parent meets them too, and says them
+        return ""
     except (ThinsectionError, MemoryError) as error:
         return str(error) if isinstance(error, ThinsectionError) else f"{reader}: {error!r}"
     return ""

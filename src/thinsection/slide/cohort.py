@@ -2,9 +2,10 @@
 
 import csv
 import hashlib
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from thinsection.slide.base import Slide
 from thinsection.slide.geometry import positive_number
 from thinsection.slide.look import Look
 from thinsection.slide.open import open_slide
-from thinsection.slide.readers import slide_suffixes
+from thinsection.slide.readers import is_folder_slide, slide_suffixes
 from thinsection.types import Mpp
 
 _MAX_ID_BYTES = 200
@@ -54,8 +55,9 @@ def load_cohort(
     """The slides that files, folders, URLs and cohort CSVs name, in a stable order.
 
     Folders are searched for files of the readers' suffixes, subfolders too; of a folder of .dcm
-    files one is taken, since they are the levels of one slide. Equal file names from different
-    folders get a suffix made from their path, so that no result overwrites another. Of several
+    files one is taken, since they are the levels of one slide; a folder `x.zarr` is one slide.
+    Equal file names from different folders get a suffix made from their path, so that no result
+    overwrites another. Of several
     names (links) of one file the first is taken; a file name that is no name for a folder on every
     system gets a safe id. An id that a table gives is taken as it is, or refused.
 
@@ -104,18 +106,27 @@ def _expand(item: str) -> list[_Given]:
         raise CohortError(f"slide must be an existing file, folder or URL, got {item!r}")
     if not url and path.is_file() and path.suffix.lower() == ".csv":
         return _read_csv(path)
-    paths = _find(path) if not url and path.is_dir() else [item]
+    searched = not url and path.is_dir() and not is_folder_slide(path)
+    paths = _find(path) if searched else [item if url else str(path)]
     return [(SlideEntry(slide_id=_id_of(name), slide_path=name), False) for name in paths]
 
 
 def _find(folder: Path) -> list[str]:
     found: dict[Path, str] = {}  # by the file, or by the folder of one slide's .dcm files
     suffixes = frozenset(slide_suffixes())
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(_walk(folder)):
         suffix = path.suffix.lower()
-        if suffix in suffixes and path.is_file() and not path.name.startswith("."):
+        is_slide = path.is_file() or is_folder_slide(path)
+        if suffix in suffixes and is_slide and not path.name.startswith("."):
             found.setdefault(path.parent if suffix == ".dcm" else path, str(path))
     return list(found.values())
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """What a folder and its subfolders hold; what lies in a folder that is a slide is left out."""
+    for parent, folders, files in os.walk(folder):
+        yield from (Path(parent, name) for name in (*folders, *files))
+        folders[:] = [name for name in folders if not is_folder_slide(Path(parent, name))]
 
 
 def _id_of(path: str) -> str:

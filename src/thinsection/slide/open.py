@@ -31,6 +31,8 @@ from thinsection.slide.readers import (
     OWN_PARSERS,
     READERS,
     UNKNOWN,
+    WITH_LOOK,
+    is_folder_slide,
     load_slide,
     reader_choices,
 )
@@ -100,10 +102,14 @@ def open_slide(
 
 
 def _open_file(name: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Slide:
-    if not Path(name).is_file():
+    folder = is_folder_slide(name)
+    if not (folder or Path(name).is_file()):
         raise SlideOpenError(f"slide must be an existing file, got {name!r}")
-    if Path(name).stat().st_size == 0:
+    if not folder and Path(name).stat().st_size == 0:
         raise SlideOpenError(f"slide must not be empty, got 0 bytes in {name!r}; copy it again")
+    own = [n for n in WITH_LOOK if Path(name).suffix.lower() in READERS.entry(n).suffixes]
+    if look.channels and own:
+        return _load(own[0], name, slide_mpp, checked=False, look=look)
     if look.channels:
         from thinsection.slide.channels import ChannelSlide  # parses TIFFs: slow to import
 
@@ -123,6 +129,10 @@ def _open_file(name: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Sli
 def _open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
     """Our own parser sees the file first: what it finds sound may be opened by C libraries."""
     answers: list[str] = []
+    if is_folder_slide(path):
+        slide = _try_others(path, slide_mpp, answers)
+        slide.choice = f"{slide.reader}: the folder's suffix"
+        return slide
     ours = _try(path, _FASTEST, slide_mpp, answers)
     plain = Path(path).suffix.lower() in _PLAIN and _try(path, "image", slide_mpp, answers)
     checked = bool(ours and ours.checked)
@@ -155,8 +165,9 @@ def _describes_itself(slide: Slide) -> bool:
 
 def _try_others(path: str, slide_mpp: Mpp | None, answers: list[str]) -> Slide:
     """By what is tried last; SlideOpenError with every answer."""
-    plain = Path(path).suffix.lower() in _PLAIN  # then it has been tried
-    for name in (*["image"] * (not plain), *(n for n in READERS.names() if n not in OURS)):
+    # where it is no file, or plain, that has been tried
+    more = Path(path).is_file() and Path(path).suffix.lower() not in _PLAIN
+    for name in (*["image"] * more, *(n for n in READERS.names() if n not in OURS)):
         if slide := _try(path, name, slide_mpp, answers):
             slide.reader = slide.reader or name
             return slide
@@ -181,12 +192,16 @@ def _try(
     return None
 
 
-def _load(name: str, path: str, slide_mpp: Mpp | None, *, checked: bool) -> Slide:
+def _load(
+    name: str, path: str, slide_mpp: Mpp | None, *, checked: bool, look: Look | None = None
+) -> Slide:
     """The slide by one reader, which another process tries first where nobody checked the file."""
     READERS.load(name)  # what is missing is said here, not by the child
     if name in NEVER_TRUSTED or not (checked or name in OWN_PARSERS or _is_checked(path)):
-        try_in_child(path, name, whole=_is_damaged(path))
-    return load_slide(name, path, slide_mpp)
+        picked = look.channels if look else ()
+        try_in_child(path, name, whole=_is_damaged(path), channels=picked)
+    more = {} if look is None else {"look": look}
+    return load_slide(name, path, slide_mpp, **more)
 
 
 def _is_damaged(path: str) -> bool:

@@ -7,6 +7,7 @@ of a folder are slides, what 'auto' tries, and every error that names them.
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from thinsection.errors import InvalidInputError, SlideOpenError, ThinsectionError
@@ -49,8 +50,24 @@ _OURS = (
     ),
 )
 OURS = tuple(entry.name for entry in _OURS)
+# tried by 'auto' where the suffix is one of theirs, after OURS
+_BY_SUFFIX = (
+    Entry(
+        name="zarr",
+        help="OME-Zarr 0.4 and 0.5: a folder of chunks.",
+        target="thinsection.slide.zarr_reader:ZarrSlide",
+        suffixes=(".zarr",),
+        needs=("zarr",),
+        extra="zarr",
+        folders=True,
+    ),
+)
+ALL = (*OURS, *(entry.name for entry in _BY_SUFFIX))
+WITH_LOOK = ("zarr",)  # which pick channels themselves, and are told which
 # a class or function called with the path and `slide_mpp`; SlideOpenError where a file is not its
-READERS: Registry[Callable[..., Slide]] = Registry("reader", "thinsection.readers", _OURS)
+READERS: Registry[Callable[..., Slide]] = Registry(
+    "reader", "thinsection.readers", _OURS + _BY_SUFFIX
+)
 UNKNOWN = "openslide: not a format that it knows"
 # parsed by our own code, which checks sizes before a C library sees the file
 OWN_PARSERS = ("tiff", "image")
@@ -65,6 +82,16 @@ def reader_choices() -> tuple[str, ...]:
 def slide_suffixes() -> tuple[str, ...]:
     """Suffixes of the files that some reader says it opens, sorted, lower case, with the dot."""
     return tuple(sorted({suffix for entry in READERS for suffix in entry.suffixes}))
+
+
+def folder_suffixes() -> tuple[str, ...]:
+    """Suffixes of the folders that are slides."""
+    return tuple(suffix for entry in READERS if entry.folders for suffix in entry.suffixes)
+
+
+def is_folder_slide(path: str | Path) -> bool:
+    """Whether a folder is a slide by its name."""
+    return Path(path).is_dir() and Path(path).suffix.lower() in folder_suffixes()
 
 
 @dataclass(frozen=True, slots=True)

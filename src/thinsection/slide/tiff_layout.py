@@ -14,9 +14,10 @@ import tifffile
 
 from thinsection.errors import SlideOpenError, ThinsectionError
 from thinsection.slide.geometry import positive_number
+from thinsection.slide.segments import MAX_SEGMENT_BYTES
 from thinsection.slide.tiff_channels import Channels, find_channels, refusal
 from thinsection.slide.tiff_codecs import BYTES, KNOWN, SEPARATE
-from thinsection.types import MIB, Level, Mpp, Size
+from thinsection.types import Level, Mpp, Size
 
 _ASPECT_TOLERANCE = 0.02
 _RESOLUTION_TAGS = ("ResolutionUnit", "XResolution", "YResolution")
@@ -29,8 +30,6 @@ _UM_PER_OME_UNIT = {"m": 1e6, "dm": 1e5, "cm": 1e4, "mm": 1e3, "nm": 1e-3, "pm":
 _UM_PER_OME_UNIT |= {"\u00b5m": 1.0, "\u03bcm": 1.0, "um": 1.0, "in": 25_400.0, "\u212b": 1e-4}
 _YCBCR = 6  # photometric interpretation
 _ICC = 34675  # tag of the colour profile
-# a strip or tile must fit a budget that the user never sees; larger ones are refused
-MAX_SEGMENT_BYTES = 128 * MIB
 # tags that are one plain number: width, height, compression, photometric interpretation, samples,
 # rows of a strip, planes, predictor, tile; bits are one of each sample
 _NUMBERS, _BITS, _INTEGERS = (256, 257, 259, 262, 277, 278, 284, 317, 322, 323), 258, (3, 4, 16)

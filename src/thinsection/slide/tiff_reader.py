@@ -1,60 +1,41 @@
-"""The direct TIFF reader: the file's own segments (tiles or strips), decoded straight into place.
+"""The direct TIFF reader: the file's own tiles or strips, decoded straight into place."""
 
-A segment that a region cuts is kept while its other parts will be asked for.
-"""
-
-import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from thinsection.errors import SlideReadError
 from thinsection.files.sources import ByteSource, FileSource
 from thinsection.slide.base import GRAY, WHITE, Slide
-from thinsection.slide.geometry import ReadPlan, origins_lv
-from thinsection.slide.tiff_cache import SegmentCache
+from thinsection.slide.segments import Decoder, SegmentedSlide
 from thinsection.slide.tiff_codecs import JPEG, NOT_BY_TIFFFILE, RAW, REFUSALS, SEPARATE, fill_of
 from thinsection.slide.tiff_layout import TiffLayout, read_layout
-from thinsection.types import MIB, CoordsL0, Level, Mpp, RgbArray, TileArray
+from thinsection.types import MIB, Level, Mpp, RgbArray
 
-CACHE_BYTES = 64 * MIB  # of decoded segments that a region cut, per slide
 # segments that stand side by side in the file are read by one request: threads that decode meet
 # at every call of the system, because each gives the interpreter's lock away and waits for it
 MAX_READ_BYTES = MIB
 _MAX_GAP_BYTES = 512  # that writers leave between segments
-_TOGETHER_BYTES = 4 * MIB  # of decoded segments before regions are cut from them, or a larger one
 _BY_DCT = (2, 4, 8)  # for which libjpeg-turbo is quicker than for a whole segment
-_TILES_AT_ONCE = 1 << 16  # whose corners are looked at together
 _Target = tuple[int, RgbArray]  # a segment, and where it goes
-# along one axis: a segment, what is taken of it, where it goes, whether that is all of it
-_Cut = tuple[int, slice, slice, bool]
-_Piece = tuple[tuple[int, slice, slice], tuple[slice, slice]]  # of `out`, and of a segment
 
 
-class SegmentDecoder:
+class SegmentDecoder(Decoder):
     """Decodes segments of one level, whole: also what the file has beyond the image's border."""
 
     def __init__(self, level: Level, page: Any, source: ByteSource) -> None:
         assert level.segment is not None
-        self.size, self.segment, self._source, self._page = level.size, level.segment, source, page
-        self.columns, self.rows = (-(-px // edge) for px, edge in zip(self.size, self.segment))
+        super().__init__(level.size, level.segment, source.name)
+        self._source, self._page = source, page
         self._offsets, self._counts = tuple(page.dataoffsets), tuple(page.databytecounts)
         self.sparse, code = 0 in self._counts, int(page.compression)
         self._fill_segment = fill_of(page, self.segment)
         self._raw = code in RAW and self._fill_segment is not None and page.predictor == 1
         self._only_here = code in NOT_BY_TIFFFILE
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Of a segment."""
-        return (self.segment[1], self.segment[0], 3)
 
     def is_empty(self, index: int) -> bool:
         """Whether the file holds no bytes of a segment: nothing was scanned there, it is white."""
@@ -130,13 +111,6 @@ class SegmentDecoder:
         found = self._page.decode(bytes(data), index, jpegtables=self._page.jpegtables)
         return np.asarray(found[0][0])
 
-    def _error(self, index: int, why: str) -> SlideReadError:
-        row, column = divmod(index, self.columns)
-        place = f"column {column}, row {row} of a level of {self.size} px"
-        got = f"{why} at {place} in {Path(self._source.name).name!r}"
-        remedy = "the file is damaged or truncated"
-        return SlideReadError(f"segment must be decodable, got {got}; {remedy}")
-
 
 class _PlanarDecoder(SegmentDecoder):
     """Red, green and blue stand in segments of their own, one colour after the other.
@@ -192,7 +166,7 @@ class _CoarseSlide(Slide):
         self._slide._fill_from(self.decoder, [origin_lv], out[None])
 
 
-class TiffSlide(Slide):
+class TiffSlide(SegmentedSlide):
     """A tiled or striped TIFF, read segment by segment. Thread-safe.
 
     Its bytes come from `source` and its metadata from `handle`, by default from the local file; a
@@ -214,16 +188,14 @@ class TiffSlide(Slide):
         layout: TiffLayout | None = None,
     ) -> None:
         layout = layout or read_layout(path, slide_mpp, handle)
-        super().__init__(path, layout.levels, **layout.facts)
+        self._source = source or FileSource(path)
+        pages = zip(layout.levels, layout.pages)
+        decoders = [_decoder(*pair, self._source) for pair in pages]
+        super().__init__(path, layout.levels, decoders, **layout.facts)
         self._icc_profile = layout.icc_profile
         if any(page.samplesperpixel == 1 for page in layout.pages):
             self.notes = (GRAY,)
-        self._source = source or FileSource(path)
-        self._pages = layout.pages
-        pages = zip(layout.levels, layout.pages)
-        self._decoders = [_decoder(*pair, self._source) for pair in pages]
-        self.checked = layout.checked
-        self._cut = SegmentCache(CACHE_BYTES)
+        self._pages, self.checked = layout.pages, layout.checked
         self._others, self.associated_names = layout.associated, tuple(sorted(layout.associated))
 
     def icc_profile(self) -> bytes | None:
@@ -257,81 +229,7 @@ class TiffSlide(Slide):
                 found.append(replace(coarse.levels[0], index=index, downsample=down))
         return tuple(found)
 
-    def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
-        """Counts how often the tiles cut each segment.
-
-        Memory: 8 bytes for each segment of the level, for as long as the slide is open.
-        """
-        self._check(plan.level)
-        decoder, size = self._decoders[plan.level], np.array(plan.size_lv)
-        grid, edge = np.array((decoder.columns, decoder.rows)), np.array(decoder.segment)
-        changes = np.zeros(grid[::-1] + 1, dtype=np.int64)  # of the count, from place to place
-        for start in range(0, len(coords_l0), _TILES_AT_ONCE):
-            origins = origins_lv(coords_l0[start : start + _TILES_AT_ONCE], plan.downsample)
-            if plan.size_lv == decoder.segment and not (origins % edge).any():
-                continue  # decoded straight into place
-            x0, y0 = np.clip(origins // edge, 0, grid).T
-            x1, y1 = np.clip(-(-(origins + size) // edge), 0, grid).T
-            for x, y, change in ((x0, y0, 1), (x1, y0, -1), (x0, y1, -1), (x1, y1, 1)):
-                np.add.at(changes, (y, x), change)
-        if changes.any():
-            counts = changes.cumsum(axis=0).cumsum(axis=1)[:-1, :-1]
-            self._cut.expect(decoder, counts.ravel())
-
-    def _fill_all(self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray) -> None:
-        decoder = self._decoders[level]
-        width, height = decoder.segment
-        aligned = out.shape[1:3] == (height, width)
-        if aligned and not any(x % width or y % height for x, y in origins_lv):
-            places = [y // height * decoder.columns + x // width for x, y in origins_lv]
-            decoder.decode(places, out)
-            return
-        self._fill_from(decoder, origins_lv, out)
-
-    def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
-        self._fill_from(self._decoders[level], [origin_lv], out[None])
-
-    def _fill_from(
-        self, decoder: SegmentDecoder, origins: Sequence[tuple[int, int]], out: TileArray
-    ) -> None:
-        """Fills regions from the segments that they touch, each of which is looked up once."""
-        columns, edges, size = decoder.columns, decoder.segment, decoder.size
-        sparse, (height, width) = decoder.sparse, out.shape[1:3]
-        pieces, whole = defaultdict[int, list[_Piece]](list), set[int]()
-        for place, (x, y) in enumerate(origins):
-            across = _cuts(x, width, edges[0], size[0])
-            for row, taken_y, to_y, all_y in _cuts(y, height, edges[1], size[1]):
-                for column, taken_x, to_x, all_x in across:
-                    index, target = row * columns + column, (place, to_y, to_x)
-                    if sparse and decoder.is_empty(index):
-                        out[target] = WHITE
-                        continue
-                    pieces[index].append((target, (taken_y, taken_x)))
-                    if all_y and all_x:
-                        whole.add(index)
-        indices, at_once = sorted(pieces), max(1, _TOGETHER_BYTES // math.prod(decoder.shape))
-        for start in range(0, len(indices), at_once):
-            together = indices[start : start + at_once]
-            uses = {index: 0 if index in whole else len(pieces[index]) for index in together}
-            with self._cut.taken(decoder, uses) as arrays:
-                for index, pixels in zip(together, arrays):
-                    for target, source in pieces[index]:
-                        out[target] = pixels[source]
-
     def close(self) -> None:
         """Closes the file; reads that other threads have begun end well."""
         super().close()
         self._source.close()
-
-
-@lru_cache(maxsize=1024)  # rows and columns of a grid come again and again
-def _cuts(start: int, length: int, edge: int, size: int) -> list[_Cut]:
-    """The segments of `edge` px that [start, start + length) touches along an axis of `size` px."""
-    found = []
-    for index in range(start // edge, -(-(start + length) // edge)):
-        left = index * edge
-        first, last = max(start, left), min(start + length, left + edge)
-        whole = last - first == min(edge, size - left)
-        taken, to = slice(first - left, last - left), slice(first - start, last - start)
-        found.append((index, taken, to, whole))
-    return found

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from thinsection.errors import StoreError
 from thinsection.files.sources import FileSource, FsspecSource, is_url
@@ -21,6 +21,7 @@ from thinsection.types import MIB
 How = Literal["times", "full", "samples"]
 _SAMPLE_BYTES = 16 * 1024
 _SAMPLES = 8
+_METADATA = ("zarr.json", ".zattrs", ".zarray", ".zgroup")  # of a folder of chunks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ def whole_sum(path: Path | str) -> str:
     Raises StoreError: they cannot be read.
     """
     digest = hashlib.sha256()
-    for one in (path, *_companions(path)):
+    for one in _files(path):
         try:
             with closing(_source(one)) as source:
                 size = _size(source, one)
@@ -98,7 +99,7 @@ def _times(path: Path | str) -> str:
     if is_url(str(path)):
         return ""
     with suppress(FileNotFoundError):
-        stamps = [one.stat().st_mtime_ns for one in (Path(path), *_companions(path))]
+        stamps = [one.stat().st_mtime_ns for one in map(Path, _files(path))]
         return hashlib.sha256(repr(stamps).encode()).hexdigest()[:24]
     return ""
 
@@ -125,28 +126,51 @@ def file_sum(path: Path) -> str:
 def fingerprint(path: Path | str) -> str:
     """Its size and a hash of 8 samples of 16 KiB spread over it, not its name nor time stamp.
 
-    Files
-    beside it that belong to it (`a/` for `a.mrxs`, other .dcm files) count by name and size.
-    StoreError where it cannot be read. Memory: one sample.
+    Files beside it that belong to it (`a/` for `a.mrxs`, other .dcm files) count by name and size.
+    Those of a folder do too; samples are of its metadata and of 8 files spread over it.
+    StoreError where it cannot be read. Memory: one sample, and 200 bytes per file of a folder.
     """
     digest = hashlib.sha256()
     try:
-        with closing(_source(path)) as source:
-            size = _size(source, path)
-            digest.update(str(size).encode())
-            for index in range(_SAMPLES):
-                start = max(0, (size - _SAMPLE_BYTES) * index // (_SAMPLES - 1))
-                digest.update(source.read_at(start, min(_SAMPLE_BYTES, size - start)))
-        for companion in _companions(path):
-            digest.update(f"{companion.name}:{companion.stat().st_size}".encode())
+        files = _files(path)
+        folder = not is_url(str(path)) and Path(path).is_dir()
+        for one in _spread(files) if folder else [path]:
+            _add_samples(digest, one, 1 if folder else _SAMPLES)
+        for other in map(Path, files if folder else files[1:]):
+            name = str(other.relative_to(path)) if folder else other.name
+            digest.update(f"{name}:{other.stat().st_size}".encode())
     except OSError as error:  # SlideOpenError and SlideReadError are
         raise _unreadable(path, error) from None
     return digest.hexdigest()[:24]
 
 
+def _add_samples(digest: Any, path: Path | str, count: int) -> None:
+    with closing(_source(path)) as source:
+        size = _size(source, path)
+        digest.update(str(size).encode())
+        for index in range(count):
+            start = max(0, (size - _SAMPLE_BYTES) * index // max(1, count - 1))
+            digest.update(source.read_at(start, min(_SAMPLE_BYTES, size - start)))
+
+
+def _spread(files: list[Path | str]) -> list[Path | str]:
+    """Of a folder's files those whose bytes are looked at: metadata, and some of the others."""
+    told = [one for one in files if Path(one).name in _METADATA]
+    rest = [one for one in files if Path(one).name not in _METADATA]
+    places = {index * (len(rest) - 1) // (_SAMPLES - 1) for index in range(_SAMPLES)}
+    return [*told, *(rest[place] for place in sorted(places) if rest)]
+
+
 def fingerprint_reads(size: int) -> tuple[int, int]:
     """(bytes, requests) that the fingerprint of a file of so many bytes takes."""
     return _SAMPLES * min(_SAMPLE_BYTES, size), _SAMPLES
+
+
+def _files(slide: Path | str) -> list[Path | str]:
+    """Every file of a slide: itself and its companions, or those of its folder."""
+    if not is_url(str(slide)) and Path(slide).is_dir():
+        return sorted(path for path in Path(slide).rglob("*") if path.is_file())
+    return [slide, *_companions(slide)]
 
 
 def _companions(slide: Path | str) -> list[Path]:

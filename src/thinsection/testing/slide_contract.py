@@ -3,10 +3,12 @@
     class TestMyReader(SlideContract):
         reader = "mine"
 
-The suite writes small pyramids of many kinds, and opens each with `open_slide(reader=...)`.
+The suite writes small pyramids of many kinds, and opens each with `open_slide(reader=...)`. They
+are TIFFs unless the subclass has a `name`, `write`, `damage` and `cut` of its own.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -61,6 +63,7 @@ class SlideContract:
     """
 
     reader: ClassVar[str]  # name for `open_slide`
+    name: ClassVar[str] = "a.tif"  # of the file or folder that `write` makes
     kinds: ClassVar[dict[str, PyramidKind]] = KINDS  # what it must read, by name
     usual: ClassVar[PyramidKind] = KINDS["jpeg-420"]  # for the tests that need only one
     whole_px: ClassVar[bool] = True
@@ -76,22 +79,38 @@ class SlideContract:
         """The slide, by this reader."""
         return open_slide(path, reader=self.reader)
 
+    def write(self, path: Path, size: Size, kind: PyramidKind) -> list[RgbArray]:
+        """Writes a slide whose px are `position_pixels` of each level, and returns the levels."""
+        return write_pyramid(path, size, kind)
+
+    def damage(self, path: Path) -> None:
+        """Spoils the last level-0 tile or strip of a slide of the usual kind."""
+        with tifffile.TiffFile(path) as tiff:
+            offset, count = tiff.pages[0].dataoffsets[-1], tiff.pages[0].databytecounts[-1]
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(bytes(count))
+
+    def cut(self, path: Path) -> None:
+        """Leaves three quarters of a slide of one level."""
+        os.truncate(path, path.stat().st_size * 3 // 4)
+
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
         """Of a file to be written."""
-        return tmp_path / "a.tif"
+        return tmp_path / self.name
 
     @pytest.fixture
     def slide(self, path: Path) -> Iterator[Slide]:
         """A slide of the usual kind, open."""
-        write_pyramid(path, SIZE, self.usual)
+        self.write(path, SIZE, self.usual)
         with self.open(path) as slide:
             yield slide
 
     @pytest.fixture
     def any_slide(self, path: Path, kind: PyramidKind) -> Iterator[Written]:
         """A slide of each kind in turn, open, and the levels that were written."""
-        levels = write_pyramid(path, SIZE, kind)
+        levels = self.write(path, SIZE, kind)
         with self.open(path) as slide:
             yield slide, levels
 
@@ -100,12 +119,8 @@ class SlideContract:
         """A slide whose last level-0 tile or strip holds zeros, open."""
         if not self.reports_damage:
             pytest.skip(f"reader {self.reader!r} does not see damage")
-        write_pyramid(path, SIZE, self.usual)
-        with tifffile.TiffFile(path) as tiff:
-            offset, count = tiff.pages[0].dataoffsets[-1], tiff.pages[0].databytecounts[-1]
-        with path.open("r+b") as file:
-            file.seek(offset)
-            file.write(bytes(count))
+        self.write(path, SIZE, self.usual)
+        self.damage(path)
         with self.open(path) as slide:
             yield slide
 
@@ -143,7 +158,7 @@ class SlideContract:
     def test_levels_of_no_whole_fraction_are_addressed_by_rounding(self, path: Path) -> None:
         if len(self.usual.downsamples) == 1:
             pytest.skip(f"reader {self.reader!r} reads files of one level")
-        write_pyramid(path, ODD_SIZE, KINDS["lzw"])
+        self.write(path, ODD_SIZE, replace(self.usual, compression="lzw"))
         with self.open(path) as slide:
             down = slide.levels[1].downsample
             assert down != round(down)
@@ -224,9 +239,9 @@ class SlideContract:
             assert all(answers)
 
     def test_a_cut_file_gives_an_error_that_names_the_slide(self, path: Path) -> None:
-        write_pyramid(path, SIZE, replace(self.usual, downsamples=(1,)))
-        os.truncate(path, path.stat().st_size * 3 // 4)
-        refused = pytest.raises((SlideOpenError, SlideReadError), match=r"a\.tif")
+        self.write(path, SIZE, replace(self.usual, downsamples=(1,)))
+        self.cut(path)
+        refused = pytest.raises((SlideOpenError, SlideReadError), match=re.escape(self.name))
         with refused, self.open(path) as slide:
             slide.read_region((400, 300), 0, (200, 136))
 
@@ -237,7 +252,7 @@ class SlideContract:
         def read(index: int) -> bool:
             if index % 4:
                 return np.array_equal(damaged.read_region((0, 0), 0, (200, 200)), good)
-            with pytest.raises(SlideReadError, match=r"a\.tif"):
+            with pytest.raises(SlideReadError, match=re.escape(self.name)):
                 damaged.read_region((520, 400), 0, (80, 36))
             return True
 

@@ -1,0 +1,239 @@
+"""OME-Zarr 0.4 and 0.5: a folder of chunks, local or by URL, read chunk by chunk.
+
+Source: https://ngff.openmicroscopy.org/0.5/ (`multiscales`, `omero`, `bioformats2raw.layout`).
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import zarr
+
+from thinsection.errors import ChannelsError, SlideOpenError
+from thinsection.files.sources import is_url
+from thinsection.slide.base import GRAY
+from thinsection.slide.channels import ScaledDecoder, Values, scale_channels
+from thinsection.slide.geometry import positive_number
+from thinsection.slide.look import MOST, Look
+from thinsection.slide.segments import MAX_SEGMENT_BYTES, Decoder, SegmentedSlide
+from thinsection.slide.tiff_channels import Channels, refusal
+from thinsection.types import Level, Mpp, RgbArray
+
+_VERSIONS = ("0.4", "0.5")
+_UM_PER_UNIT = {"meter": 1e6, "decimeter": 1e5, "centimeter": 1e4, "millimeter": 1e3}
+_UM_PER_UNIT |= {"micrometer": 1.0, "nanometer": 1e-3, "angstrom": 1e-4, "picometer": 1e-6}
+_UM_PER_UNIT |= {"inch": 25_400.0}
+_RGB_COLOURS = ["FF0000", "00FF00", "0000FF"]
+_MAX_ASPECT = 1.1  # by which a level may differ from level 0 in its shape; tiny ones are rounded
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Planes:
+    """Where x, y and channels lie in an array of one level."""
+
+    array: Any  # zarr's
+    axes: str  # a letter for each axis
+
+    def length(self, axis: str) -> int:
+        """Of an axis; 1 where there is none."""
+        return int(self.array.shape[self.axes.index(axis)]) if axis in self.axes else 1
+
+    def chunk(self, axis: str) -> int:
+        """Length of a chunk along an axis."""
+        return int(self.array.chunks[self.axes.index(axis)])
+
+    def read(self, index: int, columns: int, channels: slice) -> np.ndarray:
+        """The chunk of a place in the grid, (h, w, channels); less at the right and lower border.
+
+        Memory: the chunks of all these channels.
+        """
+        (row, column), taken = divmod(index, columns), {"c": channels}
+        for axis, place in (("y", row), ("x", column)):
+            edge = self.chunk(axis)
+            taken[axis] = slice(place * edge, (place + 1) * edge)
+        found = np.asarray(self.array[tuple(taken.get(axis, 0) for axis in self.axes)])
+        kept = [axis for axis in self.axes if axis in taken]
+        if "c" not in kept:
+            found, kept = found[..., None], [*kept, "c"]
+        return found.transpose([kept.index(axis) for axis in "yxc"])
+
+
+class _RgbDecoder(Decoder):
+    """Chunks of 8 bits: of red, green and blue, or of grey. Memory: as of `_Planes.read`."""
+
+    def __init__(self, level: Level, planes: _Planes, name: str) -> None:
+        assert level.segment is not None
+        super().__init__(level.size, level.segment, name)
+        self._planes = planes
+
+    def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
+        """See `Decoder.decode`."""
+        for index, out in zip(indices, outs):
+            try:
+                found = self._planes.read(index, self.columns, slice(None))
+            except MemoryError:
+                raise
+            except Exception as error:  # whatever a codec makes of damage
+                raise self._error(index, repr(error)) from error
+            out[: found.shape[0], : found.shape[1]] = found
+
+
+class _ChannelDecoder(ScaledDecoder):
+    """Chunks of the channels that were picked."""
+
+    def __init__(self, level: Level, planes: _Planes, name: str, chosen: Sequence[int]) -> None:
+        assert level.segment is not None
+        super().__init__(level.size, level.segment, name)
+        self._planes, self._chosen = planes, chosen
+
+    def _stored(self, n: int, index: int) -> Values:
+        channel = self._chosen[n]
+        try:
+            found = self._planes.read(index, self.columns, slice(channel, channel + 1))
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise self._error(index, repr(error)) from error
+        return np.asarray(found[..., 0], dtype=np.float32)
+
+
+class ZarrSlide(SegmentedSlide):
+    """An OME-Zarr image, of a folder or a URL. Thread-safe.
+
+    Memory: `segments.CACHE_BYTES`, and per reading thread the chunks of one place, stored and
+    decoded; a chunk over 128 MiB is refused.
+    """
+
+    reader = "zarr"
+
+    def __init__(
+        self, path: str, *, slide_mpp: Mpp | None = None, look: Look | None = None
+    ) -> None:
+        group, said = _image(path)
+        scales = said["multiscales"][0]
+        axes = "".join(str(axis["name"]) for axis in scales["axes"])
+        datasets = scales["datasets"]
+        planes = [_planes(group, str(dataset["path"]), axes) for dataset in datasets]
+        levels = _levels(planes)
+        channels = _channels(said.get("omero") or {}, planes[0])
+        picked = look.channels if look else ()
+        if channels is not None and not picked:
+            raise refusal(channels, path)
+        if channels is None and picked:
+            what = "zarr: an RGB or gray picture of 8 bits has no channels to pick"
+            raise SlideOpenError(f"{what}; leave --channels out")
+        pairs, rendering = list(zip(levels, planes)), ""
+        decoders: list[Decoder]
+        if channels is None or look is None:
+            decoders = [_RgbDecoder(*pair, path) for pair in pairs]
+        else:
+            chosen = [channels.index(name) for name in picked]
+            scaled = [_ChannelDecoder(*pair, path, chosen) for pair in pairs]
+            names = [channels.names[channel] for channel in chosen]
+            rendering, decoders = scale_channels(levels, scaled, names, look), [*scaled]
+        mpp = slide_mpp or _mpp(scales["axes"], axes, (scales, datasets[0]))
+        properties = {"ome.Name": str(scales.get("name", "")), "ome.Axes": axes}
+        super().__init__(path, levels, decoders, slide_mpp=mpp, properties=properties)
+        self.rendering = rendering
+        if channels is None and planes[0].length("c") == 1:
+            self.notes = (GRAY,)
+
+
+def _image(path: str) -> tuple[Any, Mapping[str, Any]]:
+    """The group that holds the (first) image, and what it says of itself.
+
+    Raises SlideOpenError: it holds no image, or several.
+    """
+    options = {"read_only": True}
+    store = zarr.storage.FsspecStore.from_url(path, **options) if is_url(path) else path
+    try:
+        group = zarr.open_group(store, mode="r")
+    except FileNotFoundError:
+        raise SlideOpenError("zarr: not a folder of zarr, its metadata are missing") from None
+    said = dict(group.attrs)
+    said = said.get("ome", said)
+    if "plate" in said or "well" in said:
+        raise SlideOpenError("zarr: a plate of many images is no slide; name one of its images")
+    if "multiscales" not in said and "bioformats2raw.layout" in said:
+        group = group["0"]  # the first of its images: that of the slide
+        said = dict(group.attrs)
+        said = said.get("ome", said)
+    if "multiscales" not in said:
+        raise SlideOpenError("zarr: no OME-Zarr image, its metadata have no 'multiscales'")
+    version = said.get("version") or said["multiscales"][0].get("version")
+    if version not in _VERSIONS:
+        known = " or ".join(_VERSIONS)
+        raise SlideOpenError(f"zarr: OME-Zarr must be of version {known}, got {version!r}")
+    return group, said
+
+
+def _planes(group: Any, name: str, axes: str) -> _Planes:
+    """A level's array, whose axes and sizes are sound."""
+    planes = _Planes(array=group[name], axes=axes)
+    array = planes.array
+    if len(axes) != array.ndim or not {"x", "y"} <= set(axes) <= set("tczyx"):
+        what = f"{axes!r} for {array.ndim} of level {name!r}"
+        raise SlideOpenError(f"zarr: axes must be of t, c, z, y and x, got {what}")
+    if array.dtype.kind not in "uif" or min(array.shape) < 1:
+        got = f"{array.dtype} {array.shape} in level {name!r}"
+        raise SlideOpenError(f"zarr: px must be numbers, got {got}")
+    if (num_bytes := math.prod(array.chunks) * array.dtype.itemsize) > MAX_SEGMENT_BYTES:
+        got = f"{num_bytes >> 20} MiB in level {name!r}"
+        raise SlideOpenError(f"zarr: chunks must have <= 128 MiB, got {got}; chunk it anew")
+    if extra := [axis for axis in "zt" if planes.length(axis) > 1]:
+        got = ", ".join(f"{planes.length(axis)} along {axis.upper()}" for axis in extra)
+        raise ChannelsError(f"planes must differ by channel only, got {got}; split the file")
+    return planes
+
+
+def _levels(planes: Sequence[_Planes]) -> list[Level]:
+    """Finest first, each smaller than the one before and of the same shape."""
+    sizes = [(level.length("x"), level.length("y")) for level in planes]
+    same = all(level.length("c") == planes[0].length("c") for level in planes)
+    if not same or any(a <= b for a, b in pairwise(math.prod(size) for size in sizes)):
+        raise SlideOpenError(f"zarr: levels must shrink and keep their channels, got {sizes}")
+    levels = []
+    for index, (size, level) in enumerate(zip(sizes, planes)):
+        x, y = (whole / part for whole, part in zip(sizes[0], size))
+        # +- 1 px is rounding
+        if max(x, y) / min(x, y) > _MAX_ASPECT + 1 / min(size):
+            raise SlideOpenError(f"zarr: levels must be of one shape, got {sizes}")
+        segment = (min(level.chunk("x"), size[0]), min(level.chunk("y"), size[1]))
+        levels.append(Level(index=index, size=size, downsample=(x + y) / 2, segment=segment))
+    return levels
+
+
+def _channels(omero: Mapping[str, Any], planes: _Planes) -> Channels | None:
+    """The channels of what is no picture of 8 bits; None of RGB and of grey."""
+    count, dtype, told = planes.length("c"), planes.array.dtype, omero.get("channels") or []
+    colours = [str(channel.get("color", "")).upper() for channel in told]
+    painted = len(set(colours)) == len(colours) == MOST and colours != _RGB_COLOURS
+    if dtype == np.uint8 and (count == 1 or (count == MOST and not painted)):
+        return None
+    labels = [str(channel.get("label") or "") for channel in told] + [""] * count
+    names = tuple(name or f"channel {n}" for n, name in enumerate(labels[:count]))
+    return Channels(names=names, dtype=dtype, planes=())
+
+
+def _mpp(
+    described: Sequence[Mapping[str, Any]], axes: str, transforms: Iterable[Mapping[str, Any]]
+) -> Mpp | None:
+    """µm per px of level 0; None where a unit or a scale is missing."""
+    sides = []
+    for axis in "xy":
+        place = axes.index(axis)
+        found = _UM_PER_UNIT.get(str(described[place].get("unit")), 0.0)
+        scales = [
+            step["scale"][place]
+            for part in transforms
+            for step in part.get("coordinateTransformations") or ()
+            if step["type"] == "scale"
+        ]
+        side = positive_number(str(math.prod(scales) * found)) if scales else None
+        if side is None:
+            return None
+        sides.append(side)
+    return (sides[0], sides[1])
