@@ -65,17 +65,21 @@ def saturation(ns: ArrayNamespace, rgb: Array) -> Array:
 def stains_from_rgb(ns: ArrayNamespace, rgb: Array, stain: str) -> Array:
     """Amount of each of the three stains of one of `STAINS`, float64 (H, W, 3), >= 0.
 
-    A channel's share of log(1e-6) stands for its optical density; vectors are scikit-image's.
     Source: Ruifrok and Johnston 2001.
     """
+    densities, unmixing = stain_tables(stain)
+    amounts = ns.xp.asarray(densities)[rgb] @ ns.xp.asarray(unmixing)
+    return ns.xp.maximum(amounts, 0.0, out=amounts)
+
+
+def stain_tables(stain: str) -> tuple[Kernel, Kernel]:
+    """Density (share of log(1e-6)) of a channel's values, (256,); skimage's vectors, (3, 3)."""
     if stain not in STAINS:
         raise InvalidInputError(f"stain must be one of {', '.join(STAINS)}, got {stain!r}")
     from skimage import color
 
-    levels = ns.xp.maximum(ns.xp.arange(256) / 255.0, _FLOOR)
-    log = (ns.xp.log(levels) / math.log(_FLOOR))[rgb]
-    amounts = log @ ns.xp.asarray(getattr(color, stain))
-    return ns.xp.maximum(amounts, 0.0, out=amounts)
+    levels = np.maximum(np.arange(256) / 255.0, _FLOOR)
+    return np.log(levels) / math.log(_FLOOR), np.asarray(getattr(color, stain))
 
 
 def gaussian_kernel(sigma_px: float, *, order: int = 0) -> Kernel:

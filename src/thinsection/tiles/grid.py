@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,7 @@ from thinsection.registry import Entry, Registry
 from thinsection.slide import Slide
 from thinsection.slide.geometry import ReadPlan, nominal_mpp, plan_read, positive_number
 from thinsection.slide.resize import Resample
+from thinsection.tiles.measures import MEASURES, rule_filter
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size, TileArray
 from thinsection.units import format_mpp
 
@@ -64,11 +66,11 @@ FILTERS: Registry[TileFilter] = Registry("tile filter", "thinsection.tile_filter
 
 
 def load_filters(names: Sequence[str]) -> tuple[TileFilter, ...]:
-    """The pixel filters of these names, in order; 'tissue' and rules on columns are skipped."""
-    for name in filter(is_rule, names):
-        parse_rule(name)  # a word that is none is said before any work
+    """The pixel filters of these names, rules on px last; 'tissue' and other rules are skipped."""
+    rules = [parse_rule(name) for name in filter(is_rule, names)]  # said before any work
+    of_px = (partial(rule_filter, rule) for rule in rules if rule.column in MEASURES)
     own = (name for name in names if name != MASK_FILTER and not is_rule(name))
-    return tuple(FILTERS.load(name) for name in own)
+    return (*(FILTERS.load(name) for name in own), *of_px)
 
 
 def is_rule(name: str) -> bool:
@@ -77,14 +79,16 @@ def is_rule(name: str) -> bool:
 
 
 def kept_by_rules(table: "TileTable", names: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which tiles, (N,), all rules among the filters hold for.
+    """Which tiles, (N,), all rules on columns of the table hold for.
 
     Raises ConfigError: a rule on a column that the table has not.
     """
     keep = np.ones(len(table), dtype=np.bool_)
     for rule in map(parse_rule, filter(is_rule, names)):
+        if rule.column in MEASURES:  # a pixel filter
+            continue
         if rule.column not in table.columns:
-            hint = nearest(rule.column, table.columns)
+            hint = nearest(rule.column, (*table.columns, *MEASURES))
             raise ConfigError(f"tile_filter must name a column, got {rule.column!r}{hint}")
         keep &= rule.holds(table.columns[rule.column])
     return keep

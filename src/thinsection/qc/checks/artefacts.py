@@ -80,7 +80,8 @@ class Focus(QcCheck):
                 lowest[r, c] = math.inf
                 at = tuple(slice(n * _SQUARE_BLOCKS, (n + 1) * _SQUARE_BLOCKS) for n in (r, c))
                 if bool(inside[at].any()):
-                    found = self._ratios(ns, ns.upload(read(*part), reason="square"))
+                    square = ns.upload(read(*part), reason="square")
+                    found = detail_ratios(ns, square, self.block_px, self.floor)
                     values[at], known[at] = found, inside[at]
                     lowest[r, c] = float(xp.median(found[inside[at]]))
             measured = values[known > 0]
@@ -91,11 +92,16 @@ class Focus(QcCheck):
         total, weight = (filters.gaussian(ns, a, _SQUARE_BLOCKS / 3) for a in (values, known))
         return xp.where(known > 0, values, total / xp.maximum(weight, 1e-6))
 
-    def _ratios(self, ns: ArrayNamespace, rgb: Array) -> Array:
-        gray = filters.gray32_from_rgb(ns, rgb)
-        once, twice = (filters.gaussian(ns, gray, sigma) for sigma in (1.0, 2.0))
-        fine = filters.block_means(ns, abs(gray - once), self.block_px)
-        return fine / (filters.block_means(ns, abs(once - twice), self.block_px) + self.floor)
+
+def detail_ratios(ns: ArrayNamespace, rgb: Array, block_px: int, floor: float) -> Array:
+    """Amplitude of the finest band of detail over that of the next, per block of uint8 (H, W, 3).
+
+    See `Focus` for `floor`: sharp tissue at 0.5 µm/px has about 0.4 to 0.9, blurred tissue < 0.27.
+    """
+    gray = filters.gray32_from_rgb(ns, rgb)
+    once, twice = (filters.gaussian(ns, gray, sigma) for sigma in (1.0, 2.0))
+    fine = filters.block_means(ns, abs(gray - once), block_px)
+    return fine / (filters.block_means(ns, abs(once - twice), block_px) + floor)
 
 
 def _empty(view: QcView) -> Array:
