@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from tests.support.zarr_slides import ZarrKind, write_ome
 
-from thinsection.errors import ChannelsError, ConfigError, SlideOpenError, SlideReadError
+from thinsection.errors import (
+    ChannelsError,
+    ConfigError,
+    SlideOpenError,
+    SlideReadError,
+    StoreError,
+)
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import load_cohort
 from thinsection.slide.look import Look
@@ -241,6 +247,19 @@ def test_the_fingerprint_sees_metadata_names_sizes_and_chunks(tmp_path: Path) ->
         changed.write_bytes(data)
     chunks[3].unlink()
     assert fingerprint(path) != known
+
+
+def test_by_url_its_px_and_its_identity_are_those_of_the_folder(tmp_path: Path) -> None:
+    path, url = tmp_path / "a.zarr", f"file://{tmp_path}/a.zarr"
+    write_ome(path, [position_pixels(SIZE)], USUAL)
+    assert [entry.slide_id for entry in load_cohort([url])] == ["a"]
+    with open_slide(url) as slide, open_slide(path) as local:
+        assert slide.reader == "zarr"
+        found = slide.read_region((30, 40), 0, (500, 300))
+        np.testing.assert_array_equal(found, local.read_region((30, 40), 0, (500, 300)))
+    assert (fingerprint(url), whole_sum(url)) == (fingerprint(path), whole_sum(path))
+    with pytest.raises(StoreError, match="must be listed by its server"):
+        fingerprint(f"file://{tmp_path}/b.zarr")
 
 
 def test_a_chunk_of_which_its_head_lies_is_an_error_of_its_region(tmp_path: Path) -> None:

@@ -69,7 +69,8 @@ def open_slide(
     and a few probe regions of each level, and keeps the faster one if it agrees (level 0 to the
     bit; lower levels to OpenSlide's interpolation). `slide.choice` says which it took and why.
     By URL a TIFF is streamed by range requests, its segments as tiles need them, so that of a
-    pyramid only the levels which a run reads are fetched; other files are staged while in use.
+    pyramid only the levels which a run reads are fetched; so are the chunks of a folder by URL.
+    Other files are staged while in use.
 
     Args:
         path: file, or a URL that fsspec knows.
@@ -92,7 +93,9 @@ def open_slide(
         hint = nearest(reader, reader_choices())
         raise ConfigError(f"reader must be a known name, got {reader!r}{hint}")
     look = look or Look()
-    slide = (_open_url if is_url(name) else _open_file)(name, reader, slide_mpp, look)
+    slide = (_open_url if is_url(name) and not is_folder_slide(name) else _open_file)(
+        name, reader, slide_mpp, look
+    )
     if look.icc:
         slide = with_profile(slide)
     if slide_mpp is None:
@@ -130,9 +133,9 @@ def _open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
     """Our own parser sees the file first: what it finds sound may be opened by C libraries."""
     answers: list[str] = []
     if is_folder_slide(path):
-        slide = _try_others(path, slide_mpp, answers)
-        slide.choice = f"{slide.reader}: the folder's suffix"
-        return slide
+        folder = _try_others(path, slide_mpp, answers)
+        folder.choice = f"{folder.reader}: the folder's suffix"
+        return folder
     ours = _try(path, _FASTEST, slide_mpp, answers)
     plain = Path(path).suffix.lower() in _PLAIN and _try(path, "image", slide_mpp, answers)
     checked = bool(ours and ours.checked)

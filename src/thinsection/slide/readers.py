@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.errors import InvalidInputError, SlideOpenError, ThinsectionError
+from thinsection.files.sources import is_url
 from thinsection.registry import Entry, Registry
 from thinsection.slide.base import Slide
 from thinsection.types import Mpp
@@ -54,7 +55,7 @@ OURS = tuple(entry.name for entry in _OURS)
 _BY_SUFFIX = (
     Entry(
         name="zarr",
-        help="OME-Zarr 0.4 and 0.5: a folder of chunks.",
+        help="OME-Zarr 0.4 and 0.5: a folder of chunks, or its URL.",
         target="thinsection.slide.zarr_reader:ZarrSlide",
         suffixes=(".zarr",),
         needs=("zarr",),
@@ -84,14 +85,10 @@ def slide_suffixes() -> tuple[str, ...]:
     return tuple(sorted({suffix for entry in READERS for suffix in entry.suffixes}))
 
 
-def folder_suffixes() -> tuple[str, ...]:
-    """Suffixes of the folders that are slides."""
-    return tuple(suffix for entry in READERS if entry.folders for suffix in entry.suffixes)
-
-
 def is_folder_slide(path: str | Path) -> bool:
-    """Whether a folder is a slide by its name."""
-    return Path(path).is_dir() and Path(path).suffix.lower() in folder_suffixes()
+    """Whether a folder, or a URL, is by its name a slide of many files."""
+    found, suffix = is_url(str(path)) or Path(path).is_dir(), Path(path).suffix.lower()
+    return found and any(entry.folders and suffix in entry.suffixes for entry in READERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,13 @@ from thinsection.slide.base import GRAY
 from thinsection.slide.channels import ScaledDecoder, Values, scale_channels
 from thinsection.slide.geometry import positive_number
 from thinsection.slide.look import MOST, Look
-from thinsection.slide.segments import MAX_SEGMENT_BYTES, Decoder, SegmentedSlide
+from thinsection.slide.segments import MAX_SEGMENT_BYTES, SegmentedSlide
 from thinsection.slide.tiff_channels import Channels, refusal
 from thinsection.types import Level, Mpp, RgbArray
 
 _VERSIONS = ("0.4", "0.5")
 _UM_PER_UNIT = {"meter": 1e6, "decimeter": 1e5, "centimeter": 1e4, "millimeter": 1e3}
-_UM_PER_UNIT |= {"micrometer": 1.0, "nanometer": 1e-3, "angstrom": 1e-4, "picometer": 1e-6}
-_UM_PER_UNIT |= {"inch": 25_400.0}
+_UM_PER_UNIT |= {"micrometer": 1.0, "nanometer": 1e-3, "angstrom": 1e-4, "inch": 25_400.0}
 _RGB_COLOURS = ["FF0000", "00FF00", "0000FF"]
 _MAX_ASPECT = 1.1  # by which a level may differ from level 0 in its shape; tiny ones are rounded
 
@@ -61,42 +60,26 @@ class _Planes:
         return found.transpose([kept.index(axis) for axis in "yxc"])
 
 
-class _RgbDecoder(Decoder):
-    """Chunks of 8 bits: of red, green and blue, or of grey. Memory: as of `_Planes.read`."""
-
-    def __init__(self, level: Level, planes: _Planes, name: str) -> None:
-        assert level.segment is not None
-        super().__init__(level.size, level.segment, name)
-        self._planes = planes
-
-    def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
-        """See `Decoder.decode`."""
-        for index, out in zip(indices, outs):
-            try:
-                found = self._planes.read(index, self.columns, slice(None))
-            except MemoryError:
-                raise
-            except Exception as error:  # whatever a codec makes of damage
-                raise self._error(index, repr(error)) from error
-            out[: found.shape[0], : found.shape[1]] = found
-
-
-class _ChannelDecoder(ScaledDecoder):
-    """Chunks of the channels that were picked."""
+class _ChunkDecoder(ScaledDecoder):
+    """Chunks of RGB or grey, or of the channels that were picked. Memory: as of `_Planes.read`."""
 
     def __init__(self, level: Level, planes: _Planes, name: str, chosen: Sequence[int]) -> None:
         assert level.segment is not None
         super().__init__(level.size, level.segment, name)
         self._planes, self._chosen = planes, chosen
 
+    def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
+        """See `Decoder.decode`."""
+        if self._chosen:
+            super().decode(indices, outs)
+            return
+        for index, out in zip(indices, outs):
+            found = self._planes.read(index, self.columns, slice(None))
+            out[: found.shape[0], : found.shape[1]] = found
+
     def _stored(self, n: int, index: int) -> Values:
         channel = self._chosen[n]
-        try:
-            found = self._planes.read(index, self.columns, slice(channel, channel + 1))
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise self._error(index, repr(error)) from error
+        found = self._planes.read(index, self.columns, slice(channel, channel + 1))
         return np.asarray(found[..., 0], dtype=np.float32)
 
 
@@ -115,8 +98,7 @@ class ZarrSlide(SegmentedSlide):
         group, said = _image(path)
         scales = said["multiscales"][0]
         axes = "".join(str(axis["name"]) for axis in scales["axes"])
-        datasets = scales["datasets"]
-        planes = [_planes(group, str(dataset["path"]), axes) for dataset in datasets]
+        planes = [_planes(group, str(each["path"]), axes) for each in scales["datasets"]]
         levels = _levels(planes)
         channels = _channels(said.get("omero") or {}, planes[0])
         picked = look.channels if look else ()
@@ -125,16 +107,13 @@ class ZarrSlide(SegmentedSlide):
         if channels is None and picked:
             what = "zarr: an RGB or gray picture of 8 bits has no channels to pick"
             raise SlideOpenError(f"{what}; leave --channels out")
-        pairs, rendering = list(zip(levels, planes)), ""
-        decoders: list[Decoder]
-        if channels is None or look is None:
-            decoders = [_RgbDecoder(*pair, path) for pair in pairs]
-        else:
-            chosen = [channels.index(name) for name in picked]
-            scaled = [_ChannelDecoder(*pair, path, chosen) for pair in pairs]
+        chosen = [channels.index(name) for name in picked] if channels else []
+        decoders = [_ChunkDecoder(*pair, path, chosen) for pair in zip(levels, planes)]
+        rendering = ""
+        if channels and look:
             names = [channels.names[channel] for channel in chosen]
-            rendering, decoders = scale_channels(levels, scaled, names, look), [*scaled]
-        mpp = slide_mpp or _mpp(scales["axes"], axes, (scales, datasets[0]))
+            rendering = scale_channels(levels, decoders, names, look)
+        mpp = slide_mpp or _mpp(scales["axes"], axes, (scales, scales["datasets"][0]))
         properties = {"ome.Name": str(scales.get("name", "")), "ome.Axes": axes}
         super().__init__(path, levels, decoders, slide_mpp=mpp, properties=properties)
         self.rendering = rendering
@@ -147,20 +126,17 @@ def _image(path: str) -> tuple[Any, Mapping[str, Any]]:
 
     Raises SlideOpenError: it holds no image, or several.
     """
-    options = {"read_only": True}
-    store = zarr.storage.FsspecStore.from_url(path, **options) if is_url(path) else path
+    store = zarr.storage.FsspecStore.from_url(path, read_only=True) if is_url(path) else path
     try:
         group = zarr.open_group(store, mode="r")
     except FileNotFoundError:
         raise SlideOpenError("zarr: not a folder of zarr, its metadata are missing") from None
-    said = dict(group.attrs)
-    said = said.get("ome", said)
+    said = group.attrs.get("ome", group.attrs)
     if "plate" in said or "well" in said:
         raise SlideOpenError("zarr: a plate of many images is no slide; name one of its images")
     if "multiscales" not in said and "bioformats2raw.layout" in said:
         group = group["0"]  # the first of its images: that of the slide
-        said = dict(group.attrs)
-        said = said.get("ome", said)
+        said = group.attrs.get("ome", group.attrs)
     if "multiscales" not in said:
         raise SlideOpenError("zarr: no OME-Zarr image, its metadata have no 'multiscales'")
     version = said.get("version") or said["multiscales"][0].get("version")
@@ -172,8 +148,7 @@ def _image(path: str) -> tuple[Any, Mapping[str, Any]]:
 
 def _planes(group: Any, name: str, axes: str) -> _Planes:
     """A level's array, whose axes and sizes are sound."""
-    planes = _Planes(array=group[name], axes=axes)
-    array = planes.array
+    planes = _Planes(array=(array := group[name]), axes=axes)
     if len(axes) != array.ndim or not {"x", "y"} <= set(axes) <= set("tczyx"):
         what = f"{axes!r} for {array.ndim} of level {name!r}"
         raise SlideOpenError(f"zarr: axes must be of t, c, z, y and x, got {what}")
@@ -196,13 +171,12 @@ def _levels(planes: Sequence[_Planes]) -> list[Level]:
     if not same or any(a <= b for a, b in pairwise(math.prod(size) for size in sizes)):
         raise SlideOpenError(f"zarr: levels must shrink and keep their channels, got {sizes}")
     levels = []
-    for index, (size, level) in enumerate(zip(sizes, planes)):
+    for size, level in zip(sizes, planes):
         x, y = (whole / part for whole, part in zip(sizes[0], size))
-        # +- 1 px is rounding
         if max(x, y) / min(x, y) > _MAX_ASPECT + 1 / min(size):
             raise SlideOpenError(f"zarr: levels must be of one shape, got {sizes}")
         segment = (min(level.chunk("x"), size[0]), min(level.chunk("y"), size[1]))
-        levels.append(Level(index=index, size=size, downsample=(x + y) / 2, segment=segment))
+        levels.append(Level(index=len(levels), size=size, downsample=(x + y) / 2, segment=segment))
     return levels
 
 

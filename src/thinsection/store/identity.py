@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from thinsection.errors import StoreError
-from thinsection.files.sources import FileSource, FsspecSource, is_url
+from thinsection.files.sources import FileSource, FsspecSource, RemoteFolder, is_url
+from thinsection.slide.readers import is_folder_slide
 from thinsection.types import MIB
 
 How = Literal["times", "full", "samples"]
@@ -133,12 +134,14 @@ def fingerprint(path: Path | str) -> str:
     digest = hashlib.sha256()
     try:
         files = _files(path)
-        folder = not is_url(str(path)) and Path(path).is_dir()
-        for one in _spread(files) if folder else [path]:
-            _add_samples(digest, one, 1 if folder else _SAMPLES)
-        for other in map(Path, files if folder else files[1:]):
-            name = str(other.relative_to(path)) if folder else other.name
-            digest.update(f"{name}:{other.stat().st_size}".encode())
+        folder = _folder_sizes(path)
+        for one in [path] if folder is None else _spread(files):
+            _add_samples(digest, one, _SAMPLES if folder is None else 1)
+        beside = {one.name: one.stat().st_size for one in _companions(path)}
+        for name, size in (beside if folder is None else folder).items():
+            digest.update(f"{name}:{size}".encode())
+    except StoreError:  # says all
+        raise
     except OSError as error:  # SlideOpenError and SlideReadError are
         raise _unreadable(path, error) from None
     return digest.hexdigest()[:24]
@@ -168,9 +171,29 @@ def fingerprint_reads(size: int) -> tuple[int, int]:
 
 def _files(slide: Path | str) -> list[Path | str]:
     """Every file of a slide: itself and its companions, or those of its folder."""
-    if not is_url(str(slide)) and Path(slide).is_dir():
-        return sorted(path for path in Path(slide).rglob("*") if path.is_file())
-    return [slide, *_companions(slide)]
+    if (sizes := _folder_sizes(slide)) is None:
+        return [slide, *_companions(slide)]
+    return [f"{str(slide).rstrip('/')}/{name}" for name in sizes]
+
+
+def _folder_sizes(slide: Path | str) -> dict[str, int] | None:
+    """Bytes of the files of a slide that is a folder, by relative name; None of a file.
+
+    Raises StoreError: a URL whose files cannot be listed.
+    """
+    if not is_folder_slide(slide):
+        return None
+    if is_url(str(slide)):
+        try:
+            if not (found := RemoteFolder(str(slide)).sizes()):
+                raise FileNotFoundError("none")
+        except (OSError, TypeError) as error:  # TypeError: a server that tells no sizes
+            rule = f"files of a slide by URL must be listed by its server, got {error!r}"
+            raise StoreError(f"{rule} for {str(slide)!r}; copy it here, or use s3://") from None
+    else:
+        files = (path for path in Path(slide).rglob("*") if path.is_file())
+        found = {str(path.relative_to(slide)): path.stat().st_size for path in files}
+    return dict(sorted(found.items()))
 
 
 def _companions(slide: Path | str) -> list[Path]:
