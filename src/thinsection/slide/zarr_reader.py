@@ -170,7 +170,7 @@ def _levels(planes: Sequence[_Planes]) -> list[Level]:
     same = all(level.length("c") == planes[0].length("c") for level in planes)
     if not same or any(a <= b for a, b in pairwise(math.prod(size) for size in sizes)):
         raise SlideOpenError(f"zarr: levels must shrink and keep their channels, got {sizes}")
-    levels = []
+    levels: list[Level] = []
     for size, level in zip(sizes, planes):
         x, y = (whole / part for whole, part in zip(sizes[0], size))
         if max(x, y) / min(x, y) > _MAX_ASPECT + 1 / min(size):
