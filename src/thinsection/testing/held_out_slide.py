@@ -79,12 +79,12 @@ class _HeldOutScene(Scene):
         inside = np.asarray(whole, bool)[:height, :width]
         self.masks["tissue"] = inside
         palette = np.array(_PALETTES[self.stain], np.float32) / 255
-        spread = 0 if self.stain == "grey" else rng.normal(0, 0.03, palette.shape)
-        palette = np.clip(palette + spread + rng.normal(0, 0.03), 0.03, 0.97)
+        spread = 0 if self.stain == "grey" else rng.normal(0, self.some(0.01, 0.06), palette.shape)
+        palette = np.clip(palette + spread + rng.normal(0, 0.04), 0.03, 0.97)
         texture = self._cells(palette)
         repeats = height // len(texture) + 1, width // len(texture) + 1, 1
         light = np.tile(texture, repeats)[:height, :width]
-        thick = 1 + 0.25 * (self._waves(400) + 0.5 * self._waves(90))
+        thick = 1 + rng.uniform(0.1, 0.4) * (self._waves(400) + 0.5 * self._waves(90))
         light = light ** np.clip(thick, 0.3, 2)[..., None]
         self.light = np.where(inside[..., None], light, 1).astype(np.float32)
 
@@ -149,7 +149,7 @@ class _HeldOutScene(Scene):
         return np.asarray(large, np.float32)[: self.shape[0], : self.shape[1]] / 255
 
     def _fold(self) -> None:
-        rng, width = self.rng, self.rng.uniform(25, 160)
+        rng, width = self.rng, self.some(20, 220)
         path = self._spline(rng.uniform(300, 1500), in_tissue=True)
         taper = np.sin(np.linspace(0.25, np.pi - 0.25, len(path))) ** 0.4
         wobble = np.interp(
@@ -158,9 +158,9 @@ class _HeldOutScene(Scene):
             rng.uniform(0.8, 1.2, len(range(0, len(path), 12))),
         )
         band = self._splat(path, width / 2 * taper * wobble)
-        core = ndimage.gaussian_filter(band, rng.uniform(1.5, 5) / self.mpp)
+        core = ndimage.gaussian_filter(band, self.some(1.5, 9) / self.mpp)
         shifts = [tuple((rng.normal(0, 45, 2) / self.mpp).astype(int)) for _ in range(2)]
-        layer = np.roll(self.light, shifts[0], axis=(0, 1)) ** rng.uniform(0.7, 1.2)
+        layer = np.roll(self.light, shifts[0], axis=(0, 1)) ** rng.uniform(0.5, 1.3)
         if rng.random() < 0.35:  # three layers
             layer = layer * np.roll(self.light, shifts[1], axis=(0, 1)) ** rng.uniform(0.3, 1)
         soft = ndimage.gaussian_filter(layer, (rng.uniform(0, 2.5) / self.mpp,) * 2 + (0,))
@@ -185,7 +185,7 @@ class _HeldOutScene(Scene):
 
     def _bubble(self) -> None:
         """A lens: magnified inside, light lost where its surface is steep."""
-        rng, radius = self.rng, self.rng.uniform(90, 600) / self.mpp
+        rng, radius = self.rng, self.some(80, 800) / self.mpp
         y, x = np.mgrid[: self.shape[0], : self.shape[1]].astype(np.float32)
         row, column = self.centre(in_tissue=bool(rng.random() < 0.5))
         away = np.hypot(y - row, x - column) / radius
@@ -222,10 +222,10 @@ class _HeldOutScene(Scene):
             dry = self._splat(path + offset, np.full(len(path), rng.uniform(4, 12)))
             band = band * (1 - dry * rng.uniform(0, 0.9))
         band = ndimage.gaussian_filter(band, rng.choice((4.0, 12.0, 30.0)) / self.mpp)
-        color = np.array(_MARKERS[name]) / 255 * rng.uniform(0.75, 1.3)
+        color = np.array(_MARKERS[name]) / 255 * rng.uniform(0.65, 1.4)
         if name != "black":
             color = color + rng.normal(0, 0.04, 3)
-        deep = rng.uniform(0.8, 1.3) * (1 + 0.15 * self._waves(60))  # Beer's law in the ink
+        deep = rng.uniform(0.6, 1.5) * (1 + 0.15 * self._waves(60))  # Beer's law in the ink
         self.light = (
             self.light * np.clip(color, 0.02, 1).astype(np.float32) ** (band * deep)[..., None]
         )
@@ -282,7 +282,7 @@ class _HeldOutScene(Scene):
             columns = self.shape[1] // stripe + 1
             gains = (1 + rng.uniform(-0.06, 0.03, (columns, 3))).repeat(stripe, axis=0)
             light = light * gains[: self.shape[1]].astype(np.float32)
-        photons = rng.choice((300.0, 1500.0, 10_000.0))
+        photons = self.some(200, 10_000)
         noise = rng.standard_normal(light.shape, dtype=np.float32)
         light = light + noise * np.sqrt(np.clip(light, 0, 1) / photons).astype(np.float32)
         if self.stain == "grey":
