@@ -216,8 +216,9 @@ def test_a_running_task_that_is_cancelled_loses_no_slide(
     task = make_task(out, settings(), "tissue")
     report = task(
         job.attempt.entries, on_event=lambda event: None
-    )  # the dead task's lock is no obstacle
-    assert [r.status for r in report.results] == ["done"]
+    )  # the dead task's lock is no obstacle; it may have been killed after its last file
+    assert [r.status for r in report.results] in (["done"], ["skipped"])
+    assert (out / "slides" / "big" / "tissue.png").stat().st_size > 0
 
 
 @needs_slurm

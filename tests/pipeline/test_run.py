@@ -388,5 +388,6 @@ def test_no_pen_is_tiled_by_default(tmp_path: Path) -> None:
     pen, coords = drawn.masks["pen"], tiles.coords_l0
     shares = [pen[y : y + 64, x : x + 64].mean() for x, y in coords]
     assert pen.mean() > 0.01
-    assert max(shares) < 0.6  # the tile filter asks for half a tile of tissue
+    # the tile filter asks for half a tile of tissue; ink is looked for in px of 16 µm
+    assert max(shares) < 0.65 and np.mean(np.array(shares) > 0.5) < 0.02
     assert len(coords) > 100
