@@ -6,7 +6,7 @@ STAMP := $(VENV)/.setup-done
 SLIDE ?=
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 # what they depend on is several GB of CUDA packages, not needed on a CPU; openfold3 is for tests only
-NO_DEPS := cucim-cu12 lazy-loader triton openfold3
+NO_DEPS := cucim-cu12 lazy-loader triton openfold3 lavlab-shell
 
 .PHONY: demo test setup lint types bench-smoke fuzz gpu-proof faults clean
 

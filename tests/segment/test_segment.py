@@ -1,5 +1,6 @@
 """Networks over slides: windows leave no trace, entries of TOML, shares as columns and filters."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.run import run
 from thinsection.segment import Segmenter, load_segmenter, segment
 from thinsection.segment.channels import StainChannels
+from thinsection.slide import open_slide
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.testing.synthetic import ArraySlide, write_he_slide
 from thinsection.types import MaskFrame
@@ -199,3 +201,14 @@ def test_published_tissue_detectors_take_local_weights(tmp_path: Path, name: str
     loaded = load_segmenter(name, weights=tmp_path / "weights.pth")
     planes = np.random.default_rng(0).random((1, 3, 64, 64), dtype=np.float32)
     np.testing.assert_array_equal(loaded.network(planes), seeded.network(planes))
+
+
+@pytest.mark.skipif(find_spec("shell") is None, reason="needs pip install --no-deps lavlab-shell")
+def test_the_network_of_an_installed_wheel_names_the_tissue_of_a_slide(tmp_path: Path) -> None:
+    write_he_slide(tmp_path / "a.svs", (1600, 1200))
+    with open_slide(tmp_path / "a.svs") as slide:
+        found = segment(slide, load_segmenter("lavlab-shell"), labels_path=tmp_path / "labels.tif")
+    assert set(found.fractions) >= {"epithelium", "stroma"}
+    labels = tifffile.imread(tmp_path / "labels.tif")
+    assert labels.shape == found.size[::-1]
+    assert 0.1 < (labels > 0).mean() < 0.9  # the glass stays without a name
