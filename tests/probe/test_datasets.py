@@ -40,7 +40,7 @@ class ColourEncoder:
     """Mean colour as the embedding: knows which image it saw."""
 
     spec = SimpleNamespace(name="colour", pooling="cls", supports_tokens=True)
-    dim, precision, weights_hash = 3, "fp32", "0"
+    dim, precision, weights_hash, engine = 3, "fp32", "0", "stub 1.0"
 
     def encode(self, tiles: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(tiles.reshape(len(tiles), -1, 3).mean(axis=1).astype(np.float32))
