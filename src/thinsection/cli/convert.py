@@ -16,7 +16,6 @@ QUALITY = typer.Option(help="JPEG quality of what has to be encoded.")
 READER = typer.Option(help="Reader, as of `run`.")
 MPP = typer.Option(help="µm/px, where the slide does not say it.")
 CHECK = typer.Option("--check", help="Only list what may identify somebody; exit code 3 if any.")
-EXIT_SOME = 3
 OVERWRITE = typer.Option("--overwrite", help="Replace files that are there.")
 
 
@@ -76,7 +75,7 @@ def deid(
 
     if out is None and not check:
         raise InvalidInputError("out must be a folder, got none; pass --out DIR, or --check")
-    found = []
+    found: list[str] = []  # as slides are checked
 
     def one(slide: Path) -> str:
         if check or out is None:
@@ -85,19 +84,19 @@ def deid(
         told = deidentify(slide, target := out / slide.name, overwrite=overwrite)
         return "".join([str(target), *(f"\n  without {line}" for line in told)])
 
-    _each(slides, one)
-    if found:
-        raise typer.Exit(EXIT_SOME)
+    _each(slides, one, found)
 
 
-def _each(slides: Sequence[Path], one: Callable[[Path], str]) -> None:
-    """What was done for each slide; a bad one does not stop the others, exit code 3."""
-    console, failed = Console(stderr=True), 0
+def _each(slides: Sequence[Path], one: Callable[[Path], str], found: Sequence[str] = ()) -> None:
+    """Says what was done for each slide; exit code 3 if one failed, or was found to identify."""
+    console, failed = Console(stderr=True), False
     for slide in slides:
         try:
             print(f"{slide}: {one(slide)}")
         except (ThinsectionError, OSError) as error:
-            failed += 1
+            failed = True
             console.print(f"{slide}: {error}", style="bold red", markup=False, soft_wrap=True)
-    if failed:
-        raise typer.Exit(EXIT_SOME)
+    if failed or found:
+        from thinsection.pipeline.run import EXIT_SOME_FAILED
+
+        raise typer.Exit(EXIT_SOME_FAILED)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import psutil
 import torch
 
-from thinsection.encode.backbone import CONFIG_NAME, build_backbone, pretrained_backbone
+from thinsection.encode.backbone import CONFIG_NAME, Backbone, build_backbone, pretrained_backbone
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
 from thinsection.encode.engine import EngineChoice, why_torch
 from thinsection.encode.registry import (
@@ -43,7 +43,13 @@ from thinsection.units import format_bytes
 from thinsection.weights import hub
 from thinsection.weights.files import WEIGHTS_FILES, files_of
 from thinsection.weights.origin import Origin
-from thinsection.weights.placement import is_installed, optional_package, place, resolve_device
+from thinsection.weights.placement import (
+    Placement,
+    is_installed,
+    optional_package,
+    place,
+    resolve_device,
+)
 
 PREPROCESSOR_NAME = "preprocessor_config.json"
 _PIL_BICUBIC = 3  # transformers writes Pillow's enum
@@ -88,12 +94,8 @@ def load_encoder(
     if known and name not in declared_encoders():
         rule = f"engine must be auto or torch for {name!r}, which is another package's"
         require(engine != "openvino", rule, repr(engine))
-        where, fp = place(device, precision)
         options = {"weights": weights, "pretrained": pretrained, "seed": seed}
-        encoder: TileEncoder = ENCODERS.load(name)(device=where, precision=fp, **options)
-        got = f"{type(encoder).__name__}; subclass TileEncoder"
-        fits = isinstance(encoder, TileEncoder)
-        require(fits, f"entry point {name!r} must give a TileEncoder", got)
+        encoder = _of_entry_point(name, place(device, precision), options)
         encoder.origin = replace(origin, name=name)
         return encoder
     spec = find_spec(name)
@@ -108,16 +110,30 @@ def load_encoder(
             random = replace(origin, files=() if fixed else None)
             return NetworkTileEncoder(spec, build_backbone(spec, seed=seed), placement, random)
         source = local if weights is None else weights
-        given = None if source is None else hub.find_weights(source, files=spec.weights_files)
-        backbone, path = pretrained_backbone(spec, given, allow_remote_code=allow_remote_code)
-        commit = spec.revision if path is None else None if given else hub.commit_of(path)
-        moves = name.startswith(HUB_PREFIX) and str(commit) not in name
-        pinned = given or (spec.revision == commit and not moves)
-        files = files_of(path) if path and pinned else None
-        found = replace(origin, revision=commit, files=files)
-        return NetworkTileEncoder(spec, backbone, placement, found)
+        backbone, read = _pretrained(spec, name, source, allow_remote_code=allow_remote_code)
+        return NetworkTileEncoder(spec, backbone, placement, replace(origin, **read))
 
     return _on_engine(on_torch, engine, is_random=not pretrained)
+
+
+def _pretrained(
+    spec: EncoderSpec, name: str, source: str | Path | None, *, allow_remote_code: bool
+) -> tuple[Backbone, dict[str, Any]]:
+    """The network with its weights; their commit, and their files where these alone decide."""
+    given = None if source is None else hub.find_weights(source, files=spec.weights_files)
+    backbone, path = pretrained_backbone(spec, given, allow_remote_code=allow_remote_code)
+    commit = spec.revision if path is None else None if given else hub.commit_of(path)
+    moves = name.startswith(HUB_PREFIX) and str(commit) not in name
+    pinned = given or (spec.revision == commit and not moves)
+    return backbone, {"revision": commit, "files": files_of(path) if path and pinned else None}
+
+
+def _of_entry_point(name: str, placement: Placement, options: Mapping[str, Any]) -> TileEncoder:
+    """The encoder of another package."""
+    encoder = ENCODERS.load(name)(**placement._asdict(), **options)
+    got, rule = type(encoder).__name__, f"entry point {name!r} must give a TileEncoder"
+    require(isinstance(encoder, TileEncoder), rule, f"{got}; subclass TileEncoder")
+    return cast(TileEncoder, encoder)
 
 
 def _on_engine(

@@ -61,22 +61,20 @@ class PeerSlide:
     @property
     def size(self) -> tuple[int, int]:
         """Px of level 0. Raises InvalidInputError: nobody knows them."""
-        width, height = self.facts.get("width"), self.facts.get("height")
-        if not width or not height:
-            raise InvalidInputError(
-                f"size of {self.slide_id!r} is missing; import it with --slides"
-            )
+        width, height = self._known("size", ("width", "height"), "import it with --slides")
         return int(width), int(height)
 
     @property
     def mpp(self) -> tuple[float, float]:
         """µm/px. Raises InvalidInputError: nobody knows it."""
-        x, y = self.facts.get("mpp_x"), self.facts.get("mpp_y")
-        if not x or not y:
-            raise InvalidInputError(
-                f"slide_mpp is missing in {self.slide_id!r}; give it to the run"
-            )
+        x, y = self._known("slide_mpp", ("mpp_x", "mpp_y"), "give it to the run")
         return float(x), float(y)
+
+    def _known(self, what: str, names: Sequence[str], remedy: str) -> list[Any]:
+        found = [self.facts.get(name) for name in names]
+        if not all(found):
+            raise InvalidInputError(f"{what} is missing in {self.slide_id!r}; {remedy}")
+        return found
 
     def features(self) -> TilesFile:
         """Their embeddings. Memory: 4 N D bytes."""

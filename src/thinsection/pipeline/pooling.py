@@ -117,8 +117,7 @@ def aggregate_folder(
         ThinsectionError: bad settings, no files, or the cluster; a bad file is a failed result.
     """
     config = config or AggregateRunConfig()
-    if not folder.exists():
-        raise StoreError(f"folder must exist, got {str(folder)!r}")
+    require(folder.exists(), "folder must exist", repr(str(folder)), error=StoreError)
     SLIDE_ENCODERS.entry(config.pooling.slide_encoder)  # refuses a name before any worker starts
     folder, out = folder.absolute(), out and out.absolute()
     files = find_features(folder, out=out, wanted=config.pooling.features)
@@ -142,9 +141,8 @@ def aggregate_folder(
                 on_message=on_message,
             )
     except BaseException as error:
-        error.add_note(
-            f"{len(results)} of {len(files)} slides are done; run the same command again to go on"
-        )
+        done = f"{len(results)} of {len(files)} slides are done"
+        error.add_note(f"{done}; run the same command again to go on")
         raise
     ended = [results[file.path] for file in files]
     counts = {status: sum(r.status == status for r in ended) for status in ("done", "skipped")}

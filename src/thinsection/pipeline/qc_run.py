@@ -140,16 +140,21 @@ def check_slides(
     if "parquet" in work.write:
         write_qc_parquet(out / f"qc_{stage.name}.parquet", rows)
     if "histoqc" in work.write:
-        headers = {
-            "start_time": summary.record.name,
-            "pipeline": " ".join(f"{c.kind}:{c.name}" for c in pipeline.checks),
-            "outdir": str(out.resolve()),
-            "config_file": str(checks.from_histoqc or checks.pipeline),
-            "command_line_args": " ".join(sys.argv[1:]),
-        }
-        write_histoqc(out, rows, headers)
+        config_file = str(checks.from_histoqc or checks.pipeline)
+        write_histoqc(out, rows, _headers(out, summary.record.name, pipeline, config_file))
     return QcSummary(
         results=summary.results,
         failing=tuple(failing_rules(rows, checks.qc_fail)),
         page=out / f"qc_{stage.name}.html",
     )
+
+
+def _headers(out: Path, started: str, pipeline: Pipeline, config_file: str) -> dict[str, str]:
+    """What stands above HistoQC's table."""
+    return {
+        "start_time": started,
+        "pipeline": " ".join(f"{c.kind}:{c.name}" for c in pipeline.checks),
+        "outdir": str(out.resolve()),
+        "config_file": config_file,
+        "command_line_args": " ".join(sys.argv[1:]),
+    }

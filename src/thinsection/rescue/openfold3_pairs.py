@@ -77,16 +77,12 @@ def _atom_lddt(given: Any, options: FrameOptions) -> Tensor:
         marks.scatter_(-1, torch.where(named, index, lead[-1]), 1)
         columns = marks[..., :-1].bool().expand(lead) & resolved
         for at in product(*map(range, lead[:-1])):
-            rows, column = (each[at].nonzero()[:, 0] for each in (resolved, columns))
-            ends = (truth[at][column], truth[at][rows])
-            for row, rep in pairs_within(*ends, radius, budget_bytes=options.budget_bytes):
-                i, j = rows[row], column[rep]
-                square = (torch.sum((p[i] - p[j]) ** 2, -1) for p in (x[at], truth[at]))
-                d, d_true = (torch.sqrt(given.eps + each) for each in square)
-                near, error = (d_true < radius) & (i != j), (d_true - d).abs()
-                counts[at].index_add_(0, i, near.long())
+            atoms = resolved[at].nonzero()[:, 0], columns[at].nonzero()[:, 0]
+            for i, j, d_true in _near(truth[at], atoms, radius, given.eps, options):
+                error = (d_true - _distances(x[at], i, j, given.eps)).abs()
+                counts[at].index_add_(0, i, torch.ones_like(i))
                 for threshold in _THRESHOLDS:
-                    hits[at].index_add_(0, i, (near & (error < threshold)).long())
+                    hits[at].index_add_(0, i, (error < threshold).long())
     lddt: Tensor = 0.25 * hits.to(x.dtype) / (counts + given.eps)
     return lddt
 
@@ -118,9 +114,9 @@ def smooth_lddt_loss(given: Any, options: FrameOptions) -> Tensor:
         count = 0
         ends = kept[at].nonzero()[:, 0]
         for rows, radius in ((ends[nucleic[at][ends]], 30), (ends[~nucleic[at][ends]], 15)):
-            for i, j in _near(truth[at], (rows, ends), radius, given.eps, options):
+            for i, j, d_true in _near(truth[at], (rows, ends), radius, given.eps, options):
                 count += len(i)
-                part, rise = _smooth_sum(x[at], truth[at], i, j, given.eps)
+                part, rise = _smooth_sum(x[at], i, j, d_true, given.eps)
                 value += part
                 slope += rise
         pairs = len(ends) * (len(ends) - 1) + given.eps
@@ -131,25 +127,26 @@ def smooth_lddt_loss(given: Any, options: FrameOptions) -> Tensor:
 
 def _near(
     truth: Tensor, atoms: tuple[Tensor, Tensor], radius: float, eps: float, options: FrameOptions
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of pairs, one of each atoms, not the same, nearer than the radius."""
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Blocks of pairs, one of each atoms, not the same, nearer than the radius; their distances."""
     rows, ends = atoms
     budget = options.budget_bytes // 4  # a gradient keeps what is made of the pairs
     for row, end in pairs_within(truth[ends], truth[rows], radius, budget_bytes=budget):
         i, j = rows[row], ends[end]
-        near = (_distances(truth, i, j, eps) < radius) & (i != j)
-        yield i[near], j[near]
+        d_true = _distances(truth, i, j, eps)
+        near = (d_true < radius) & (i != j)
+        yield i[near], j[near], d_true[near]
 
 
 def _distances(x: Tensor, i: Tensor, j: Tensor, eps: float) -> Tensor:
     return torch.sqrt(eps + torch.sum((x[i] - x[j]) ** 2, -1))
 
 
-def _smooth_sum(x: Tensor, truth: Tensor, i: Tensor, j: Tensor, eps: float) -> tuple[Tensor, ...]:
+def _smooth_sum(x: Tensor, i: Tensor, j: Tensor, d_true: Tensor, eps: float) -> tuple[Tensor, ...]:
     """The sum of the smooth hits of pairs, and its gradient to x."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
-        error = (_distances(truth, i, j, eps) - _distances(leaf, i, j, eps)).abs()
+        error = (d_true - _distances(leaf, i, j, eps)).abs()
         hits = torch.stack([torch.sigmoid(threshold - error) for threshold in _THRESHOLDS])
         total = 0.25 * torch.sum(hits, dtype=torch.float64)
         return total.detach(), torch.autograd.grad(total, leaf)[0]
@@ -207,9 +204,9 @@ def complex_lddt(given: Any, options: FrameOptions) -> dict[str, Tensor | None]:
     hits, counts = x.new_zeros(2, *lead, dtype=torch.float64)
     for at in product(*map(range, lead)):
         ends = weight[at].nonzero()[:, 0]
-        for i, j in _near(truth[at], (ends, ends), 15, given.eps, options):
+        for i, j, d_true in _near(truth[at], (ends, ends), 15, given.eps, options):
             same = weight[at][i] * weight[at][j] * (chain[at][i] == chain[at][j])
-            error = _distances(truth[at], i, j, given.eps) - _distances(x[at], i, j, given.eps)
+            error = d_true - _distances(x[at], i, j, given.eps)
             counts[at] += same.sum()
             for threshold in _THRESHOLDS:
                 hits[at] += 0.25 * torch.sum(same * (error.abs() < threshold))

@@ -7,7 +7,7 @@ from typing import Any
 
 import tifffile
 
-from thinsection.errors import InvalidInputError, OutputError, SlideOpenError
+from thinsection.errors import InvalidInputError, OutputError, SlideOpenError, require
 from thinsection.files.atomic import atomic_path
 from thinsection.files.sources import FileSource
 from thinsection.slide.convert import refuse_present
@@ -61,10 +61,9 @@ def deidentify(slide_path: str | Path, out: str | Path, *, overwrite: bool = Fal
     refuse_present(out, overwrite=overwrite)
     with ExitStack() as stack:
         layout = _layout(slide_path, stack.enter_context(Path(slide_path).open("rb")))
-        if any(key.startswith(OME) for key in layout.facts["properties"]):
-            remedy = "`thinsection convert` writes one without other metadata"
-            got = f"got {str(slide_path)!r}"
-            raise InvalidInputError(f"slide must not be an OME-TIFF, {got}; {remedy}")
+        plain = not any(key.startswith(OME) for key in layout.facts["properties"])
+        got = f"{str(slide_path)!r}; `thinsection convert` writes one without other metadata"
+        require(plain, "slide must not be an OME-TIFF", got)
         told = list(_told(layout))
         tmp = stack.enter_context(atomic_path(out))
         _write(tmp, layout, str(slide_path), stack)
@@ -77,8 +76,8 @@ def _layout(slide_path: str | Path, handle: Any) -> TiffLayout:
     try:
         return read_layout(str(slide_path), None, handle)
     except SlideOpenError as error:
-        name = Path(slide_path).name
-        raise InvalidInputError(f"slide {name!r} {_ONLY_TIFF}; {error}") from error
+        what = f"slide {Path(slide_path).name!r} {_ONLY_TIFF}"
+        raise InvalidInputError(f"{what}; {error}") from error
 
 
 def _kept(layout: TiffLayout) -> list[Any]:
@@ -100,9 +99,8 @@ def _told(layout: TiffLayout) -> Iterable[str]:
     seen = set[str]()
     for page in _kept(layout):
         seen |= {f"tag {tag.code} ({tag.name})" for tag in page.tags if tag.code not in _PLAIN}
-        if page.description and page.description != _description(page):
-            what = "ImageDescription"
-            seen |= set() if page.description.startswith("Aperio") else {f"{what}: free text"}
+        if page.description and not page.description.startswith("Aperio"):
+            seen.add("ImageDescription: free text")
     yield from sorted(seen)
 
 

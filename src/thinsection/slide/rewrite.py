@@ -58,10 +58,8 @@ def copied(page: Any, source: ByteSource, *, name: str) -> Picture:
         "resolution": page.resolution,
         "resolutionunit": int(page.resolutionunit),
     }
-    if page.is_tiled:
-        options["tile"] = (page.tilelength, page.tilewidth)
-    else:
-        options["rowsperstrip"] = min(page.rowsperstrip, page.imagelength)
+    strips = {"rowsperstrip": min(page.rowsperstrip or page.imagelength, page.imagelength)}
+    options |= {"tile": (page.tilelength, page.tilewidth)} if page.is_tiled else strips
     if int(page.compression) in JPEG and samples == 3:
         sampling = page.subsampling if int(page.photometric) == _YCBCR else (1, 1)
         if sampling is not None and tuple(sampling) not in _SAMPLING:
@@ -80,11 +78,7 @@ def copied(page: Any, source: ByteSource, *, name: str) -> Picture:
 
 
 def encoded(
-    size: Size,
-    read: Callable[[int, int, int], RgbArray],
-    *,
-    quality: int,
-    grey: bool = False,
+    size: Size, read: Callable[[int, int, int], RgbArray], *, quality: int, grey: bool = False
 ) -> Picture:
     """An image whose tiles are read (x, y, edge in its px) and encoded as JPEG.
 
