@@ -253,7 +253,7 @@ def test_what_nobody_knows_of_a_slide_leaves_it_out(tmp_path: Path) -> None:
     import_peer(folder, tmp_path / "out", "stamp")
     with pytest.raises(StoreError, match="none in"):
         export_peer(tmp_path / "out", tmp_path / "clam", "clam", on_left_out=left.append)
-    assert "size of 'a' is missing" in left[0]
+    assert "size is missing in 'a'" in left[0]
 
 
 @pytest.mark.parametrize("tool", GRIDS)
