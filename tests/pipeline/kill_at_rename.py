@@ -25,6 +25,7 @@ SETTINGS = {
     "tile_filter": ["tissue", "contrast"],
     "graph": "knn:4",
     "write": ["tsv"],
+    "measures": True,
     "slide_encoders": ["mean", "max"],
 }
 

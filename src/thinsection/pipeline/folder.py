@@ -4,7 +4,7 @@ import base64
 import csv
 import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from thinsection.errors import InvalidInputError, StoreError, importing, require
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.pipeline.records import Record, read_records
 from thinsection.stages.labels import features_label
+from thinsection.stages.measures import FOLDER
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
 from thinsection.store.tiles_h5 import (
@@ -129,13 +130,18 @@ class Results:
         return pd.DataFrame(self.rows(labels))
 
     def tiles(self, slide_id: str, grid: str | None = None) -> TilesFile:
-        """Coordinates and columns of a slide's tile grid.
+        """Coordinates and columns of a slide's tile grid, its measures among them.
 
         Args:
             slide_id: of `slides`.
             grid: of `grids`; None where there is one.
         """
-        return read_tiles(self._file(slide_id, f"{one_address(self.grids, grid, 'grid')}/tiles"))
+        named = one_address(self.grids, grid, "grid")
+        found = read_tiles(self._file(slide_id, f"{named}/tiles"))
+        if f"{named}/{FOLDER}" not in self.ledgers[slide_id].stages:
+            return found
+        measured = read_tiles(self._file(slide_id, f"{named}/{FOLDER}")).columns
+        return replace(found, columns={**found.columns, **measured})
 
     def tile_embeddings(self, slide_id: str, features: str | None = None) -> TilesFile:
         """Embeddings (N, D) and coordinates of a slide's tiles.

@@ -23,6 +23,7 @@ from thinsection.pipeline.sink import Item, ResultSink, encoder_of
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import Goal, RunConfig, batch_size_of, budget_of
 from thinsection.stages.masks import QcStage
+from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.request import Models, stages_of
 from thinsection.stages.stage import SlideWork, Stage, source_key
 from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage
@@ -316,7 +317,9 @@ def _tiles(
             work.warnings.append(transform.warning)
     if not work.ledger.source["whole"] and config.slides.fingerprint == "times":
         work.hashing = None if work.remote else WholeSum(work.entry.slide_path)
-    return SlideTiles(key=work, slide=slide, table=table, transform=transform)
+    measures = next((s for s in work.missing if isinstance(s, MeasuresStage)), None)
+    measure = measures.begin(work, table) if measures else None
+    return SlideTiles(key=work, slide=slide, table=table, transform=transform, measure=measure)
 
 
 def slide_work(

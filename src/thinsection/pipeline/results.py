@@ -2,7 +2,7 @@
 
 import json
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -160,12 +160,21 @@ def qc_stage(config: RunConfig) -> QcStage:
     return stage
 
 
-def write_qc_tables(out: Path, entries: Sequence[SlideEntry], config: RunConfig) -> None:
-    """Writes qc_NAME.csv and qc_NAME.html of the slides that quality control has looked at."""
+def write_qc_tables(
+    out: Path,
+    entries: Sequence[SlideEntry],
+    config: RunConfig,
+    measured: Mapping[str, Mapping[str, float]],
+) -> None:
+    """Writes qc_NAME.csv and qc_NAME.html of the slides that quality control has looked at.
+
+    `measured` has further columns of a slide's row, by slide.
+    """
     stage = qc_stage(config)
     rows = qc_rows(out, entries, stage)
     failing = failing_rules(rows, config.qc.qc_fail)
     for row in rows:
+        row.update(measured.get(str(row["slide_id"]), {}))
         row["fails"] = "|".join(str(rule) for slide, rule in failing if slide == row["slide_id"])
     write_qc_csv(out / f"qc_{stage.name}.csv", rows)
     rules = load_rules(config.qc.qc_rules)

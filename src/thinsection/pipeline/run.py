@@ -29,6 +29,7 @@ from thinsection.jobs.executor import chosen_executor
 from thinsection.jobs.slurm import Submitted
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.known import known_report
+from thinsection.pipeline.measured import check_reference, write_measures
 from thinsection.pipeline.process import OnEvent
 from thinsection.pipeline.records import (
     RECORDS,
@@ -45,6 +46,7 @@ from thinsection.qc.engine import parse_rule
 from thinsection.report.verdict import load_rules
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import (
+    ENCODING,
     Goal,
     RunConfig,
     batch_size_of,
@@ -238,8 +240,10 @@ def finish_run(
         allow_empty=task.config.output.allow_empty,
     )
     write_tables(task.out, entries, report.results)
+    measures = task.config.output.measures and task.goal in ("tile", *ENCODING)
+    measured = write_measures(task.out, entries, task.config) if measures else {}
     if task.config.qc.qc != "off":
-        write_qc_tables(task.out, entries, task.config)
+        write_qc_tables(task.out, entries, task.config, measured)
     facts = {
         "seconds": round(summary.seconds, 3),
         "counts": summary.counts,
@@ -286,6 +290,7 @@ def check_settings(config: RunConfig, goal: Goal) -> None:
         BudgetError: the memory does not hold the stream's least.
     """
     check_encoder_names(config, goal)
+    check_reference(config)
     load_filters(config.tiles.tile_filter)
     named = segment_stages(config, None)
     rule = "goal 'segment' must have a segmenter"

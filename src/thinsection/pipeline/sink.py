@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import OutputError
+from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.stage import SlideWork, Stage
 from thinsection.stages.tiles import FeaturesStage, OpenResult, TilesStage, TokensStage
 from thinsection.stream import SlideFailed, SlideFinished, StageClock, TileBatch
@@ -143,12 +144,16 @@ class ResultSink:
         with self._clock.timed("write_busy"):
             files = self._growing(work)
             work.settle_source()
+            kept = np.concatenate(self._kept or [np.empty(0, dtype=np.int64)])
             for stage in [s for s in work.missing if isinstance(s, TilesStage)]:
-                kept = np.concatenate(self._kept or [np.empty(0, dtype=np.int64)])
                 table = work.values["candidates"].select(kept)
                 work.at = stage.title
                 work.begin(stage)
                 work.finish(stage, stage.write(work, table))
+            for measures in [s for s in work.missing if isinstance(s, MeasuresStage)]:
+                work.at = measures.title
+                work.begin(measures)
+                work.finish(measures, measures.write(work, kept))
             for label, file in files:
                 work.at = file.stage.title
                 work.finish(file.stage, file.close((self._dims[label],)))

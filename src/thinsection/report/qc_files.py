@@ -46,7 +46,7 @@ _rewording = partial(rewording, error=StoreError, more=f"; {_REMEDY}")
 _THUMBNAIL_EDGE_PX, _SMALL_EDGE_PX = 160, 500  # on the page, and in HistoQC's folders
 _OUTLIER_DEVIATIONS = 3.5  # of the median absolute deviation, scaled to a normal's sigma
 _MIN_SLIDES = 5  # fewer say nothing about what is usual
-_Usual = tuple[float, float] | None  # a column's median and scaled median absolute deviation
+Usual = tuple[float, float] | None  # a column's median and scaled median absolute deviation
 _PLOTTED = (
     *("grayscale_brightness", "chan1_brightness", "chan3_brightness"),
     *("deconv_c0_mean", "deconv_c1_mean"),
@@ -203,7 +203,7 @@ def write_qc_sheet(
     names = dict.fromkeys(n for row in rows for n, v in row.items() if not isinstance(v, str))
     columns, rules = column_order(list(names)), rules or load_rules(None)
     rows = sorted(rows, key=lambda row: natural_key(str(row["slide_id"])))
-    usual = {name: _usual([row.get(name) for row in rows]) for name in columns}
+    usual = {name: usual_of([row.get(name) for row in rows]) for name in columns}
     lines = [_line(row, usual, path.parent, rules) for row in rows]
     groups = [(name, len(list(of))) for name, of in groupby(columns, key=group_of)]
     values: dict[str, Any] = {"title": title, "columns": columns, "lines": lines}
@@ -221,7 +221,7 @@ def _order(first: Sequence[str]) -> Callable[[str], int]:
     return lambda name: first.index(name) if name in first else len(first)
 
 
-def _usual(column: Sequence[Score | None]) -> _Usual:
+def usual_of(column: Sequence[Score | None]) -> Usual:
     """Median and scaled median absolute deviation of a column; None where slides are too few."""
     values = [v for v in column if isinstance(v, float) and math.isfinite(v) and v != EMPTY_SCORE]
     if len(values) < _MIN_SLIDES:
@@ -230,13 +230,18 @@ def _usual(column: Sequence[Score | None]) -> _Usual:
     return median, 1.4826 * statistics.median(abs(v - median) for v in values)
 
 
-def is_outlier(value: Score | None, usual: _Usual) -> bool:
+def is_outlier(value: Score | None, usual: Usual) -> bool:
     """Whether a value lies far from the run's usual; -100 (nothing to measure) always does."""
     if not isinstance(value, float) or usual is None or value == EMPTY_SCORE:
         return value == EMPTY_SCORE
+    return abs(deviations(value, usual)) > _OUTLIER_DEVIATIONS
+
+
+def deviations(value: float, usual: tuple[float, float]) -> float:
+    """How many scaled median absolute deviations a value lies above the usual: a robust z."""
     median, deviation = usual
     least = 1e-3 * max(1.0, abs(median))  # equal slides make a deviation of 0
-    return abs(value - median) > _OUTLIER_DEVIATIONS * max(deviation, least)
+    return (value - median) / max(deviation, least)
 
 
 def _point(row: Row) -> dict[str, Any]:
@@ -250,7 +255,7 @@ def _point(row: Row) -> dict[str, Any]:
 
 
 def _line(
-    row: Row, usual: Mapping[str, _Usual], folder: Path, rules: Sequence[VerdictRule]
+    row: Row, usual: Mapping[str, Usual], folder: Path, rules: Sequence[VerdictRule]
 ) -> dict[str, Any]:
     """What the page's template shows of a slide."""
     cells = [_cell(row.get(name), usual[name]) for name in usual]
@@ -274,7 +279,7 @@ def _line(
     }
 
 
-def _cell(value: Score | None, usual: _Usual) -> dict[str, Any]:
+def _cell(value: Score | None, usual: Usual) -> dict[str, Any]:
     if value is None or isinstance(value, str):
         return {"text": value or "", "sort": "", "outlier": False}
     text = f"{value:,.0f}" if value == int(value) else f"{value:.4g}"

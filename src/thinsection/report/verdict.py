@@ -27,6 +27,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("usable", ("pixels_to_use", "tissue_pieces")),
     ("artefacts", ("pen", "folds", "focus", "blurry", "bubble", "coverslip", "dust", "edge")),
     ("light and stain", ("bright", "dark", "glass", "grayscale", "chan", "deconv")),
+    ("measures of tiles", ("measures", "px_", "macenko")),
     ("contrast", ("tenenGrad", "michelson", "rms")),
     ("file", ("base_mag", "levels", "height", "width", "mpp")),
 )

@@ -128,6 +128,12 @@ class OutputConfig:
     write: tuple[str, ...] = option((), "Further formats; repeat.", choices=FORMATS.names)
     embedding_dtype: Literal["float32", "float16"] = option("float32", "Type of stored embeddings.")
     graph: str | None = option(None, "Spatial graph of the tiles: knn:8 or radius:100 (µm).")
+    measures: bool = option(
+        False, "Per tile colours, extremes, focus and stains; per slide stain vectors, distance."
+    )
+    measures_reference: Path | None = option(
+        None, "Results folder whose slides are the usual; without one, those of the run."
+    )
     overview: bool = option(True, "One PNG per slide: thumbnail, tissue outline, tiles.")
     allow_empty: bool = option(False, "Exit with 0 although slides end without any tile.")
     resume: bool = option(True, "Skip what is done with the same settings and input.")

@@ -84,6 +84,7 @@ def _exported(name: str, help: str, target: Format, suffix: str, needs: str) -> 
     )
 
 
+PLAIN = ("tsv", "zarr")  # have no columns beside the embeddings
 FORMATS: Registry[Format] = Registry(
     "output format",
     "thinsection.formats",

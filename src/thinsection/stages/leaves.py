@@ -10,7 +10,8 @@ from thinsection.errors import ConfigError, require
 from thinsection.files.atomic import atomic_path
 from thinsection.report.overview import draw_overview
 from thinsection.stages.formats import FORMATS, EmbeddingTable
-from thinsection.stages.labels import features_label, slug
+from thinsection.stages.labels import features_label, join_label, slug
+from thinsection.stages.measures import FOLDER, MeasuresStage
 from thinsection.stages.stage import Output, SlideWork, Stage
 from thinsection.stages.tiles import FeaturesStage, TilesStage, deciding
 from thinsection.store.tiles_h5 import TilesFile, add_dataset, read_tiles, write_slide_embedding
@@ -156,10 +157,12 @@ class FormatStage(Stage):
 
     features: FeaturesStage
     format: str  # name of `FORMATS`
+    measures: MeasuresStage | None = None  # whose columns go beside those of the tile table
 
     @property
     def address(self) -> str:
-        return f"{self.features.tiles.grid}/{slug(self.format)}_{self.features.label}"
+        name = f"{slug(self.format)}_{self.features.label}"
+        return f"{self.features.tiles.grid}/{join_label(name, FOLDER if self.measures else '')}"
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -167,19 +170,22 @@ class FormatStage(Stage):
 
     @property
     def needs(self) -> tuple[Stage, ...]:
-        return (self.features, self.features.tiles)
+        of_tiles = (self.features, self.features.tiles)
+        return (*of_tiles, self.measures) if self.measures else of_tiles
 
     def run(self, work: SlideWork) -> Output:
         """Writes the file. Memory: the slide's embeddings, 4 N D bytes."""
         name = self.file(work.entry.slide_id, FORMATS.entry(self.format).suffixes[0])
         stored = self.features.load(work)
         assert stored.features is not None
+        columns = dict(sorted(work.value(self.features.tiles).columns.items()))  # as read back
+        columns |= work.value(self.measures) if self.measures else {}
         table = EmbeddingTable(
             slide_id=work.entry.slide_id,
             **{name: work.ledger.slide.get(name) for name in self.told},
             coords_l0=stored.coords_l0,
             tile_embeddings=stored.features,
-            columns=work.value(self.features.tiles).columns,
+            columns=columns,
         )
         write = FORMATS.load(self.format)
         with atomic_path(work.path(name)) as tmp:

@@ -11,8 +11,10 @@ from thinsection.qc import load_pipeline
 from thinsection.segment import load_segmenter
 from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.stages.config import Goal, RunConfig
+from thinsection.stages.formats import PLAIN
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage, PoolingStage
 from thinsection.stages.masks import QcStage, TissueStage
+from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.segment import SegmentedTissueStage, SegmentStage
 from thinsection.stages.stage import Stage
 from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage
@@ -72,11 +74,15 @@ def stages_of(config: RunConfig, goal: Goal, models: Models) -> tuple[Stage, ...
     if config.encode.tokens:
         pairs = zip(features, models.encoders)
         stages += [TokensStage(features=f) for f, e in pairs if e.spec.supports_tokens]
+    measures = MeasuresStage(tiles=tiles) if output.measures else None
+    stages += [measures] if measures else []
     if output.overview:
         stages.append(OverviewStage(tiles=tiles))
     if output.graph:
         stages.append(GraphStage(tiles=tiles, spec=output.graph))
-    stages += [FormatStage(features=f, format=name) for name in output.write for f in features]
+    for name in output.write:
+        known = None if name in PLAIN else measures
+        stages += [FormatStage(features=f, format=name, measures=known) for f in features]
     return (*stages, *_pooling(config, features, models))
 
 

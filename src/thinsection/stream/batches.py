@@ -29,6 +29,8 @@ class SlideTiles:
     slide: Slide | None  # None where no tile of it is to be read
     table: TileTable | None  # may be empty; None with no slide
     transform: TileTransform | None = None  # changes kept tiles, in the decode workers
+    # told of kept tiles before `transform`, with their places in the table, in the decode workers
+    measure: Callable[[Indices, TileArray], None] | None = None
     owned: bool = True  # whether the stream closes the slide when it is done with it
     error: Exception | None = field(default=None, init=False)  # that decoding met: it is given up
 

@@ -213,6 +213,9 @@ class TileStream:
             read_tiles(slide, table.plan, table.coords_l0[batch.indices[rows]], out)
             for tile_filter in self._filters:
                 batch.keep[rows] &= tile_filter(out)
+            if source.measure is not None:
+                keep, indices = batch.keep[rows], batch.indices[rows]
+                source.measure(indices[keep], out if keep.all() else out[keep])
             if source.transform is not None:
                 for index in np.flatnonzero(batch.keep[rows]).tolist():
                     source.transform(out[index : index + 1])
