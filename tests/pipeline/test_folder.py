@@ -12,10 +12,11 @@ from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import write_table
-from thinsection.pipeline.folder import EmbeddingRows, Results, export_anndata, open_results
+from thinsection.pipeline.folder import Results, export_anndata, open_results
 from thinsection.pipeline.run import run
 from thinsection.stages.config import RunConfig
 from thinsection.store.ledger import SlideLedger
+from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import read_slide_embedding
 from thinsection.testing.synthetic import write_he_slide
 

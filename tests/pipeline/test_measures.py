@@ -2,6 +2,7 @@
 
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from thinsection.pipeline.run import RunSummary, run
 from thinsection.slide import open_slide
 from thinsection.stages.config import RunConfig
 from thinsection.stages.measures import STAIN_COLUMNS, TileMeasures
+from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.stream import iter_tiles
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TileTable
@@ -229,3 +231,35 @@ def test_a_reference_goes_with_measures_and_is_a_results_folder(
         measured_run(he_slide, out=tmp_path, measures=False, measures_reference=tmp_path)
     with pytest.raises(StoreError, match="measures_reference must be a results folder"):
         measured_run(he_slide, out=tmp_path / "o", measures_reference=tmp_path / "none")
+
+
+def test_every_table_of_the_grids_tiles_is_listed_and_gives_columns(
+    tmp_path: Path, he_slide: Path
+) -> None:
+    """A heatmap is a folder that no ledger names; embeddings and other tiles are none of it."""
+    measured_run(he_slide, out=tmp_path)
+    results = open_results(tmp_path)
+    plain = results.tiles("he", GRID)
+    for name, coords_l0 in (("heatmap_a", plain.coords_l0), ("other", plain.coords_l0[1:])):
+        (tmp_path / GRID / name).mkdir()
+        with TilesWriter(tmp_path / GRID / name / "he.h5", dim=3, attributes={}) as writer:
+            writer.append(coords_l0, np.ones((len(coords_l0), 3), dtype=np.float32))
+            writer.add_column("attention", coords_l0[:, 0].astype(np.float32))
+    (tmp_path / GRID / "no_table").mkdir()
+    with TilesWriter(tmp_path / GRID / "no_table" / "he.h5", dim=3, attributes={}) as writer:
+        writer.append(plain.coords_l0, np.ones((len(plain.coords_l0), 3), dtype=np.float32))
+    tables = results.tile_tables("he", GRID)
+    addresses = [f"{GRID}/{name}" for name in ("tiles", "measures", "heatmap_a", "other")]
+    assert [table.address for table in tables] == addresses
+    assert tables[0].columns == ("tissue_fraction",)
+    assert set(tables[1].columns) == set(MEASURES)
+    assert [table.label("attention") for table in tables[2:]] == [
+        "heatmap_a:attention",
+        "other:attention",
+    ]
+    columns = results.tiles("he", GRID).columns
+    assert set(columns) == {*plain.columns, "heatmap_a:attention"}  # the other has other tiles
+    np.testing.assert_array_equal(columns["heatmap_a:attention"], plain.coords_l0[:, 0])
+    ledger = results.ledgers["he"].without([f"{GRID}/tiles"])
+    with pytest.raises(StoreError, match="must be there, got none"):
+        replace(results, ledgers={"he": ledger}).tile_tables("he", GRID)

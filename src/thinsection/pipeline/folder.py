@@ -17,16 +17,14 @@ from thinsection.errors import InvalidInputError, StoreError, importing, require
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.pipeline.records import Record, read_records
 from thinsection.stages.labels import features_label
-from thinsection.stages.measures import FOLDER
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
+from thinsection.store.tile_tables import TILES, EmbeddingRows, TileTableFile, tile_table_files
 from thinsection.store.tiles_h5 import (
     TilesFile,
     damaged_datasets,
-    open_h5,
     read_slide_embedding,
     read_tiles,
-    stored_dataset,
 )
 from thinsection.units import format_bytes
 
@@ -130,18 +128,35 @@ class Results:
         return pd.DataFrame(self.rows(labels))
 
     def tiles(self, slide_id: str, grid: str | None = None) -> TilesFile:
-        """Coordinates and columns of a slide's tile grid, its measures among them.
+        """Coordinates and columns of a slide's tile grid: those of every table of the same tiles.
 
         Args:
             slide_id: of `slides`.
             grid: of `grids`; None where there is one.
+
+        Memory: 16 bytes a tile, and 4 of each column.
+        """
+        table, *others = self.tile_tables(slide_id, grid)
+        found = table.read()
+        columns = dict(found.columns)
+        for other in others:
+            more = other.read()
+            if np.array_equal(more.coords_l0, found.coords_l0):
+                columns |= {other.label(name): values for name, values in more.columns.items()}
+        return replace(found, columns=columns)
+
+    def tile_tables(self, slide_id: str, grid: str | None = None) -> tuple[TileTableFile, ...]:
+        """The per-tile tables of a slide: tiles, measures, heatmaps; no values are read.
+
+        Args: as of `tiles`.
+
+        Raises StoreError: the slide has no such grid.
         """
         named = one_address(self.grids, grid, "grid")
-        found = read_tiles(self._file(slide_id, f"{named}/tiles"))
-        if f"{named}/{FOLDER}" not in self.ledgers[slide_id].stages:
-            return found
-        measured = read_tiles(self._file(slide_id, f"{named}/{FOLDER}")).columns
-        return replace(found, columns={**found.columns, **measured})
+        self._file(slide_id, f"{named}/{TILES}")
+        stages = self.ledgers[slide_id].stages.items()
+        files = {a: self.folder / next(iter(r.files)) for a, r in stages if r.files}
+        return tuple(tile_table_files(self.folder, named, slide_id, files))
 
     def tile_embeddings(self, slide_id: str, features: str | None = None) -> TilesFile:
         """Embeddings (N, D) and coordinates of a slide's tiles.
@@ -228,35 +243,6 @@ class Results:
         if record is None or not record.files:
             raise StoreError(f"{address} of {slide_id!r} must be there, got none; run it first")
         return self.folder / next(iter(record.files))
-
-
-class EmbeddingRows:
-    """Tile embeddings (N, D) on disk; rows are asked for as of an array and read then.
-
-    Memory: the rows that were asked for, and 8 N bytes.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with open_h5(path) as file:
-            data = stored_dataset(file, "features", path)
-            self.shape: tuple[int, int] = data.shape
-            self.dtype: np.dtype[Any] = data.dtype
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice | int | Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
-        wanted = np.arange(len(self))[rows]  # slices, masks and negative numbers as NumPy has them
-        with open_h5(self._path) as file:
-            data = stored_dataset(file, "features", self._path)
-            if isinstance(rows, slice) and rows.step in (None, 1):
-                return np.asarray(data[rows])
-            order, back = np.unique(wanted, return_inverse=True)  # h5py reads in rising order
-            return np.asarray(data[order])[back.reshape(wanted.shape)]
-
-    def __repr__(self) -> str:
-        return f"<EmbeddingRows {self.shape} {self.dtype} in {self._path.name!r}>"
 
 
 def one_address(known: Sequence[str], name: str | None, what: str) -> str:

@@ -9,9 +9,10 @@ from thinsection.files.atomic import write_table
 from thinsection.report.qc_files import Usual, deviations, usual_of
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
-from thinsection.stages.measures import FOLDER, STAIN_COLUMNS, MeasuresStage
+from thinsection.stages.measures import STAIN_COLUMNS, MeasuresStage
 from thinsection.stages.request import Models, stages_of
 from thinsection.store.ledger import SLIDES, load_ledgers
+from thinsection.store.tile_tables import MEASURED
 from thinsection.tiles.measures import MEASURES
 
 Row = Mapping[str, float]
@@ -35,7 +36,7 @@ def write_measures(out: Path, entries: Sequence[SlideEntry], config: RunConfig) 
     }
     lines = [{"slide_id": slide_id, **row} for slide_id, row in found.items()]
     columns = ("slide_id", *_DISTANCES, *_MEASURED)
-    write_table(out / f"{FOLDER}_{stage.tiles.grid}.csv", lines, columns)
+    write_table(out / f"{MEASURED}_{stage.tiles.grid}.csv", lines, columns)
     return found
 
 

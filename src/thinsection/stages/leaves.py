@@ -11,9 +11,10 @@ from thinsection.files.atomic import atomic_path
 from thinsection.report.overview import draw_overview
 from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import features_label, join_label, slug
-from thinsection.stages.measures import FOLDER, MeasuresStage
+from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.stage import Output, SlideWork, Stage
 from thinsection.stages.tiles import FeaturesStage, TilesStage, deciding
+from thinsection.store.tile_tables import MEASURED
 from thinsection.store.tiles_h5 import TilesFile, add_dataset, read_tiles, write_slide_embedding
 from thinsection.tiles import TileTable
 
@@ -162,7 +163,7 @@ class FormatStage(Stage):
     @property
     def address(self) -> str:
         name = f"{slug(self.format)}_{self.features.label}"
-        return f"{self.features.tiles.grid}/{join_label(name, FOLDER if self.measures else '')}"
+        return f"{self.features.tiles.grid}/{join_label(name, MEASURED if self.measures else '')}"
 
     @property
     def settings(self) -> Mapping[str, Any]:

@@ -11,13 +11,13 @@ from thinsection.errors import InvalidInputError
 from thinsection.files.atomic import atomic_path, write_table
 from thinsection.stages.stage import Output, SlideWork, Stage
 from thinsection.stages.tiles import TilesStage
+from thinsection.store.tile_tables import MEASURED
 from thinsection.store.tiles_h5 import TilesWriter, read_tiles
 from thinsection.tiles import TileTable
 from thinsection.tiles.measures import MEASURES, measure_tiles
 from thinsection.tiles.transforms import StainVectors
 from thinsection.types import TileArray
 
-FOLDER = "measures"
 _SAMPLED = 256  # tiles, spread evenly over the table, from which stain vectors are estimated
 _SAMPLE_PX = 32  # of each, at least so many rows and columns, spread evenly
 _PARTS = ("hematoxylin", "eosin")
@@ -72,7 +72,7 @@ class MeasuresStage(Stage):
 
     @property
     def address(self) -> str:
-        return f"{self.tiles.grid}/{FOLDER}"
+        return f"{self.tiles.grid}/{MEASURED}"
 
     @property
     def settings(self) -> Mapping[str, Any]:

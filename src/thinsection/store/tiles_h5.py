@@ -237,6 +237,17 @@ def read_tiles(path: Path, *, verify: bool = True) -> TilesFile:
         return TilesFile(coords_l0=coords, features=features, attributes=attrs, columns=columns)
 
 
+def column_names(path: Path) -> tuple[str, ...] | None:
+    """Names of the per-tile columns of a file, no value of which is read; None where it is none.
+
+    Raises StoreError: not HDF5, or links in the place of coordinates or columns.
+    """
+    with open_h5(path) as file:
+        if "tiles" not in file or "coords" not in file:
+            return None
+        return tuple(_group(file, "tiles", path))
+
+
 def damaged_datasets(path: Path) -> tuple[int, list[str]]:
     """(How many datasets have a checksum, what is wrong with the file); of any HDF5 file of ours.
 
