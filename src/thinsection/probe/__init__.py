@@ -15,6 +15,7 @@ from thinsection.probe.data.sets import (
     TileSet,
     make_split,
 )
+from thinsection.probe.groups import Groups, group_rows, table_groups
 from thinsection.probe.protocol import EVA, NANOPATH, PATHOBENCH, Protocol, get_protocol
 from thinsection.probe.registry import PROBES
 from thinsection.probe.result import Predictions, ProbeResult, Risks, classified, tileset_result
@@ -33,9 +34,10 @@ _FILES = {
     **dict.fromkeys(("fewshot_probe", "knn_probe", "linear_probe", "robustness_probe"), "tiles"),
 }
 
-__all__ = ["EVA", "NANOPATH", "PATHOBENCH", "PROBES", "CaseSet", "Predictions", "ProbeConfig"]
-__all__ += ["ProbeResult", "Protocol", "Risks", "RobustnessSet", "Split", "SurvivalSet", "TileSet"]
-__all__ += ["classified", "get_protocol", "make_split", "tileset_result", *_FILES]  # noqa: PLE0604
+__all__ = ["EVA", "NANOPATH", "PATHOBENCH", "PROBES", "CaseSet", "Groups", "Predictions"]
+__all__ += ["ProbeConfig", "ProbeResult", "Protocol", "Risks", "RobustnessSet", "Split"]
+__all__ += ["SurvivalSet", "TileSet", "classified", "get_protocol", "group_rows", "make_split"]
+__all__ += ["table_groups", "tileset_result", *_FILES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:  # torch and scikit-learn are imported with what needs them

@@ -1,0 +1,76 @@
+"""Whose a row is: its patient, else its slide. What is split and resampled as one."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import DatasetError, require
+
+CASE_COLUMNS = ("case_id", "patient_id")  # of a table of labels; the first that it has
+# project, site and patient of a slide's name: TCGA-3C-AALI-01Z-00-DX1.F6E9A5DF -> TCGA-3C-AALI
+_BARCODE = re.compile(r"TCGA-[A-Z0-9]{2}-[A-Z0-9]{4}(?![A-Z0-9])", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The group of each of N rows."""
+
+    unit: Literal["patients", "slides"]  # what a group is: named beside each interval
+    of_row: tuple[str, ...]  # (N,)
+    slide_ids: tuple[str, ...] = ()  # (N,), '' where unknown
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "Groups":
+        """Those of some rows."""
+        of_row, slides = (tuple(names[i] for i in rows) for names in (self.of_row, self.slide_ids))
+        return Groups(self.unit, of_row, slides)
+
+    @property
+    def codes(self) -> npt.NDArray[np.int64]:
+        """(N,) ranks 0..G-1 of the groups' names."""
+        return np.unique(self.of_row, return_inverse=True)[1].astype(np.int64)
+
+
+def group_rows(slide_ids: Sequence[str], case_ids: Sequence[str] = (), *, where: str) -> Groups:
+    """The group of each row: its case_id, else the patient of a TCGA barcode, else its slide_id.
+
+    Args:
+        slide_ids: a name a row, '' where it is unknown; () for rows without slides.
+        case_ids: the table's column; () where it has none. A blank one is never a case of its own:
+            the slide decides, as without a column.
+        where: of an error: the table's name.
+
+    Raises DatasetError: a row without case and slide, or one slide under two cases.
+    """
+    slides = tuple(slide_ids) or ("",) * len(case_ids)
+    cases = tuple(case_ids) or ("",) * len(slides)
+    found = f"{len(slides)} and {len(cases)} in {where}"
+    require(len(slides) == len(cases), "slide_ids and case_ids must be one a row", found)
+    of_row = tuple(case or patient_of(slide) for slide, case in zip(slides, cases, strict=True))
+    for i, group in enumerate(of_row):
+        found = f"neither in row {i} of {where}"
+        require(group, "each row must have a case_id or a slide_id", found, error=DatasetError)
+    case_of: dict[str, str] = {}
+    for slide, group in zip(slides, of_row, strict=True):
+        other = case_of.setdefault(slide, group) if slide else group
+        rule, found = "a slide must be of one case", f"{other!r} and {group!r} for {slide!r}"
+        require(other == group, rule, f"{found} in {where}", error=DatasetError)
+    return Groups("slides" if of_row == slides else "patients", of_row, slides)
+
+
+def patient_of(slide_id: str) -> str:
+    """The patient that a TCGA barcode names, in capitals; of any other slide its own id."""
+    found = _BARCODE.match(slide_id)
+    return found[0].upper() if found else slide_id
+
+
+def table_groups(rows: Sequence[Mapping[str, str]], where: str) -> Groups | None:
+    """The groups of a table's rows; None where it has neither case_id nor slide_id."""
+    case_column = next((name for name in CASE_COLUMNS if name in rows[0]), None)
+    if case_column is None and "slide_id" not in rows[0]:
+        return None
+    cases = [row[case_column] for row in rows] if case_column else ()
+    return group_rows([row.get("slide_id", "") for row in rows], cases, where=where)
