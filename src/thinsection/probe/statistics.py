@@ -95,14 +95,23 @@ def weighted_auroc(
 
     Memory: about 4 arrays of the shape of `weights` (B, N), float64.
     """
-    order = np.argsort(scores, kind="stable")
-    starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
-    sorted_weights = weights[:, order].astype(np.float64)
-    up = np.add.reduceat(sorted_weights * positive[order], starts, axis=1)
-    down = np.add.reduceat(sorted_weights * ~positive[order], starts, axis=1)
+    up, down = tied_weights(scores, positive, weights)
     below = np.cumsum(down, axis=1) - down
     wins = (up * (below + 0.5 * down)).sum(axis=1)
     return ratio(wins, up.sum(axis=1) * down.sum(axis=1), empty=np.nan)
+
+
+def tied_weights(
+    scores: FloatVector, positive: npt.NDArray[np.bool_], weights: npt.NDArray
+) -> tuple[npt.NDArray, npt.NDArray]:
+    """Weights (B, ties) of positive and of negative rows at each distinct score, ascending."""
+    order = np.argsort(scores, kind="stable")
+    starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
+    ordered = weights[:, order].astype(np.float64)
+    up, down = (
+        np.add.reduceat(ordered * of[order], starts, axis=1) for of in (positive, ~positive)
+    )
+    return up, down
 
 
 def macro_auroc(
@@ -121,6 +130,29 @@ def macro_auroc(
     if weights is None and np.isnan(mean[0]):
         raise InvalidInputError("auroc needs rows of every class, got a class without any")
     return mean
+
+
+def concordance(event: npt.NDArray[np.bool_], time: FloatVector, risk: FloatVector) -> Scorer:
+    """Harrell's c-index of cases under weights (B, n): a pair weighs as its cases were drawn.
+
+    A pair (i, j) counts where i had the event and time_i < time_j, or the times are equal and j was
+    censored; it is concordant by 1 where risk_i > risk_j and by 0.5 where they are equal.
+
+    Memory: 16 n². Raises InvalidInputError: no pair is comparable.
+    """
+    earlier = time[:, None] < time
+    tied = (time[:, None] == time) & ~event
+    comparable = (event[:, None] & (earlier | tied)).astype(np.float64)
+    found = "none; it needs an event before another case's time"
+    require(comparable.any(), "a fold must have comparable pairs", found)
+    concordant = comparable * (np.sign(risk[:, None] - risk) / 2 + 0.5)
+
+    def weighted(weights: npt.NDArray) -> FloatVector:
+        w = weights.astype(np.float64)
+        top, bottom = ((w @ m * w).sum(axis=1) for m in (concordant, comparable))
+        return ratio(top, bottom, empty=np.nan)
+
+    return weighted
 
 
 def class_jaccard(counts: Counts) -> FloatVector:

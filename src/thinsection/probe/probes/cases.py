@@ -19,7 +19,7 @@ from thinsection.probe.data.files import read_embeddings
 from thinsection.probe.data.sets import CaseSet, SurvivalSet, check_finite
 from thinsection.probe.protocol import NANOPATH, Protocol
 from thinsection.probe.result import Predictions, ProbeResult, Risks
-from thinsection.probe.statistics import FloatVector, Fold, Scorer, macro_auroc, ratio
+from thinsection.probe.statistics import FloatVector, Fold, Scorer, macro_auroc
 from thinsection.weights.placement import resolve_device
 
 Folds = Sequence[Fold]
@@ -237,7 +237,7 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
     rows, event, time = np.concatenate([val for _, val in folds]), cases.event, cases.time
     risks = [_fit_risk(cases, fold, settings) for fold in folds]
     pairs = zip(risks, folds, strict=True)
-    scorers = [_concordance(event[val], time[val], risk) for risk, (_, val) in pairs]
+    scorers = [statistics.concordance(event[val], time[val], risk) for risk, (_, val) in pairs]
     return _over_folds(
         cases,
         folds,
@@ -255,29 +255,6 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
             time=time[rows],
         ),
     )
-
-
-def _concordance(event: npt.NDArray[np.bool_], time: FloatVector, risk: FloatVector) -> Scorer:
-    """Harrell's c-index of cases under weights (B, n): a pair weighs as its cases were drawn.
-
-    A pair (i, j) counts where i had the event and time_i < time_j, or the times are equal and j was
-    censored; it is concordant by 1 where risk_i > risk_j and by 0.5 where they are equal.
-
-    Memory: 16 n². Raises InvalidInputError: no pair is comparable.
-    """
-    earlier = time[:, None] < time
-    tied = (time[:, None] == time) & ~event
-    comparable = (event[:, None] & (earlier | tied)).astype(np.float64)
-    found = "none; it needs an event before another case's time"
-    require(comparable.any(), "a fold must have comparable pairs", found)
-    concordant = comparable * (np.sign(risk[:, None] - risk) / 2 + 0.5)
-
-    def weighted(weights: npt.NDArray) -> FloatVector:
-        w = weights.astype(np.float64)
-        top, bottom = ((w @ m * w).sum(axis=1) for m in (concordant, comparable))
-        return ratio(top, bottom, empty=np.nan)
-
-    return weighted
 
 
 def _fit_risk(cases: SurvivalSet, fold: Fold, settings: suites.SurvivalSettings) -> FloatVector:
