@@ -37,7 +37,7 @@ GRID = "256px_0.5mpp"
 LITE0 = "efficientnet_lite0"
 FILES = {
     *("failed.csv", "summary.csv", "slides/he/slide.json", "slides/he/thumbnail.jpg"),
-    *("slides/he/tissue.geojson", "slides/he/tissue.png"),
+    *("slides/he/tissue.geojson", "slides/he/tissue.png", "slides/he/picture.jpg"),
     *(f"{GRID}/tiles/he.h5", f"{GRID}/features_{LITE0}/he.h5", f"{GRID}/overviews/he.png"),
     f"{GRID}/slide_features_mean-{LITE0}/he.h5",
 }

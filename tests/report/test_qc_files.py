@@ -1,4 +1,4 @@
-"""What quality control leaves for a slide is read back whole; the overview is drawn from arrays."""
+"""What quality control leaves for a slide is read back whole."""
 
 import json
 from dataclasses import fields
@@ -6,13 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from tests.qc.slides import ArraySlide
 
 from thinsection.errors import StoreError
 from thinsection.qc import QcResult, load_pipeline, run_qc, tile_qc_columns
 from thinsection.qc.pipeline import pipeline_from_mapping
-from thinsection.report.overview import OUTLINE, TILE, draw_overview
 from thinsection.report.qc_files import QC_JSON, load_qc, write_qc
 
 
@@ -97,25 +95,3 @@ def test_what_is_not_whole_is_refused(damage: str, fresh: QcResult, tmp_path: Pa
         mask.write_bytes(mask.read_bytes()[:60])
     with pytest.raises(StoreError, match=r"qc .*; run quality control again"):
         load_qc(tmp_path)
-
-
-def test_the_overview_shades_tiles_and_outlines_tissue_at_any_resolution_of_the_mask(
-    tmp_path: Path,
-) -> None:
-    thumbnail = np.full((100, 160, 3), 240, np.uint8)
-    mask = np.zeros((50, 80), dtype=bool)
-    mask[20:40, 10:30] = True
-    coords_l0 = np.array([[320, 640]])
-    sizes = {"tile_size_l0": (320, 160), "size_l0": (1600, 1000)}
-    draw_overview(tmp_path / "a.png", thumbnail, mask, coords_l0, **sizes)
-    with Image.open(tmp_path / "a.png") as file:
-        picture = np.asarray(file)
-    assert picture.shape == (1000, 1600, 3)
-    inside = picture[650:790, 330:630].reshape(-1, 3)
-    expected = (0.72 * 240 + 0.28 * np.array(TILE)).round()
-    assert (abs(inside[:, None].astype(int) - expected) <= 2).all(axis=-1).mean() > 0.9
-    assert (picture[20, 20] == 240).all()
-    outline = (picture == OUTLINE).all(axis=2)
-    rows, columns = np.nonzero(outline)
-    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (400, 799, 200, 599)
-    assert not outline[450:750, 250:550].any()

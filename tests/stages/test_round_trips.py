@@ -89,7 +89,7 @@ def test_a_tissue_mask_comes_back_to_the_bit(work: SlideWork) -> None:
     assert record.facts["tissue_fraction"] == round(fresh.tissue_fraction, 6)
 
 
-FILES_OF_A_MASK = ("tissue.png", "tissue.geojson", "thumbnail.jpg")
+FILES_OF_A_MASK = ("tissue.png", "tissue.geojson", "thumbnail.jpg", "picture.jpg")
 
 
 def test_a_mask_without_an_mpp_comes_back_and_other_settings_lie_beside_it(tmp_path: Path) -> None:
@@ -111,7 +111,8 @@ def test_a_mask_without_an_mpp_comes_back_and_other_settings_lie_beside_it(tmp_p
     assert names == {
         *FILES_OF_A_MASK,
         *("tissue_min_speck_um2-1_black_level-0" + end for end in (".png", ".geojson")),
-        *("thumbnail_min_speck_um2-1_black_level-0.jpg", "slide.json"),
+        *(name + "_min_speck_um2-1_black_level-0.jpg" for name in ("thumbnail", "picture")),
+        "slide.json",
     }
 
 

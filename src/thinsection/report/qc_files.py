@@ -25,6 +25,15 @@ from thinsection.qc.checks.measures import SavedMask
 from thinsection.qc.engine import QcResult
 from thinsection.qc.pipeline import pipeline_from_mapping
 from thinsection.qc.tissue import TISSUE_COLOR
+from thinsection.report.draw import (
+    PICTURE,
+    Layer,
+    Outline,
+    Picture,
+    Tint,
+    save_picture,
+    write_drawing,
+)
 from thinsection.report.verdict import (
     VerdictRule,
     column_order,
@@ -34,7 +43,7 @@ from thinsection.report.verdict import (
     verdict,
 )
 from thinsection.store.geojson import write_masks_geojson
-from thinsection.types import MaskFrame, RgbArray
+from thinsection.types import MaskFrame, Mpp, RgbArray
 
 Row = Mapping[str, Score]  # of one slide, by column name
 QC_FORMAT = "thinsection-qc/2"
@@ -67,21 +76,32 @@ _SUFFIXES = {  # our picture -> the end of HistoQC's file name
 }
 
 
-def write_qc(result: QcResult, folder: Path, *, key: str = "") -> None:
+def write_qc(
+    result: QcResult, folder: Path, *, key: str = "", picture: RgbArray | None = None
+) -> None:
     """Writes pictures, masks, GeoJSON and, last, `qc.json`; each file atomically.
 
     `<check>.png` is what a check touched, `mask_use.png` what is left (both white = True),
     `mask_kept.png` what the guard keeps if that is more, `thumbnail.png` the work image,
-    `overlay.png` both together, `histogram.png` the colours in the mask, `qc.geojson` all masks in
-    level-0 px. By its key a later run knows the result again.
+    `overlay.png` both together with a legend, drawn on the slide's picture (H, W, 3) where one is
+    given, which `picture.jpg` then is; `histogram.png` the colours in the mask, `qc.geojson` all
+    masks in level-0 px. By its key a later run knows the result again.
     """
     densities = {name: t for name, t in result.tables.items() if t.dtype != np.uint8}
     drawn = {**result.tables, **{name: _histogram(t) for name, t in densities.items()}}
     pictures = {**result.masks, "mask_use": result.mask_use, "thumbnail": result.rgb}
     if result.kept is not None:
         pictures["mask_kept"] = result.kept
-    for name, picture in {**pictures, "overlay": result.overlay(), **drawn}.items():
-        _write_png(folder / f"{name}.png", picture)
+    for name, pixels in {**pictures, **drawn}.items():
+        _write_png(folder / f"{name}.png", pixels)
+    if picture is not None:
+        save_picture(folder / f"{PICTURE}.jpg", picture)
+    base = Picture(
+        rgb=result.rgb if picture is None else picture,
+        size_l0=result.frame.size_l0,
+        slide_mpp=_mpp_l0(result),
+    )
+    write_drawing(folder / "overlay.png", base, _overlay_layers(result))
     for check in result.pipeline.checks:
         if isinstance(check, SavedMask) and check.geojson and check.name in result.tables:
             saved = [(check.name, result.tables[check.name] > 0, TISSUE_COLOR)]
@@ -99,6 +119,24 @@ def write_qc(result: QcResult, folder: Path, *, key: str = "") -> None:
         | {name: density.tolist() for name, density in densities.items()},
     }
     write_json(folder / QC_JSON, document)
+
+
+def _mpp_l0(result: QcResult) -> Mpp:
+    x, y = result.frame.downsample_xy
+    return result.mpp_th / x, result.mpp_th / y
+
+
+def _overlay_layers(result: QcResult) -> list[Layer]:
+    """What no check took as it is, the rest lighter and tinted by what took it, most first."""
+    use, px = result.mask_use, max(1, result.mask_use.size)
+    glass = {check.name for check in result.pipeline.checks if check.removes_glass or check.fills}
+    layers: list[Layer] = [Tint(~use, color=(255, 255, 255), opacity=0.5)]
+    took = {name: mask & ~use for name, mask in result.masks.items() if name not in glass}
+    for name in sorted((n for n in took if took[n].any()), key=lambda n: -int(took[n].sum())):
+        share = f"{took[name].sum() / px:.2%} of the slide"
+        layers.append(Tint(took[name], f"{name.replace('_', ' ')}, {share}", result.colors[name]))
+    outline = "tissue without artefacts" if took else "tissue"
+    return [*layers, Outline(use, f"{outline}, {use.mean():.1%} of the slide")]
 
 
 def load_qc(folder: Path) -> QcResult:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinsection.errors import ConfigError, require
 from thinsection.files.atomic import atomic_path
-from thinsection.report.overview import draw_overview
+from thinsection.report.draw import Outline, Tiles, open_picture, write_drawing
 from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import features_label, join_label, slug
 from thinsection.stages.measures import MeasuresStage
@@ -72,7 +72,7 @@ class PoolingStage(Stage):
 
 @dataclass(frozen=True, kw_only=True)
 class OverviewStage(Stage):
-    """`GRID/overviews/ID.png`: thumbnail, tissue outline, tiles."""
+    """`GRID/overviews/ID.png`: the slide's picture, tissue outline, tiles."""
 
     title: ClassVar[str] = "overview"
 
@@ -88,11 +88,13 @@ class OverviewStage(Stage):
 
     def run(self, work: SlideWork) -> Output:
         """Draws what is stored, so that the picture is the same at any time."""
-        name = self.file(work.entry.slide_id, ".png")
-        tissue, table = self.tiles.mask.load(work), work.value(self.tiles)
-        sizes = {"tile_size_l0": table.plan.size_l0, "size_l0": tissue.frame.size_l0}
-        picture = work.path(name)
-        draw_overview(picture, tissue.thumbnail, tissue.mask, table.coords_l0, **sizes)
+        name, table = self.file(work.entry.slide_id, ".png"), work.value(self.tiles)
+        tissue, count = work.value(self.tiles.mask), len(table)
+        layers = (
+            Outline(tissue.mask, f"tissue, {tissue.tissue_fraction:.1%} of the slide"),
+            Tiles(table.coords_l0, table.plan.size_l0, f"{count:,} tile{'s' * (count != 1)}"),
+        )
+        write_drawing(work.path(name), open_picture(work.ledger, self.tiles.mask.address), layers)
         return Output(files=(name,))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from thinsection.qc import Pipeline, QcResult, pipeline_identity, qc_fail, run_q
 from thinsection.qc.engine import parse_rule
 from thinsection.qc.pipeline import preset_names
 from thinsection.qc.tissue import TISSUE_COLOR, TissueConfig, TissueMask, tissue_mask
+from thinsection.report.draw import PICTURE, save_picture, slide_picture
 from thinsection.report.qc_files import load_qc, write_qc
 from thinsection.slide.geometry import mean_mpp
 from thinsection.slide.readers import AUTO
@@ -28,7 +29,7 @@ from thinsection.types import MaskFrame
 
 @dataclass(frozen=True, kw_only=True)
 class TissueStage(Stage):
-    """`slides/ID/tissue.png`, `.geojson` and `thumbnail.jpg`; value: a `TissueMask`."""
+    """`slides/ID/tissue.png`, `.geojson`, `thumbnail.jpg`, `picture.jpg`; value: a `TissueMask`."""
 
     title: ClassVar[str] = "tissue"
     reads = "slide"
@@ -52,11 +53,13 @@ class TissueStage(Stage):
     def run(self, work: SlideWork) -> Output:
         """Finds the tissue on one thumbnail. Memory: that of `tissue_mask`."""
         tissue = self.find(work)
-        mask, outline, thumbnail = names = self._names(work.entry.slide_id)
+        mask, outline, thumbnail, picture = names = self._names(work.entry.slide_id)
         with atomic_path(work.path(mask)) as tmp:
             Image.fromarray(tissue.mask.astype(np.uint8) * 255).save(tmp)
         with atomic_path(work.path(thumbnail)) as tmp:
             Image.fromarray(tissue.thumbnail).save(tmp, quality=85)
+        assert work.slide is not None
+        save_picture(work.path(picture), slide_picture(work.slide, tissue.thumbnail))
         outlines = [("Tissue", tissue.mask, TISSUE_COLOR)]
         write_masks_geojson(work.path(outline), outlines, tissue.frame)
         facts = {
@@ -75,7 +78,7 @@ class TissueStage(Stage):
 
     def load(self, work: SlideWork) -> TissueMask:
         """The mask to the bit; the thumbnail as its JPEG has it."""
-        mask_name, _, thumbnail_name = self._names(work.entry.slide_id)
+        mask_name, _, thumbnail_name, _ = self._names(work.entry.slide_id)
         with Image.open(work.path(mask_name)) as picture:
             mask = np.asarray(picture) > 0
         with Image.open(work.path(thumbnail_name)) as picture:
@@ -94,10 +97,11 @@ class TissueStage(Stage):
         """Further columns of the tile table: none."""
         return {}
 
-    def _names(self, slide_id: str) -> tuple[str, str, str]:
-        tissue, thumbnail = (join_label(name, self.label) for name in ("tissue", "thumbnail"))
-        folder = f"{SLIDES}/{slide_id}"
-        return f"{folder}/{tissue}.png", f"{folder}/{tissue}.geojson", f"{folder}/{thumbnail}.jpg"
+    def _names(self, slide_id: str) -> tuple[str, str, str, str]:
+        kinds = ("tissue.png", "tissue.geojson", "thumbnail.jpg", f"{PICTURE}.jpg")
+        parts = (kind.partition(".") for kind in kinds)
+        names = (f"{SLIDES}/{slide_id}/{join_label(n, self.label)}.{end}" for n, _, end in parts)
+        return cast(tuple[str, str, str, str], tuple(names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +158,8 @@ class QcStage(Stage):
             work.slide, self.pipeline, device=self.device, slide_mpp=mpp, strict=self.strict
         )
         folder = self.folder(work.entry.slide_id)
-        write_qc(result, work.path(folder), key=work.key(self))
+        picture = slide_picture(work.slide, result.rgb)
+        write_qc(result, work.path(folder), key=work.key(self), picture=picture)
         names = sorted(p.name for p in work.path(folder).iterdir() if TMP_MARK not in p.name)
         facts = {
             "tissue_fraction": round(float(result.tissue.mask.mean()), 6),

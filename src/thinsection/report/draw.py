@@ -1,0 +1,370 @@
+"""Pictures of whole slides: what was found, drawn over the tissue, with scale bar and legend.
+
+One way for the overview, quality control, heatmaps and notebooks: a `Picture` of at most
+`LONG_SIDE` px and layers, of which each knows how to paint itself, become one image. Below it a
+strip says how long a millimetre is and what the colours mean; the px above it are the slide's.
+"""
+
+import math
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
+
+from thinsection.errors import StoreError, rewording
+from thinsection.files.atomic import atomic_path
+from thinsection.qc.tissue import Color
+from thinsection.slide import Slide, read_resized
+from thinsection.slide.geometry import best_level
+from thinsection.store.ledger import SlideLedger
+from thinsection.types import CoordsL0, MaskArray, Mpp, RgbArray, Size
+
+LONG_SIDE = 1600  # px of a picture, never more than the slide has
+PICTURE = "picture"  # how the names of stored pictures begin
+OUTLINE: Color = (0, 110, 72)
+TILE: Color = (32, 96, 200)
+_ENOUGH, _GIANT_PX = 1000, 50_000_000  # px of a thumbnail's long side, px of a level
+_QUALITY = 90  # of stored pictures
+_LEAST_EDGE = 6  # px of a tile below which borders would be all that is seen
+_INK, _SOFT, _PAPER = (29, 39, 51), (93, 107, 122), (255, 255, 255)
+_COLORMAPS = {  # nine steps each, of matplotlib's maps of these names
+    "viridis": "440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725",
+    "magma": "000004 1d1147 51127c 832681 b73779 e75263 fc8961 fec488 fcfdbf",
+    "coolwarm": "3b4cc0 6282ea 8db0fe b9d0f9 dddcdc f5c4ac f4987a dd5f4b b40426",
+    "turbo": "30123b 466be3 28bceb 32f298 a4fc3c eecf3a fb7e21 d02f05 7a0403",
+}
+COLORMAPS = tuple(_COLORMAPS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A whole slide at a size that can be looked at."""
+
+    rgb: RgbArray  # uint8 (H, W, 3)
+    size_l0: Size
+    slide_mpp: Mpp | None = None  # without it there is no scale bar
+
+    @property
+    def size(self) -> Size:
+        """(width, height), px."""
+        return self.rgb.shape[1], self.rgb.shape[0]
+
+
+class Layer(Protocol):
+    """What is drawn over a picture."""
+
+    @property
+    def label(self) -> str:
+        """What the legend calls it; '' leaves it out."""
+
+    def paint(self, image: Image.Image, size_l0: Size) -> None:
+        """Draws itself onto the image, which shows all of level 0."""
+
+    def key(self, draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> None:
+        """Draws its sign for the legend into the box."""
+
+
+def slide_picture(slide: Slide, thumbnail: RgbArray | None = None) -> RgbArray:
+    """The slide with `LONG_SIDE` px along its long side, or as many as it has, uint8 (H, W, 3).
+
+    It is read from the fitting level, in strips, or made of a thumbnail that is large enough: of
+    `_ENOUGH` px where that level is so large that to read it once more would cost seconds.
+
+    Memory: that of `read_resized`: 230 MiB and the picture, whatever the slide's size.
+
+    Raises:
+        SlideReadError: the slide's pixels cannot be decoded.
+    """
+    shrink = max(1.0, max(slide.size) / LONG_SIDE)
+    size = (max(1, round(slide.size[0] / shrink)), max(1, round(slide.size[1] / shrink)))
+    giant = math.prod(best_level(slide.levels, shrink).size) > _GIANT_PX
+    if thumbnail is None or max(thumbnail.shape[:2]) < (_ENOUGH if giant else max(size)):
+        return read_resized(slide, size)
+    image = Image.fromarray(thumbnail)
+    image.thumbnail(size, Image.Resampling.LANCZOS)
+    return np.asarray(image)
+
+
+def save_picture(path: Path, rgb: RgbArray) -> None:
+    """Writes a picture of a slide as a JPEG, atomically."""
+    with atomic_path(path) as tmp:
+        Image.fromarray(rgb).save(tmp, format="JPEG", quality=_QUALITY)
+
+
+def picture_path(ledger: SlideLedger, address: str | None = None) -> Path | None:
+    """The stored picture of a slide; of folders of before its thumbnail; None where none is.
+
+    `address` is of the mask that it was stored with; None takes any.
+    """
+    records = [one for name, one in ledger.stages.items() if address in (None, name)]
+    names = [name for record in records for name in record.files]
+    for begins in (PICTURE, "thumbnail"):
+        for path in (ledger.out / name for name in names):
+            if path.name.startswith(begins) and path.is_file():
+                return path
+    return None
+
+
+def open_picture(ledger: SlideLedger, address: str | None = None) -> Picture:
+    """The stored picture of a slide of a results folder, to draw on; see `picture_path`.
+
+    Raises:
+        StoreError: it has none, or it is damaged.
+    """
+    path, slide = picture_path(ledger, address), ledger.slide
+    if path is None or not slide.get("width"):
+        raise StoreError(f"picture of {ledger.slide_id!r} must be there, got none; run it first")
+    readable = rewording("picture must be readable", path, OSError, error=StoreError)
+    with readable, Image.open(path) as file:
+        rgb = np.array(file.convert("RGB"))
+    mpp = (slide["mpp_x"], slide["mpp_y"]) if slide.get("mpp_x") else None
+    return Picture(rgb=rgb, size_l0=(slide["width"], slide["height"]), slide_mpp=mpp)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The smooth border of a mask (H, W) that shows the whole slide at any resolution."""
+
+    mask: MaskArray
+    label: str = ""
+    color: Color = OUTLINE
+    width: float = 3.0  # px
+
+    def paint(self, image: Image.Image, size_l0: Size) -> None:
+        """See `Layer`: a light rim below, so that it is seen on any stain."""
+        if not self.mask.any():
+            return
+        field = np.pad(_smooth(self.mask, image.size), 1)  # tissue at the edge has a border too
+        slope = np.hypot(*np.gradient(field))[1:-1, 1:-1]
+        inner = field[1:-1, 1:-1]
+        distance = np.abs(inner - 127.5) / np.maximum(slope, 1e-3)
+        for color, width, opacity in (_PAPER, self.width + 2, 0.7), (self.color, self.width, 1.0):
+            alpha = np.clip(width / 2 + 0.5 - distance, 0, 1) * opacity
+            _blend(image, color, alpha)
+
+    def key(self, draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> None:
+        """See `Layer`."""
+        draw.rounded_rectangle(box, radius=5, outline=self.color, width=3)
+
+
+@dataclass(frozen=True)
+class Tint:
+    """A colour over a mask (H, W) that shows the whole slide at any resolution."""
+
+    mask: MaskArray
+    label: str = ""
+    color: Color = OUTLINE
+    opacity: float = 0.55
+
+    def paint(self, image: Image.Image, size_l0: Size) -> None:
+        """See `Layer`."""
+        _blend(image, self.color, _smooth(self.mask, image.size) * (self.opacity / 255))
+
+    def key(self, draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> None:
+        """See `Layer`."""
+        draw.rounded_rectangle(box, radius=3, fill=_over_white(self.color, self.opacity))
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles as thin lines, lightly shaded; of very small ones only the shade."""
+
+    coords_l0: CoordsL0
+    tile_size_l0: Size
+    label: str = ""
+    color: Color = TILE
+
+    def paint(self, image: Image.Image, size_l0: Size) -> None:
+        """See `Layer`. Neighbours share a line."""
+        boxes = _boxes(self.coords_l0, self.tile_size_l0, image.size, size_l0)
+        lined = min(np.array(self.tile_size_l0) * image.size / size_l0) >= _LEAST_EDGE
+        lines, shade = (Image.new("L", image.size, 0) for _ in range(2))
+        draw_lines, draw_shade = ImageDraw.Draw(lines), ImageDraw.Draw(shade)
+        for x0, y0, x1, y1 in boxes.tolist():
+            draw_shade.rectangle((x0, y0, x1 - 1, y1 - 1), fill=20 if lined else 71)
+            if lined:
+                draw_lines.rectangle((x0, y0, x1, y1), outline=150)
+        for opacity in (shade, lines):
+            image.paste(self.color, (0, 0, *image.size), opacity)
+
+    def key(self, draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> None:
+        """See `Layer`."""
+        draw.rectangle(box, fill=_over_white(self.color, 0.1), outline=self.color)
+
+
+@dataclass(frozen=True)
+class Values:
+    """A number per tile as a colour; overlapping tiles are averaged, NaN is left out."""
+
+    coords_l0: CoordsL0
+    tile_size_l0: Size
+    values: npt.NDArray[np.floating]  # (N,)
+    label: str = ""
+    colormap: str = "turbo"  # of `COLORMAPS`
+    limits: tuple[float, float] | None = None  # values of the first and last colour; None: theirs
+    opacity: float = 0.5
+
+    @property
+    def shown_limits(self) -> tuple[float, float]:
+        """`limits`, or the least and the greatest value."""
+        known = self.values[np.isfinite(self.values)]
+        return self.limits or ((float(known.min()), float(known.max())) if len(known) else (0, 1))
+
+    def paint(self, image: Image.Image, size_l0: Size) -> None:
+        """See `Layer`. Memory: 40 bytes a px, and 100 a tile."""
+        known = np.isfinite(self.values)
+        boxes = _boxes(self.coords_l0[known], self.tile_size_l0, image.size, size_l0)
+        total, count = (_box_sums(boxes, v, image.size) for v in (self.values[known], 1.0))
+        low, high = self.shown_limits
+        mean = total / np.maximum(count, 1)
+        colors = colorize((mean - low) / ((high - low) or 1.0), self.colormap)
+        alpha = Image.fromarray(np.where(count > 0.5, round(255 * self.opacity), 0).astype("u1"))
+        image.paste(Image.fromarray(colors), (0, 0), alpha)
+
+    def key(self, draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> None:
+        """See `Layer`: the colours from left to right."""
+        x0, y0, x1, y1 = box
+        for x, color in enumerate(colorize(np.linspace(0, 1, x1 - x0), self.colormap).tolist(), x0):
+            draw.line((x, y0, x, y1), fill=_over_white(tuple(color), max(self.opacity, 0.8)))
+
+
+def colorize(shares: npt.NDArray[np.floating], colormap: str) -> npt.NDArray[np.uint8]:
+    """Colours, uint8 (..., 3), of numbers in [0, 1]; what lies outside has the end's colour."""
+    steps = [[int(c[i : i + 2], 16) for i in (0, 2, 4)] for c in _COLORMAPS[colormap].split()]
+    table = np.array(steps, dtype=np.float64)
+    at = np.linspace(0, 1, len(table))
+    fine = np.stack([np.interp(np.linspace(0, 1, 256), at, column) for column in table.T], axis=1)
+    return np.asarray(fine.round().astype(np.uint8)[(np.clip(shares, 0, 1) * 255).astype(np.uint8)])
+
+
+def paint(picture: Picture, layers: Sequence[Layer]) -> RgbArray:
+    """The picture with the layers over it, first one lowest, uint8 (H, W, 3); no legend.
+
+    Memory: about 60 bytes a px of the picture (160 MB at most), and what layers say.
+    """
+    image = Image.fromarray(picture.rgb)
+    for layer in layers:
+        layer.paint(image, picture.size_l0)
+    return np.asarray(image)
+
+
+def draw(picture: Picture, layers: Sequence[Layer]) -> RgbArray:
+    """`paint`, and below it a strip with scale bar, legend and colour bars.
+
+    The strip's height depends on what it says; px above it are at their place on the slide.
+    """
+    painted = paint(picture, layers)
+    width, height = picture.size
+    size = min(26, max(12, round(max(width, height) / 60)))
+    parts = _strip_parts(picture, layers, size)
+    room, x, y, line, placed = round(0.7 * size), 0, 0, round(2.1 * size), []
+    for part_width, put in parts:
+        if x and x + part_width > width - 2 * room:
+            x, y = 0, y + line
+        placed.append((x + room, y, put))
+        x += part_width + 2 * room
+    strip = Image.new("RGB", (width, y + line if placed else 0), _PAPER)
+    pen = ImageDraw.Draw(strip)
+    for left, top, put in placed:
+        put(pen, left, top + round(0.5 * size))
+    return np.concatenate([painted, np.asarray(strip).reshape(-1, width, 3)])
+
+
+def write_drawing(path: Path, picture: Picture, layers: Sequence[Layer]) -> None:
+    """Writes `draw` as a PNG, atomically."""
+    with atomic_path(path) as tmp:
+        Image.fromarray(draw(picture, layers)).save(tmp, format="PNG", compress_level=4)
+
+
+_Put = Callable[[ImageDraw.ImageDraw, int, int], None]  # draws at (left, top)
+
+
+def _strip_parts(picture: Picture, layers: Sequence[Layer], size: int) -> list[tuple[int, _Put]]:
+    """What stands below a picture, each with its width in px: the scale bar, then the legend."""
+    font = ImageFont.load_default(size)
+    parts: list[tuple[int, _Put]] = []
+
+    def plain(text: str) -> str:  # the font that comes with Pillow knows ASCII
+        return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+
+    def add(left: str, sign_px: int, right: str, sign: Callable[..., None], color: Color) -> None:
+        gap = round(0.4 * size)
+        before = round(font.getlength(left)) + gap * bool(left)
+
+        def put(pen: ImageDraw.ImageDraw, x: int, y: int) -> None:
+            pen.text((x, y), left, fill=color, font=font)
+            sign(pen, (x + before, y + round(0.15 * size), x + before + sign_px, y + size))
+            pen.text((x + before + sign_px + gap, y), right, fill=color, font=font)
+
+        parts.append((before + sign_px + gap + round(font.getlength(right)), put))
+
+    if picture.slide_mpp is not None:
+        px_mm = picture.size[0] / (picture.size_l0[0] * picture.slide_mpp[0] / 1000)
+        length = nice_length(0.18 * picture.size[0] / px_mm)
+        add("", round(length * px_mm), f"{length:g} mm", _bar, _INK)
+    for layer in (one for one in layers if one.label):
+        if isinstance(layer, Values):
+            low, high = layer.shown_limits
+            add(f"{plain(layer.label)}  {low:.3g}", 7 * size, f"{high:.3g}", layer.key, _INK)
+        else:
+            add("", round(1.1 * size), plain(layer.label), layer.key, _SOFT)
+    return parts
+
+
+def nice_length(most: float) -> float:
+    """The largest 1, 2 or 5 times a power of ten that is not more."""
+    power = 10.0 ** np.floor(np.log10(most))
+    return float(round(max(f for f in (1, 2, 5) if f * power <= most * (1 + 1e-9)) * power, 12))
+
+
+def _bar(draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> None:
+    x0, y0, x1, y1 = box
+    middle = (y0 + y1) // 2 + 1
+    draw.line((x0, middle, x1, middle), fill=_INK, width=4)
+    for x in (x0, x1):
+        draw.line((x, y0 + 2, x, y1), fill=_INK, width=2)
+
+
+def _smooth(mask: MaskArray, size: Size) -> npt.NDArray[np.float32]:
+    """The mask at another size, without steps: float32 (H, W), 0 to 255, its border at 127.5."""
+    grown = max(1.0, size[0] / mask.shape[1], size[1] / mask.shape[0])
+    how = Image.Resampling.BILINEAR if grown > 1 else Image.Resampling.BOX
+    image = Image.fromarray(mask).convert("L").resize(size, how)
+    return np.asarray(image.filter(ImageFilter.GaussianBlur(0.9 * grown)), dtype=np.float32)
+
+
+def _blend(image: Image.Image, color: Color, alpha: npt.NDArray[np.floating]) -> None:
+    opacity = Image.fromarray((alpha * 255 + 0.5).astype(np.uint8))
+    image.paste(color, (0, 0, *image.size), opacity)
+
+
+def _over_white(color: tuple[int, ...], opacity: float) -> tuple[int, ...]:
+    return tuple(round(255 - (255 - value) * opacity) for value in color)
+
+
+def _boxes(
+    coords_l0: CoordsL0, tile_size_l0: Size, size: Size, size_l0: Size
+) -> npt.NDArray[np.int64]:
+    """(N, 4): left, top, right, bottom of tiles in px of a picture, at least one px each."""
+    scale = np.array(size) / np.array(size_l0)
+    first = np.rint(coords_l0 * scale)
+    end = np.maximum(np.rint((coords_l0 + np.array(tile_size_l0)) * scale), first + 1)
+    return np.hstack([first, end]).astype(np.int64)
+
+
+def _box_sums(
+    boxes: npt.NDArray[np.int64], values: npt.NDArray[np.floating] | float, size: Size
+) -> npt.NDArray[np.float64]:
+    """Per px, the sum of the values of the boxes that it lies in: an integral of their corners."""
+    width, height = size
+    corners = np.zeros((height + 1, width + 1))
+    x0, x1 = np.clip(boxes[:, [0, 2]].T, 0, width)
+    y0, y1 = np.clip(boxes[:, [1, 3]].T, 0, height)
+    for y, x, sign in ((y0, x0, 1), (y0, x1, -1), (y1, x0, -1), (y1, x1, 1)):
+        np.add.at(corners, (y, x), sign * np.asarray(values))
+    return np.asarray(corners.cumsum(axis=0).cumsum(axis=1)[:-1, :-1])
