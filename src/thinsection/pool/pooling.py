@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from thinsection.attention.products import fast_products
 from thinsection.attention.reach import blocks_of
@@ -98,23 +99,40 @@ class MaxSlideEncoder(SlideEncoder):
         return _as_numpy(tiles.amax(0))
 
 
+class GatedAttention(nn.Module):
+    """Scores (N, A) of tiles (N, D): w . (tanh(V x + b) * sigmoid(U x + c)); plain without U.
+
+    Source: Ilse, Tomczak, Welling, "Attention-based Deep Multiple Instance Learning", 2018, eq. 9.
+    """
+
+    def __init__(
+        self, dim: int, hidden: int, outputs: int = 1, *, gated: bool = True, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.V, self.U = nn.Linear(dim, hidden), nn.Linear(dim, hidden) if gated else None
+        self.w, self.drop = nn.Linear(hidden, outputs), nn.Dropout(dropout)
+
+    def forward(self, tiles: torch.Tensor) -> torch.Tensor:
+        hidden = self.drop(torch.tanh(self.V(tiles)))
+        if self.U is not None:
+            hidden = hidden * self.drop(torch.sigmoid(self.U(tiles)))
+        return cast(torch.Tensor, self.w(hidden))
+
+
 class AbmilSlideEncoder(SlideEncoder):
     """Attention pooling with given weights: sum of a_n x_n, a = softmax over tiles of a score.
 
-    The score is w . tanh(V x + b), or gated, w . (tanh(V x + b) * sigmoid(U x + c)), where the
-    state dict holds `U.*`. Names: `V.weight` (K, D), `V.bias` (K), `U.weight`, `U.bias` alike,
-    `w.weight` (1, K), `w.bias` (1).
-
-    Source: Ilse, Tomczak, Welling, "Attention-based Deep Multiple Instance Learning", 2018.
+    The score is `GatedAttention`'s, gated where the state dict holds `U.*`. Names: `V.weight`
+    (K, D), `V.bias` (K), `U.weight`, `U.bias` alike, `w.weight` (1, K), `w.bias` (1).
     """
 
     name = "abmil"
 
     def __init__(self, state_dict: Mapping[str, torch.Tensor], *, device: str = "cpu") -> None:
-        self._weights = _checked_abmil(state_dict, device)
-        self.dim = self._weights["V.weight"].shape[1]
+        self._score = _checked_abmil(state_dict).to(device)
+        self.dim = self._score.V.in_features
         self.expects = Expects(tile_dim=self.dim)
-        self.weights_hash = hash_state_dict(self._weights)
+        self.weights_hash = hash_state_dict(self._score.state_dict())
         self._device = device
 
     @classmethod
@@ -134,34 +152,26 @@ class AbmilSlideEncoder(SlideEncoder):
         blocks = blocks_of(len(tiles), BLOCK_ROWS)
         with torch.inference_mode(), fast_products():
             scores = [self._score(tiles[rows].to(self._device).float()) for rows in blocks]
-            attention = torch.cat(scores).double().softmax(0)
+            attention = torch.cat(scores)[:, 0].double().softmax(0)
             pooled = torch.zeros(tiles.shape[1], dtype=torch.float64, device=self._device)
             for rows in blocks:
                 pooled += attention[rows] @ tiles[rows].to(self._device).double()
         return _as_numpy(pooled)
 
-    def _score(self, tiles: torch.Tensor) -> torch.Tensor:
-        w = self._weights
-        hidden = torch.tanh(tiles @ w["V.weight"].T + w["V.bias"])
-        if "U.weight" in w:
-            hidden = hidden * torch.sigmoid(tiles @ w["U.weight"].T + w["U.bias"])
-        return hidden @ w["w.weight"][0] + w["w.bias"]
 
-
-def _checked_abmil(state_dict: Mapping[str, torch.Tensor], device: str) -> dict[str, torch.Tensor]:
+def _checked_abmil(state_dict: Mapping[str, torch.Tensor]) -> GatedAttention:
     plain = {"V.weight", "V.bias", "w.weight", "w.bias"}
     allowed = (plain, plain | {"U.weight", "U.bias"})
     rule = "abmil state dict must hold V.*, w.* and, where gated, U.* (weight and bias each)"
     require(set(state_dict) in allowed, rule, sorted(state_dict), error=WeightsError)
     shape = tuple(state_dict["V.weight"].shape)
     require(len(shape) == 2, "V.weight must be of shape (K, D)", shape, error=WeightsError)
-    hidden, dim = shape
-    shapes = {"V.weight": (hidden, dim), "V.bias": (hidden,), "w.weight": (1, hidden)}
-    shapes |= {"U.weight": (hidden, dim), "U.bias": (hidden,), "w.bias": (1,)}
-    for name, value in state_dict.items():
-        wanted, got = shapes[name], tuple(value.shape)
+    net = GatedAttention(shape[1], shape[0], gated="U.weight" in state_dict).requires_grad_(False)
+    for name, value in net.state_dict().items():
+        wanted, got = tuple(value.shape), tuple(state_dict[name].shape)
         require(got == wanted, f"{name} must be of shape {wanted}", got, error=WeightsError)
-    return {name: value.detach().to(device).float() for name, value in state_dict.items()}
+    net.load_state_dict(dict(state_dict))
+    return net.eval()
 
 
 def _as_numpy(vector: torch.Tensor) -> SlideEmbedding:

@@ -1,0 +1,1 @@
+"""From embeddings to predictions: heads, model files, predictions, heatmaps."""

@@ -1,0 +1,68 @@
+"""The settings of heads, and the heads by name; torch is imported with the head that is built."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from thinsection.config import from_mapping, option
+from thinsection.errors import ConfigError, require
+from thinsection.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    from thinsection.predict.heads.head import Head
+
+_OURS = {
+    "linear": ("additive:LinearHead", "Linear on the mean of the rows; on slide embeddings too."),
+    "mlp": ("additive:MlpHead", "Two layers on the mean of the rows; on slide embeddings too."),
+    "abmil": ("additive:AbmilHead", "Gated attention (Ilse 2018)."),
+    "clam_sb": ("additive:ClamHead", "CLAM, one attention, instance loss (Lu 2021)."),
+    "clam_mb": ("additive:ClamBranchesHead", "CLAM, an attention a class, instance loss."),
+    "dsmil": ("additive:DsmilHead", "Dual stream around the critical tile (Li 2021)."),
+    "transmil": ("tokens:TransmilHead", "Nyström attention, convolutions for place (Shao 2021)."),
+    "transformer": ("tokens:TransformerHead", "Attention with 2-D ALiBi in O(N) memory."),
+}
+HEADS: Registry[type["Head"]] = Registry(
+    "head",
+    "thinsection.heads",
+    [Entry(name=n, help=h, target=f"thinsection.predict.heads.{t}") for n, (t, h) in _OURS.items()],
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig:
+    """Which head, and what it is made of; CLAM's and MIL-Lab's defaults."""
+
+    head: str = option("abmil", "head on the embeddings", choices=HEADS.names)
+    hidden_dim: int = option(512, "channels that an embedding is projected to; 0: no projection")
+    attention_dim: int = option(256, "hidden channels of gated attention")
+    dropout: float = option(0.25, "share of channels dropped while training")
+    num_layers: int = option(2, "layers of the transformer")
+    num_heads: int = option(8, "attention heads of transmil and transformer")
+    instances: int = option(8, "tiles of highest and of lowest attention in CLAM's loss")
+    instance_weight: float = option(0.3, "weight of CLAM's instance loss beside the bag's")
+    subtyping: bool = option(False, "CLAM: classes exclude each other, their tiles are negatives")
+
+
+def build_head(
+    name: str, dim: int, outputs: int, settings: HeadConfig | Mapping[str, Any] | None = None
+) -> "Head":
+    """A new head of that name, initialised from torch's generator.
+
+    Args:
+        name: of ours or of another package's (entry point group `thinsection.heads`).
+        dim: channels D of an embedding.
+        outputs: K; two for two classes, whose probabilities are a softmax.
+        settings: `HeadConfig`, or a mapping of its fields; its `head` is not looked at.
+
+    Raises:
+        ConfigError: no such head, or settings that do not fit.
+    """
+    if not isinstance(settings, HeadConfig):
+        settings = from_mapping(HeadConfig, dict(settings or {}), where="head.")
+    positive = {"dim": dim, "outputs": outputs, "attention_dim": settings.attention_dim}
+    positive |= {"num_heads": settings.num_heads, "instances": settings.instances}
+    for field, value in positive.items():
+        require(value > 0, f"{field} must be > 0", value, error=ConfigError)
+    require(settings.hidden_dim >= 0, "hidden_dim must be >= 0", settings.hidden_dim)
+    require(0 <= settings.dropout < 1, "dropout must be in [0, 1)", settings.dropout)
+    return HEADS.load(name)(dim, outputs, settings)

@@ -1,0 +1,152 @@
+"""Heads in which tiles see each other: TransMIL, and a transformer with 2-D ALiBi attention.
+
+Sources: Shao et al., "TransMIL", 2021; Xiong et al., "Nyströmformer", 2021. Our TransMIL equals
+its authors' module with the same weights, see docs/predictions.md.
+"""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from thinsection.attention import alibi2d_attention, alibi_slopes
+from thinsection.encode.networks import mlp
+from thinsection.errors import ConfigError, require
+from thinsection.predict.heads.additive import AbmilHead
+from thinsection.predict.heads.config import HeadConfig
+from thinsection.predict.heads.head import Head, HeadOutput
+
+PINV_ITERATIONS, RESIDUAL_KERNEL = 6, 33  # of the Nyström attention, as published
+
+
+def _width(settings: HeadConfig) -> int:
+    width, heads = settings.hidden_dim, settings.num_heads
+    fits = width > 0 and width % (2 * heads) == 0
+    rule = f"hidden_dim must be a multiple of {2 * heads} (twice num_heads)"
+    require(fits, rule, width, error=ConfigError)
+    return width
+
+
+class NystromAttention(nn.Module):
+    """Attention through `width // 2` landmarks, each the mean of neighbours in the sequence."""
+
+    def __init__(self, width: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.heads, self.landmarks = heads, width // 2
+        self.to_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.to_out = nn.Sequential(nn.Linear(width, width), nn.Dropout(dropout))
+        kernel = (RESIDUAL_KERNEL, 1)
+        self.res_conv = nn.Conv2d(
+            heads, heads, kernel, padding=(RESIDUAL_KERNEL // 2, 0), groups=heads, bias=False
+        )
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """States (T, C), and by head (h, T) the attention of the first token to each.
+
+        Memory: 4 h (T (3 C / h + 2 landmarks) + 6 landmarks²) bytes beside the states.
+        """
+        tokens, m = len(x), self.landmarks
+        x = F.pad(x, (0, 0, -tokens % m, 0))  # in front, as the authors do
+        q, k, v = self.to_qkv(x).unflatten(1, (3, self.heads, -1)).permute(1, 2, 0, 3)
+        q = q * q.shape[-1] ** -0.5
+        q_mark, k_mark = (t.unflatten(1, (m, -1)).mean(2) for t in (q, k))
+        to_marks = (q @ k_mark.mT).softmax(-1)
+        inverse = _pseudo_inverse((q_mark @ k_mark.mT).softmax(-1))
+        from_marks = (q_mark @ k.mT).softmax(-1)
+        out = (to_marks @ inverse) @ (from_marks @ v) + self.res_conv(v[None])[0]
+        first = (to_marks[:, -tokens, None] @ inverse) @ from_marks
+        out = self.to_out(out.transpose(0, 1).flatten(1))
+        return out[-tokens:], first[:, 0, -tokens:]
+
+
+def _pseudo_inverse(x: torch.Tensor) -> torch.Tensor:
+    """Of each (h, m, m), by iteration; one scale for all heads, as published."""
+    z = x.mT / (x.abs().sum(-1).max() * x.abs().sum(-2).max())
+    eye = torch.eye(x.shape[-1], device=x.device, dtype=x.dtype)
+    for _ in range(PINV_ITERATIONS):
+        xz = x @ z
+        z = 0.25 * z @ (13 * eye - (xz @ (15 * eye - (xz @ (7 * eye - xz)))))
+    return z
+
+
+class TransmilHead(Head):
+    """A class token over tiles in the order that they come in, wrapped into a square.
+
+    No sum over tiles. Attention: of the class token in the last layer, mean over heads, which
+    Nyström's approximation can make slightly negative. Evidence: that attention times the
+    classifier on the tile's own state, w_k . norm(h_n) + b_k.
+    """
+
+    def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
+        super().__init__(dim, outputs, settings)
+        width, heads = _width(settings), settings.num_heads
+        self.embed = nn.Sequential(nn.Linear(dim, width), nn.ReLU())
+        self.cls_token = nn.Parameter(torch.randn(1, width))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.layers = nn.ModuleList(NystromAttention(width, heads) for _ in range(2))
+        kernels = (7, 5, 3)
+        convolutions = (nn.Conv2d(width, width, k, 1, k // 2, groups=width) for k in kernels)
+        self.places = nn.ModuleList(convolutions)
+        self.classifier = nn.Linear(width, outputs)
+
+    def forward(self, features: torch.Tensor, coords: torch.Tensor | None = None) -> HeadOutput:
+        """See `Head.forward`. Memory: 4 N (D + 10 H + 2 num_heads H) bytes."""
+        h, count = self.embed(features), len(features)
+        side = math.isqrt(count - 1) + 1
+        h = torch.cat([self.cls_token, h, h[: side * side - count]])
+        h = h + self.layers[0](self.norms[0](h))[0]
+        square = h[1:].T.unflatten(1, (side, side))
+        placed = square + sum(conv(square[None])[0] for conv in self.places)
+        h = torch.cat([h[:1], placed.flatten(1).T])
+        out, first = self.layers[1](self.norms[1](h))
+        states = self.norms[2](h + out)
+        logits = self.classifier(states[0])
+        if self.training:
+            return HeadOutput(logits)
+        attention = first.mean(0)[1:]
+        attention, again = attention[:count, None].clone(), attention[count:, None]
+        attention[: len(again)] += again  # tiles that fill up the square are there twice
+        return HeadOutput(logits, attention, attention * self.classifier(states[1 : 1 + count]))
+
+
+class _AlibiBlock(nn.Module):
+    """x += attention(norm1(x)); x += mlp(norm2(x)); near tiles count more."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp, self.drop = mlp(width, 2 * width), nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+        qkv = self.qkv(self.norm1(x)).unflatten(1, (3, self.heads, -1))
+        q, k, v = qkv.permute(1, 2, 0, 3)[:, None]
+        slopes = alibi_slopes(self.heads)
+        out = alibi2d_attention(q, k, v, cells, slopes, num_prefix_tokens=0)[0]
+        x = x + self.drop(self.proj(out.transpose(0, 1).flatten(1)))
+        return x + self.drop(self.mlp(self.norm2(x)))  # type: ignore[no-any-return]
+
+
+class TransformerHead(AbmilHead):
+    """Tiles attend to each other, less with distance, then gated attention pools them as in ABMIL.
+
+    Attention and evidence are those of the pooling, so evidence adds up to the logits; a tile's
+    state has seen its neighbours, so its evidence is of the tile in its surroundings.
+    """
+
+    def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
+        super().__init__(dim, outputs, settings)
+        width, heads, drop = _width(settings), settings.num_heads, settings.dropout
+        blocks = (_AlibiBlock(width, heads, drop) for _ in range(settings.num_layers))
+        self.blocks, self.norm = nn.ModuleList(blocks), nn.LayerNorm(width)
+
+    def forward(self, features: torch.Tensor, coords: torch.Tensor | None = None) -> HeadOutput:
+        """See `Head.forward`. Memory: 4 N (D + 8 H) bytes and the attention's 512 MiB."""
+        got = None if coords is None else tuple(coords.shape)
+        require(got == (len(features), 2), f"coords must be of shape ({len(features)}, 2)", got)
+        h = self.embed(features)
+        for block in self.blocks:
+            h = block(h, coords)
+        return self.pooled(self.norm(h))
