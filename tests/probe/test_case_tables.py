@@ -1,5 +1,6 @@
 """Patho-Bench tasks and case CSVs, with small embedding files."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -57,15 +58,54 @@ def test_nanopath_takes_only_the_training_rows_of_the_first_fold(tmp_path: Path)
 
 
 @pytest.mark.parametrize("folds", [1, 3])
-def test_a_sealed_test_is_never_looked_at(tmp_path: Path, folds: int) -> None:
+def test_a_sealed_test_is_never_looked_at_by_nanopath(tmp_path: Path, folds: int) -> None:
     root = task(tmp_path / "t", folds=folds, sealed=2)
     for i in range(2):
         (root / "feats" / f"s{i}.h5").unlink()
-    table = load_case_table(root, PATHOBENCH, survival=False)
-    assert "c0" not in table.ids
-    assert "c1" not in table.ids
-    assert table.facts["sealed_rows_dropped"] == 3  # case 0 has two slides
-    assert load_cases(root, pathobench(root / "feats")).ids == table.ids
+    table = load_case_table(root, NANOPATH, survival=False)
+    assert not {"c0", "c1"} & set(table.ids)
+    assert table.facts["sealed_rows_dropped"] >= 3  # case 0 has two slides
+    own = replace_flat(pathobench(root / "feats"), {"protocol": "nanopath"})
+    assert load_cases(root, own).ids == table.ids
+
+
+def test_the_one_official_split_is_what_pathobench_scores(tmp_path: Path) -> None:
+    root = task(tmp_path / "t", folds=1, sealed=4)
+    cases = load_cases(root, pathobench(root / "feats"))
+    ((train, test),) = cases.folds or ()
+    assert [cases.ids[i] for i in test] == ["c0", "c1", "c2", "c3"]
+    assert len(train) == 8
+    assert cases.facts["split_rule"] == "the file's 1 fold"
+
+
+CASES = [f"c{i}" for i in range(6)]
+FOLDED = [{"train": CASES[2:], "val": CASES[:2]}, {"train": CASES[:4], "val": CASES[4:]}]
+
+
+def test_a_survival_list_of_nanopath_brings_its_folds(tmp_path: Path) -> None:
+    slides = [["a0", "a1"], *([f"s{i}"] for i in range(1, 6))]
+    path = tmp_path / "cptac_pda_os.json"
+    follow_up = {"events": [1, 0, 1, 0, 1, 1], "days": [9.0, 8.5, 7.0, 6.0, 5.0, 4.0]}
+    task = {"case_ids": CASES, "case_slides": slides, **follow_up, "folds": FOLDED}
+    path.write_text(json.dumps({"source": "here", "held_out_case_ids": ["x"], **task}))
+    table = load_case_table(path, NANOPATH, survival=True)
+    assert table.ids == tuple(CASES)
+    assert table.slides[0] == ("a0", "a1")
+    assert [(t.tolist(), v.tolist()) for t, v in table.folds or ()] == [
+        ([2, 3, 4, 5], [0, 1]),
+        ([0, 1, 2, 3], [4, 5]),
+    ]
+
+
+def test_a_slide_list_of_nanopath_pools_train_and_val_and_leaves_test_shut(tmp_path: Path) -> None:
+    parts = {
+        split: {"case_ids": [ids], "slides": [f"s{ids}"], "labels": [ids % 2]}
+        for ids, split in enumerate(("train", "val", "test"))
+    }
+    (tmp_path / "surgen.json").write_text(json.dumps(parts))
+    table = load_case_table(tmp_path / "surgen.json", NANOPATH, survival=False)
+    assert table.slides == (("s0",), ("s1",))
+    assert [r["label"] for r in table.rows] == ["0", "1"]
 
 
 def test_survival_columns_are_read(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
-from sksurv.linear_model import CoxPHSurvivalAnalysis
+from sksurv.linear_model import CoxnetSurvivalAnalysis, CoxPHSurvivalAnalysis
 from sksurv.metrics import concordance_index_censored
 from sksurv.util import Surv
 
@@ -17,7 +17,7 @@ from thinsection.probe.data.sets import CaseSet, RobustnessSet, SurvivalSet
 from thinsection.probe.probes.cases import abmil_probe, slide_probe, survival_probe
 from thinsection.probe.probes.tiles import robustness_probe
 from thinsection.probe.protocol import NANOPATH, PATHOBENCH
-from thinsection.probe.statistics import shuffled_folds, stratified_folds
+from thinsection.probe.statistics import stratified_folds
 
 RNG = np.random.default_rng(4)
 
@@ -112,7 +112,8 @@ def test_abmil_finds_the_few_tiles_that_decide_and_reproduces() -> None:
 
 def survivors(n: int = 90) -> SurvivalSet:
     vectors = RNG.normal(size=(n, 5)) * np.array([1, 2, 3, 4, 5]) + 7
-    time = np.ceil(np.exp(2 - 0.6 * vectors[:, 0] + RNG.normal(size=n)) * 4)  # whole days tie
+    hazard = 0.9 * (vectors[:, 0] - 7)
+    time = np.ceil(np.exp(1 - hazard + RNG.normal(size=n)) * 4)  # whole days tie
     return SurvivalSet(
         name="survivors",
         ids=tuple(map(str, range(n))),
@@ -126,7 +127,7 @@ def test_survival_is_scikit_survivals_cox_on_z_scores_of_the_training_fold() -> 
     cases = survivors()
     result = survival_probe(cases)
     expected = []
-    for train, val in shuffled_folds(len(cases.ids)):
+    for train, val in stratified_folds(cases.event.astype(int)):  # as nanopath without folds
         x = cases.vectors.astype(np.float64)
         x = (x - x[train].mean(axis=0)) / x[train].std(axis=0)
         y = Surv.from_arrays(cases.event, cases.time)
@@ -200,3 +201,25 @@ def test_one_centre_and_one_class_give_no_index() -> None:
     )
     with pytest.raises(InvalidInputError, match="the index needs two classes and two centres"):
         robustness_probe(data, k=3)
+
+
+def test_the_task_surgen_is_solved_by_liblinears_dual_as_nanopath_has_it() -> None:
+    cases = dataclasses.replace(labelled_cases(40), name="surgen")
+    wide = np.random.default_rng(0).normal(size=(40, 50)) + 0.4 * cases.labels[:, None]
+    cases = dataclasses.replace(cases, vectors=wide.astype(np.float32))
+    given = {"class_weight": "balanced", "max_iter": 5000, "random_state": 0}
+    expected = []
+    for train, val in stratified_folds(cases.labels):
+        model = LogisticRegression(C=0.01, solver="liblinear", dual=True, **given)
+        p = model.fit(cases.vectors[train], cases.labels[train]).predict_proba(cases.vectors[val])
+        expected.append(roc_auc_score(cases.labels[val], p[:, 1]))
+    assert slide_probe(cases).details["score_by_c"]["0.01"] == pytest.approx(np.mean(expected))
+
+
+def test_pathobench_fits_coxnet_on_vectors_as_they_are() -> None:
+    cases = survivors()
+    train, val = np.arange(0, 60), np.arange(60, len(cases.ids))
+    result = survival_probe(dataclasses.replace(cases, folds=((train, val),)), protocol=PATHOBENCH)
+    y = Surv.from_arrays(cases.event, cases.time)
+    model = CoxnetSurvivalAnalysis(alphas=[0.07], l1_ratio=0.5).fit(cases.vectors[train], y[train])
+    assert result.score == pytest.approx(model.score(cases.vectors[val], y[val]))

@@ -26,6 +26,7 @@ class DataSection:
         None, "embeddings: a file for a manifest's rows, a folder of slides for a case table"
     )
     encoder: str | None = option(None, "tile encoder, where DATA holds images")
+    root: Path | None = option(None, "folder of the paths in a manifest or list; none: its own")
     max_per_class: int | None = option(
         None, "at most so many rows of a class in train and in val, drawn with the seed"
     )

@@ -49,6 +49,7 @@ class LogisticSettings:
 
     cs: tuple[float, ...]
     max_iter: int
+    liblinear_tasks: tuple[str, ...] = ()  # solved so, by the dual where rows < D; others by lbfgs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +65,13 @@ class AbmilSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalSettings:
-    """Cox regression on slide (case) vectors that are z-scored on the training fold."""
+    """Cox regression on slide (case) vectors; without given folds they are stratified by event."""
 
     model: Literal["cox", "coxnet"]  # ridge with Breslow ties, or the elastic net
     alpha: float  # penalty
     l1_ratio: float | None = None  # elastic net only
+    z_scores: bool  # of the training fold, before the fit
+    max_iter: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +145,11 @@ NANOPATH = Protocol(
     ),
     knn=KnnSettings(ks=(1, 3, 5, 10, 20, 30, 40, 50), metric="macro_f1"),
     fewshot=FewshotSettings(shots=16, support_sets=1000, metric="macro_f1"),
-    logistic=LogisticSettings(cs=(0.001, 0.01, 0.1, 0.5, 1.0, 10.0, 100.0), max_iter=5000),
+    logistic=LogisticSettings(
+        cs=(0.001, 0.01, 0.1, 0.5, 1.0, 10.0, 100.0), max_iter=5000, liblinear_tasks=("surgen",)
+    ),
     abmil=AbmilSettings(hidden=128, lr=3e-4, weight_decay=1e-5),
-    survival=SurvivalSettings(model="cox", alpha=2.0),
+    survival=SurvivalSettings(model="cox", alpha=2.0, z_scores=True, max_iter=1000),
     robustness=RobustnessSettings(
         k_by_subset=(("camelyon", 11), ("tolkach_esca", 46)), default_k=11
     ),
@@ -176,7 +181,9 @@ PATHOBENCH = Protocol(
     file_folds=True,
     logistic=LogisticSettings(cs=(0.5,), max_iter=10_000),
     abmil=AbmilSettings(hidden=512, lr=3e-4, weight_decay=1e-5),
-    survival=SurvivalSettings(model="coxnet", alpha=0.07, l1_ratio=0.5),
+    survival=SurvivalSettings(
+        model="coxnet", alpha=0.07, l1_ratio=0.5, z_scores=False, max_iter=100_000
+    ),
     notes=(
         "logistic C 0.5, Coxnet and 2048-tile bags are the suite's; "
         "the Coxnet penalty and the rest of abmil are this package's own",

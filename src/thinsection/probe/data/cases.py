@@ -2,7 +2,8 @@
 
 A Patho-Bench task is a folder with `k=all.tsv` (case_id, slide_id, fold_0 ..., the label columns)
 and `config.yaml` (task_col, sample_col, label_dict; `<task>_event` and `<task>_days` for survival).
-Any other table: slide_id, optional case_id and split, and `label`, or `event` and `time`.
+Any other table, or a list of nanopath's: slide_id, optional case_id, split and fold_0 ..., and
+`label`, or `event` and `time`.
 """
 
 from collections import defaultdict
@@ -53,11 +54,24 @@ def load_case_table(path: Path, protocol: Protocol, *, survival: bool) -> CaseTa
     if "split" in rows[0]:
         rows = [r for r in rows if split_name(r["split"], str(path)) != TEST]
     facts = {"table": path.name, "split_rule": "the protocol's folds"}
-    return _group(rows, key, columns, name=path.stem, facts=facts)
+    cases = _group(rows, key, columns, name=path.stem, facts=facts)
+    return _with_folds(cases, [c for c in rows[0] if c.startswith("fold_")], path)
+
+
+def _with_folds(cases: CaseTable, columns: Sequence[str], table: Path) -> CaseTable:
+    """The cases with the folds of these columns, if there are any."""
+    if not columns:
+        return cases
+    folds = tuple(_file_fold(cases.rows, column, table) for column in columns)
+    rule = f"the file's {len(folds)} fold{'s' * (len(folds) > 1)}"
+    return replace(cases, folds=folds, facts={**cases.facts, "split_rule": rule})
 
 
 def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
-    """The cases of a task with its folds; the training cases of the first without `file_folds`."""
+    """The cases of a task with its folds, its official split where it has one.
+
+    Without `file_folds` only what trains in the first fold: the rest is a sealed test then.
+    """
     table, config_path = root / PATHOBENCH_TABLE, root / PATHOBENCH_CONFIG
     if not (table.is_file() and config_path.is_file()):
         raise files.unexpected(root, "a Patho-Bench task", [PATHOBENCH_TABLE, PATHOBENCH_CONFIG])
@@ -71,22 +85,20 @@ def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
     fold_columns = [c for c in rows[0] if c.startswith("fold_")]
     where = str(table)
     check(fold_columns, "table must have fold_* columns", f"{list(rows[0])} in {where!r}")
-    used = fold_columns if protocol.file_folds else fold_columns[:1]
-    # a sample that trains in no fold is a sealed test: it is never looked at
-    kept = [r for r in rows if any(split_name(r[c], where) == TRAIN for c in used if r[c])]
+    first = fold_columns[0]
+    trains = [r for r in rows if r[first] and split_name(r[first], where) == TRAIN]
+    kept, used = (rows, fold_columns) if protocol.file_folds else (trains, [])
     label_dict = {} if survival else config.get("label_dict") or {}
     label_names = {str(k): str(v) for k, v in label_dict.items()}
-    of_first, rotating = f"training rows of {used[0]}, then the protocol's folds", len(used) > 1
-    rule = f"the file's {len(used)} folds" if rotating else of_first
+    rule = f"training rows of {first}, then the protocol's folds"
     facts = {"task": task, "split_rule": rule, "sealed_rows_dropped": len(rows) - len(kept)}
     name = f"{root.parent.name}/{root.name}"
     cases = _group(kept, key, columns, name=name, facts=facts, label_names=label_names)
-    folds = tuple(_file_fold(cases.rows, column, table) for column in used if rotating)
-    return replace(cases, folds=folds or None)
+    return _with_folds(cases, used, table)
 
 
 def _file_fold(rows: Sequence[TextRow], column: str, table: Path) -> Fold:
-    """The fold's training rows, and its held-out rows (which train in other folds)."""
+    """The fold's training rows, and its held-out rows."""
     training = np.array([split_name(r[column], str(table)) == TRAIN for r in rows])
     found = f"{training.sum()} train of {len(rows)} in {str(table)!r}"
     check({*training} == {True, False}, f"{column} must hold train and held-out rows", found)

@@ -6,6 +6,7 @@ them is flat, `<slide_id>.h5`; of a results folder (ours, or TRIDENT's) the one 
 """
 
 import csv
+import json
 import pickle
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +27,14 @@ from thinsection.store.ledger import LEDGER_NAME, SLIDES
 
 TextRow = Mapping[str, str]
 TRAIN, VAL, TEST = "train", "val", "test"
-TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".json")
 FOLDS = 3  # where data bring no split: one of so many validates
 _WORDS = {TRAIN: "train training", VAL: "val valid validation dev", TEST: "test testing"}
+_LISTED = {
+    **{"images": "path", "labels": "label", "events": "event", "days": "time"},
+    **{"case_ids": "case_id", "case_slides": "slide_id", "slides": "slide_id"},
+    "slide_ids": "slide_id",
+}
 _SPLITS = {word: name for name, words in _WORDS.items() for word in words.split()}
 RUN_FOLDERS = (SLIDES, RECORDS)  # with both a folder is a run's, whatever else it holds
 KINDS = ("features", "slide_features")  # of tiles; else of slides
@@ -36,7 +42,7 @@ check = partial(require, error=DatasetError)
 
 
 def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
-    """Rows of a CSV (or TSV or Parquet, by its suffix) as text, spaces stripped."""
+    """Rows of a CSV (or TSV, Parquet or JSON, by its suffix) as text, spaces stripped."""
     errors = (OSError, ValueError)  # pyarrow's errors and UnicodeDecodeError are such
     with rewording("table must be readable text", path, *errors, error=DatasetError):
         names, raw = _raw_rows(path)
@@ -55,14 +61,38 @@ def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
 def _raw_rows(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
     """Column names and rows as they are in the file."""
     suffix = path.suffix.lower()
-    if suffix != ".parquet":
+    if suffix not in (".parquet", ".json"):
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, delimiter="\t" if suffix == ".tsv" else ",")
             return reader.fieldnames or (), list(reader)
+    if suffix == ".json":
+        rows = _listed(json.loads(path.read_text(encoding="utf-8")), path)
+        return [*dict.fromkeys(name for row in rows for name in row)], rows
     with importing("Parquet tables need pyarrow", "export"):
         from pyarrow import parquet
     table = parquet.read_table(path)
     return table.column_names, table.to_pylist()
+
+
+def _listed(task: Any, path: Path) -> list[dict[str, Any]]:
+    """Rows of a task as nanopath and THUNDER write it: lists by split, or cases with their folds.
+
+    Lists of the test split are left out.
+    """
+    rows: list[dict[str, Any]] = []
+    whole = isinstance(task, dict) and "case_ids" in task
+    shape = whole or (isinstance(task, dict) and {TRAIN, VAL} <= task.keys())
+    check(shape, "list must have train and val, or case_ids", f"something else in {str(path)!r}")
+    for split, part in {"": task}.items() if whole else ((s, task[s]) for s in (TRAIN, VAL)):
+        columns = {_LISTED[name]: values for name, values in part.items() if name in _LISTED}
+        sizes = {len(values) for values in columns.values()}
+        check(len(sizes) == 1, "lists must be equally long", f"{sorted(sizes)} in {str(path)!r}")
+        for values in zip(*columns.values(), strict=True):
+            row = dict(zip(columns, values, strict=True)) | ({"split": split} if split else {})
+            for i, fold in enumerate(part.get("folds", ())):
+                row[f"fold_{i}"] = TRAIN if row["case_id"] in fold[TRAIN] else VAL
+            rows.append(row)
+    return rows
 
 
 def split_name(text: str, where: str) -> str:

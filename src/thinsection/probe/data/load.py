@@ -53,7 +53,7 @@ def _labelled_rows(path: Path, config: ProbeConfig) -> LabelledRows:
     data, seed = config.data, config.protocol.seed
     layout = data.layout if data.layout != "auto" else guess_layout(path, data.labels)
     if layout == "manifest":
-        return load_manifest(path, embeddings=data.embeddings, seed=seed)
+        return load_manifest(path, embeddings=data.embeddings, root=data.root, seed=seed)
     if layout != "tiles" and not files.is_results(path):
         return images.LAYOUTS[layout](path, seed=seed)
     tile_files = files.find_tile_files(path)
@@ -76,8 +76,10 @@ def guess_layout(path: Path, labels: Path | None) -> str:
     return "tiles" if files.is_results(path) or any(path.glob("*.h5")) else "folder"
 
 
-def load_manifest(table: Path, *, embeddings: Path | None = None, seed: int = 1337) -> LabelledRows:
-    """The tiles that a manifest lists; paths are relative to its folder, rows of `embeddings`."""
+def load_manifest(
+    table: Path, *, embeddings: Path | None = None, root: Path | None = None, seed: int = 1337
+) -> LabelledRows:
+    """The tiles that a manifest lists: paths below `root`, or rows of `embeddings`, one by one."""
     rows = files.read_rows(table, ())
     label_column, where = _present(rows, LABEL_COLUMNS, table), str(table)
     path_column = "" if embeddings else _present(rows, PATH_COLUMNS, table)
@@ -85,7 +87,7 @@ def load_manifest(table: Path, *, embeddings: Path | None = None, seed: int = 13
     if has_split:
         rows = [r for r in rows if files.split_name(r["split"], where) != TEST]
     names, labels = files.encode_labels([r[label_column] for r in rows], where)
-    paths = [embeddings or table.parent / r[path_column] for r in rows]
+    paths = [embeddings or (root or table.parent) / r[path_column] for r in rows]
     if has_split:
         remedy = f"; leave the column out to have one of {FOLDS} folds validate"
         splits = [files.split_name(r["split"], where) for r in rows]

@@ -30,7 +30,7 @@ _Bag = Callable[[int, np.random.Generator | None], torch.Tensor]  # a case's til
 def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:
     """Logistic regression: the mean AUROC over folds at the best C (ties: the smallest C).
 
-    Memory: 8 n D (scikit-learn's float64 copy) + 8 n K per C.
+    Memory: 8 n D (scikit-learn's copy) + 8 n K per C.
 
     Raises:
         DatasetError: a fold lacks a class.
@@ -38,11 +38,14 @@ def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult
         ConfigError: the protocol defines no slide probe.
     """
     settings: suites.LogisticSettings = protocol.require("logistic")
-    folds, x = _label_folds(cases, protocol), cases.vectors.astype(np.float64)
+    folds, x = _label_folds(cases, protocol), cases.vectors  # float32, as the suites fit them
+    solver: dict[str, Any] = {"solver": "lbfgs"}
+    if cases.name in settings.liblinear_tasks:
+        solver = {"solver": "liblinear", "dual": len(x) < x.shape[1]}
 
     def fit(c: float, train: npt.NDArray, val: npt.NDArray) -> Probability:
         given = {"class_weight": "balanced", "max_iter": settings.max_iter, "random_state": 0}
-        model = LogisticRegression(C=c, **given).fit(x[train], cases.labels[train])
+        model = LogisticRegression(C=c, **given, **solver).fit(x[train], cases.labels[train])
         return model.predict_proba(x[val])  # type: ignore[no-any-return]
 
     by_c = {c: [fit(c, *fold) for fold in folds] for c in settings.cs}
@@ -222,7 +225,7 @@ def _train_fold(
 
 
 def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:
-    """Mean Harrell's c-index over folds of a Cox model, vectors z-scored by their training fold.
+    """Mean Harrell's c-index over folds of a Cox model.
 
     Memory: 8 (n D + D²) of the solver, and n² of the bootstrap per fold.
 
@@ -232,8 +235,8 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
         ConfigError: the protocol defines no survival probe.
     """
     settings: suites.SurvivalSettings = protocol.require("survival")
-    n, drawn = len(cases.ids), {"folds": protocol.folds, "seed": protocol.seed}
-    folds = cases.folds or statistics.shuffled_folds(n, **drawn)
+    drawn: dict[str, Any] = {"folds": protocol.folds, "seed": protocol.seed}
+    folds = cases.folds or statistics.stratified_folds(cases.event.astype(np.int64), **drawn)
     rows, event, time = np.concatenate([val for _, val in folds]), cases.event, cases.time
     risks = [_fit_risk(cases, fold, settings) for fold in folds]
     pairs = zip(risks, folds, strict=True)
@@ -264,11 +267,12 @@ def _fit_risk(cases: SurvivalSet, fold: Fold, settings: suites.SurvivalSettings)
         from sksurv.util import Surv
     train, val = fold
     x = cases.vectors.astype(np.float64)
-    mean, spread = x[train].mean(axis=0), x[train].std(axis=0)
-    x = (x - mean) / np.where(spread > 0, spread, 1.0)
+    if settings.z_scores:
+        x = (x - x[train].mean(axis=0)) / (x[train].std(axis=0) + 1e-8)
+    alpha, steps = settings.alpha, settings.max_iter
     if settings.model == "cox":
-        model = CoxPHSurvivalAnalysis(alpha=settings.alpha, ties="breslow")
+        model = CoxPHSurvivalAnalysis(alpha=alpha, ties="breslow", n_iter=steps)
     else:
-        model = CoxnetSurvivalAnalysis(alphas=[settings.alpha], l1_ratio=settings.l1_ratio)
+        model = CoxnetSurvivalAnalysis(alphas=[alpha], l1_ratio=settings.l1_ratio, max_iter=steps)
     model.fit(x[train], Surv.from_arrays(cases.event[train], cases.time[train]))
     return np.asarray(model.predict(x[val]), dtype=np.float64)

@@ -119,7 +119,7 @@ def segment_probe(
     settings: SegmentSettings = protocol.require("segment")
     where, num_classes = resolve_device(device, mps=False), len(data.class_names)
     trainer = SegmentTrainer(features, data.labels(), num_classes, settings, geometry, where)
-    fits = [trainer.fit(train, val, seed=protocol.seed) for train, val in data.folds]
+    fits = [trainer.fit(*fold, seed=protocol.seed + i) for i, fold in enumerate(data.folds)]
     weight = settings.background_weight
     details = _details(data, fits, weight)
     jaccard = np.concatenate([metrics.image_jaccard(fit.counts) for fit in fits])

@@ -117,7 +117,7 @@ class SegmentFit:
 
     head: MaskTransformer  # at the epoch of the best validation loss
     best_epoch: int  # from 1; the first one on ties
-    train_losses: list[float]  # mean over batches, weighted by images, after each epoch
+    train_losses: list[float]  # mean over batches of each epoch, however small the last
     val_losses: list[float]
     train_loss_first: float  # of the first batch, before any step
     counts: Counts  # confusion matrices (N, K, K) of the validation images
@@ -199,11 +199,11 @@ class SegmentTrainer:
     def _epoch(
         self, head: MaskTransformer, rows: IndexArray, optimizer: Optimizer | None = None
     ) -> tuple[float, float]:
-        """Dice loss of rows in their order, mean over images, and the first batch's.
+        """Dice loss of rows in their order, mean over batches as the suite has it, and the first's.
 
         With an optimizer the head is trained on each batch.
         """
-        losses, sizes = [], []
+        losses = []
         with torch.set_grad_enabled(optimizer is not None):
             for scores, labels in self._scored(head, rows):
                 loss = dice_loss(scores, labels, self.settings.dice_smooth)
@@ -212,9 +212,8 @@ class SegmentTrainer:
                     loss.backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
                 losses.append(loss.detach())
-                sizes.append(len(labels))
         values = np.array([float(loss) for loss in losses])
-        return float(np.average(values, weights=sizes)), float(values[0])
+        return float(values.mean()), float(values[0])
 
     def predict(self, head: MaskTransformer, rows: IndexArray) -> Iterator[Pair]:
         """uint8 (truth, prediction) of rows, batch by batch, in the frame that is scored."""
