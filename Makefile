@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 # what they depend on is several GB of CUDA packages, not needed on a CPU; openfold3 is for tests only
 NO_DEPS := cucim-cu12 lazy-loader triton openfold3 lavlab-shell
 
-.PHONY: demo test setup lint types bench-smoke fuzz gpu-proof faults clean
+.PHONY: demo test setup lint types bench-smoke docs fuzz gpu-proof faults clean
 
 setup: $(STAMP)
 
@@ -22,8 +22,8 @@ demo: setup
 	$(BIN)/python -m thinsection demo --out demo $(if $(SLIDE),--slide "$(SLIDE)",)
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/ruff format --check src tests benchmarks docs
 
 types: setup
 	$(BIN)/mypy
@@ -36,6 +36,12 @@ SEED ?= 1
 fuzz: setup
 	$(BIN)/python -m tests.slide.fuzz 2000 --seed $(SEED)
 
+# the documentation, into site/: fails at a broken link, a figure that no benchmark has, a tutorial that fails
+docs: export OMP_NUM_THREADS ?= 1
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: setup
+	$(BIN)/mkdocs build -q
+
 # on a machine with a CUDA device: checks every GPU path against the CPU, then times it; < 8 minutes
 gpu-proof: setup
 	$(BIN)/python -m benchmarks.gpu_proof
@@ -44,7 +50,7 @@ gpu-proof: setup
 test: export OMP_NUM_THREADS ?= 1
 test: lint types
 	$(BIN)/python -m pytest
-	$(MAKE) --no-print-directory bench-smoke
+	$(MAKE) --no-print-directory bench-smoke docs
 
 # twenty signals at runs, pools, Dask and Slurm, and a disk that fails at every single write: hours
 faults: export THINSECTION_FAULT_REPEATS = 20
@@ -52,4 +58,4 @@ faults: setup
 	$(BIN)/python -m pytest tests/pipeline/test_orderly.py tests/jobs/test_dask.py tests/jobs/test_slurm_signals.py
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo site

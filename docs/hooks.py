@@ -1,0 +1,105 @@
+"""What mkdocs writes itself: the reference of the commands, of the settings and of Python's names,
+and the pages with figures, filled from the committed JSON of the benchmarks."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import typer
+from mkdocs.structure.files import File, Files
+
+from thinsection import _PUBLIC as PUBLIC
+from thinsection.cli.main import COMMANDS, build_app
+from thinsection.config import dump_toml
+from thinsection.stages.config import RunConfig
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the generated pages; a figure that no benchmark has is an error."""
+    for name, text in pages().items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def pages() -> dict[str, str]:
+    """Path in the site -> Markdown."""
+    found = {
+        "reference/commands.md": commands(),
+        "reference/settings.md": settings(),
+        "reference/python.md": names(),
+    }
+    figures = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)
+    for template in sorted((ROOT / "docs").rglob("*.md.j2")):
+        text = environment.from_string(template.read_text()).render(
+            figures={name: figure["results"] for name, figure in figures.items()},
+            made=dict(sorted(figures.items())),
+        )
+        found[str(template.relative_to(ROOT / "docs").with_suffix(""))] = text
+    return found
+
+
+def commands() -> str:
+    """Every command with its flags, as `--help` has them."""
+    parts = ["# Commands\n"]
+    for name in COMMANDS:
+        root = typer.main.get_command(build_app([name]))
+        parts += command_of(name, root.commands[name])
+    return "\n".join(parts)
+
+
+def command_of(name: str, command: Any) -> list[str]:
+    """A command of typer's, then those below it."""
+    context = command.context_class(command, info_name=f"thinsection {name}")
+    usage = " ".join(command.collect_usage_pieces(context))
+    parts = [f"## {name}", command.help or command.get_short_help_str(200), ""]
+    parts += ["```", f"thinsection {name} {usage}", "```", ""]
+    rows = [
+        (", ".join([*p.opts, *p.secondary_opts]), help_of(p, context))
+        for p in command.params
+        if p.param_type_name == "option" and p.name != "help" and not p.hidden
+    ]
+    if rows:
+        parts += ["| flag | |", "|---|---|"]
+        parts += [f"| `{flags}` | {cell(text)} |" for flags, text in rows] + [""]
+    for below, inner in getattr(command, "commands", {}).items():
+        parts += command_of(f"{name} {below}", inner)
+    return parts
+
+
+def help_of(option: Any, context: Any) -> str:
+    """Its help, its choices and its default."""
+    record = option.get_help_record(context)
+    return record[1] if record else ""
+
+
+def cell(text: str) -> str:
+    """Text that does not break a table."""
+    return re.sub(r"\s+", " ", text).replace("|", r"\|").replace("<", "&lt;")
+
+
+def settings() -> str:
+    """Every setting of a run, as `thinsection config` writes it."""
+    words = "Every setting of a run with its default: `thinsection config --write run.toml`, then"
+    words += " `thinsection run slides/ --config run.toml`. A flag wins over the file."
+    return f"# Settings\n\n{words}\n\n```toml\n{dump_toml(RunConfig())}\n```\n"
+
+
+def names() -> str:
+    """What `import thinsection as ts` gives."""
+    listed = [f"::: {module}.{name}" for name, module in PUBLIC.items()]
+    rooms = ["attention", "neighbors", "probe", "rescue", "slide", "store", "structures"]
+    return "\n\n".join(
+        [
+            "# Python",
+            "`import thinsection as ts` gives these names; the rooms below are imported by name.",
+            *listed,
+            "::: thinsection.errors",
+            *(f"::: thinsection.{room}" for room in rooms),
+        ]
+    )
