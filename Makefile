@@ -22,8 +22,8 @@ demo: setup
 	$(BIN)/python -m thinsection demo --out demo $(if $(SLIDE),--slide "$(SLIDE)",)
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks docs
-	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/ruff check src tests benchmarks docs/hooks.py docs/tutorials
+	$(BIN)/ruff format --check src tests benchmarks docs/hooks.py docs/tutorials
 
 types: setup
 	$(BIN)/mypy
