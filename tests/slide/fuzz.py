@@ -26,12 +26,12 @@ import numpy as np
 import psutil
 import tifffile
 from PIL import Image
+from tests.support.mutants import mutate
 
 from thinsection import errors
 from thinsection.errors import ThinsectionError
 from thinsection.slide import Slide, open_slide
 from thinsection.testing import run_and_measure
-from thinsection.testing.mutants import mutate
 from thinsection.testing.slide_contract import KINDS, SIZE, STRIPED
 from thinsection.testing.synthetic import (
     PyramidKind,

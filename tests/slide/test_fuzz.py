@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.slide.fuzz import fuzz, write_good
+from tests.support.mutants import mutate
 
-from thinsection.testing.mutants import mutate
 from thinsection.testing.synthetic import PyramidKind, write_pyramid
 
 SLIDES = os.environ.get("THINSECTION_TEST_SLIDES")
