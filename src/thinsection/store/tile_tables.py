@@ -1,14 +1,19 @@
 """What is stored per tile and read when it is asked for: tables of columns, rows of embeddings."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from thinsection.errors import StoreError, require
 from thinsection.store.tiles_h5 import TilesFile, column_names, open_h5, read_tiles, stored_dataset
+
+if TYPE_CHECKING:
+    import h5py
 
 TILES, MEASURED = _FIRST = ("tiles", "measures")  # folders whose columns need no other name
 
@@ -54,27 +59,65 @@ def tile_table_files(
 class EmbeddingRows:
     """Tile embeddings (N, D) on disk; rows are asked for as of an array and read then.
 
+    Where the file is not packed (ours, TRIDENT's, CLAM's are not) scattered rows are read from
+    their places; of a packed one the whole is read. One vector is (1, D).
+
     Memory: the rows that were asked for, and 8 N bytes.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with open_h5(path) as file:
-            data = stored_dataset(file, "features", path)
-            self.shape: tuple[int, int] = data.shape
+            data = self._data(file)
+            stored = data.shape
+            fits = len(stored) in (1, 2) or (len(stored) == 3 and stored[0] == 1)  # a batch of one
+            found = f"{data.dtype} {stored} in {str(path)!r}"
+            rule = "embeddings must be floats (N, D)"
+            require(fits and data.dtype.kind == "f", rule, found, error=StoreError)
+            self.shape: tuple[int, int] = (1, *stored)[-2:]
             self.dtype: np.dtype[Any] = data.dtype
+            self._places = _places(data) if len(stored) > 1 else None
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, rows: slice | int | Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
         wanted = np.arange(len(self))[rows]  # slices, masks and negative numbers as NumPy has them
-        with open_h5(self._path) as file:
-            data = stored_dataset(file, "features", self._path)
-            if isinstance(rows, slice) and rows.step in (None, 1):
-                return np.asarray(data[rows])
-            order, back = np.unique(wanted, return_inverse=True)  # h5py reads in rising order
-            return np.asarray(data[order])[back.reshape(wanted.shape)]
+        if isinstance(rows, slice) or self._places is None:
+            with open_h5(self._path) as file:
+                data = self._data(file)
+                if len(data.shape) == 2 and isinstance(rows, slice) and rows.step in (None, 1):
+                    return np.asarray(data[rows])
+                return np.asarray(data[...]).reshape(self.shape)[rows]
+        out = np.empty((wanted.size, self.shape[1]), self.dtype)
+        handle = os.open(self._path, os.O_RDONLY)
+        try:
+            for row, place in zip(out, self._places[wanted.ravel()].tolist(), strict=True):
+                got = f"{str(self._path)!r}, which is cut"
+                whole = os.preadv(handle, [row], place) == row.nbytes
+                require(whole, "embeddings must be whole", got, error=StoreError)
+        finally:
+            os.close(handle)
+        return out.reshape(*wanted.shape, self.shape[1])
+
+    def _data(self, file: "h5py.File") -> "h5py.Dataset":
+        name = "feats" if "feats" in file and "features" not in file else "features"  # STAMP's
+        return stored_dataset(file, name, self._path)
 
     def __repr__(self) -> str:
         return f"<EmbeddingRows {self.shape} {self.dtype} in {self._path.name!r}>"
+
+
+def _places(data: "h5py.Dataset") -> npt.NDArray[np.int64] | None:
+    """The byte of the file at which each row begins; None where rows are packed or cut."""
+    if data.id.get_create_plist().get_nfilters() or data.file.userblock_size:
+        return None
+    rows, width = np.arange(data.shape[-2]), data.shape[-1] * data.dtype.itemsize
+    if data.chunks is None:
+        start = data.id.get_offset()
+        return None if start is None else start + width * rows
+    if data.chunks[-1] != data.shape[-1]:
+        return None
+    size, starts = data.chunks[-2], np.zeros(-(-len(rows) // data.chunks[-2]), np.int64)
+    data.id.chunk_iter(lambda c: starts.__setitem__(c.chunk_offset[-2] // size, c.byte_offset))
+    return starts[rows // size] + width * (rows % size) if starts.all() else None

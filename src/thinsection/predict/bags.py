@@ -1,0 +1,141 @@
+"""Bags: the tile embeddings of a case, rows of which are read from the stored files by need.
+
+A bag that fits the budget whole is kept from its first use on and never thrown out: in a cycle
+through all bags, which training is, no other rule has more hits. Of the others the drawn rows are
+read from their places in the file (`EmbeddingRows`): 2,048 of 20,000 tiles are a tenth of it.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import DatasetError, require
+from thinsection.predict.heads import grid_cells
+from thinsection.probe.data.files import read_embeddings
+from thinsection.probe.data.sets import check_finite
+from thinsection.store.tile_tables import EmbeddingRows
+from thinsection.store.tiles_h5 import TilesFile, open_h5, stored_dataset
+from thinsection.types import Closing
+
+PREFETCH = 1  # bags that are read ahead
+
+Rows = npt.NDArray[np.int64]
+Stored = EmbeddingRows | npt.NDArray[Any]  # of one slide: on disk, or in memory
+
+
+class Bag(NamedTuple):
+    """Tiles of a case, slide after slide."""
+
+    features: npt.NDArray[np.float32]  # (N, D)
+    cells: Rows | None  # (N, 2), see `grid_cells`; None where they were not asked for
+
+
+class Bags(Closing):
+    """The bags of cases; several slides of a case are one bag.
+
+    Args:
+        files: of each case, an embeddings file a slide.
+        budget_bytes: of bags that are kept whole, in the type in which they are stored.
+        cells: whether bags have the places of their tiles.
+
+    Memory: budget_bytes, and PREFETCH + 1 bags as they are asked for (twice where float16 is
+    stored, or a case has several slides). Of files that are packed or no HDF5 the whole is read.
+    """
+
+    def __init__(
+        self, files: Sequence[Sequence[Path]], *, budget_bytes: int = 0, cells: bool = False
+    ) -> None:
+        self._files, self._left, self._cells = files, budget_bytes, cells
+        self._kept: dict[int, Sequence[Stored]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="bags")
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def read(self, case: int, *, most: int = 0, rng: np.random.Generator | None = None) -> Bag:
+        """The bag of a case: all tiles, or with `rng` a draw of at most `most`, in their order.
+
+        Raises DatasetError: no tiles, slides of several encoders, values that are not finite.
+        """
+        paths = self._files[case]
+        slides = self._kept.get(case) or self._opened(case)
+        names = ", ".join(repr(str(path)) for path in paths)
+        total, widths = sum(len(s) for s in slides), sorted({s.shape[1] for s in slides})
+        require(total, "a bag must hold tiles", f"none in {names}", error=DatasetError)
+        rule = "slides of a case must have embeddings of one encoder"
+        require(len(widths) == 1, rule, f"D of {widths} in {names}", error=DatasetError)
+        rows = None
+        if rng is not None and 0 < most < total:
+            rows = np.sort(rng.choice(total, most, replace=False))
+        features = _joined(slides, rows)
+        if not np.isfinite(features.sum(dtype=np.float64)):
+            check_finite(features, [f"row {i} of {paths[0].name}" for i in range(len(features))])
+        cells = _cells(paths)[slice(None) if rows is None else rows] if self._cells else None
+        return Bag(features, cells)
+
+    def _opened(self, case: int) -> Sequence[Stored]:
+        h5 = [path.suffix.lower() in (".h5", ".hdf5") for path in self._files[case]]
+        paths = zip(self._files[case], h5, strict=True)
+        slides = [EmbeddingRows(path) if ours else read_embeddings(path) for path, ours in paths]
+        size = sum(len(s) * s.shape[1] * s.dtype.itemsize for s in slides)
+        if size <= self._left:
+            self._left -= size
+            self._kept[case] = slides = [s[:] for s in slides]
+        return slides
+
+    def stream(
+        self, cases: Sequence[int], *, most: int = 0, seed: Sequence[int] = ()
+    ) -> Iterator[tuple[int, Bag]]:
+        """Each case with its bag, in this order, read ahead by a thread.
+
+        With `most` a bag is a draw that depends on the seed and the case alone.
+        """
+        todo, waiting = iter(cases), deque[Any]()
+        while True:
+            for case in islice(todo, PREFETCH + 1 - len(waiting)):
+                rng = np.random.default_rng([*seed, case]) if most else None
+                waiting.append((case, self._thread.submit(self.read, case, most=most, rng=rng)))
+            if not waiting:
+                return
+            case, future = waiting.popleft()
+            yield case, future.result()
+
+    def close(self) -> None:
+        """Ends the thread and lets the bags go."""
+        self._thread.shutdown(cancel_futures=True)
+        self._kept.clear()
+
+
+def _joined(slides: Sequence[Stored], rows: Rows | None) -> npt.NDArray[np.float32]:
+    """The rows of several slides, numbered one after the other; None for all."""
+    edges = np.cumsum([0, *(len(slide) for slide in slides)])
+    parts = [
+        slide[:] if rows is None else slide[rows[(rows >= first) & (rows < last)] - first]
+        for slide, first, last in zip(slides, edges, edges[1:], strict=False)
+    ]
+    joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return np.ascontiguousarray(joined, dtype=np.float32)
+
+
+def _cells(paths: Sequence[Path]) -> Rows:
+    """The cells of all tiles of a case. Memory: 32 N bytes.
+
+    Raises DatasetError: a file that does not say how large a tile is in level-0 px.
+    """
+    found = []
+    for path in paths:
+        with open_h5(path) as file:
+            coords = stored_dataset(file, "coords", path)
+            said = dict(file.attrs) | dict(coords.attrs)
+            at = np.asarray(coords[...], np.int64).reshape(-1, 2)
+        edge = TilesFile(coords_l0=at, features=None, attributes=said).tile_px_l0
+        rule, got = "coords must say their patch_size_level0", f"none in {str(path)!r}"
+        require(edge, rule, f"{got}; take a head without places", error=DatasetError)
+        found.append((at, int(edge or 1)))
+    return grid_cells(found)

@@ -1,0 +1,271 @@
+"""Labels joined to stored embeddings: which cases train, on what, and why the others do not."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.config import option
+from thinsection.errors import ConfigError, require
+from thinsection.pipeline.folder import one_address, open_results
+from thinsection.probe.data.files import (
+    EMBEDDING_SUFFIXES,
+    TextRow,
+    check,
+    encode_labels,
+    features_folder,
+    read_rows,
+)
+from thinsection.probe.groups import CASE_COLUMNS, group_rows, patient_of
+from thinsection.store.ledger import SLIDES
+
+Kind = Literal["binary", "multiclass", "multilabel", "regression", "cox", "discrete"]
+TaskName = Literal["auto", "binary", "multiclass", "multilabel", "regression", "cox", "discrete"]
+Texts = Sequence[tuple[str, ...]]
+INTERVALS = 4  # of time in 'discrete', with equally many events each
+MOST_CLASSES = 10  # different numbers that are taken for classes
+_SHOWN = 3  # names in a line of the account
+_HOMES = ("h5_files", "pt_files", "tile_embeddings")  # of embeddings: CLAM's, slide2vec's
+_NAMES = {"PATIENT": "case_id", "FILENAME": "slide_id"}  # STAMP's columns
+_YES, _NO = ("1", "1.0", "true", "yes"), ("0", "0.0", "false", "no")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelsConfig:
+    """What is learnt, and from which embeddings."""
+
+    labels: Path | None = option(None, "CSV, TSV or Parquet: slide_id or case_id, and the target")
+    target: tuple[str, ...] = option((), "column that is learnt; repeat for several labels")
+    time: str | None = option(None, "column of the time to the event or the end; target: the event")
+    task: TaskName = option("auto", "what the target is; auto: by its values, and it is said")
+    features: str | None = option(None, "embeddings, where RESULTS has several: NAME or GRID/NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a head's outputs mean."""
+
+    kind: Kind
+    columns: tuple[str, ...]  # of the table: one, several labels, or event and time
+    names: tuple[str, ...]  # of the outputs: classes, labels, the value, the risk, intervals
+    edges: tuple[float, ...] = ()  # between the intervals of time
+    center: float = 0.0  # a value is learnt as (value - center) / spread
+    spread: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohort:
+    """Cases with their slides and labels; plain values."""
+
+    target: Target
+    place: str  # of the embeddings
+    cases: tuple[str, ...]
+    slides: tuple[tuple[str, ...], ...]  # of each case, as `files`
+    files: tuple[tuple[str, ...], ...]
+    values: tuple[tuple[float, ...], ...]  # class; 0 or 1 a label; value; or event and time
+    account: tuple[str, ...] = ()  # what matched, what did not, and why
+
+    @property
+    def array(self) -> npt.NDArray[np.float64]:
+        """`values`, (n, T)."""
+        return np.array(self.values, dtype=np.float64)
+
+    @property
+    def strata(self) -> npt.NDArray[np.int64]:
+        """What folds hold alike: class, event, a value's quarter, how many labels a case has."""
+        values = self.array
+        if self.target.kind == "regression":
+            return np.searchsorted(np.quantile(values, (0.25, 0.5, 0.75)), values[:, 0])
+        many = self.target.kind == "multilabel"
+        return (values.sum(axis=1) if many else values[:, 0]).astype(np.int64)
+
+
+def feature_files(
+    data: Path, features: str | None = None
+) -> tuple[dict[str, Path], dict[str, str], str]:
+    """Slide id -> file of embeddings, slide id -> why it has none, and where they were found.
+
+    Of a results folder what its ledgers know; else a folder of files of ours, TRIDENT, CLAM (its
+    feat_dir), STAMP (its feature_dir) or slide2vec (its output).
+
+    Raises DatasetError, StoreError, InvalidInputError: none; or several, and none is named.
+    """
+    if (data / SLIDES).is_dir():
+        results = open_results(data)
+        known = (*results.features, *results.slide_features) if features else results.features
+        address = one_address(known or results.slide_features, features, "features")
+        of_slide = {s: ledger.stages.get(address) for s, ledger in results.ledgers.items()}
+        found = {s: data / next(iter(r.files)) for s, r in of_slide.items() if r and r.files}
+        return found, results.failures(), address
+    home = next((data / n for n in _HOMES if (data / n).is_dir()), None)
+    folder = home or features_folder(data, "features")
+    check(folder.is_dir(), "data must be a folder", repr(str(folder)))
+    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in EMBEDDING_SUFFIXES)
+    got = f"none of {', '.join(EMBEDDING_SUFFIXES)} in {str(folder)!r}; run `thinsection embed`"
+    check(files, "data must hold embeddings", got)
+    return {p.stem: p for p in files}, {}, folder.name
+
+
+def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
+    """The cases that have both embeddings and labels, with an account of the others.
+
+    A row says of a slide (slide_id), or of a case (case_id) whose slides are those that the
+    results' cohort, else a TCGA barcode, else the slide's very name gives it.
+
+    Memory: the table, and some 100 bytes a slide.
+
+    Raises:
+        DatasetError: no such column, nothing matches, a case with different labels.
+        ConfigError: no labels or target named.
+    """
+    require(config.labels and config.target, "labels and target must be given", "none; pass "
+            "--labels FILE --target COLUMN", error=ConfigError)  # fmt: skip
+    path, columns = Path(config.labels or ""), (*config.target, *filter(None, [config.time]))
+    rows = [{_NAMES.get(k, k): v for k, v in row.items()} for row in read_rows(path, columns)]
+    case_column = next((name for name in CASE_COLUMNS if name in rows[0]), "")
+    key = "slide_id" if "slide_id" in rows[0] else case_column
+    found = f"{', '.join(rows[0])} in {str(path)!r}"
+    check(key, "labels must have the column slide_id or case_id", found)
+    files, lacking, place = feature_files(data, config.features)
+    slides_of = _slides_by(key, data, files)
+    full = [row for row in rows if all(row[c] for c in columns)]
+    pairs = [(s, row) for row in full for s in slides_of.get(_bare(row[key], slides_of), ())]
+    missing = [row[key] for row in full if _bare(row[key], slides_of) not in slides_of]
+    used = [slide for slide, _ in pairs]
+    lines = [f"{len(rows)} rows of {path.name} by {key}, {len(files)} slides in {place}"]
+    if not case_column:
+        by_code = sum(patient_of(s) != s for s in used)
+        lines += [f"no case_id: the case of {by_code} slides is their TCGA barcode's"] * (by_code > 0)
+    why = [f"{n} ({lacking[n]})" if n in lacking else n for n in missing]
+    lines += _listed(why, "labelled, without embeddings")
+    lines += _listed([row[key] for row in rows if row not in full], f"without {' or '.join(columns)}")
+    lines += _listed(sorted(files.keys() - set(used)), "with embeddings, not labelled")
+    check(pairs, "labels must match embeddings", "; ".join(["none", *lines]))
+    groups = group_rows(used, [row[case_column or key] for _, row in pairs] if case_column else (),
+                        where=path.name)  # fmt: skip
+    of_case: dict[str, dict[str, TextRow]] = defaultdict(dict)
+    for (slide, row), case in zip(pairs, groups.of_row, strict=True):
+        first = next(iter(of_case[case].values()), row)
+        got = f"{[first[c] for c in columns]} and {[row[c] for c in columns]} for {case!r}"
+        same = all(first[c] == row[c] for c in columns)
+        check(same, "slides of a case must have the same label", f"{got} in {path.name!r}")
+        of_case[case][slide] = row
+    texts = [tuple(next(iter(own.values()))[c] for c in columns) for own in of_case.values()]
+    target, values = _learnt(texts, config, path.name)
+    kind = f"{target.kind}{' (by its values)' * (config.task == 'auto')}"
+    told = [f"{len(set(used))} slides of {len(of_case)} cases train", *lines]
+    return Cohort(
+        target=target,
+        place=place,
+        cases=tuple(of_case),
+        slides=tuple(tuple(own) for own in of_case.values()),
+        files=tuple(tuple(str(files[s].absolute()) for s in own) for own in of_case.values()),
+        values=values,
+        account=(*told, f"{', '.join(columns)}: {kind}: {_spread(target, values)}"),
+    )
+
+
+def _slides_by(key: str, data: Path, files: dict[str, Path]) -> dict[str, list[str]]:
+    """Slides by what a row's key names: themselves, or their case."""
+    if key == "slide_id":
+        return {slide: [slide] for slide in files}
+    told = open_results(data).ledgers if (data / SLIDES).is_dir() else {}
+    of_case = defaultdict(list)
+    for slide in files:
+        patient = told[slide].slide.get("patient_id") if slide in told else None
+        of_case[str(patient or patient_of(slide))].append(slide)
+    return dict(of_case)
+
+
+def _bare(name: str, known: dict[str, list[str]]) -> str:
+    """The name, without a suffix of a file where only that is known: tables often keep it."""
+    return name if name in known or Path(name).stem not in known else Path(name).stem
+
+
+def _listed(names: Sequence[str], what: str) -> list[str]:
+    more = ", ..." if len(names) > _SHOWN else ""
+    return [f"{len(names)} {what}: {', '.join(names[:_SHOWN])}{more}"] if names else []
+
+
+def _learnt(
+    texts: Texts, config: LabelsConfig, where: str
+) -> tuple[Target, tuple[tuple[float, ...], ...]]:
+    """The target, and the value of each case."""
+    kind = config.task if config.task != "auto" else _kind(texts, config)
+    columns = (*config.target, *filter(None, [config.time]))
+    survival = kind in ("cox", "discrete")
+    right = len(config.target) == 1 or kind == "multilabel"
+    rule = f"{kind} must have {'one target and --time' if survival else 'one target, no --time'}"
+    require(right and survival == bool(config.time), rule, columns, error=ConfigError)
+    if kind in ("binary", "multiclass"):
+        names, labels = encode_labels([text for (text,) in texts], where)
+        need = len(names) == 2 if kind == "binary" else len(names) >= 2
+        check(need, f"{kind} must have {'two' if kind == 'binary' else 'several'} classes", names)
+        return Target(kind=kind, columns=columns, names=names), tuple((float(c),) for c in labels)
+    flags = [kind == "multilabel" or (survival and c == config.target[0]) for c in columns]
+    rows = tuple(
+        tuple(_number(text, c, flag, where) for text, c, flag in zip(row, columns, flags, strict=True))
+        for row in texts
+    )
+    values, known = np.array(rows), {"kind": kind, "columns": columns}
+    if kind == "multilabel":
+        return Target(names=columns, **known), rows
+    if kind == "regression":
+        spread = float(values.std()) or 1.0
+        return Target(names=columns, center=float(values.mean()), spread=spread, **known), rows
+    events, times = values[:, 0] == 1, values[:, 1]
+    check(events.any(), "event must be seen in some case", f"only censored cases in {where!r}")
+    check(times.min() > 0, "time must be > 0", f"{times.min()} in {where!r}")
+    if kind == "cox":
+        return Target(names=("risk",), **known), rows
+    share = np.linspace(0, 1, INTERVALS + 1)[1:-1]
+    edges = tuple(float(e) for e in np.unique(np.quantile(times[events], share)))
+    names = (*(f"<= {e:g}" for e in edges), f"> {edges[-1]:g}")
+    return Target(names=names, edges=edges, **known), rows
+
+
+def _kind(texts: Texts, config: LabelsConfig) -> Kind:
+    """By the columns and the values: two are classes, many numbers are a measure."""
+    if config.time:
+        return "cox"
+    if len(config.target) > 1:
+        return "multilabel"
+    values = {text for (text,) in texts}
+    try:
+        numbers = {float(value) for value in values}
+    except ValueError:
+        return "binary" if len(values) == 2 else "multiclass"
+    if len(numbers) > MOST_CLASSES or any(number % 1 for number in numbers):
+        return "regression"
+    return "binary" if len(values) == 2 else "multiclass"
+
+
+def _number(text: str, column: str, flag: bool, where: str) -> float:
+    found, word = f"{text!r} in {where!r}", text.lower()
+    if flag:
+        check(word in (*_YES, *_NO), f"{column} must be 0 or 1", found)
+        return float(word in _YES)
+    try:
+        value = float(text)
+    except ValueError:
+        value = np.nan
+    check(np.isfinite(value), f"{column} must be a number", found)
+    return value
+
+
+def _spread(target: Target, values: tuple[tuple[float, ...], ...]) -> str:
+    """How the labels are spread over cases."""
+    array = np.array(values)
+    if target.kind in ("binary", "multiclass"):
+        counts = Counter(array[:, 0].astype(int).tolist())
+        return ", ".join(f"{name} {counts[c]}" for c, name in enumerate(target.names))
+    if target.kind == "multilabel":
+        sums = array.sum(axis=0).astype(int)
+        return ", ".join(f"{n} {c}" for n, c in zip(target.names, sums, strict=True))
+    if target.kind == "regression":
+        return f"{array.min():g} to {array.max():g}, median {np.median(array):g}"
+    return f"{int(array[:, 0].sum())} events, median time {np.median(array[:, 1]):g}"
