@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import DatasetError, require
-from thinsection.predict.heads import grid_cells
+from thinsection.predict.heads.head import grid_cells
 from thinsection.probe.data.files import read_embeddings
 from thinsection.probe.data.sets import check_finite
 from thinsection.store.tile_tables import EmbeddingRows
@@ -51,7 +51,7 @@ class Bags(Closing):
     def __init__(
         self, files: Sequence[Sequence[Path]], *, budget_bytes: int = 0, cells: bool = False
     ) -> None:
-        self._files, self._left, self._cells = files, budget_bytes, cells
+        self._files, self._left, self.cells = files, budget_bytes, cells
         self._kept: dict[int, Sequence[Stored]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bags")
 
@@ -74,9 +74,9 @@ class Bags(Closing):
         if rng is not None and 0 < most < total:
             rows = np.sort(rng.choice(total, most, replace=False))
         features = _joined(slides, rows)
-        if not np.isfinite(features.sum(dtype=np.float64)):
+        if not np.isfinite(features.sum()):  # in float32 also where the sum alone overflows
             check_finite(features, [f"row {i} of {paths[0].name}" for i in range(len(features))])
-        cells = _cells(paths)[slice(None) if rows is None else rows] if self._cells else None
+        cells = _cells(paths)[slice(None) if rows is None else rows] if self.cells else None
         return Bag(features, cells)
 
     def _opened(self, case: int) -> Sequence[Stored]:

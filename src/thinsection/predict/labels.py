@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit, softmax
 
 from thinsection.config import option
 from thinsection.errors import ConfigError, require
@@ -55,6 +56,32 @@ class Target:
     edges: tuple[float, ...] = ()  # between the intervals of time
     center: float = 0.0  # a value is learnt as (value - center) / spread
     spread: float = 1.0
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether a case is of one class."""
+        return self.kind in ("binary", "multiclass")
+
+    def answers(self, logits: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+        """What logits (n, K) say, (n, K), column by column as `names`.
+
+        Probabilities of classes or labels; the value; the log risk; of 'discrete' the probability
+        that the event is in an interval.
+        """
+        z = np.asarray(logits, dtype=np.float64)
+        if self.exclusive:
+            return np.asarray(softmax(z, axis=1))
+        if self.kind == "multilabel":
+            return np.asarray(expit(z))
+        if self.kind == "discrete":
+            hazard = np.concatenate([expit(z[:, :-1]), np.ones((len(z), 1))], axis=1)
+            before = np.cumprod(np.c_[np.ones(len(z)), 1 - hazard[:, :-1]], axis=1)
+            return np.asarray(before * hazard)
+        return self.center + self.spread * z
+
+    def risk(self, answers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """One number (n,) that is higher the earlier the event: minus the mean interval."""
+        return answers[:, 0] if self.kind == "cox" else -answers @ np.arange(len(self.names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,10 +166,14 @@ def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
     lines = [f"{len(rows)} rows of {path.name} by {key}, {len(files)} slides in {place}"]
     if not case_column:
         by_code = sum(patient_of(s) != s for s in used)
-        lines += [f"no case_id: the case of {by_code} slides is their TCGA barcode's"] * (by_code > 0)
+        lines += [f"no case_id: the case of {by_code} slides is their TCGA barcode's"] * (
+            by_code > 0
+        )
     why = [f"{n} ({lacking[n]})" if n in lacking else n for n in missing]
     lines += _listed(why, "labelled, without embeddings")
-    lines += _listed([row[key] for row in rows if row not in full], f"without {' or '.join(columns)}")
+    lines += _listed(
+        [row[key] for row in rows if row not in full], f"without {' or '.join(columns)}"
+    )
     lines += _listed(sorted(files.keys() - set(used)), "with embeddings, not labelled")
     check(pairs, "labels must match embeddings", "; ".join(["none", *lines]))
     groups = group_rows(used, [row[case_column or key] for _, row in pairs] if case_column else (),
@@ -208,7 +239,9 @@ def _learnt(
         return Target(kind=kind, columns=columns, names=names), tuple((float(c),) for c in labels)
     flags = [kind == "multilabel" or (survival and c == config.target[0]) for c in columns]
     rows = tuple(
-        tuple(_number(text, c, flag, where) for text, c, flag in zip(row, columns, flags, strict=True))
+        tuple(
+            _number(text, c, flag, where) for text, c, flag in zip(row, columns, flags, strict=True)
+        )
         for row in texts
     )
     values, known = np.array(rows), {"kind": kind, "columns": columns}

@@ -1,0 +1,293 @@
+"""One head trained on one fold, to the same bytes however often it is killed on the way.
+
+All that is drawn (order, tiles, dropout) comes from the seed, the epoch and the case, never from a
+state that would have to be kept. A checkpoint holds weights, optimiser and history.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch.nn import functional as F
+
+from thinsection.config import option
+from thinsection.errors import InvalidInputError
+from thinsection.files.atomic import atomic_path
+from thinsection.predict.bags import Bag, Bags
+from thinsection.predict.heads.config import HeadConfig, build_head
+from thinsection.predict.heads.head import Criterion, Head, HeadOutput
+from thinsection.predict.labels import Target
+from thinsection.predict.splits import Part
+from thinsection.weights.placement import resolve_device
+
+State = dict[str, torch.Tensor]
+_STOP = 1 << 30  # in place of an epoch, in seeds
+TEMPERATURES = (0.2, 8.0)  # few inner cases would else ask for 0 or infinity
+COX_CASES = 16  # whose risks are compared in a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitConfig:
+    """How a head is trained."""
+
+    epochs: int = option(50, "most passes over the training cases")
+    patience: int = option(10, "epochs without a better inner loss after which training ends")
+    lr: float = option(2e-4, "learning rate of AdamW")
+    weight_decay: float = option(1e-3, "decoupled weight decay of AdamW")
+    bag_size: int = option(2048, "tiles drawn of a case and epoch; 0: all")
+    batch_cases: int = option(0, "cases a step; 0: 16 for cox, whose loss compares cases, else 1")
+    class_weights: bool = option(True, "rare classes weigh more in the loss")
+    seed: int = option(0, "seed of folds, order, tiles, weights and dropout")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    precision: Literal["auto", "fp32", "bf16"] = option(
+        "auto", "of products while training; auto: bf16 on CUDA, else fp32"
+    )
+    checkpoint_s: float = option(20.0, "seconds between checkpoints, at ends of epochs")
+
+
+class Fitted(NamedTuple):
+    """A head at its best epoch."""
+
+    head: Head
+    best: int  # epoch, from 1
+    losses: tuple[tuple[float, float], ...]  # of training and of the stop part, by epoch
+
+
+def targets_of(target: Target, values: npt.NDArray[np.float64]) -> torch.Tensor:
+    """What the criterion takes, a row a case: class; labels; scaled value; event and time."""
+    if target.kind in ("binary", "multiclass"):
+        return torch.from_numpy(values[:, 0].astype(np.int64))
+    if target.kind == "regression":
+        values = (values - target.center) / target.spread
+    if target.kind == "discrete":
+        bins = np.searchsorted(target.edges, values[:, 1], side="left")
+        values = np.stack([values[:, 0], bins], axis=1)
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def criterion_of(target: Target, train: torch.Tensor, *, weighted: bool) -> Criterion:
+    """The loss of one case, logits (K,) and its target; 'cox' has none, see `cox_loss`."""
+    if target.kind in ("binary", "multiclass"):
+        counts = torch.bincount(train, minlength=len(target.names))
+        share = len(train) / (len(counts) * counts) if weighted else torch.ones(len(counts))
+        return lambda z, y: F.cross_entropy(z.float(), y) * share.to(z.device)[y]
+    if target.kind == "multilabel":
+        up = train.sum(0)
+        share = (len(train) - up) / up if weighted else torch.ones_like(up)
+        return lambda z, y: F.binary_cross_entropy_with_logits(
+            z.float(), y, pos_weight=share.to(z.device)
+        )
+    if target.kind == "regression":
+        return lambda z, y: F.mse_loss(z.float(), y)
+    return discrete_loss
+
+
+def discrete_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """-log likelihood of an event in an interval, or of none up to it; y = (event, interval).
+
+    Source: Zadeh and Schmid, "Bias in cross-entropy-based training of deep survival networks", 2020.
+    """
+    event, at = y[0], int(y[1])
+    survived = F.logsigmoid(-logits.float()).cumsum(0)
+    before = survived[at - 1] if at else survived.new_zeros(())
+    return -(event * (before + F.logsigmoid(logits[at].float())) + (1 - event) * survived[at])
+
+
+def cox_loss(risk: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """-log partial likelihood (Breslow) an event, risks (n,) and y (n, 2): event, time."""
+    event, time = y.T
+    at_risk = torch.where(time[None] >= time[:, None], risk[None].float(), -torch.inf)
+    return (event * (at_risk.logsumexp(1) - risk.float())).sum() / event.sum().clamp(min=1)
+
+
+class Trainer:
+    """One fold on its way.
+
+    Memory: the head five times (weights, gradient, AdamW's two, the best so far), the bags of a
+    step, and what one bag takes on its way through the head.
+    """
+
+    def __init__(
+        self, bags: Bags, target: Target, y: torch.Tensor, part: Part, fold: int, fit: FitConfig
+    ) -> None:
+        self.bags, self.target, self.part, self.fold, self.fit = bags, target, part, fold, fit
+        self.device = resolve_device(fit.device, mps=False)
+        self.bf16 = fit.precision == "bf16" or (
+            fit.precision == "auto" and self.device.type == "cuda"
+        )
+        self.y, self.cox = y.to(self.device), target.kind == "cox"
+        self.criterion = criterion_of(target, y[list(part.train)], weighted=fit.class_weights)
+
+    def run(self, config: HeadConfig, checkpoint: Path, key: str) -> Fitted:
+        """Trains from the checkpoint of this key, if there is one, to the end of patience.
+
+        Raises InvalidInputError: the loss is not finite.
+        """
+        first = self.bags.read(self.part.train[0], most=1, rng=np.random.default_rng(0))
+        dim = first.features.shape[1]
+        cards = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=cards):
+            self._seed(_STOP, 0)
+            self.head = build_head(config.head, dim, len(self.target.names), config).to(self.device)
+            fit, settings = self.fit, {"lr": self.fit.lr, "weight_decay": self.fit.weight_decay}
+            self.optimizer = torch.optim.AdamW(self.head.parameters(), **settings)
+            losses, best = _restore(self.head, self.optimizer, checkpoint, key)
+            saved = time.monotonic()
+            while len(losses) < fit.epochs and len(losses) - _best(losses) < fit.patience:
+                losses.append((self._epoch(len(losses) + 1), self._stop_loss()))
+                rule = f"loss must stay finite, got {losses[-1]} in epoch {len(losses)}"
+                if not np.isfinite(losses[-1]).all():
+                    raise InvalidInputError(f"{rule} of fold {self.fold}; lower --lr")
+                if _best(losses) == len(losses):
+                    best = {k: v.detach().clone() for k, v in self.head.state_dict().items()}
+                if time.monotonic() - saved >= fit.checkpoint_s:
+                    _save(self.head, self.optimizer, best, losses, checkpoint, key)
+                    saved = time.monotonic()
+        self.head.load_state_dict(best)
+        return Fitted(self.head.eval(), _best(losses), tuple(losses))
+
+    def _seed(self, epoch: int, case: int) -> None:
+        words = np.random.SeedSequence([self.fit.seed, self.fold, epoch, case]).generate_state(1)
+        torch.manual_seed(int(words[0]))
+
+    def _forward(self, bag: Bag, epoch: int, case: int) -> HeadOutput:
+        """The bag through the head, with the dropout of this epoch and case."""
+        self._seed(epoch, case)
+        cells = None if bag.cells is None else torch.from_numpy(bag.cells).to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            output: HeadOutput = self.head(torch.from_numpy(bag.features).to(self.device), cells)
+        return output
+
+    def _epoch(self, epoch: int) -> float:
+        """The mean loss of the training cases, a step for every `batch_cases` of them."""
+        seed = [self.fit.seed, self.fold, epoch]
+        order = np.random.default_rng(seed).permutation(self.part.train).tolist()
+        stream, total = self.bags.stream(order, most=self.fit.bag_size, seed=seed), 0.0
+        size = self.fit.batch_cases or (COX_CASES if self.cox else 1)
+        self.head.train()
+        while batch := list(islice(stream, size)):
+            self.optimizer.zero_grad(set_to_none=True)
+            slopes = self._slopes(batch, epoch) if self.cox else [None] * len(batch)
+            for (case, bag), slope in zip(batch, slopes, strict=True):
+                loss = self._loss(self._forward(bag, epoch, case), case, slope)
+                total += float(loss.detach())
+                (loss if self.cox else loss / len(batch)).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+        return total / len(order)
+
+    def _loss(self, output: HeadOutput, case: int, slope: torch.Tensor | None) -> torch.Tensor:
+        """Of one case; with a slope what has the same gradient as its share of Cox' loss."""
+        if slope is None:
+            return self.head.loss(output, self.y[case], self.criterion)
+        return self.head.loss(output, self.y[case], lambda z, y: (z * slope).sum())
+
+    def _slopes(self, batch: Sequence[tuple[int, Bag]], epoch: int) -> Sequence[torch.Tensor]:
+        """d loss / d risk of each case: so one bag at a time is held with its gradients."""
+        with torch.no_grad():
+            risks = [self._forward(bag, epoch, case).logits[0].float() for case, bag in batch]
+        risk = torch.stack(risks).requires_grad_()
+        cox_loss(risk, self.y[[case for case, _ in batch]]).backward()  # type: ignore[no-untyped-call]
+        assert risk.grad is not None
+        return list(risk.grad)
+
+    def _stop_loss(self) -> float:
+        """Mean loss of the inner cases, on the same draw of their tiles after every epoch."""
+        rows, seed = list(self.part.stop), [self.fit.seed, self.fold, _STOP]
+        bags = self.bags.stream(rows, most=self.fit.bag_size, seed=seed)
+        self.head.eval()
+        with torch.no_grad():
+            logits = torch.stack([self._forward(bag, _STOP, case).logits for case, bag in bags])
+            return float(self.loss_of(logits, rows))
+
+    def loss_of(self, logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """Mean loss of some cases by their logits (n, K)."""
+        y = self.y[list(rows)]
+        if self.cox:
+            return cox_loss(logits[:, 0], y)
+        return torch.stack([self.criterion(z, t) for z, t in zip(logits, y, strict=True)]).mean()
+
+    def whole(self, bags: Bags, cases: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (n, K) float64 and mean embeddings (n, D) of whole bags, in fp32."""
+        rows = []
+        self.head.eval()
+        with torch.inference_mode():
+            for _, bag in bags.stream(cases):
+                x, cells = (None if a is None else torch.from_numpy(a).to(self.device) for a in bag)
+                mean = bag.features.mean(axis=0, dtype=np.float64).astype(np.float32)
+                rows.append((self.head(x, cells).logits.double().cpu(), torch.from_numpy(mean)))
+        logits, means = zip(*rows, strict=True) if rows else ([torch.zeros(0)], [torch.zeros(0)])
+        return torch.stack(logits), torch.stack(means)
+
+    def temperature(self, stop: torch.Tensor) -> float:
+        """What logits (n, K) of the inner cases are divided by, for probabilities that hold.
+
+        Source: Guo et al., "On calibration of modern neural networks", 2017.
+        """
+        if self.target.kind in ("cox", "regression"):
+            return 1.0
+        plain = criterion_of(self.target, self.y.cpu(), weighted=False)
+        y, tried = self.y[list(self.part.stop)].cpu(), np.geomspace(*TEMPERATURES, 121)
+
+        def loss(t: float) -> float:
+            return float(sum(plain(z / t, row) for z, row in zip(stop, y, strict=True)))
+
+        return float(min(tried, key=loss))
+
+
+def _best(losses: Sequence[tuple[float, float]]) -> int:
+    """The epoch of the lowest inner loss, from 1, the first of equals; 0 before any."""
+    return 1 + min(range(len(losses)), key=lambda i: losses[i][1]) if losses else 0
+
+
+def _save(
+    head: Head,
+    optimizer: torch.optim.Optimizer,
+    best: State,
+    losses: list[tuple[float, float]],
+    path: Path,
+    key: str,
+) -> None:
+    tensors = {f"head.{k}": v for k, v in head.state_dict().items()}
+    tensors |= {f"best.{k}": v for k, v in best.items()}
+    for i, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"adam.{i}.{k}": v for k, v in state.items()}
+    with atomic_path(path) as tmp:
+        save_file(
+            {k: v.contiguous() for k, v in tensors.items()},
+            tmp,
+            {"key": key, "losses": json.dumps(losses)},
+        )
+
+
+def _restore(
+    head: Head, optimizer: torch.optim.Optimizer, path: Path, key: str
+) -> tuple[list[tuple[float, float]], State]:
+    """The history and best weights so far; head and optimiser as they were then."""
+    if not path.exists():
+        return [], {}
+    with safe_open(path, framework="pt") as file:
+        said, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}
+    if said["key"] != key:
+        return [], {}
+    parts: dict[str, State] = {"head": {}, "best": {}, "adam": {}}
+    for name, value in tensors.items():
+        kind, _, rest = name.partition(".")
+        parts[kind][rest] = value
+    head.load_state_dict(parts["head"])
+    state: dict[int, State] = {}
+    for name, value in parts["adam"].items():
+        index, _, field = name.partition(".")
+        state.setdefault(int(index), {})[field] = value
+    optimizer.load_state_dict(
+        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+    )
+    return [(a, b) for a, b in json.loads(said["losses"])], parts["best"]
