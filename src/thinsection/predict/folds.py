@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 import psutil
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -31,8 +31,8 @@ from thinsection.predict.splits import Part
 from thinsection.predict.training import (
     FitConfig,
     Fitted,
+    State,
     Trainer,
-    targets_of,
 )
 from thinsection.store.ledger import stage_key
 from thinsection.units import parse_bytes
@@ -84,13 +84,13 @@ class FoldDone:
 class FoldResult(NamedTuple):
     """What a fold's file holds."""
 
-    state: dict[str, torch.Tensor]  # of its head
-    logits: np.ndarray  # (n, K) of the test cases
-    slides: np.ndarray  # (m, K)
-    means: np.ndarray  # (n, D)
+    state: State  # of its head
     losses: tuple[tuple[float, float], ...]  # training, inner
     best: int  # epoch, from 1
     temperature: float
+    logits: npt.NDArray[np.float64]  # (n, K) of the test cases
+    slides: npt.NDArray[np.float64]  # (m, K)
+    means: npt.NDArray[np.float32]  # (n, D)
 
     @property
     def stop_loss(self) -> float:
@@ -120,7 +120,7 @@ class TrainTask(Task[FoldJob, FoldDone]):
         files = [[Path(path) for path in paths] for paths in study.cohort.files]
         largest = max(sum(path.stat().st_size for path in paths) for paths in files)
         rest = parse_bytes(self.memory) - psutil.Process().memory_info().rss
-        cells = any(getattr(HEADS.load(job.head.head), "needs_cells", False) for job in entries)
+        cells = any(HEADS.load(job.head.head).needs_cells for job in entries)
         with Bags(files, budget_bytes=rest - _BAGS_AT_WORK * largest, cells=cells) as bags:
             return Report(results=tuple(self._run(job, study, bags) for job in entries))
 
@@ -147,8 +147,7 @@ class TrainTask(Task[FoldJob, FoldDone]):
         with hold(home / job.name / LOCK_NAME):  # another process at the same fold is waited for
             if read_fold(self.out, job.name, key) is None:
                 cohort, part = study.cohort, study.parts[job.fold]
-                y = targets_of(cohort.target, cohort.array)
-                trainer = Trainer(bags, cohort.target, y, part, job.fold, job.fit)
+                trainer = Trainer(bags, cohort, part, fold=job.fold, fit=job.fit)
                 checkpoint = home / job.name / "checkpoint.safetensors"
                 fitted = trainer.run(job.head, checkpoint, key)
                 _write(home / f"{job.name}.safetensors", key, trainer, fitted, cohort)
@@ -157,7 +156,7 @@ class TrainTask(Task[FoldJob, FoldDone]):
 
 
 def fold_key(job: FoldJob, study: Study) -> str:
-    """Hash of all that decides a fold's bytes but what the embeddings hold: their sizes stand in."""
+    """Hash of all that decides a fold's bytes; of embeddings the sizes of their files."""
     cohort, part = study.cohort, study.parts[job.fold]
     sizes = [Path(path).stat().st_size for paths in cohort.files for path in paths]
     fit = replace(job.fit, checkpoint_s=0.0)
@@ -177,9 +176,10 @@ def read_fold(out: Path, name: str, key: str | None = None) -> FoldResult | None
     except (OSError, SafetensorError):
         return None
     state = {k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")}
-    arrays = (tensors[k].numpy() for k in ("logits", "slides", "means"))
+    arrays = {k: tensors[k].numpy() for k in ("logits", "slides", "means")}
     losses = tuple((a, b) for a, b in json.loads(said["losses"]))
-    return FoldResult(state, *arrays, losses, int(said["best"]), float(said["temperature"]))
+    best, temperature = int(said["best"]), float(said["temperature"])
+    return FoldResult(state, losses, best, temperature, **arrays)
 
 
 def _write(path: Path, key: str, trainer: Trainer, fitted: Fitted, cohort: Cohort) -> None:

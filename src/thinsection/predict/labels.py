@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -244,21 +244,21 @@ def _learnt(
         )
         for row in texts
     )
-    values, known = np.array(rows), {"kind": kind, "columns": columns}
+    values, known = np.array(rows), Target(kind=kind, columns=columns, names=columns)
     if kind == "multilabel":
-        return Target(names=columns, **known), rows
+        return known, rows
     if kind == "regression":
         spread = float(values.std()) or 1.0
-        return Target(names=columns, center=float(values.mean()), spread=spread, **known), rows
+        return replace(known, center=float(values.mean()), spread=spread), rows
     events, times = values[:, 0] == 1, values[:, 1]
     check(events.any(), "event must be seen in some case", f"only censored cases in {where!r}")
     check(times.min() > 0, "time must be > 0", f"{times.min()} in {where!r}")
     if kind == "cox":
-        return Target(names=("risk",), **known), rows
+        return replace(known, names=("risk",)), rows
     share = np.linspace(0, 1, INTERVALS + 1)[1:-1]
     edges = tuple(float(e) for e in np.unique(np.quantile(times[events], share)))
     names = (*(f"<= {e:g}" for e in edges), f"> {edges[-1]:g}")
-    return Target(names=names, edges=edges, **known), rows
+    return replace(known, names=names, edges=edges), rows
 
 
 def _kind(texts: Texts, config: LabelsConfig) -> Kind:

@@ -38,22 +38,22 @@ def make_parts(
     Raises DatasetError, InvalidInputError: a case on two sides, a side without cases, a class with
     fewer cases than folds.
     """
-    strata, nobody = cohort.strata, np.array([], dtype=np.int64)
-    names = cohort.target.names if cohort.target.kind in ("binary", "multiclass") else ()
-    known = {"class_names": names}
+    strata, target = cohort.strata, cohort.target
+    names = target.names if target.exclusive else ()
     if splits is not None:
         triples = [_sides(cohort, words, splits) for words in _read(splits)]
     else:
-        drawn = stratified_folds(strata, folds=folds, seed=seed, **known)
-        triples = [(train, nobody, test) for train, test in drawn]
+        drawn = stratified_folds(strata, folds=folds, seed=seed, class_names=names)
+        triples = [(train, train[:0], test) for train, test in drawn]
     parts = []
-    for fold, (train, stop, test) in enumerate(triples):
-        if not len(stop):
-            most = np.unique(strata[train], return_counts=True)[1].min()
-            held = {"folds": max(2, min(inner, int(most))), "seed": seed + fold + 1}
-            kept, stop = (train[i] for i in stratified_folds(strata[train], **held, **known)[0])
-            train = kept
-        sides = [tuple(map(int, rows)) for rows in (train, stop, test)]
+    for fold, (rows, given, test) in enumerate(triples):
+        train, stop = rows, given
+        if not len(given):
+            most = max(2, min(inner, int(np.unique(strata[rows], return_counts=True)[1].min())))
+            own = strata[rows]
+            held = stratified_folds(own, folds=most, seed=seed + fold + 1, class_names=names)
+            train, stop = (rows[part] for part in held[0])
+        sides = [tuple(map(int, part)) for part in (train, stop, test)]
         parts.append(Part(train=sides[0], stop=sides[1], test=sides[2]))
     return tuple(parts)
 

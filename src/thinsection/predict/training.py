@@ -25,11 +25,12 @@ from thinsection.files.atomic import atomic_path
 from thinsection.predict.bags import Bag, Bags
 from thinsection.predict.heads.config import HeadConfig, build_head
 from thinsection.predict.heads.head import Criterion, Head, HeadOutput
-from thinsection.predict.labels import Target
+from thinsection.predict.labels import Cohort, Target
 from thinsection.predict.splits import Part
 from thinsection.weights.placement import resolve_device
 
 State = dict[str, torch.Tensor]
+Losses = list[tuple[float, float]]  # of training and of the stop part, by epoch
 _STOP = 1 << 30  # in place of an epoch, in seeds
 TEMPERATURES = (0.2, 8.0)  # few inner cases would else ask for 0 or infinity
 COX_CASES = 16  # whose risks are compared in a step
@@ -41,11 +42,13 @@ class FitConfig:
 
     epochs: int = option(50, "most passes over the training cases")
     patience: int = option(10, "epochs without a better inner loss after which training ends")
-    lr: float = option(2e-4, "learning rate of AdamW")
+    lr: float = option(5e-4, "learning rate of AdamW")
     weight_decay: float = option(1e-3, "decoupled weight decay of AdamW")
     bag_size: int = option(2048, "tiles drawn of a case and epoch; 0: all")
     batch_cases: int = option(0, "cases a step; 0: 16 for cox, whose loss compares cases, else 1")
-    class_weights: bool = option(True, "rare classes weigh more in the loss")
+    class_weights: bool = option(
+        False, "rare classes weigh more; probabilities are then of classes of equal size"
+    )
     seed: int = option(0, "seed of folds, order, tiles, weights and dropout")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     precision: Literal["auto", "fp32", "bf16"] = option(
@@ -94,19 +97,22 @@ def criterion_of(target: Target, train: torch.Tensor, *, weighted: bool) -> Crit
 def discrete_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """-log likelihood of an event in an interval, or of none up to it; y = (event, interval).
 
-    Source: Zadeh and Schmid, "Bias in cross-entropy-based training of deep survival networks", 2020.
+    Source: Zadeh and Schmid, "Bias in cross-entropy-based training of deep survival
+    networks", 2020.
     """
     event, at = y[0], int(y[1])
     survived = F.logsigmoid(-logits.float()).cumsum(0)
     before = survived[at - 1] if at else survived.new_zeros(())
-    return -(event * (before + F.logsigmoid(logits[at].float())) + (1 - event) * survived[at])
+    here: torch.Tensor = event * (before + F.logsigmoid(logits[at].float()))
+    return -(here + (1 - event) * survived[at])
 
 
 def cox_loss(risk: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """-log partial likelihood (Breslow) an event, risks (n,) and y (n, 2): event, time."""
     event, time = y.T
     at_risk = torch.where(time[None] >= time[:, None], risk[None].float(), -torch.inf)
-    return (event * (at_risk.logsumexp(1) - risk.float())).sum() / event.sum().clamp(min=1)
+    loss: torch.Tensor = (event * (at_risk.logsumexp(1) - risk.float())).sum()
+    return loss / event.sum().clamp(min=1)
 
 
 class Trainer:
@@ -117,9 +123,11 @@ class Trainer:
     """
 
     def __init__(
-        self, bags: Bags, target: Target, y: torch.Tensor, part: Part, fold: int, fit: FitConfig
+        self, bags: Bags, cohort: Cohort, part: Part, *, fold: int, fit: FitConfig
     ) -> None:
-        self.bags, self.target, self.part, self.fold, self.fit = bags, target, part, fold, fit
+        self.bags, self.part, self.fold, self.fit = bags, part, fold, fit
+        self.target = target = cohort.target
+        y = targets_of(target, cohort.array)
         self.device = resolve_device(fit.device, mps=False)
         self.bf16 = fit.precision == "bf16" or (
             fit.precision == "auto" and self.device.type == "cuda"
@@ -138,9 +146,9 @@ class Trainer:
         with torch.random.fork_rng(devices=cards):
             self._seed(_STOP, 0)
             self.head = build_head(config.head, dim, len(self.target.names), config).to(self.device)
-            fit, settings = self.fit, {"lr": self.fit.lr, "weight_decay": self.fit.weight_decay}
-            self.optimizer = torch.optim.AdamW(self.head.parameters(), **settings)
-            losses, best = _restore(self.head, self.optimizer, checkpoint, key)
+            fit, parameters = self.fit, self.head.parameters()
+            self.optimizer = torch.optim.AdamW(parameters, fit.lr, weight_decay=fit.weight_decay)
+            losses, best = self._restore(checkpoint, key)
             saved = time.monotonic()
             while len(losses) < fit.epochs and len(losses) - _best(losses) < fit.patience:
                 losses.append((self._epoch(len(losses) + 1), self._stop_loss()))
@@ -150,7 +158,7 @@ class Trainer:
                 if _best(losses) == len(losses):
                     best = {k: v.detach().clone() for k, v in self.head.state_dict().items()}
                 if time.monotonic() - saved >= fit.checkpoint_s:
-                    _save(self.head, self.optimizer, best, losses, checkpoint, key)
+                    self._save(best, losses, checkpoint, key)
                     saved = time.monotonic()
         self.head.load_state_dict(best)
         return Fitted(self.head.eval(), _best(losses), tuple(losses))
@@ -242,52 +250,37 @@ class Trainer:
 
         return float(min(tried, key=loss))
 
+    def _save(
+        self, best: State, losses: Sequence[tuple[float, float]], path: Path, key: str
+    ) -> None:
+        state = self.optimizer.state_dict()["state"]
+        parts = {"head": self.head.state_dict(), "best": best}
+        parts |= {f"adam{i}": values for i, values in state.items()}
+        flat = {
+            f"{p}.{k}": v.contiguous() for p, values in parts.items() for k, v in values.items()
+        }
+        with atomic_path(path) as tmp:
+            save_file(flat, tmp, {"key": key, "losses": json.dumps(losses)})
+
+    def _restore(self, path: Path, key: str) -> tuple[Losses, State]:
+        """The history and the best weights so far; head and optimiser are put where they were."""
+        if not path.exists():
+            return [], {}
+        with safe_open(path, framework="pt") as file:
+            said, flat = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+        if said["key"] != key:
+            return [], {}
+        parts: dict[str, State] = {}
+        for name, value in flat.items():
+            part, _, rest = name.partition(".")
+            parts.setdefault(part, {})[rest] = value
+        self.head.load_state_dict(parts.pop("head"))
+        best, told = parts.pop("best"), self.optimizer.state_dict()
+        told["state"] = {int(part.removeprefix("adam")): values for part, values in parts.items()}
+        self.optimizer.load_state_dict(told)
+        return [(train, stop) for train, stop in json.loads(said["losses"])], best
+
 
 def _best(losses: Sequence[tuple[float, float]]) -> int:
     """The epoch of the lowest inner loss, from 1, the first of equals; 0 before any."""
     return 1 + min(range(len(losses)), key=lambda i: losses[i][1]) if losses else 0
-
-
-def _save(
-    head: Head,
-    optimizer: torch.optim.Optimizer,
-    best: State,
-    losses: list[tuple[float, float]],
-    path: Path,
-    key: str,
-) -> None:
-    tensors = {f"head.{k}": v for k, v in head.state_dict().items()}
-    tensors |= {f"best.{k}": v for k, v in best.items()}
-    for i, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"adam.{i}.{k}": v for k, v in state.items()}
-    with atomic_path(path) as tmp:
-        save_file(
-            {k: v.contiguous() for k, v in tensors.items()},
-            tmp,
-            {"key": key, "losses": json.dumps(losses)},
-        )
-
-
-def _restore(
-    head: Head, optimizer: torch.optim.Optimizer, path: Path, key: str
-) -> tuple[list[tuple[float, float]], State]:
-    """The history and best weights so far; head and optimiser as they were then."""
-    if not path.exists():
-        return [], {}
-    with safe_open(path, framework="pt") as file:
-        said, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}
-    if said["key"] != key:
-        return [], {}
-    parts: dict[str, State] = {"head": {}, "best": {}, "adam": {}}
-    for name, value in tensors.items():
-        kind, _, rest = name.partition(".")
-        parts[kind][rest] = value
-    head.load_state_dict(parts["head"])
-    state: dict[int, State] = {}
-    for name, value in parts["adam"].items():
-        index, _, field = name.partition(".")
-        state.setdefault(int(index), {})[field] = value
-    optimizer.load_state_dict(
-        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
-    )
-    return [(a, b) for a, b in json.loads(said["losses"])], parts["best"]

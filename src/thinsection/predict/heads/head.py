@@ -38,6 +38,7 @@ class Head(nn.Module, ABC):
     """One bag in, its logits out; a bag is a batch of its own."""
 
     bag_weight = 1.0  # of the bag's loss; the rest is of `extra_loss`
+    needs_cells = False  # whether `forward` reads where tiles lie
 
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
         super().__init__()

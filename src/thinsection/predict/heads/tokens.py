@@ -136,6 +136,8 @@ class TransformerHead(AbmilHead):
     state has seen its neighbours, so its evidence is of the tile in its surroundings.
     """
 
+    needs_cells = True
+
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
         super().__init__(dim, outputs, settings)
         width, heads, drop = _width(settings), settings.num_heads, settings.dropout

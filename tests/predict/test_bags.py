@@ -1,0 +1,80 @@
+"""Bags: the same rows whether they are read by need, kept, or packed; in bounded memory."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from tests.predict.planted import write_embeddings
+
+from thinsection.errors import DatasetError, InvalidInputError
+from thinsection.predict.bags import Bags
+from thinsection.store.tile_tables import EmbeddingRows
+
+
+@pytest.fixture
+def slides(tmp_path: Path) -> tuple[Path, Path]:
+    rng = np.random.default_rng(1)
+    for name, count in (("a", 700), ("b", 33)):
+        write_embeddings(tmp_path / f"{name}.h5", rng.normal(size=(count, 24)))
+    return tmp_path / "a.h5", tmp_path / "b.h5"
+
+
+def test_drawn_rows_are_those_of_the_whole_bag(slides: tuple[Path, Path]) -> None:
+    whole = Bags([slides], budget_bytes=0).read(0).features
+    drawn = Bags([slides], budget_bytes=0).read(0, most=50, rng=np.random.default_rng(3)).features
+    rows = np.sort(np.random.default_rng(3).choice(733, 50, replace=False))
+    np.testing.assert_array_equal(drawn, whole[rows])
+
+
+def test_a_bag_that_is_kept_gives_the_same_draws_as_one_that_is_not(
+    slides: tuple[Path, Path],
+) -> None:
+    for budget in (0, 1 << 20):
+        bags = Bags([slides], budget_bytes=budget, cells=True)
+        got = [bag for _, bag in bags.stream([0, 0], most=90, seed=[7])]
+        if budget == 0:
+            expected = got
+        for bag, other in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(bag.features, other.features)
+            np.testing.assert_array_equal(bag.cells, other.cells)
+
+
+def test_slides_of_a_case_lie_side_by_side(slides: tuple[Path, Path]) -> None:
+    cells = Bags([slides], cells=True).read(0).cells
+    assert cells is not None
+    assert cells[:700, 0].max() == 9
+    assert cells[700:, 0].min() == 10 + 1023
+    assert len(np.unique(cells, axis=0)) == 733
+
+
+def test_rows_of_packed_cut_and_foreign_files_are_the_same(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(101, 6)).astype(np.float32)
+    how = {"packed": {"compression": "gzip"}, "cut": {"chunks": (7, 2)}, "plain": {}}
+    for name, more in how.items():
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file.create_dataset("features", data=x, **more)
+    with h5py.File(tmp_path / "batch.h5", "w") as file:  # TRIDENT's
+        file.create_dataset("features", data=x[None], chunks=(1, 1, 6))
+    with h5py.File(tmp_path / "stamp.h5", "w") as file:
+        file["feats"] = x.astype(np.float16)
+    rows = np.array([100, 0, 55])
+    for name in (*how, "batch"):
+        np.testing.assert_array_equal(EmbeddingRows(tmp_path / f"{name}.h5")[rows], x[rows])
+        np.testing.assert_array_equal(EmbeddingRows(tmp_path / f"{name}.h5")[3:9], x[3:9])
+    bag = Bags([[tmp_path / "stamp.h5"]]).read(0)
+    np.testing.assert_array_equal(bag.features, x.astype(np.float16).astype(np.float32))
+
+
+def test_a_bag_without_tiles_of_two_encoders_or_with_nan_is_refused(tmp_path: Path) -> None:
+    write_embeddings(tmp_path / "none.h5", np.empty((0, 4)))
+    write_embeddings(tmp_path / "four.h5", np.ones((3, 4)))
+    write_embeddings(tmp_path / "five.h5", np.ones((3, 5)))
+    with h5py.File(tmp_path / "nan.h5", "w") as file:
+        file["features"] = np.array([[1.0, np.nan]], np.float32)
+    with pytest.raises(DatasetError, match=r"must hold tiles, got none in .*none\.h5"):
+        Bags([[tmp_path / "none.h5"]]).read(0)
+    with pytest.raises(DatasetError, match=r"one encoder, got D of \[4, 5\]"):
+        Bags([[tmp_path / "four.h5", tmp_path / "five.h5"]]).read(0)
+    with pytest.raises(InvalidInputError, match=r"row 0 of nan\.h5"):
+        Bags([[tmp_path / "nan.h5"]]).read(0)
