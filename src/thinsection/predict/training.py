@@ -103,16 +103,15 @@ def discrete_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     event, at = y[0], int(y[1])
     survived = F.logsigmoid(-logits.float()).cumsum(0)
     before = survived[at - 1] if at else survived.new_zeros(())
-    here: torch.Tensor = event * (before + F.logsigmoid(logits[at].float()))
-    return -(here + (1 - event) * survived[at])
+    seen = before + F.logsigmoid(logits[at].float())
+    return torch.where(event == 1, -seen, -survived[at])
 
 
 def cox_loss(risk: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """-log partial likelihood (Breslow) an event, risks (n,) and y (n, 2): event, time."""
-    event, time = y.T
+    seen, time = y[:, 0] == 1, y[:, 1]
     at_risk = torch.where(time[None] >= time[:, None], risk[None].float(), -torch.inf)
-    loss: torch.Tensor = (event * (at_risk.logsumexp(1) - risk.float())).sum()
-    return loss / event.sum().clamp(min=1)
+    return (at_risk.logsumexp(1) - risk.float())[seen].sum() / max(1, int(seen.sum()))
 
 
 class Trainer:
