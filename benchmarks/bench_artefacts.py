@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from tests.support.artefact_slide import INKS, STAINS, ArtefactSlide
+from tests.support.held_out_slide import held_out_slide
+from tests.support.tuning_slide import tuning_slide
 
 from benchmarks.harness import arguments, finish
 from thinsection.qc import QcResult, run_qc
 from thinsection.qc.pipeline import preset_names
-from thinsection.testing.artefact_slide import INKS, STAINS, ArtefactSlide
-from thinsection.testing.held_out_slide import held_out_slide
 from thinsection.testing.synthetic import ArraySlide
-from thinsection.testing.tuning_slide import tuning_slide
 from thinsection.types import MaskArray
 
 FIRST_SEED = 20_000  # docs/qc.md: which seeds are for what

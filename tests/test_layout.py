@@ -15,7 +15,7 @@ ROOMS = (
 )
 GROUND = ("errors", "types", "units", "config", "registry", "machine")
 MAX_LINES = 400
-MAX_SOURCE_LINES = 39_500
+MAX_SOURCE_LINES = 39_900
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
+from tests.support.tuning_slide import tuning_slide
 
 from thinsection.config import replace_flat
 from thinsection.encode import load_encoder
@@ -28,7 +29,6 @@ from thinsection.stages.config import RunConfig
 from thinsection.store.tiles_h5 import TilesFile, read_slide_embedding, read_tiles
 from thinsection.stream import iter_tiles
 from thinsection.testing.synthetic import write_he_slide
-from thinsection.testing.tuning_slide import tuning_slide
 from thinsection.tiles import TilesConfig, tile_grid
 from thinsection.tiles.grid import contrast
 from thinsection.types import MaskFrame

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.artefact_slide import ARTEFACTS, STAINS, ArtefactSlide
+from tests.support.held_out_slide import held_out_slide
+from tests.support.tuning_slide import tuning_slide
 
 from thinsection.qc import Pipeline, QcResult, run_qc
 from thinsection.qc.checks.artefacts import Bubbles, Folds, Ink
 from thinsection.slide import open_slide
-from thinsection.testing.artefact_slide import ARTEFACTS, STAINS, ArtefactSlide
-from thinsection.testing.held_out_slide import held_out_slide
-from thinsection.testing.tuning_slide import tuning_slide
 
 Generator = Callable[..., ArtefactSlide]
 SIZE = (420, 330)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from PIL import Image
+from tests.support.tuning_slide import tuning_slide
 
 from thinsection.arrays.filters import otsu_level
 from thinsection.errors import InvalidInputError
 from thinsection.qc.tissue import TissueConfig, segment_tissue, thumbnail_size, tissue_mask
-from thinsection.testing.tuning_slide import tuning_slide
 from thinsection.types import Size
 
 PINK, WHITE, BLACK = (200, 120, 170), (243, 242, 244), (5, 4, 6)

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 from scipy import ndimage
+from tests.support.artefact_slide import ArtefactSlide
+from tests.support.tuning_slide import tuning_slide
 
 from thinsection.arrays import get_namespace
 from thinsection.qc.checks import artefact_maps
 from thinsection.qc.checks.artefact_maps import CLASSES, density_features
 from thinsection.qc.checks.by_example import PixelModel, save_model
 from thinsection.slide import open_slide
-from thinsection.testing.artefact_slide import ArtefactSlide
-from thinsection.testing.tuning_slide import tuning_slide
 from thinsection.types import MaskArray
 
 SIZE, MPP, WORK_MPP = (1200, 900), 4.0, 8.0  # drawn at 4 µm/px, looked at at 8

@@ -13,8 +13,7 @@ from PIL import Image, ImageDraw
 from scipy import ndimage
 from scipy.interpolate import CubicSpline
 from scipy.spatial import cKDTree
-
-from thinsection.testing.artefact_slide import (
+from tests.support.artefact_slide import (
     ARTEFACTS,
     INKS,
     ArtefactSlide,
@@ -22,6 +21,7 @@ from thinsection.testing.artefact_slide import (
     Scene,
     jpeg,
 )
+
 from thinsection.types import MaskArray, RgbArray, Size
 
 Points = npt.NDArray[np.float64]  # (N, 2): y, x in px

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
-
-from thinsection.testing.artefact_slide import (
+from tests.support.artefact_slide import (
     ARTEFACTS,
     INKS,
     ArtefactSlide,
@@ -18,6 +17,7 @@ from thinsection.testing.artefact_slide import (
     Scene,
     jpeg,
 )
+
 from thinsection.types import RgbArray, Size
 
 _HAEMATOXYLIN, _EOSIN, _DAB = (0.65, 0.70, 0.29), (0.10, 0.98, 0.20), (0.27, 0.57, 0.78)
