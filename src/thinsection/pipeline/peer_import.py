@@ -20,6 +20,7 @@ from thinsection.pipeline.peer_sources import SOURCES, Found
 from thinsection.pipeline.peers import own_encoder
 from thinsection.pipeline.records import begin_record, end_record
 from thinsection.pipeline.results import write_tables
+from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.slide.readers import slide_suffixes
 from thinsection.stages.labels import slug
@@ -85,6 +86,7 @@ def import_peer(
     require(done, rule, f"none that can be read in {str(folder)!r}", error=StoreError)
     write_tables(out, (), ())
     end_record(record, {"counts": {"imported": len(done)}})
+    write_index(out)
     return len(done)
 
 

@@ -22,6 +22,7 @@ from thinsection.pipeline.results import LOST_STAGE, SlideResult, Status, write_
 from thinsection.pipeline.task import set_threads
 from thinsection.pool import SlideEncoder, check_fit, load_slide_encoder
 from thinsection.pool.encoder import SLIDE_ENCODERS
+from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
@@ -149,6 +150,7 @@ def aggregate_folder(
     end_record(record, {"counts": counts})
     if files[0].results is not None:
         write_tables(files[0].results, (), ())
+        write_index(files[0].results)
     return ended
 
 

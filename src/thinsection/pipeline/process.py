@@ -1,6 +1,7 @@
 """A chunk of slides through one process: claim, prepare, stream, encode, write."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -87,6 +88,8 @@ class SlideJob:
     locks: dict[str, FileLock] = field(default_factory=dict, init=False)
     held_elsewhere: list[SlideEntry] = field(default_factory=list, init=False)
     ending: bool = field(default=False, init=False)  # no further slide is begun
+    claimed: dict[str, float] = field(default_factory=dict, init=False)  # when slides were begun
+    ended_at: float = field(default=0.0, init=False)  # when the last one ended
 
     def __post_init__(self) -> None:
         self.stages = stages_of(self.config, self.goal, self.models)
@@ -173,6 +176,7 @@ class SlideJob:
                     self.held_elsewhere.append(entry)
                     continue
                 self.locks[entry.slide_id] = lock
+                self.claimed[entry.slide_id] = time.monotonic()
                 if left is None:
                     left = unfinished(self._result_folders())
                 with writing(lock.path):
@@ -217,7 +221,11 @@ class SlideJob:
     def _end(self, entry: SlideEntry, result: SlideResult) -> None:
         if lock := self.locks.pop(entry.slide_id, None):
             lock.release()
-        self.results[entry.slide_id] = result
+        now = time.monotonic()
+        if result.status != "skipped":  # slides overlap: what this one took beyond the one before
+            begun = max(self.ended_at, self.claimed.get(entry.slide_id, now))
+            result = replace(result, facts=result.facts | {"seconds": round(now - begun, 2)})
+        self.ended_at, self.results[entry.slide_id] = now, result
         self.on_event(RunEvent(kind="ended", slide_id=entry.slide_id, result=result))
 
 

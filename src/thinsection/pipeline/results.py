@@ -13,7 +13,7 @@ from thinsection.files.atomic import write_json, write_table
 from thinsection.qc import qc_fail
 from thinsection.qc.checks.check import Score
 from thinsection.qc.engine import QcRule, parse_rule
-from thinsection.report.qc_files import QC_FORMAT, QC_JSON, write_qc_csv, write_qc_sheet
+from thinsection.report.qc_files import QC_FORMAT, QC_JSON, judged, write_qc_csv, write_qc_sheet
 from thinsection.report.verdict import load_rules
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
@@ -176,8 +176,9 @@ def write_qc_tables(
     for row in rows:
         row.update(measured.get(str(row["slide_id"]), {}))
         row["fails"] = "|".join(str(rule) for slide, rule in failing if slide == row["slide_id"])
-    write_qc_csv(out / f"qc_{stage.name}.csv", rows)
     rules = load_rules(config.qc.qc_rules)
+    rows = judged(rows, rules)
+    write_qc_csv(out / f"qc_{stage.name}.csv", rows)
     write_qc_sheet(out / f"qc_{stage.name}.html", rows, title="Quality control", rules=rules)
 
 

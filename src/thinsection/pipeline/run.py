@@ -43,6 +43,7 @@ from thinsection.pipeline.results import SlideResult, Status, write_qc_tables, w
 from thinsection.pipeline.task import ENDS, RunTask, ended_slides, filesystem_now
 from thinsection.qc import load_pipeline, prepare_models
 from thinsection.qc.engine import parse_rule
+from thinsection.report.index import write_index
 from thinsection.report.verdict import load_rules
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import (
@@ -253,6 +254,7 @@ def finish_run(
     end_record(record, facts)
     if summary.counts["done"]:
         write_efficiency(task.record)
+    write_index(task.out)
     return summary
 
 
@@ -274,6 +276,7 @@ def end_early(
         with writing(task.out):
             write_tables(task.out, entries, results)
             end_record(Record.read(task.record), {"ended_by": str(error) or type(error).__name__})
+            write_index(task.out)
     except OSError as full:
         told = f"the tables could not be written ({full})"
     go_on = "what is done stays: run the same command again to go on"

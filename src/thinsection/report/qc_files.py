@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw
 
 from thinsection.errors import StoreError, importing, require, rewording
 from thinsection.files.atomic import atomic_path, safe_cell, write_json, write_table, write_text
-from thinsection.files.pages import data_uri, render_page
+from thinsection.files.pages import render_page
 from thinsection.qc.checks.check import EMPTY_SCORE, Score
 from thinsection.qc.checks.measures import SavedMask
 from thinsection.qc.engine import QcResult
@@ -34,6 +34,7 @@ from thinsection.report.draw import (
     save_picture,
     write_drawing,
 )
+from thinsection.report.index import THUMBNAILS, drop_sheets, write_sheets
 from thinsection.report.verdict import (
     VerdictRule,
     column_order,
@@ -52,7 +53,7 @@ _PLAIN = ("facts", "scores", "mpp_th", "seconds", "crossings")  # fields that ar
 _HISTOGRAM_PX = (420, 200)  # width, height
 _REMEDY = "run quality control again"
 _rewording = partial(rewording, error=StoreError, more=f"; {_REMEDY}")
-_THUMBNAIL_EDGE_PX, _SMALL_EDGE_PX = 160, 500  # on the page, and in HistoQC's folders
+_SMALL_EDGE_PX = 500  # in HistoQC's folders
 _OUTLIER_DEVIATIONS = 3.5  # of the median absolute deviation, scaled to a normal's sigma
 _MIN_SLIDES = 5  # fewer say nothing about what is usual
 Usual = tuple[float, float] | None  # a column's median and scaled median absolute deviation
@@ -229,29 +230,50 @@ def write_qc_parquet(path: Path, rows: Sequence[Row]) -> None:
         pq.write_table(pa.table({name: pa.array(column) for name, column in arrays.items()}), tmp)
 
 
+def judged(rows: Sequence[Row], rules: Sequence[VerdictRule]) -> list[dict[str, Score]]:
+    """The rows with columns `verdict` and `why`; what is unusual is so among these rows."""
+    usual = _usual(rows)
+    found: list[dict[str, Score]] = []
+    for row in rows:
+        outliers = [name for name in usual if is_outlier(row.get(name), usual[name])]
+        said, why = verdict(row, rules, outliers)
+        first = {n: row[n] for n in ("slide_id", "slide_path", "folder", "status") if n in row}
+        found.append({**first, "verdict": said, "why": why, **row})
+    return found
+
+
+def _usual(rows: Sequence[Row]) -> dict[str, Usual]:
+    names = dict.fromkeys(n for row in rows for n, v in row.items() if not isinstance(v, str))
+    return {n: usual_of([row.get(n) for row in rows]) for n in column_order(list(names))}
+
+
 def write_qc_sheet(
     path: Path, rows: Sequence[Row], *, title: str, rules: Sequence[VerdictRule] | None = None
 ) -> None:
     """Writes the page: verdicts, thumbnails with overlays, sortable columns, outliers marked.
 
     Rows are those of qc.csv; `folder` (else `slide_id`) is where a slide's pictures lie, relative
-    to the page's folder. Thumbnails are inside the page; the larger pictures are links, so that a
-    page of 1,000 slides stays below 20 MB. No server, no address outside.
+    to the page's folder. Thumbnails lie in sheets in the folder `index` beside it, and the larger
+    pictures are links. No server, no address outside.
     """
-    names = dict.fromkeys(n for row in rows for n, v in row.items() if not isinstance(v, str))
-    columns, rules = column_order(list(names)), rules or load_rules(None)
-    rows = sorted(rows, key=lambda row: natural_key(str(row["slide_id"])))
-    usual = {name: usual_of([row.get(name) for row in rows]) for name in columns}
-    lines = [_line(row, usual, path.parent, rules) for row in rows]
-    groups = [(name, len(list(of))) for name, of in groupby(columns, key=group_of)]
-    values: dict[str, Any] = {"title": title, "columns": columns, "lines": lines}
+    rules = rules or load_rules(None)
+    rows = sorted(judged(rows, rules), key=lambda row: natural_key(str(row["slide_id"])))
+    overlays = {str(r["slide_id"]): (path.parent / _home(r) / "overlay.png",) for r in rows}
+    there = {key: files for key, files in overlays.items() if files[0].is_file()}
+    thumbs = write_sheets(path.parent / THUMBNAILS, path.stem, there, Image.open)
+    usual = _usual(rows)
+    lines = [_line(row, usual, path.parent, thumbs.get(str(row["slide_id"]))) for row in rows]
+    groups = [(name, len(list(of))) for name, of in groupby(usual, key=group_of)]
+    values: dict[str, Any] = {"title": title, "columns": list(usual), "lines": lines}
     values["groups"] = groups
     values["rules"] = [f"{rule.verdict}: {rule.words} ({rule.rule})" for rule in rules]
     values["counts"] = Counter(line["verdict"] for line in lines)
     values["points"] = [_point(row) for row in rows if row["status"] != "failed"]
     values["num_failed"] = sum(line["failed"] for line in lines)
     values["num_outliers"] = sum(line["num_outliers"] > 0 for line in lines)
-    write_text(path, render_page("thinsection.report", "qc_sheet.html", **values))
+    page = render_page("thinsection.report", "qc_sheet.html", **values)
+    write_text(path, page)
+    drop_sheets(path.parent / THUMBNAILS, path.stem, page)
 
 
 def _order(first: Sequence[str]) -> Callable[[str], int]:
@@ -293,28 +315,28 @@ def _point(row: Row) -> dict[str, Any]:
 
 
 def _line(
-    row: Row, usual: Mapping[str, Usual], folder: Path, rules: Sequence[VerdictRule]
+    row: Row, usual: Mapping[str, Usual], folder: Path, thumb: tuple[str, int, int] | None
 ) -> dict[str, Any]:
     """What the page's template shows of a slide."""
     cells = [_cell(row.get(name), usual[name]) for name in usual]
-    where, thumbnail = str(row.get("folder", row["slide_id"])), ""
+    where = _home(row)
     names = sorted(path.stem for path in (folder / where).glob("*.png"))
-    if "overlay" in names:
-        with Image.open(folder / where / "overlay.png") as picture:
-            thumbnail = data_uri(picture, _THUMBNAIL_EDGE_PX)
     order = _order(("overlay", "thumbnail", "mask_use"))
-    said, why = verdict(row, rules, [n for n, cell in zip(usual, cells) if cell["outlier"]])
     return {
-        "verdict": said,
-        "why": why,
+        "verdict": row["verdict"],
+        "why": row["why"],
         "slide_id": str(row["slide_id"]),
         "failed": row["status"] == "failed",
         "warnings": [w for w in str(row.get("warnings", "")).split("|") if w],
-        "thumbnail": thumbnail,
+        "thumb": thumb and (quote(thumb[0]), thumb[1] // 2, thumb[2] // 2),
         "pictures": [(n, quote(f"{where}/{n}.png")) for n in sorted(names, key=order)],
         "cells": cells,
         "num_outliers": sum(cell["outlier"] for cell in cells),
     }
+
+
+def _home(row: Row) -> str:
+    return str(row.get("folder", row["slide_id"]))
 
 
 def _cell(value: Score | None, usual: Usual) -> dict[str, Any]:
