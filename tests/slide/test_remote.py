@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import tifffile
 
-from thinsection.cli.progress import describe
 from thinsection.errors import DiskSpaceError, SlideOpenError
 from thinsection.files.sources import FsspecSource, is_url
-from thinsection.pipeline.results import SlideResult
+from thinsection.pipeline.results import SlideResult, describe
 from thinsection.pipeline.run import run
 from thinsection.slide import open_slide
 from thinsection.slide.open import CACHE_VARIABLE, StagedSlide

@@ -1,40 +1,47 @@
-"""What a person sees while a run works: a live bar on a terminal, a line per slide in a log."""
+"""What a person sees while a run works: a live bar on a terminal, now and then a line in a log."""
 
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.text import Text
 
 from thinsection.pipeline.process import RunEvent
-from thinsection.pipeline.results import SlideResult
+from thinsection.pipeline.results import describe
 
-_LINE_EVERY_S = 5.0  # without a terminal: a line as often as that
+_FIRST_LINE_S, _LINE_EVERY_S = 5.0, 60.0  # without a terminal: the pause doubles up to this
+_WINDOW_S = 20.0  # of the rate that is shown
 
 
 class RunProgress:
-    """Turns run events into one bar: slides ended, tiles/s, time left.
+    """Turns run events into one bar: slides ended, tiles/s, what holds them up, time left.
 
-    The time left extrapolates from the slides that are done, and from the tiles of the one at work.
+    The time left extrapolates, from the first batch on, what slides and tiles of the slides at work
+    have taken.
     """
 
     def __init__(self, console: Console, num_slides: int) -> None:
-        self._console = console
-        self._next_line_s = _LINE_EVERY_S
+        self._console, self._num_slides = console, num_slides
         self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.completed:.1f}/{task.total} slides"),
-            BarColumn(),
-            TextColumn("{task.fields[tiles]} tiles, {task.fields[rate]:.0f} tiles/s"),
-            TimeRemainingColumn(),
+            *(SpinnerColumn(), TextColumn("{task.completed:.1f}/{task.total} slides"), BarColumn()),
+            TextColumn("{task.description}"),
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("run", total=num_slides, tiles=0, rate=0.0)
+        self._task = self._progress.add_task("starting", total=num_slides)
         self._lock = threading.Lock()
-        self._tiles = self._ended = 0
         self._expected: dict[str, int] = {}  # tiles of the slides at work
+        self._seen: set[str] = set()  # phases that were told
+        self._recent: deque[tuple[float, int]] = deque()  # when, and tiles so far
+        self._started = time.monotonic()
+        self._first: tuple[float, float] | None = None  # when work began, and slides done then
+        self._tiles = self._ended = 0
+        self._share, self._bound = 0.0, ""  # slides' worth of tiles done; the bottleneck
+        self._next_line, self._pause = self._started + _FIRST_LINE_S, _FIRST_LINE_S
 
     @contextmanager
     def live(self) -> Iterator["RunProgress"]:
@@ -45,59 +52,68 @@ class RunProgress:
     def __call__(self, event: RunEvent) -> None:
         """Takes one event; any thread."""
         with self._lock:
-            if event.kind == "started":
+            if event.kind == "opening":
+                self._phase("opening slides", f"opening slides, then {event.text}")
+            elif event.kind == "started":
                 self._expected[event.slide_id] = max(1, event.num_tiles)
             elif event.kind == "tiles":
-                self._tiles += event.num_tiles
+                self._phase("first batch", "first batch")
+                self._tiles, self._bound = self._tiles + event.num_tiles, event.text
                 share = event.num_tiles / self._expected.get(event.slide_id, event.num_tiles)
-                self._progress.advance(self._task, min(share, 1.0))
-                self._show_rate()
+                self._share = min(self._share + share, len(self._expected) or 1)
             elif event.kind == "waiting":
-                self._console.print(f"{event.slide_id}: another process works on it, waiting")
+                self.say(f"{event.slide_id}: another process works on it, waiting")
             elif event.kind == "ended" and event.result is not None:
-                self._expected.pop(event.slide_id, None)
+                if self._expected.pop(event.slide_id, None):
+                    self._share = max(0.0, self._share - 1)
                 self._ended += 1
-                self._progress.update(self._task, completed=self._ended)
-                line = describe(event.result)
-                bad = "red" if event.result.status in ("failed", "empty") else None
-                self._console.print(line, style=bad, highlight=False, markup=False, soft_wrap=True)
+                bad = "red" if event.result.status in ("failed", "empty") else ""
+                self.say(describe(event.result), style=bad)
+            self._show()
 
-    def _show_rate(self) -> None:
-        task = self._progress.tasks[0]
-        elapsed = task.elapsed or 0.0
-        rate = self._tiles / elapsed if elapsed else 0.0
-        self._progress.update(self._task, tiles=self._tiles, rate=rate)
-        if not self._console.is_terminal and elapsed >= self._next_line_s:
-            self._next_line_s = elapsed + _LINE_EVERY_S
-            line = f"{self._ended}/{task.total} slides, {self._tiles} tiles, {rate:.0f} tiles/s"
-            self._console.print(line, highlight=False)
+    def say(self, text: str, *, style: str = "") -> None:
+        """Prints a line above the bar."""
+        plain = Text(text, style=style)
+        self._console.print(plain, highlight=False, soft_wrap=True)
+
+    def _phase(self, name: str, text: str) -> None:
+        """A line when something begins for the first time, and how far into the run that was."""
+        if name not in self._seen:
+            self._seen.add(name)
+            now = time.monotonic()
+            self._first = (now, self._ended + self._share)
+            self.say(f"{text}, after {now - self._started:.1f} s")
+
+    def _show(self) -> None:
+        now, done = time.monotonic(), min(self._ended + self._share, self._num_slides)
+        self._recent.append((now, self._tiles))
+        while self._recent[0][0] < now - _WINDOW_S:
+            self._recent.popleft()
+        (before, tiles), parts = self._recent[0], []
+        if self._tiles:
+            rate = (self._tiles - tiles) / max(now - before, 1e-3)
+            parts = [
+                f"{self._tiles:,} tiles",
+                f"{rate:.0f} tiles/s",
+                *[self._bound] * bool(self._bound),
+            ]
+        if self._first and done > self._first[1] and done < self._num_slides:
+            each = (now - self._first[0]) / (done - self._first[1])
+            parts.append(f"{clock(each * (self._num_slides - done))} left")
+        self._progress.update(self._task, completed=done, description=", ".join(parts))
+        if not self._console.is_terminal and now >= self._next_line:
+            self._pause = min(2 * self._pause, _LINE_EVERY_S)
+            self._next_line = now + self._pause
+            self.say(", ".join([f"{self._ended}/{self._num_slides} slides", *parts]))
+
+
+def clock(seconds: float) -> str:
+    """'45 s', '12 min', '3.5 h'."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def say(text: str) -> None:
     """Prints a line at once, so that a log shows it when it is true."""
     print(text, flush=True)
-
-
-def describe(result: SlideResult) -> str:
-    """One line on a slide that ended."""
-    if result.status == "failed":
-        return f"{result.slide_id}: failed ({result.stage}): {result.error}"
-    if result.status == "excluded":
-        return f"{result.slide_id}: {result.error}"
-    facts = result.facts
-    if result.status == "empty":
-        why = facts.get("warnings") or "no tile holds enough tissue"
-        return f"{result.slide_id}: empty: {why}"
-    count = f", {facts['num_tiles']} tiles" if facts.get("num_tiles") is not None else ""
-    if not count and facts.get("pixels_to_use") is not None:
-        count = f", {facts['pixels_to_use']:.0f} px to use"
-    if facts.get("fetched_bytes"):
-        share = facts["fetched_bytes"] / facts["file_bytes"]
-        count += f", {share:.0%} of the file fetched in {facts['requests']} requests"
-    count += f", {facts['stain']}" if facts.get("stain") else ""
-    if pen := facts.get("pen_fraction"):
-        count += f", pen on {pen:.1%} left out"
-    warning = f" (warning: {facts['warnings']})" if facts.get("warnings") else ""
-    if result.status == "skipped":
-        return f"{result.slide_id}: done before with the same settings and input, skipped{count}"
-    return f"{result.slide_id}: done{count}{warning}"

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from thinsection.cli.options import with_config
-from thinsection.cli.progress import describe, say
 
 SLIDES = typer.Argument(help="Slides, folders, or a cohort CSV.")
 PIPELINE = typer.Option(help="Write the pipeline as TOML; without slides, only that.")
@@ -39,9 +38,13 @@ def qc(
 
         thinsection qc slides/ --out qc --from-histoqc config.ini --write histoqc
     """
+    from rich.console import Console
+
+    from thinsection.cli.progress import RunProgress
     from thinsection.files.atomic import write_text
     from thinsection.pipeline.qc_run import check_slides, chosen_pipeline
     from thinsection.qc.pipeline import dump_pipeline
+    from thinsection.slide.cohort import load_cohort
 
     pipeline, notes = chosen_pipeline(config)
     for note in notes:
@@ -52,11 +55,10 @@ def qc(
         if not slides:
             return
 
-    def tell(event: Any) -> None:
-        if event.result is not None:
-            say(describe(event.result))
-
-    summary = check_slides(slides or [], out=out, config=config, on_event=tell, on_message=say)
+    progress = RunProgress(Console(), num_slides=len(load_cohort(slides or [])))
+    told: dict[str, Any] = {"on_event": progress, "on_message": progress.say}
+    with progress.live():
+        summary = check_slides(slides or [], out=out, config=config, **told)
     for slide_id, rule in summary.failing:
         print(f"{slide_id}: fails {rule}")
     num_slides = len(summary.results)

@@ -34,7 +34,8 @@ Examples:
 """
 _DEMO_SIZE = (6000, 5000)  # px; a biopsy at 20x, about 200 tiles
 _LOOK_AT = {  # what lies where, relative to the results folder
-    "{grid}/overviews/{id}.png": "thumbnail, tissue outline and tiles in one picture: look here",
+    "index.html": "the run as a page: open it in a browser, look here first",
+    "{grid}/overviews/{id}.png": "the slide, its tissue outlined, its tiles",
     "{grid}/features_{encoder}/{id}.h5": "coords (N, 2) and features (N, D), as TRIDENT has them",
     "{grid}/slide_features_mean-{encoder}/{id}.h5": "features (D,), the slide embedding",
     "slides/{id}/tissue.geojson": "tissue polygons; drag it onto the slide in QuPath",
@@ -73,12 +74,14 @@ def _run_and_report(slides: list[str], out: str, config: Any, stage: str) -> int
 
     console = Console()
     progress = RunProgress(console, num_slides=num_slides)
-    told: dict[str, Any] = {"on_event": progress, "on_message": console.print}
+    told: dict[str, Any] = {"on_event": progress, "on_message": progress.say}
     with progress.live():
         summary = run(slides, out=out, config=config, stage=stage, **told)
     counts = summary.counts
     line = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    console.print(f"{line} in {summary.seconds:.1f} s -> {out}/summary.csv", highlight=False)
+    console.print(
+        f"{line} in {summary.seconds:.1f} s -> {out}/index.html, summary.csv", highlight=False
+    )
     if counts["empty"]:
         hint = "look at their overviews; --allow-empty takes it"
         console.print(f"{counts['empty']} without any tile: {hint}", style="red", highlight=False)
@@ -104,8 +107,9 @@ def aggregate(
 
         thinsection aggregate results --slide-encoder titan --executor dask --workers 4
     """
-    from thinsection.cli.progress import describe, say
+    from thinsection.cli.progress import say
     from thinsection.pipeline.pooling import aggregate_folder
+    from thinsection.pipeline.results import describe
     from thinsection.pipeline.run import EXIT_SOME_FAILED
 
     tell = {"on_result": lambda result: say(describe(result)), "on_message": say}

@@ -44,6 +44,7 @@ from thinsection.stream.batches import Scratch
 from thinsection.tiles import TileTable, load_filters
 from thinsection.tiles.transforms import StainLook, fit_stain
 from thinsection.units import format_bytes, parse_bytes
+from thinsection.usage.analysis import held_up
 
 if TYPE_CHECKING:
     from thinsection.encode import TileEncoder
@@ -57,13 +58,15 @@ class RunEvent:
     """Progress of a run; may be emitted from any thread.
 
     Attributes:
-        kind: 'started' (num_tiles to come), 'tiles' (num_tiles done), 'ended' (result set),
-            'waiting' (another process holds the slide).
+        kind: 'opening' (text: what is done before tiles are), 'started' (num_tiles to come),
+            'tiles' (num_tiles done, text: what sets their pace), 'ended' (result set), 'waiting'
+            (another process holds the slide).
     """
 
     kind: str
     slide_id: str
     num_tiles: int = 0
+    text: str = ""
     result: SlideResult | None = None
 
 
@@ -157,12 +160,13 @@ class SlideJob:
     def _hand_over(self, items: Iterable[Item], sink: ResultSink) -> None:
         for item in items:
             if not isinstance(item, TileBatch | SlideFinished | SlideFailed):
-                self._tell("tiles", item.key, len(item.indices))
+                self._tell("tiles", item.key, len(item.indices), held_up(self.clock.seconds()))
                 item.key.warnings += [n for n in item.notes if n not in item.key.warnings]
             sink.put(item)
 
-    def _tell(self, kind: str, work: SlideWork, num_tiles: int) -> None:
-        self.on_event(RunEvent(kind=kind, slide_id=work.entry.slide_id, num_tiles=num_tiles))
+    def _tell(self, kind: str, work: SlideWork, num_tiles: int, text: str = "") -> None:
+        slide_id = work.entry.slide_id
+        self.on_event(RunEvent(kind=kind, slide_id=slide_id, num_tiles=num_tiles, text=text))
 
     def _claim(self, entries: Sequence[SlideEntry]) -> Iterator[SlideWork]:
         """Slides that are not done and that nobody else holds; runs in the prepare thread."""
@@ -188,6 +192,8 @@ class SlideJob:
                 self._end(entry, record_failure(self.out, entry, "open", error))
                 continue
             if work.missing:
+                titles = dict.fromkeys(s.title for s in work.missing if s.reads == "slide")
+                self._tell("opening", work, 0, ", ".join(titles) or "what is stored")
                 yield work
                 continue
             try:

@@ -2,7 +2,7 @@
 
 records/20261121-231430-host-4711/run.json      config, versions, counts, seconds
                                   usage/        see `usage.monitor`
-                                  efficiency.html
+                                  efficiency.html, run.log
                                   logs/, slurm/ of executors
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import thinsection
 from thinsection.config import coerce
 from thinsection.errors import StoreError
-from thinsection.files.atomic import write_json, write_text
+from thinsection.files.atomic import write_json, write_text, writing
 from thinsection.store.ledger import check_kinds
 from thinsection.usage.analysis import Efficiency, analyse, efficiency_page
 from thinsection.usage.monitor import read_usage
@@ -28,6 +28,7 @@ from thinsection.usage.monitor import read_usage
 RECORDS = "records"
 RECORD_NAME = "run.json"
 PAGE_NAME = "efficiency.html"
+LOG_NAME = "run.log"
 _WHERE = ("executor", "stream")  # settings that decide where work happens, not what comes out
 _KINDS = {
     **dict.fromkeys(("started", "command", "host"), str),
@@ -73,6 +74,13 @@ def begin_record(out: Path, command: str, config: Mapping[str, Any]) -> Record:
     }
     write_json(folder / RECORD_NAME, document)
     return Record(folder=folder, document=document)
+
+
+def log(folder: Path, text: str) -> None:
+    """Adds lines with the time (UTC) to the `run.log` of a record; any thread, any process."""
+    now, path = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}", folder / LOG_NAME
+    with writing(path), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write("".join(f"{now} {line}\n" for line in text.splitlines()))
 
 
 def end_record(record: Record, facts: Mapping[str, Any]) -> Record:

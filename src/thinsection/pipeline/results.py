@@ -62,6 +62,31 @@ class SlideResult:
         return cls(slide_id=entry.slide_id, slide_path=entry.slide_path, status=status, **more)
 
 
+def describe(result: SlideResult) -> str:
+    """One line on a slide that ended."""
+    if result.status == "failed":
+        return f"{result.slide_id}: failed ({result.stage}): {result.error}"
+    if result.status == "excluded":
+        return f"{result.slide_id}: {result.error}"
+    facts = result.facts
+    if result.status == "empty":
+        why = facts.get("warnings") or "no tile holds enough tissue"
+        return f"{result.slide_id}: empty: {why}"
+    count = f", {facts['num_tiles']} tiles" if facts.get("num_tiles") is not None else ""
+    if not count and facts.get("pixels_to_use") is not None:
+        count = f", {facts['pixels_to_use']:.0f} px to use"
+    if facts.get("fetched_bytes"):
+        share = facts["fetched_bytes"] / facts["file_bytes"]
+        count += f", {share:.0%} of the file fetched in {facts['requests']} requests"
+    count += f", {facts['stain']}" if facts.get("stain") else ""
+    if pen := facts.get("pen_fraction"):
+        count += f", pen on {pen:.1%} left out"
+    warning = f" (warning: {facts['warnings']})" if facts.get("warnings") else ""
+    if result.status == "skipped":
+        return f"{result.slide_id}: done before with the same settings and input, skipped{count}"
+    return f"{result.slide_id}: done{count}{warning}"
+
+
 def record_failure(out: Path, entry: SlideEntry, stage: str, error: BaseException) -> SlideResult:
     """Writes `slides/ID/failure.json` (stage, message, traceback, entry) and returns the result."""
     excluded = isinstance(error, QcExclusion)

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
+import thinsection
 from thinsection.config import as_mapping, coerce, replace_flat
 from thinsection.errors import (
     ConfigError,
@@ -30,16 +31,23 @@ from thinsection.jobs.slurm import Submitted
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.known import known_report
 from thinsection.pipeline.measured import check_reference, write_measures
-from thinsection.pipeline.process import OnEvent
+from thinsection.pipeline.process import OnEvent, RunEvent
 from thinsection.pipeline.records import (
     RECORDS,
     Record,
     begin_record,
     end_record,
+    log,
     same_settings,
     write_efficiency,
 )
-from thinsection.pipeline.results import SlideResult, Status, write_qc_tables, write_tables
+from thinsection.pipeline.results import (
+    SlideResult,
+    Status,
+    describe,
+    write_qc_tables,
+    write_tables,
+)
 from thinsection.pipeline.task import ENDS, RunTask, ended_slides, filesystem_now
 from thinsection.qc import load_pipeline, prepare_models
 from thinsection.qc.engine import parse_rule
@@ -171,6 +179,7 @@ def _run_in_folder(
 ) -> RunSummary:
     """`run` on checked settings and a folder that exists; `settle` has the last word on a slide."""
     task = make_task(out, config, goal)
+    on_event, on_message = _logged(task.record, on_event, on_message)
     reports: list[Report[SlideResult]] = []
     facts: dict[str, Any] = {}
     told: dict[str, Any] = {"on_event": on_event, "on_message": on_message}
@@ -180,6 +189,8 @@ def _run_in_folder(
         with writing(out):
             known = known_report(out, Record.read(task.record), entries, config, goal)
             if known is None and executor is None and config.executor.in_process:
+                if goal in ENCODING:
+                    on_message(f"loading {', '.join(config.encode.encoders)}")
                 facts = task.facts(task.models())  # errors of settings and weights come first
             begun = True
             if known is None:
@@ -202,6 +213,25 @@ def _run_in_folder(
         raise
 
 
+def _logged(
+    record: Path, on_event: OnEvent, on_message: Callable[[str], None]
+) -> tuple[OnEvent, Callable[[str], None]]:
+    """The listeners of a run, which also note what they hear in its log."""
+
+    def event(one: RunEvent) -> None:
+        if one.result is not None:
+            log(record, describe(one.result))
+        elif one.kind in ("opening", "waiting"):
+            log(record, f"{one.slide_id}: {', then '.join(filter(None, (one.kind, one.text)))}")
+        on_event(one)
+
+    def message(text: str) -> None:
+        log(record, text)
+        on_message(text)
+
+    return event, message
+
+
 def _stage_seconds(reports: Sequence[Report[SlideResult]]) -> Mapping[str, float]:
     return merged(reports).stage_seconds
 
@@ -211,6 +241,7 @@ def make_task(out: Path, config: RunConfig, goal: Goal) -> RunTask:
     folder = out.resolve()
     command = "run" if goal == "aggregate" else goal  # each goal is a subcommand
     record = begin_record(folder, command, as_mapping(config) | {"stage": goal})
+    log(record.folder, f"thinsection {thinsection.__version__}: {command} into {folder}")
     by_slurm = chosen_executor(config.executor) == "slurm"
     return RunTask(
         out=folder,
@@ -254,6 +285,7 @@ def finish_run(
     end_record(record, facts)
     if summary.counts["done"]:
         write_efficiency(task.record)
+    log(task.record, f"ended: {summary!r}")
     write_index(task.out)
     return summary
 
@@ -276,6 +308,9 @@ def end_early(
         with writing(task.out):
             write_tables(task.out, entries, results)
             end_record(Record.read(task.record), {"ended_by": str(error) or type(error).__name__})
+            log(
+                task.record, f"ended early: {error or type(error).__name__}; {done} slides are done"
+            )
             write_index(task.out)
     except OSError as full:
         told = f"the tables could not be written ({full})"

@@ -153,6 +153,14 @@ def starvation(usages: Sequence[ProcessUsage]) -> str:
     )
 
 
+def held_up(stages: Mapping[str, float]) -> str:
+    """What has set the pace of the tiles so far, in two words; '' where nobody knows yet."""
+    wait, busy = stages.get("encode_wait", 0.0), stages.get("encode_busy", 0.0)
+    if busy <= 0:
+        return ""
+    return f"bottleneck: {'decode' if wait / (wait + busy) >= _WAITS else 'encode'}"
+
+
 def bottleneck(stages: Mapping[str, float], facts: Mapping[str, Any], *, cpus: float) -> str:
     """One sentence: which stage held the others up, and the flag that changes it."""
     wait = stages.get("encode_wait", 0.0)
