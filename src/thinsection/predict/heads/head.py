@@ -37,6 +37,7 @@ class HeadOutput(NamedTuple):
 class Head(nn.Module, ABC):
     """One bag in, its logits out; a bag is a batch of its own."""
 
+    needs_cells = False  # whether `forward` reads coords
     bag_weight = 1.0  # of the bag's loss; the rest is of `extra_loss`
     needs_cells = False  # whether `forward` reads where tiles lie
 
