@@ -40,3 +40,11 @@ def test_the_tour_of_the_readme_runs(tmp_path: Path, he_slide: Path) -> None:
 
 def test_the_package_says_that_it_is_typed() -> None:
     assert (Path(thinsection.__file__).parent / "py.typed").is_file()
+
+
+def test_a_room_that_is_imported_does_not_hide_the_function_of_its_name() -> None:
+    import thinsection.predict.predicting
+    import thinsection.segment
+
+    assert callable(thinsection.segment) and callable(thinsection.predict)
+    assert thinsection.predict is thinsection.predict

@@ -5,7 +5,9 @@ imported by the names of their rooms. Names are resolved on first use, so that `
 pulls in neither torch nor a reader.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from thinsection import errors as errors
@@ -18,6 +20,8 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.planning.plan import plan as plan
     from thinsection.pool import aggregate as aggregate
     from thinsection.pool import load_slide_encoder as load_slide_encoder
+    from thinsection.predict.heatmap import heatmap as heatmap
+    from thinsection.predict.predicting import predict as predict
     from thinsection.qc import run_qc as run_qc
     from thinsection.qc import tissue_mask as tissue_mask
     from thinsection.segment import load_segmenter as load_segmenter
@@ -46,10 +50,22 @@ _PUBLIC = {
     "RunConfig": "thinsection.stages.config",
     "plan": "thinsection.planning.plan",
     "open_results": "thinsection.pipeline.folder",
+    "predict": "thinsection.predict.predicting",
+    "heatmap": "thinsection.predict.heatmap",
 }
 
 __all__ = ["__version__", "errors", *_PUBLIC]  # noqa: PLE0604
 
+
+class _Face(ModuleType):
+    """A room that is imported does not hide the function of its name: segment, predict."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _PUBLIC and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Face
 
 if not TYPE_CHECKING:  # a checker that saw this would take every misspelt name for Any
 

@@ -72,7 +72,7 @@ def test_calibration_divides_the_logits_of_each_member() -> None:
     logits = np.array([[1.5, 0.0], [0.0, 0.8]])
     likely = np.e / (1 + np.e)
     wanted = [[likely, 1 - likely], [1 - likely, likely]]
-    np.testing.assert_allclose(model().answers(logits), wanted)
+    np.testing.assert_allclose(model().answers(logits, [0, 1]), wanted)
 
 
 def test_a_training_case_is_answered_by_those_that_have_not_seen_it() -> None:

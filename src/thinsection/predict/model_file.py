@@ -8,7 +8,7 @@ tensor is read.
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,9 +111,9 @@ class Model:
     heads: tuple[Head, ...]  # as `card.members`
     usual: Usual
 
-    def answers(self, logits: npt.NDArray[np.floating]) -> Vector:
-        """Calibrated answers (M, K) of the members' logits (M, K); see `Target.answers`."""
-        warm = np.array([[member.temperature] for member in self.card.members])
+    def answers(self, logits: npt.NDArray[np.floating], members: Sequence[int]) -> Vector:
+        """Calibrated answers (M, K) of some members' logits (M, K); see `Target.answers`."""
+        warm = np.array([[self.card.members[i].temperature] for i in members])
         return self.card.target.answers(logits / warm)
 
     def asked(self, case_id: str) -> list[int]:

@@ -1,14 +1,17 @@
 """Masks as GeoJSON that QuPath opens as annotations: smooth outlines in level-0 px."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from thinsection.arrays.polygons import mask_outlines
-from thinsection.files.atomic import write_text
+from thinsection.files.atomic import atomic_path, write_text
 from thinsection.qc.tissue import Color
-from thinsection.types import MaskArray, MaskFrame
+from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size
 
 
 def write_masks_geojson(
@@ -44,3 +47,26 @@ def annotation(polygons: Any, name: str, color: Color) -> dict[str, Any]:
         "geometry": geometry,
         "properties": {"objectType": "annotation", "name": name, "classification": classification},
     }
+
+
+def write_tiles_geojson(
+    path: Path, coords_l0: CoordsL0, tile_size_l0: Size, columns: Mapping[str, npt.NDArray]
+) -> None:
+    """Writes tiles as QuPath's tile objects, their columns as measurements, atomically.
+
+    NaN, which JSON does not know, is left out. Memory: that of one tile's text.
+    """
+    width, height = tile_size_l0
+    with atomic_path(path) as tmp, tmp.open("w", encoding="utf-8") as file:
+        file.write('{"type": "FeatureCollection", "features": [\n')
+        for i, (x, y) in enumerate(coords_l0.tolist()):
+            corners = [(0, 0), (width, 0), (width, height), (0, height), (0, 0)]
+            ring = [[x + dx, y + dy] for dx, dy in corners]
+            known = {n: float(f"{v[i]:.6g}") for n, v in columns.items() if np.isfinite(v[i])}
+            feature = {
+                "type": "Feature",
+                "geometry": {"type": "Polygon", "coordinates": [ring]},
+                "properties": {"objectType": "tile", "measurements": known},
+            }
+            file.write(",\n" * (i > 0) + json.dumps(feature, allow_nan=False))
+        file.write("\n]}\n")

@@ -1,0 +1,87 @@
+"""`thinsection predict`, `heatmap` and `model`: what a trained model says, where it comes from."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from thinsection.cli.options import with_config
+
+_MODEL = typer.Argument(help="Model file of `thinsection train`.", show_default=False)
+_SOURCE = typer.Argument(help="Model file, or a per-tile column: px_focus.", show_default=False)
+_SLIDES = typer.Argument(help="Slides, folders, cohort CSVs; or a folder with embeddings.")
+_OUT = typer.Option("--out", help="Results folder. [default: that of the embeddings]")
+ModelFile = Annotated[Path, _MODEL]
+SlidesArgument = Annotated[list[str], _SLIDES]
+Out = Annotated[Path | None, _OUT]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    from thinsection.predict.heatmap import HeatmapRunConfig
+    from thinsection.predict.predicting import PredictRunConfig
+
+    app.command()(with_config(PredictRunConfig)(predict))
+    app.command()(with_config(HeatmapRunConfig)(heatmap))
+    group = typer.Typer(no_args_is_help=True, help="Model files: what one was trained on.")
+    group.command("show")(show)
+    group.callback()(lambda: None)
+    app.add_typer(group, name="model")
+
+
+def predict(model: ModelFile, slides: SlidesArgument, out: Out = None, config: Any = None) -> None:
+    """Predict slides and their cases by a model: embeds what is not embedded, as the model says.
+
+    Exit code 0: every slide has its prediction; 3: some have none, the table says why.
+
+    Examples:
+
+        thinsection predict grade.safetensors slides/ --out results
+
+        thinsection predict grade.safetensors results --executor dask --workers 4
+    """
+    from thinsection.cli.progress import say
+    from thinsection.predict.predicting import predict as work
+
+    found = work(model, slides, out=out, config=config, on_message=say)
+    missing = [row for row in found.rows if not row.answers]
+    for row in found.rows:
+        for line in filter(None, (row.error, *row.warnings)):
+            print(f"{row.name}: {line}")
+    print(f"{len(found.rows) - len(missing)} of {len(found.rows)} predicted -> {found.table}")
+    raise typer.Exit(found.exit_code)
+
+
+def heatmap(
+    source: Annotated[str, _SOURCE], slides: SlidesArgument, out: Out = None, config: Any = None
+) -> None:
+    """Draw where a model's answer comes from: pictures, GeoJSON for QuPath, top tiles.
+
+    Examples:
+
+        thinsection heatmap grade.safetensors slides/ --out results
+
+        thinsection heatmap px_focus results
+    """
+    from thinsection.cli.progress import say
+    from thinsection.predict.heatmap import heatmap as work
+
+    for path in work(source, slides, out=out, config=config, on_message=say):
+        print(path)
+
+
+def show(
+    model: ModelFile,
+    out: Annotated[Path | None, typer.Option(help="Also write it as Markdown.")] = None,
+) -> None:
+    """Print the card of a model: intended use, data, figures, limits.
+
+    Example: thinsection model show grade.safetensors --out card.md
+    """
+    from thinsection.files.atomic import write_text
+    from thinsection.predict.model_file import card_markdown, read_card
+
+    text = card_markdown(read_card(model))
+    if out is not None:
+        write_text(out, text)
+    print(text, end="")

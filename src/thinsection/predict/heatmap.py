@@ -1,0 +1,161 @@
+"""What a model saw where: per tile as a picture, as GeoJSON for QuPath, as a sheet of top tiles.
+
+GRID/heatmap_MODEL/ID.h5           `tiles/attention`, `tiles/score_NAME`, see `predicting`
+                   ID.COLUMN.png   the slide with a column over it
+                   ID.geojson      tiles with all columns as measurements
+                   ID.top.png      the tiles of highest score, a row for each column
+Of a column of any other per-tile table the same lies in GRID/heatmap_COLUMN.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from thinsection.config import from_mapping, option, replace_flat, section
+from thinsection.errors import require
+from thinsection.files.atomic import atomic_path
+from thinsection.pipeline.folder import Results, one_address, open_results
+from thinsection.predict.predicting import PredictRunConfig, predict
+from thinsection.report.draw import Values, open_picture, write_drawing
+from thinsection.slide import open_slide
+from thinsection.slide.geometry import ReadPlan
+from thinsection.slide.resize import read_tiles
+from thinsection.store.geojson import write_tiles_geojson
+from thinsection.store.tiles_h5 import TilesFile
+from thinsection.store.tiles_h5 import read_tiles as read_tiles_file
+from thinsection.weights.origin import slug
+
+_SHOWN_PX, _GAP, _TEXT = 192, 6, 18  # of a tile on the sheet, between tiles, of the text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeatmapConfig:
+    """What is drawn."""
+
+    top_tiles: int = option(8, "tiles of highest score on the sheet, of each class; 0: no sheet")
+    clip: float = option(99.0, "percentile of values that gets the last colour")
+    geojson: bool = option(True, "write tiles and values for QuPath")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatmapRunConfig(PredictRunConfig):
+    """All settings of `thinsection heatmap`, by section."""
+
+    heatmap: HeatmapConfig = section(HeatmapConfig)
+
+
+def heatmap(
+    source: str | Path,
+    slides: Sequence[str | Path] | str | Path,
+    *,
+    out: str | Path | None = None,
+    config: HeatmapRunConfig | None = None,
+    **settings: Any,
+) -> list[Path]:
+    """The pictures of where a model's answer comes from, or of a per-tile column; what was written.
+
+    Args:
+        source: a model file; or a column of a per-tile table of a results folder: 'px_focus',
+            'heatmap_grade:score_high'.
+        slides, out: as of `predict`; with a column `slides` is a results folder.
+        config: all settings; other keywords are those of `predict`, and single settings.
+
+    Memory: that of `predict`; to draw, 100 bytes a tile and the picture, the GeoJSON in pieces.
+
+    Raises:
+        InvalidInputError: no such column, or a head without evidence.
+        ThinsectionError: as of `predict`.
+    """
+    told = {name: settings.pop(name) for name in ("on_event", "on_message") if name in settings}
+    config = replace_flat(config or HeatmapRunConfig(), settings)
+    if not Path(source).is_file():
+        return _of_column(open_results(Path(str(slides))), str(source), config.heatmap)
+    found = predict(source, slides, out=out, config=config, heatmaps=True, **told)
+    results, name = open_results(found.results), found.table.stem.replace("predictions", "heatmap")
+    grid, drawn = found.address.split("/")[0], list[Path]()
+    for row in found.rows:
+        if row.level == "slide" and row.answers:
+            table = read_tiles_file(results.folder / grid / name / f"{row.name}.h5")
+            best = [n for n in table.columns if n != "attention"][int(np.argmax(row.answers))]
+            drawn += _Drawn(results, row.name, grid, name, table).write(
+                ("attention", best), config.heatmap
+            )
+    return drawn
+
+
+def _of_column(results: Results, column: str, config: HeatmapConfig) -> list[Path]:
+    """The same of a stored column, of all slides that have it."""
+    grid = one_address(results.grids, None, "grid")
+    drawn, known, name = list[Path](), set[str](), f"heatmap_{slug(column)}"
+    for slide_id, ledger in results.ledgers.items():
+        table = results.tiles(slide_id, grid) if f"{grid}/tiles" in ledger.stages else None
+        known |= set(table.columns if table else ())
+        if table is not None and column in table.columns:
+            table = replace(table, columns={column: table.columns[column]})
+            drawn += _Drawn(results, slide_id, grid, name, table).write((column,), config)
+    require(drawn, f"source must be a model file or one of {sorted(known)}", repr(column))
+    return drawn
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """The files of one slide."""
+
+    results: Results
+    slide_id: str
+    grid: str
+    folder: str
+    table: TilesFile
+
+    def write(self, shown: Sequence[str], config: HeatmapConfig) -> list[Path]:
+        """Pictures of the shown columns, GeoJSON of all, and the sheet of top tiles of scores."""
+        table, columns = self.table, self.table.columns
+        width, height = map(int, table.attributes["tile_size_l0"])
+        picture = open_picture(self.results.ledgers[self.slide_id])
+        home = self.results.folder / self.grid / self.folder
+        if not len(table.coords_l0):
+            return []
+        drawn = [home / f"{self.slide_id}.{slug(name)}.png" for name in shown]
+        for path, name in zip(drawn, shown, strict=True):
+            values, colors = columns[name], "turbo"
+            most = float(np.nanpercentile(np.abs(values), config.clip))
+            limits = (float(np.nanmin(values)), most)
+            if name.startswith("score_"):
+                colors, limits = "coolwarm", (-most, most)
+            layer = Values(table.coords_l0, (width, height), values, name, colors, limits)
+            write_drawing(path, picture, [layer])
+        if config.geojson:
+            drawn.append(home / f"{self.slide_id}.geojson")
+            write_tiles_geojson(drawn[-1], table.coords_l0, (width, height), columns)
+        if config.top_tiles:
+            drawn.append(home / f"{self.slide_id}.top.png")
+            scores = [name for name in columns if name.startswith("score_")] or shown
+            with atomic_path(drawn[-1]) as tmp:
+                self.sheet(scores, config.top_tiles).save(tmp, format="PNG")
+        return drawn
+
+    def sheet(self, scores: Sequence[str], count: int) -> Image.Image:
+        """The tiles of highest score, best first, a row for each column, read from the slide."""
+        ledger, coords = self.results.ledgers[self.slide_id], self.table.coords_l0
+        facts, said = ledger.stages[f"{self.grid}/tiles"].facts["plan"], ledger.slide
+        plan: ReadPlan = from_mapping(ReadPlan, facts)
+        mpp = (said["mpp_x"], said["mpp_y"]) if said.get("mpp_x") else None
+        count, row_px = min(count, len(coords)), _SHOWN_PX + 2 * _TEXT + 3 * _GAP
+        sheet = Image.new("RGB", (count * (_SHOWN_PX + _GAP) + _GAP, row_px * len(scores)), "white")
+        pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(_TEXT)
+        px = np.empty((count, plan.tile_px, plan.tile_px, 3), np.uint8)
+        with open_slide(said["slide_path"], slide_mpp=mpp) as slide:
+            for top, name in zip(range(0, sheet.height, row_px), scores, strict=True):
+                values = self.table.columns[name]
+                best = np.argsort(-values, kind="stable")[:count]
+                read_tiles(slide, plan, coords[best], px)
+                pen.text((_GAP, top + _GAP), f"{name}: {self.slide_id}", "black", font)
+                for i, value in enumerate(values[best].tolist()):
+                    x, y = _GAP + i * (_SHOWN_PX + _GAP), top + _TEXT + 2 * _GAP
+                    sheet.paste(Image.fromarray(px[i]).resize((_SHOWN_PX, _SHOWN_PX)), (x, y))
+                    pen.text((x, y + _SHOWN_PX), f"{value:.3g}", "black", font)
+        return sheet
