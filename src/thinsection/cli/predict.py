@@ -49,7 +49,7 @@ def predict(model: ModelFile, slides: SlidesArgument, out: Out = None, config: A
         for line in filter(None, (row.error, *row.warnings)):
             print(f"{row.name}: {line}")
     print(f"{len(found.rows) - len(missing)} of {len(found.rows)} predicted -> {found.table}")
-    raise typer.Exit(found.exit_code)
+    raise typer.Exit(3 if missing else 0)
 
 
 def heatmap(
