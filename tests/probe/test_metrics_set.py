@@ -84,7 +84,7 @@ def test_folds_are_scored_apart_and_averaged() -> None:
         shares = SHARES[rows]
         return metrics.class_scorers(TRUTH[rows], shares.argmax(axis=1), K, shares)
 
-    found = metrics.all_scores(metrics.over_folds(fold, make), N)["auroc"]
+    found = metrics.all_scores(metrics.over_folds(fold, N, make), N)["auroc"]
     apart = [
         sk.roc_auc_score(TRUTH[fold == f], SHARES[fold == f], multi_class="ovr") for f in range(3)
     ]

@@ -13,6 +13,7 @@ from thinsection.probe.registry import PROBES, Probe, load_probe
 from thinsection.probe.result import ProbeResult
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for JSON, CSV, Markdown, HTML, PNG.")]
+FOLDERS = typer.Argument(metavar="A B...", help="Folders of results, one an encoder, or of a grid.")
 DATA = typer.Argument(metavar="DATA...", help="Manifests, folders, tile embeddings, case tables.")
 GridOut = Annotated[Path, typer.Option("--out", help="Folder for probes.csv and a folder per job.")]
 
@@ -32,7 +33,10 @@ def register(root: typer.Typer, arguments: Sequence[str] = ()) -> None:
             command = _command(probe) if not arguments or name == called else lambda: None
             app.command(name, help=probe.function.__doc__)(command)
     app.command("grid", help=_grid.__doc__)(
-        _with_flags() if not arguments or called == "grid" else lambda: None
+        _with_flags(_grid) if not arguments or called == "grid" else lambda: None
+    )
+    app.command("compare", help=_compare.__doc__)(
+        _with_flags(_compare) if not arguments or called == "compare" else lambda: None
     )
     root.add_typer(app, name="probe")
 
@@ -74,10 +78,24 @@ def _finish(result: ProbeResult, out: Path, tiles: TileSet | None) -> None:
         typer.echo(f"  {line}")
 
 
-def _with_flags() -> Callable[..., None]:
+def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    from thinsection.probe.compare import CompareConfig
     from thinsection.probe.grid import ProbeGridConfig
 
-    return with_config(ProbeGridConfig)(_grid)  # type: ignore[no-any-return]
+    config = ProbeGridConfig if command is _grid else CompareConfig
+    return with_config(config)(command)  # type: ignore[no-any-return]
+
+
+def _compare(folders: Annotated[list[Path], FOLDERS], out: Out, config: Any) -> None:
+    """Encoders beside each other: differences with interval and test, ranks, one page.
+
+    Of results of the same rows, folds and protocol; every encoder sees the same resamples.
+
+    Example: thinsection probe compare probes/uni probes/conch --out compared/
+    """
+    from thinsection.probe.compare import compare
+
+    typer.echo(compare(folders, out, config))
 
 
 def _grid(data: Annotated[list[Path], DATA], out: GridOut, config: Any) -> None:

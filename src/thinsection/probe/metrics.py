@@ -71,11 +71,15 @@ def value_scorers(truth: FloatVector, prediction: FloatVector) -> Scorers:
     return {"pearson": partial(mean, pearson), "spearman": partial(mean, spearman)}
 
 
-def over_folds(fold: IndexArray, make: Callable[[IndexArray], Scorers]) -> Scorers:
+def over_folds(
+    fold: IndexArray | None, num_rows: int, make: Callable[[IndexArray], Scorers]
+) -> Scorers:
     """The mean over folds of what `make` gives for the rows of each; `fold` (N,) numbers them.
 
-    Rows of two models are so never ranked against each other.
+    Rows of two models are so never ranked against each other; None: one model made all rows.
     """
+    if fold is None:
+        return make(np.arange(num_rows))
     parts = [(rows, make(rows)) for f in np.unique(fold) for rows in [np.flatnonzero(fold == f)]]
 
     def mean(name: str, weights: npt.NDArray) -> FloatVector:

@@ -51,22 +51,15 @@ def write_probe_report(result: ProbeResult, out_dir: Path, *, tiles: TileSet | N
 
 
 def _columns(result: ProbeResult) -> dict[str, Iterable[Any]]:
-    """By header: predictions with class scores, or risks; else details by name."""
-    if (p := result.predictions) is not None:
-        names = p.class_names
-        scores = () if p.probability is None else p.probability.T
-        return {
-            "id": p.ids,
-            "truth": [names[t] for t in p.truth],
-            "prediction": [names[g] for g in p.prediction],
-            "correct": (p.truth == p.prediction).astype(int),
-            **{f"p_{n}": [f"{v:.9g}" for v in s] for n, s in zip(names, scores, strict=False)},
-        }
-    if (r := result.risks) is not None:
-        high, event = r.high.astype(int), r.event.astype(int)
-        values = (r.ids, r.risk.tolist(), high, event, r.time.tolist())
-        return dict(zip(("id", "risk", "above_fold_median", "event", "time"), values, strict=True))
-    return {"name": result.details.keys(), "value": result.details.values()}
+    """By header: what the result says of each row, with group and fold; else details by name."""
+    if (rows := result.rows) is None:
+        return {"name": result.details.keys(), "value": result.details.values()}
+    columns: dict[str, Iterable[Any]] = {"id": rows.ids}
+    if rows.groups is not None:
+        columns["group"] = rows.groups.of_row
+    if (fold := getattr(rows, "fold", None)) is not None:
+        columns["fold"] = fold.tolist()
+    return columns | rows.columns
 
 
 def _markdown(result: ProbeResult, pictures: Sequence[Picture]) -> str:

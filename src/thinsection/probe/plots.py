@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Words = tuple[str, str]  # title of a picture, and what to see in it
-Draw = Callable[["Axes", Any, ProbeResult], Words]  # the second is what it is drawn from
+Draw = Callable[["Axes", Any, Any], Words]  # the second is what it is drawn from
 
 # Okabe and Ito's colours, which the colour-blind tell apart; classes take them in order
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#555555")
@@ -62,10 +62,10 @@ def probe_pictures(result: ProbeResult, tiles: TileSet | None = None) -> list[Pi
         "losses": (details if set(LOSSES) <= details.keys() else None, _losses),
     }
     drawn = {name: drawing for name, drawing in draws.items() if drawing[0] is not None}
-    return [_picture(name, source, draw, result) for name, (source, draw) in drawn.items()]
+    return [draw_picture(name, source, draw, result) for name, (source, draw) in drawn.items()]
 
 
-def _picture(name: str, source: Any, draw: Draw, result: ProbeResult) -> Picture:
+def draw_picture(name: str, source: Any, draw: Draw, result: Any = None) -> Picture:
     """Drawn on a figure outside of pyplot's global state."""
     with importing("pictures need matplotlib", "probe"):
         from matplotlib.figure import Figure

@@ -1,6 +1,6 @@
 """What a probe returns, and its plain form for a result file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
@@ -9,8 +9,10 @@ import numpy.typing as npt
 
 from thinsection.config import as_mapping
 from thinsection.errors import require
-from thinsection.probe import statistics
+from thinsection.probe import metrics, statistics
 from thinsection.probe.data.sets import TileSet
+from thinsection.probe.groups import Groups
+from thinsection.probe.metrics import Scorers
 from thinsection.probe.protocol import Metric, Protocol
 from thinsection.probe.statistics import METRICS, Counts, FloatVector, IndexArray, Interval
 
@@ -34,6 +36,32 @@ class Predictions:
     truth: IndexArray  # (N,)
     prediction: IndexArray  # (N,)
     probability: FloatVector | None = None  # (N, K) class scores that sum to 1
+    groups: Groups | None = None  # of the rows: what is resampled; None: the rows themselves
+    fold: IndexArray | None = None  # (N,) of the model that predicted a row; None: one model
+
+    @property
+    def scorers(self) -> Scorers:
+        """Every metric; over folds their mean."""
+        names, p = self.class_names, self.probability
+
+        def of(rows: IndexArray) -> Scorers:
+            share = None if p is None else p[rows]
+            truth, guess = self.truth[rows], self.prediction[rows]
+            return metrics.class_scorers(truth, guess, len(names), share)
+
+        return metrics.over_folds(self.fold, len(self.ids), of)
+
+    @property
+    def columns(self) -> dict[str, Iterable[Any]]:
+        """For the table of rows, by header."""
+        names = self.class_names
+        shares = () if self.probability is None else self.probability.T
+        return {
+            "truth": [names[t] for t in self.truth],
+            "prediction": [names[g] for g in self.prediction],
+            "correct": (self.truth == self.prediction).astype(int),
+            **{f"p_{n}": [f"{v:.9g}" for v in s] for n, s in zip(names, shares, strict=False)},
+        }
 
     @property
     def counts(self) -> Counts:
@@ -50,6 +78,72 @@ class Risks:
     high: npt.NDArray[np.bool_]  # (n,), True where the risk is above its fold's median
     event: npt.NDArray[np.bool_]  # the follow-up, as the next
     time: FloatVector
+    groups: Groups | None = None  # as of Predictions, and the next
+    fold: IndexArray | None = None
+
+    @property
+    def scorers(self) -> Scorers:
+        """Harrell's c-index, the mean over folds."""
+        e, t, r = self.event, self.time, self.risk
+        of = lambda rows: metrics.survival_scorers(e[rows], t[rows], r[rows])  # noqa: E731
+        return metrics.over_folds(self.fold, len(self.ids), of)
+
+    @property
+    def columns(self) -> dict[str, Iterable[Any]]:
+        """For the table of rows, by header."""
+        flags = {"above_fold_median": self.high.astype(int), "event": self.event.astype(int)}
+        return {"risk": self.risk.tolist(), **flags, "time": self.time.tolist()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """Predicted numbers, row by row."""
+
+    ids: tuple[str, ...]
+    target_names: tuple[str, ...]  # (T,)
+    truth: FloatVector  # (N, T)
+    prediction: FloatVector
+    groups: Groups | None = None
+    fold: IndexArray | None = None
+
+    @property
+    def scorers(self) -> Scorers:
+        """Correlations, their mean over targets and folds."""
+        t, p = self.truth, self.prediction
+        of = lambda rows: metrics.value_scorers(t[rows], p[rows])  # noqa: E731
+        return metrics.over_folds(self.fold, len(self.ids), of)
+
+    @property
+    def columns(self) -> dict[str, Iterable[Any]]:
+        """For the table of rows, by header."""
+        kinds = {"true": self.truth, "predicted": self.prediction}
+        of_target = [(k, n, t) for t, n in enumerate(self.target_names) for k in kinds]
+        return {f"{kind} {name}": kinds[kind][:, t].tolist() for kind, name, t in of_target}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratios:
+    """What each row adds to a score that is sum / sum: neighbours of a kind, a cosine, ..."""
+
+    metric: str
+    ids: tuple[str, ...]
+    top: FloatVector  # (N,)
+    bottom: FloatVector  # (N,), ones where the score is a mean
+    groups: Groups | None = None
+
+    @property
+    def scorers(self) -> Scorers:
+        """The one score."""
+        t, b = self.top, self.bottom
+        return {self.metric: lambda w: statistics.ratio(w @ t, w @ b, empty=np.nan)}
+
+    @property
+    def columns(self) -> dict[str, Iterable[Any]]:
+        """For the table of rows, by header."""
+        return {"top": self.top.tolist(), "bottom": self.bottom.tolist()}
+
+
+Rows = Predictions | Risks | Values | Ratios
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +172,8 @@ class ProbeResult:
     facts: dict[str, Any] = field(default_factory=dict)
     predictions: Predictions | None = None  # row by row, where the probe classifies
     risks: Risks | None = None  # case by case, where it predicts survival
+    values: Values | None = None  # row by row, where it predicts numbers
+    ratios: Ratios | None = None  # row by row, where the score is a ratio of sums
     examples: Examples | None = None  # images with masks, where it segments
     remarks: tuple[str, ...] = ()  # what a person should read beside the score, line by line
 
@@ -86,12 +182,19 @@ class ProbeResult:
         """The metric as a person reads it."""
         return METRIC_WORDS.get(self.metric, self.metric)
 
+    @property
+    def rows(self) -> Rows | None:
+        """What it says of each row: enough to compare it with another result of the same rows."""
+        return self.predictions or self.risks or self.values or self.ratios
+
     def as_mapping(self) -> dict[str, Any]:
         """Plain nested values without the rows (these go to CSV); NaN becomes None."""
         names = ("probe", "dataset", "metric", "score", "interval", "details")
         own: dict[str, Any] = {name: getattr(self, name) for name in names}
         mapping = {"format_version": FORMAT_VERSION, **own}
         mapping |= {"data": self.facts, "protocol": self.protocol}
+        if self.rows is not None:
+            mapping["metrics"] = metrics.all_scores(self.rows.scorers, len(self.rows.ids))
         if self.predictions is not None:
             mapping["classes"] = per_class_rows(self.predictions)
             mapping["confusion_matrix"] = self.predictions.counts.tolist()
@@ -131,7 +234,7 @@ def classified(
         interval=statistics.bootstrap_counts(rows.counts, METRICS[metric], seed=protocol.seed),
         protocol=protocol,
         details=details,
-        facts={**sizes, "dim": int(data.train.embeddings.shape[1]), **data.facts},
+        facts={**sizes, "dim": int(data.train.embeddings.shape[1]), **data.facts, **data.hashes},
         predictions=rows,
     )
 

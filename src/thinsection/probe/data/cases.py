@@ -180,6 +180,7 @@ def _common(table: CaseTable, config: ProbeConfig) -> dict[str, Any]:
     by_slide = files.slide_files(folder, [s for slides in table.slides for s in slides])
     of_case = tuple(tuple(by_slide[s] for s in slides) for slides in table.slides)
     shared = {name: getattr(table, name) for name in ("name", "ids", "folds", "facts")}
+    shared["facts"] = {**table.facts, **files.probed(next(iter(by_slide.values())))}
     return {**shared, "files": of_case, "vectors": mean_vectors(of_case, read_embeddings)}
 
 

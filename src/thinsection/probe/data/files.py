@@ -209,6 +209,21 @@ def _row_index(text: str, count: int, path: Path, table: Path) -> int:
     return int(text)
 
 
+def probed(path: Path) -> dict[str, Any]:
+    """What a file of embeddings says of its encoder and its tiles; {} where it says nothing."""
+    if path.suffix.lower() not in (".h5", ".hdf5"):
+        return {}
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        places = (file, *(file[name] for name in ("coords", "features") if name in file))
+        said = {name: value for place in places for name, value in place.attrs.items()}
+    names = {"encoder": "encoder", "weights_hash": "weights_sha256", "precision": "precision"}
+    found = {fact: str(said[name]) for name, fact in names.items() if name in said}
+    size, mpp = said.get("patch_size"), said.get("tile_mpp")
+    return found | ({"tiles": f"{size} px at {mpp:g} µm/px"} if size and mpp else {})
+
+
 def is_results(path: Path) -> bool:
     """Whether a folder is what a run of ours (or of TRIDENT) wrote, or lies in it: no dataset."""
     if all((path / name).is_dir() for name in RUN_FOLDERS):

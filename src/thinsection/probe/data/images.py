@@ -186,7 +186,8 @@ def embed_rows(data: LabelledRows, encoder: "TileEncoder", *, batch_size: int = 
 def encoder_facts(encoder: "TileEncoder") -> dict[str, Any]:
     """What a result file says of the encoder."""
     facts = {"encoder": encoder.spec.name, "precision": encoder.precision}
-    return facts | {"engine": encoder.engine, "weights_sha256": encoder.weights_hash}
+    facts |= {"engine": encoder.engine, "weights_sha256": encoder.weights_hash}
+    return facts | {"encoder_commit": encoder.spec.revision or "none"}
 
 
 def embed_images(images: Sequence[ImageRef], encode: Encode, *, batch_size: int = 64) -> Embeddings:

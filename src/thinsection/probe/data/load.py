@@ -106,7 +106,10 @@ def load_manifest(
         raise DatasetError(f"{rule}, got {', '.join(sorted(suffixes))} in {where!r}")
     given = [r.get("row", "") for r in rows]
     vectors = files.gather_rows(paths, given, table)
-    ids = [f"{p.name}:{row}" if row else p.name for p, row in zip(paths, given, strict=True)]
+    # a row has one name, whichever encoder's file holds it
+    files_of = [table.stem if embeddings else p.name for p in paths]
+    named = [f"{name}:{row}" if row else name for name, row in zip(files_of, given, strict=True)]
+    ids = [r.get("origin") or name for r, name in zip(rows, named, strict=True)]
     return LabelledRows(table.stem, names, labels, fold, facts, vectors, ids)
 
 
@@ -196,8 +199,7 @@ def load_regions(tile_files: Sequence[Path], labels: Path, *, seed: int = 1337) 
         flatters = "train and validation tiles share slides and neighbours, so the score flatters"
         rule = f"stratified fold 0 of {FOLDS} over tiles, seed {seed}: {flatters}"
     facts = {"split_rule": rule, "labels": labels.name, "slides": len(set(of_slide))}
-    if slides[0].encoder is not None:
-        facts["encoder"] = slides[0].encoder
+    facts |= files.probed(tile_files[0])
     ids = [f"{s.name}:{x}x{y}" for s in slides for x, y in s.coords_l0.tolist()]
     vectors = np.concatenate([s.embeddings for s in slides])
     return LabelledRows(labels.stem, names, codes, fold, facts, vectors, ids)

@@ -3,6 +3,8 @@
 A test split has no place here: sets hold training and validation rows, or cases and their folds.
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,6 +48,13 @@ class TileSet:
     def num_classes(self) -> int:
         """K."""
         return len(self.class_names)
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """See `data_hashes`."""
+        parts = (self.train, self.val)
+        rows = [(part.ids, part.labels.tolist()) for part in parts]
+        return data_hashes([part.embeddings for part in parts], (self.class_names, rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +183,15 @@ def make_split(
     require(len(names) == n, "ids must be one a row", f"{len(names)} for {n} rows")
     check_finite(x, names)
     return Split(embeddings=x, labels=y.astype(np.int64), ids=names)
+
+
+def data_hashes(embeddings: Sequence[npt.NDArray], rows: Any) -> dict[str, str]:
+    """sha256 of the rows (names, labels, folds), the same for every encoder, and of the vectors."""
+    digest = hashlib.sha256()
+    for array in embeddings:
+        digest.update(np.ascontiguousarray(array).data)
+    asked = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    return {"rows_sha256": asked, "embeddings_sha256": digest.hexdigest()}
 
 
 def check_finite(embeddings: Embeddings, ids: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from thinsection.probe import protocol as suites
 from thinsection.probe import statistics
 from thinsection.probe.data.cases import ReadEmbeddings
 from thinsection.probe.data.files import read_embeddings
-from thinsection.probe.data.sets import CaseSet, SurvivalSet, check_finite
+from thinsection.probe.data.sets import CaseSet, SurvivalSet, check_finite, data_hashes
 from thinsection.probe.protocol import NANOPATH, Protocol
 from thinsection.probe.result import Predictions, ProbeResult, Risks
 from thinsection.probe.statistics import FloatVector, Fold, Scorer, macro_auroc
@@ -99,9 +99,17 @@ def _over_folds(
         dataset=cases.name,
         score=float(np.mean(_fold_scores(folds, scorers))),
         interval=statistics.bootstrap_folds(folds, scorers, seed=protocol.seed),
-        facts={**facts, **cases.facts},
+        facts={**facts, **cases.facts, **_hashes(cases, folds)},
         **known,
     )
+
+
+def _hashes(cases: CaseSet | SurvivalSet, folds: Folds) -> dict[str, str]:
+    """See `data_hashes`."""
+    by_fold = [(train.tolist(), val.tolist()) for train, val in folds]
+    truth = cases.labels if isinstance(cases, CaseSet) else np.c_[cases.event, cases.time]
+    names = cases.class_names if isinstance(cases, CaseSet) else ()
+    return data_hashes([cases.vectors], (names, cases.ids, truth.tolist(), by_fold))
 
 
 def _classified(
@@ -109,12 +117,14 @@ def _classified(
 ) -> ProbeResult:
     """The result of class probabilities of each fold's validation rows."""
     rows, probability = np.concatenate([val for _, val in folds]), np.concatenate(parts)
+    fold = np.repeat(np.arange(len(folds)), [len(val) for _, val in folds])
     predictions = Predictions(
         class_names=cases.class_names,
         ids=tuple(cases.ids[i] for i in rows),
         truth=cases.labels[rows],
         prediction=probability.argmax(axis=1),
         probability=probability,
+        fold=fold,
     )
     known = {"probe": probe, "metric": "auroc", "predictions": predictions, **known}
     return _over_folds(cases, folds, _aurocs(cases, folds, parts), **known)
@@ -256,6 +266,7 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
             high=np.concatenate([risk > np.median(risk) for risk in risks]),
             event=event[rows],
             time=time[rows],
+            fold=np.repeat(np.arange(len(folds)), [len(val) for _, val in folds]),
         ),
     )
 

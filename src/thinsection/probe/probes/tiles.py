@@ -20,8 +20,9 @@ from thinsection.probe import statistics
 from thinsection.probe.compute import cosine_neighbours, rows_within, to_device, unit_rows
 from thinsection.probe.data import sets
 from thinsection.probe.data.sets import Embeddings, Labels, RobustnessSet, TileSet
+from thinsection.probe.groups import group_rows
 from thinsection.probe.protocol import NANOPATH, Protocol
-from thinsection.probe.result import ProbeResult, classified
+from thinsection.probe.result import ProbeResult, Ratios, classified
 from thinsection.probe.statistics import IndexArray
 from thinsection.types import GIB
 from thinsection.weights.placement import resolve_device
@@ -325,7 +326,14 @@ def robustness_probe(
         metric="robustness_index",
         score=float(index(np.ones((1, len(x))))[0]),
         interval=statistics.bootstrap_rows(len(x), index, seed=protocol.seed),
+        ratios=Ratios(
+            metric="robustness_index",
+            ids=tuple(f"{name}:{i}" for i, name in enumerate(data.slide_id)),
+            top=kinds["so"].astype(np.float64),
+            bottom=either.astype(np.float64),
+            groups=group_rows(data.slide_id, where=repr(data.name)),
+        ),
         protocol=protocol,
         details={"k": k, **sums, "tiles_with_fewer_neighbours": few},
-        facts={**facts, **data.facts},
+        facts={**facts, **data.facts, **sets.data_hashes([x], columns)},
     )

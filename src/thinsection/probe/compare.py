@@ -1,0 +1,290 @@
+"""Encoders beside each other: the results of probes of the same rows, as one table and page.
+
+    OUT/comparison.json, .csv, .html, comparison_<picture>.png
+
+A result is a probe's <probe>.json with the table of its rows beside it. Results of one task (data
+set and probe) are compared where rows, folds and protocol are the same, each on the same resamples.
+"""
+
+import base64
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thinsection.config import option, section
+from thinsection.errors import DatasetError, require
+from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
+from thinsection.files.pages import render_page
+from thinsection.probe import paired, plots
+from thinsection.probe.groups import Groups
+from thinsection.probe.metrics import LOWER_IS_BETTER
+from thinsection.probe.result import (
+    METRIC_WORDS,
+    Predictions,
+    Ratios,
+    Risks,
+    Rows,
+    Values,
+    strict,
+)
+from thinsection.probe.statistics import LEVEL
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# facts of a result that say what was probed
+IDENTITY = (
+    *("encoder", "encoder_commit", "weights_sha256", "precision", "tiles"),
+    *("rows_sha256", "embeddings_sha256"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSection:
+    """How results are compared."""
+
+    metric: str | None = option(None, "metric of every task; none: each probe's own")
+    seed: int = option(1337, "of the resamples, which every encoder of a task shares")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig:
+    """Settings of `thinsection probe compare`."""
+
+    compare: CompareSection = section(CompareSection)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """One result with its rows."""
+
+    model: str
+    document: dict[str, Any]
+    rows: Rows
+
+    @property
+    def task(self) -> str:
+        """The data set and the probe."""
+        return f"{self.document['dataset']}, {self.document['probe']}"
+
+
+def compare(folders: Sequence[Path], out: Path, config: CompareConfig | None = None) -> Path:
+    """Writes the comparison of all results below the folders; returns the page.
+
+    A model is named by the encoder that its results name, else by its folder.
+
+    Memory: the rows of one task for every model, and `paired.resample`.
+
+    Raises DatasetError: no task with two models, or results of other rows or protocols.
+    """
+    chosen = (config or CompareConfig()).compare
+    by_task: dict[str, dict[str, Scored]] = {}
+    for scored in find_results(folders):
+        models = by_task.setdefault(scored.task, {})
+        twice = f"{scored.model!r} twice for {scored.task!r}"
+        require(scored.model not in models, "models must differ", twice, error=DatasetError)
+        models[scored.model] = scored
+    several = {task: models for task, models in by_task.items() if len(models) > 1}
+    rule = "results must hold a task of two models or more"
+    require(several, rule, sorted(by_task) or "no result", error=DatasetError)
+    tasks = [_compare_task(task, [*models.values()], chosen) for task, models in several.items()]
+    pairs = [pair for task in tasks for pair in task["pairs"]]
+    p_values = [pair["p_value"] for pair in pairs]
+    for pair, holm, fdr in zip(
+        pairs, paired.holm(p_values), paired.benjamini_hochberg(p_values), strict=True
+    ):
+        pair |= {"p_holm": float(holm), "p_bh": float(fdr), "different": bool(holm < 1 - LEVEL)}
+    names = [*dict.fromkeys(model["model"] for task in tasks for model in task["models"])]
+    for task in tasks:
+        _rank(task)
+    return _write({"tasks": tasks, "models": _overall(tasks, names), **asdict(chosen)}, out)
+
+
+def _compare_task(task: str, models: list[Scored], chosen: CompareSection) -> dict[str, Any]:
+    """Scores of every model by every metric, and each pair's difference, not yet corrected."""
+    first = models[0]
+    for other in models[1:]:
+        said = [(m.document["data"].get("rows_sha256"), _key(m.rows)) for m in (first, other)]
+        same = said[0] == said[1], first.document["protocol"] == other.document["protocol"]
+        what = "settings" if same[0] else "rows"
+        found = f"{first.model!r} and {other.model!r} with other {what}"
+        rule = f"results of {task!r} must be of the same rows, folds and protocol"
+        require(all(same), rule, f"{found}; probe them alike", error=DatasetError)
+    metric, groups = chosen.metric or first.document["metric"], first.rows.groups
+    for model in models:
+        known = ", ".join(model.rows.scorers)
+        require(metric in model.rows.scorers, f"metric of {task!r} must be one of {known}", metric)
+    units = None if groups is None else groups.of_row
+    drawn = paired.resample(
+        [model.rows.scorers[metric] for model in models],
+        len(first.rows.ids),
+        groups=units if units is not None else _repeated(first.rows),
+        seed=chosen.seed,
+    )
+    pairs = []
+    for a, b in combinations(range(len(models)), 2):
+        difference = _delong(models[a].rows, models[b].rows, metric) or drawn.difference(a, b)
+        named = {"a": models[a].model, "b": models[b].model, "difference": difference.value}
+        pairs.append(named | asdict(difference) | {"detectable": difference.detectable})
+    return {
+        "task": task,
+        "metric": metric,
+        "metric_words": METRIC_WORDS.get(metric, metric),
+        "rows": len(first.rows.ids),
+        "groups": drawn.groups,
+        "unit": groups.unit if groups else "rows",
+        "models": [_model(m, float(s)) for m, s in zip(models, drawn.observed, strict=True)],
+        "pairs": pairs,
+    }
+
+
+def _model(scored: Scored, score: float) -> dict[str, Any]:
+    document = scored.document
+    identity = {k: v for k in IDENTITY if (v := document["data"].get(k)) is not None}
+    own = {"model": scored.model, "score": score, "interval": document["interval"]}
+    return {**own, "metrics": document.get("metrics", {}), "identity": identity}
+
+
+def _repeated(rows: Rows) -> Sequence[str] | None:
+    """The names of rows that several folds hold out, which are drawn as one; else None."""
+    return rows.ids if len(set(rows.ids)) < len(rows.ids) else None
+
+
+def _key(rows: Rows) -> list[Any]:
+    """What results of the same rows share: names, folds, truth."""
+    fold = getattr(rows, "fold", None)
+    truth = rows.time if isinstance(rows, Risks) else getattr(rows, "truth", None)
+    parts = [np.asarray(p).tolist() for p in (fold, truth) if p is not None]
+    return [type(rows), rows.ids, *parts]  # training rows: the facts' rows_sha256
+
+
+def _delong(a: Rows, b: Rows, metric: str) -> paired.Difference | None:
+    """DeLong's test, where the score is one area under one curve of two classes."""
+    if metric != "auroc" or not isinstance(a, Predictions) or not isinstance(b, Predictions):
+        return None
+    if a.fold is not None or len(a.class_names) > 2 or a.probability is None:
+        return None
+    units = None if a.groups is None else a.groups.of_row
+    shares = [p[:, 1] for p in (a.probability, b.probability) if p is not None]
+    return paired.delong(shares, a.truth == 1, groups=units)
+
+
+def _rank(task: dict[str, Any]) -> None:
+    """Adds to each model its rank among those that the corrected tests tell apart."""
+    names = [model["model"] for model in task["models"]]
+    better = np.zeros((len(names), len(names)), dtype=bool)
+    for pair in task["pairs"]:
+        if pair["different"]:
+            a, b = names.index(pair["a"]), names.index(pair["b"])
+            wins = (pair["difference"] > 0) != (task["metric"] in LOWER_IS_BETTER)
+            better[(a, b) if wins else (b, a)] = True
+    for model, rank in zip(task["models"], paired.tied_ranks(better), strict=True):
+        model["rank"] = int(rank)
+
+
+def _overall(tasks: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+    """Of each model the mean rank and the mean score over the tasks, best first."""
+    scores = np.full((len(tasks), len(names)), np.nan)
+    for t, task in enumerate(tasks):
+        for model in task["models"]:
+            scores[t, names.index(model["model"])] = model["score"]
+    lower = [task["metric"] in LOWER_IS_BETTER for task in tasks]
+    ranks, found = paired.mean_ranks(scores, lower=lower), np.isfinite(scores)
+    means = np.nansum(scores, axis=0) / np.maximum(found.sum(axis=0), 1)
+    columns = zip(names, ranks.tolist(), means.tolist(), found.sum(axis=0).tolist(), strict=True)
+    keys = ("model", "mean_rank", "mean_score", "tasks")
+    return sorted((dict(zip(keys, c, strict=True)) for c in columns), key=lambda m: m["mean_rank"])
+
+
+def find_results(folders: Sequence[Path]) -> list[Scored]:
+    """Every result with a table of rows, in the folders and all below them."""
+    found = []
+    for folder in folders:
+        for path in sorted(Path(folder).rglob("*.json")):
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(document, dict) or not {"probe", "metrics"} <= document.keys():
+                continue
+            model = document["data"].get("encoder") or Path(folder).name
+            found.append(Scored(model=model, document=document, rows=read_rows(path, document)))
+    return found
+
+
+def read_rows(path: Path, document: dict[str, Any]) -> Rows:
+    """The rows of a result, from the table beside it."""
+    with path.with_suffix(".csv").open(newline="", encoding="utf-8") as file:
+        table = [*csv.DictReader(file)]
+    require(table, "result must have a table of rows", f"none beside {str(path)!r}")
+    known: dict[str, Any] = {"ids": tuple(row["id"] for row in table)}
+    if "group" in table[0]:
+        unit = (document["interval"] or {}).get("unit", "patients")
+        known["groups"] = Groups(unit, tuple(row["group"] for row in table))
+
+    def numbers(name: str) -> Any:
+        return np.array([float(row[name]) for row in table])
+
+    fold = {"fold": numbers("fold").astype(np.int64)} if "fold" in table[0] else {}
+    if "bottom" in table[0]:
+        metric, top, bottom = document["metric"], numbers("top"), numbers("bottom")
+        return Ratios(metric=metric, top=top, bottom=bottom, **known)
+    if "risk" in table[0]:
+        event, high = (numbers(name) > 0 for name in ("event", "above_fold_median"))
+        values = {"risk": numbers("risk"), "time": numbers("time"), "event": event, "high": high}
+        return Risks(**values, **known, **fold)
+    if "classes" in document:
+        names = tuple(entry["name"] for entry in document["classes"])
+        labels = [np.array([names.index(r[k]) for r in table]) for k in ("truth", "prediction")]
+        shares = [numbers(f"p_{name}") for name in names if f"p_{name}" in table[0]]
+        known |= {"class_names": names, "truth": labels[0], "prediction": labels[1], **fold}
+        return Predictions(probability=np.stack(shares, axis=1) if shares else None, **known)
+    targets = tuple(name.removeprefix("true ") for name in table[0] if name.startswith("true "))
+    truth, guess = (
+        np.stack([numbers(f"{kind} {t}") for t in targets], axis=1)
+        for kind in ("true", "predicted")
+    )
+    return Values(target_names=targets, truth=truth, prediction=guess, **known, **fold)
+
+
+def _write(found: dict[str, Any], out: Path) -> Path:
+    pairs = [{"task": task["task"], **pair} for task in found["tasks"] for pair in task["pairs"]]
+    write_table(out / "comparison.csv", pairs, list(pairs[0]))
+    draws = {"ranks": (found["models"], _draw_ranks), "differences": (pairs, _draw_differences)}
+    pictures = [plots.draw_picture(name, source, draw) for name, (source, draw) in draws.items()]
+    for picture in pictures:
+        write_bytes(out / f"comparison_{picture.name}.png", picture.png)
+    shown = [(p.title, p.caption, base64.b64encode(p.png).decode("ascii")) for p in pictures]
+    names = [model["model"] for model in found["models"]]
+    page = out / "comparison.html"
+    values = {"names": names, "pictures": shown, "lower": LOWER_IS_BETTER, "level": LEVEL}
+    write_text(page, render_page("thinsection.probe", "compare.html.j2", **found, **values))
+    write_json(page.with_suffix(".json"), strict(found))
+    return page
+
+
+def _draw_ranks(axes: "Axes", models: list[dict[str, Any]], _: Any) -> plots.Words:
+    names, ranks = ([m[k] for m in models[::-1]] for k in ("model", "mean_rank"))
+    axes.figure.set_size_inches(5.4, 1 + 0.4 * len(models))  # type: ignore[union-attr]
+    axes.barh(names, ranks, color=plots.COLORS[0], height=0.6)
+    axes.set(xlabel="mean rank over the tasks", xlim=(0, len(names) + 0.2))
+    return "Mean rank", "1 is best in every task; equal scores share their mean rank."
+
+
+def _draw_differences(axes: "Axes", pairs: list[dict[str, Any]], _: Any) -> plots.Words:
+    axes.figure.set_size_inches(7.2, 1.2 + 0.28 * len(pairs))  # type: ignore[union-attr]
+    for y, pair in enumerate(pairs[::-1]):
+        color = plots.COLORS[5 if pair["different"] else 7]
+        axes.plot([pair["low"], pair["high"]], [y, y], color=color, linewidth=1.6)
+        axes.plot(pair["difference"], y, "o", color=color, markersize=4)
+    axes.axvline(0, color="#999999", linestyle=":", linewidth=1)
+    names = [f"{p['a']} − {p['b']}: {p['task']}" for p in pairs[::-1]]
+    axes.set_yticks(range(len(pairs)), names, fontsize=7)
+    axes.set(xlabel="difference of scores")
+    caption = (
+        "Paired differences with their 95 % intervals; in colour what Holm's correction keeps."
+    )
+    return "Differences", caption
