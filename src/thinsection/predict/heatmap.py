@@ -19,6 +19,7 @@ from thinsection.config import from_mapping, option, replace_flat, section
 from thinsection.errors import require
 from thinsection.files.atomic import atomic_path
 from thinsection.pipeline.folder import Results, one_address, open_results
+from thinsection.predict.model_file import read_card
 from thinsection.predict.predicting import PredictRunConfig, predict
 from thinsection.report.draw import Values, open_picture, write_drawing
 from thinsection.slide import open_slide
@@ -30,6 +31,7 @@ from thinsection.store.tiles_h5 import read_tiles as read_tiles_file
 from thinsection.weights.origin import slug
 
 _SHOWN_PX, _GAP, _TEXT = 192, 6, 18  # of a tile on the sheet, between tiles, of the text
+_MOST = 4  # pictures of scores where classes do not exclude each other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +79,14 @@ def heatmap(
     found = predict(source, slides, out=out, config=config, heatmaps=True, **told)
     results, name = open_results(found.results), found.table.stem.replace("predictions", "heatmap")
     grid, drawn = found.address.split("/")[0], list[Path]()
+    target = read_card(Path(source)).target
+    scores = [f"score_{slug(label)}" for label in target.names]
     for row in found.rows:
         if row.level == "slide" and row.answers:
             table = read_tiles_file(results.folder / grid / name / f"{row.name}.h5")
-            best = [n for n in table.columns if n != "attention"][int(np.argmax(row.answers))]
-            drawn += _Drawn(results, row.name, grid, name, table).write(
-                ("attention", best), config.heatmap
-            )
+            best = [scores[int(np.argmax(row.answers))]] if target.exclusive else scores[:_MOST]
+            files = _Drawn(results, row.name, grid, name, table)
+            drawn += files.write(["attention", *best], scores, config.heatmap)
     return drawn
 
 
@@ -96,7 +99,7 @@ def _of_column(results: Results, column: str, config: HeatmapConfig) -> list[Pat
         known |= set(table.columns if table else ())
         if table is not None and column in table.columns:
             table = replace(table, columns={column: table.columns[column]})
-            drawn += _Drawn(results, slide_id, grid, name, table).write((column,), config)
+            drawn += _Drawn(results, slide_id, grid, name, table).write([column], [column], config)
     require(drawn, f"source must be a model file or one of {sorted(known)}", repr(column))
     return drawn
 
@@ -111,7 +114,9 @@ class _Drawn:
     folder: str
     table: TilesFile
 
-    def write(self, shown: Sequence[str], config: HeatmapConfig) -> list[Path]:
+    def write(
+        self, shown: Sequence[str], scores: Sequence[str], config: HeatmapConfig
+    ) -> list[Path]:
         """Pictures of the shown columns, GeoJSON of all, and the sheet of top tiles of scores."""
         table, columns = self.table, self.table.columns
         width, height = map(int, table.attributes["tile_size_l0"])
@@ -133,7 +138,6 @@ class _Drawn:
             write_tiles_geojson(drawn[-1], table.coords_l0, (width, height), columns)
         if config.top_tiles:
             drawn.append(home / f"{self.slide_id}.top.png")
-            scores = [name for name in columns if name.startswith("score_")] or shown
             with atomic_path(drawn[-1]) as tmp:
                 self.sheet(scores, config.top_tiles).save(tmp, format="PNG")
         return drawn

@@ -32,6 +32,7 @@ from thinsection.predict.labels import Target, feature_files
 from thinsection.predict.model_file import Model, case_mark, load_model, read_card
 from thinsection.probe.data.files import EMBEDDING_SUFFIXES
 from thinsection.probe.groups import group_rows
+from thinsection.report.index import write_index
 from thinsection.report.verdict import GOOD, load_rules, verdict
 from thinsection.slide.cohort import SlideEntry
 from thinsection.store.identity import file_sum
@@ -285,6 +286,8 @@ def predict(
         said = _slide_warnings(results, address.split("/")[0], card.inputs)
         rows = [replace(r, warnings=(*r.warnings, *said.get(r.name, ()))) for r in rows]
     write_table(home / f"{name}.csv", [_line(row, card.target) for row in rows])
+    if results is not None and home == data:
+        write_index(home)
     return Predictions(home / f"{name}.csv", data, address, rows)
 
 
