@@ -89,6 +89,7 @@ class RobustnessSection:
     """Of the robustness probe."""
 
     k: int | None = option(None, "neighbours, instead of the subset's published number")
+    choose_k: bool = option(False, "the k whose vote names biology best, as PathoROB can choose it")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,12 @@ PROBE_WORDS = {
     "survival": "Survival probe (Cox)",
     "robustness": "Robustness index (PathoROB)",
     "segment": "Segmentation probe (MaskTransformer)",
+    "regression": "Regression probe (PCA and ridge)",
+    "retrieval": "Retrieval",
+    "calibration": "Calibration of the linear probe",
+    "invariance": "Invariance under stain, blur, JPEG and rotation",
+    "clustering": "Clustering score (PathoROB)",
+    "apd": "Average performance drop (PathoROB)",
 }
 # shown as pictures or row by row, too long for a table of details
 LONG_DETAILS = ("curve", *LOSSES[:2])

@@ -80,6 +80,31 @@ class RobustnessSettings:
 
     k_by_subset: tuple[tuple[str, int], ...]  # the published k of each subset
     default_k: int  # of a set that is none of these
+    max_k: int = 600  # where k is chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegressionSettings:
+    """HEST's: z-scores, principal components, ridge at alpha 100 / (components x targets)."""
+
+    components: int = 256
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalSettings:
+    """Nearest training rows by cosine; the score is mean average precision at the largest k."""
+
+    ks: tuple[int, ...] = (1, 3, 5, 10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathorobSettings:
+    """Of the clustering score and of APD."""
+
+    max_clusters: int = 30  # 2 up to this are tried
+    trials: int = 50  # k-means seeds a combination of classes and centres
+    iterations: int = 20  # draws of slides for APD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +147,10 @@ class Protocol:
     survival: SurvivalSettings | None = None
     robustness: RobustnessSettings | None = None
     segment: SegmentSettings | None = None
+    # of one suite each, and so the same under every name
+    regression: RegressionSettings = RegressionSettings()
+    retrieval: RetrievalSettings = RetrievalSettings()
+    pathorob: PathorobSettings = PathorobSettings()
     notes: tuple[str, ...] = ()
 
     def require(self, probe: str) -> Any:

@@ -15,8 +15,8 @@ from typing import Any, cast
 from thinsection.errors import InvalidInputError, require
 from thinsection.probe.config import ProbeConfig, RobustnessConfig, SegmentConfig, SlideProbeConfig
 from thinsection.probe.data.cases import load_cases, load_survival
-from thinsection.probe.data.load import load_robustness, load_tiles
-from thinsection.probe.data.sets import CaseSet, RobustnessSet, SurvivalSet, TileSet
+from thinsection.probe.data.load import load_robustness, load_tiles, load_values
+from thinsection.probe.data.sets import CaseSet, RobustnessSet, SurvivalSet, TileSet, ValueSet
 from thinsection.probe.result import ProbeResult, tileset_result
 from thinsection.registry import Entry, Registry
 
@@ -34,12 +34,14 @@ class DataKind:
 
 _TILES = "A manifest, a dataset folder, tile embeddings, or a results folder."
 _CASES = "A table of slides, or a Patho-Bench task folder (k=all.tsv and config.yaml)."
+_VALUES = "A table of tiles: path or row, numbers to predict[, slide_id, split or fold_0 ...]."
 _CENTRES = "A table of tiles: slide_id, biological_class, medical_center[, path or row]."
 DATA_KINDS: dict[type, DataKind] = {
     TileSet: DataKind("DATA", _TILES, load_tiles),
     CaseSet: DataKind("TABLE", _CASES, load_cases),
     SurvivalSet: DataKind("TABLE", _CASES, load_survival),
     RobustnessSet: DataKind("TABLE", _CENTRES, load_robustness),
+    ValueSet: DataKind("TABLE", _VALUES, load_values),
     Path: DataKind("DATA", "The dataset's folder or file.", lambda path, config: path),
 }
 
@@ -135,7 +137,46 @@ def survival(data: SurvivalSet, config: ProbeConfig) -> ProbeResult:
 
 def robustness(data: RobustnessSet, config: RobustnessConfig) -> ProbeResult:
     """PathoROB: do neighbours on other slides share the biology or the hospital?"""
-    return _call("probes.tiles:robustness_probe", data, k=config.robustness.k, **config.blockwise)
+    return _call(
+        "probes.tiles:robustness_probe",
+        data,
+        k=config.robustness.k,
+        choose_k=config.robustness.choose_k,
+        **config.blockwise,
+    )
+
+
+def regression(data: ValueSet, config: ProbeConfig) -> ProbeResult:
+    """Numbers of tiles (genes): HEST's PCA and ridge, Pearson by target.
+
+    Example: thinsection probe regression genes.csv --embeddings spots.npy --out probe/
+    """
+    return _call("probes.regression:regression_probe", data, protocol=config.protocol)
+
+
+def retrieval(data: TileSet, config: ProbeConfig) -> ProbeResult:
+    """Nearest training tiles of a tile: recall, majority vote and mean average precision at k."""
+    return _call("probes.retrieval:retrieval_probe", data, **config.blockwise)
+
+
+def calibration(data: TileSet, config: ProbeConfig) -> ProbeResult:
+    """How far the linear probe's probabilities are from what comes true."""
+    return _call("probes.calibration:calibration_probe", data, **config.seeded)
+
+
+def invariance(data: Path, config: ProbeConfig) -> ProbeResult:
+    """How far stain, blur, JPEG and rotation move the embeddings of images, and kNN's score."""
+    return _call("probes.invariance:invariance_probe", data, config)
+
+
+def clustering(data: RobustnessSet, config: ProbeConfig) -> ProbeResult:
+    """PathoROB's clustering score: do clusters follow biology or hospital?"""
+    return _call("probes.pathorob:clustering_probe", data, protocol=config.protocol)
+
+
+def apd(data: RobustnessSet, config: ProbeConfig) -> ProbeResult:
+    """PathoROB's average performance drop where training ties class to hospital."""
+    return _call("probes.pathorob:apd_probe", data, protocol=config.protocol)
 
 
 def segment(data: Path, config: SegmentConfig) -> ProbeResult:
@@ -154,5 +195,8 @@ def _entry(function: Any) -> Entry:
     return Entry(name=name, help=line, target=function, needs=needs, extra="probe")
 
 
-_OWN = (linear, knn, fewshot, tileset, slide, abmil, survival, robustness, segment)
+_OWN = (
+    *(linear, knn, fewshot, tileset, slide, abmil, survival, robustness, segment),
+    *(regression, retrieval, calibration, invariance, clustering, apd),
+)
 PROBES: Registry[ProbeFunction] = Registry("probe", "thinsection.probes", tuple(map(_entry, _OWN)))

@@ -24,6 +24,12 @@ METRIC_WORDS = {
     "c_index": "Harrell's c-index",
     "robustness_index": "robustness index",
     "weighted_jaccard": "weighted Jaccard",
+    "pearson": "Pearson correlation",
+    "map": "mean average precision",
+    "ece": "expected calibration error",
+    "cosine": "mean cosine",
+    "clustering_score": "clustering score",
+    "apd": "average performance drop",
 }
 
 

@@ -19,7 +19,8 @@ from thinsection.errors import ConfigError, DatasetError, rewording
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data import files, images, sets
 from thinsection.probe.data.files import FOLDS, TEST, check
-from thinsection.probe.data.sets import LabelledRows, RobustnessSet, TileSet
+from thinsection.probe.data.sets import LabelledRows, RobustnessSet, TileSet, ValueSet
+from thinsection.probe.groups import CASE_COLUMNS, table_groups
 from thinsection.probe.statistics import grouped_folds, stratified_folds
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.types import CoordsL0
@@ -41,15 +42,24 @@ def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
 
     Memory: 12 N D at most while rows are split, 4 N D after; the largest file.
     """
-    rows, most = _labelled_rows(path, config), config.data.max_per_class
-    if most is not None:  # before the encoder sees them
-        rows = rows.at_most_per_class(most, seed=config.protocol.seed)
+    rows = _labelled_rows(path, config)
     if rows.embeddings is not None:
         return rows.tile_set(rows.embeddings.__getitem__)
     return images.embed_rows(rows, _encoder(config), batch_size=config.compute.batch_size)
 
 
+def image_rows(path: Path, config: ProbeConfig) -> tuple[LabelledRows, "TileEncoder"]:
+    """Labelled images that are not yet embedded, and the encoder that would."""
+    return _labelled_rows(path, config), _encoder(config)
+
+
 def _labelled_rows(path: Path, config: ProbeConfig) -> LabelledRows:
+    """The rows of a path, as many of a class as are asked for."""
+    rows, most = _all_rows(path, config), config.data.max_per_class
+    return rows if most is None else rows.at_most_per_class(most, seed=config.protocol.seed)
+
+
+def _all_rows(path: Path, config: ProbeConfig) -> LabelledRows:
     data, seed = config.data, config.protocol.seed
     layout = data.layout if data.layout != "auto" else guess_layout(path, data.labels)
     if layout == "manifest":
@@ -292,6 +302,49 @@ def _by_place(wanted: Places, coords_l0: CoordsL0, name: str) -> Picked:
         found = f"none at {x}, {y} ({len(absent)} missing) in {name!r}"
         raise DatasetError(f"each labelled tile must be in the tile file, got {found}")
     return {i: wanted[place] for i, place in enumerate(places) if place in wanted}
+
+
+def load_values(path: Path, config: ProbeConfig) -> ValueSet:
+    """Rows of a table with numbers to predict: every column that names no row, split or group.
+
+    Folds are its columns fold_*, or its split, else one of three over groups (rows).
+
+    Memory: 4 N D + 8 N T.
+    """
+    rows, where = files.read_rows(path, ()), repr(str(path))
+    if "split" in rows[0]:
+        rows = [r for r in rows if files.split_name(r["split"], where) != TEST]
+    own = {*PATH_COLUMNS, "row", "slide_id", "split", "x", "y", "origin", *CASE_COLUMNS}
+    names = tuple(c for c in rows[0] if c not in own and not c.startswith("fold_"))
+    check(names, "table must have a column of numbers to predict", f"none in {where}")
+    told = rewording("targets must be numbers", path, ValueError, error=DatasetError)
+    with told:
+        targets = np.array([[float(r[name]) for name in names] for r in rows])
+    check(np.isfinite(targets).all(), "targets must be finite", f"NaN or inf in {where}")
+    file, groups = config.data.embeddings, table_groups(rows, where)
+    column = "" if file else _present(rows, PATH_COLUMNS, path)
+    paths = [file or (config.data.root or path.parent) / r[column] for r in rows]
+    given = [r.get("row") or (str(i) if file else "") for i, r in enumerate(rows)]
+    splits = [c for c in rows[0] if c.startswith("fold_")] or [c for c in rows[0] if c == "split"]
+    folds = [files.split_fold([files.split_name(r[c], where) for r in rows], where) for c in splits]
+    if not folds:
+        seed, whose = (
+            config.protocol.seed,
+            groups.of_row if groups else [*map(str, range(len(rows)))],
+        )
+        folds = grouped_folds(np.zeros(len(rows), np.int64), whose, folds=FOLDS, seed=seed)
+    return ValueSet(
+        name=path.stem,
+        ids=tuple(
+            f"{path.stem}:{row}" if row else p.name for p, row in zip(paths, given, strict=True)
+        ),
+        embeddings=files.gather_rows(paths, given, path),
+        target_names=names,
+        targets=targets,
+        folds=tuple(folds),
+        groups=groups,
+        facts={"table": path.name, "targets": len(names), **files.probed(paths[0])},
+    )
 
 
 def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:

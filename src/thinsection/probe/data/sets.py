@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import DatasetError, InvalidInputError, require
+from thinsection.probe.groups import Groups
 from thinsection.probe.statistics import Fold, IndexArray
 
 Embeddings = npt.NDArray[np.float32]  # (N, D)
@@ -163,6 +164,20 @@ class RobustnessSet:
     biological_class: tuple[str, ...]
     medical_center: tuple[str, ...]
     slide_id: tuple[str, ...]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueSet:
+    """Tiles (spots) with numbers to predict, gene expression for one."""
+
+    name: str
+    ids: tuple[str, ...]  # (N,)
+    embeddings: Embeddings  # (N, D)
+    target_names: tuple[str, ...]  # (T,)
+    targets: npt.NDArray[np.float64]  # (N, T)
+    folds: tuple[Fold, ...]
+    groups: Groups | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
 

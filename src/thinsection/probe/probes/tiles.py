@@ -272,11 +272,23 @@ def simpleshot_votes(
     return votes
 
 
+def _vote_by_k(near: IndexArray, biology: IndexArray) -> dict[int, float]:
+    """Balanced accuracy of the vote of the first k neighbours, where every tile has so many."""
+    full, num_classes = int((near >= 0).all(axis=0).sum()), int(biology.max()) + 1
+    score = statistics.balanced_accuracy
+    found = {}
+    for k in (k for k in (1, 3, 5, 7, 9, *range(11, full + 1, 10)) if k <= full):
+        guess = count_votes(biology[near[:, :k]], num_classes).argmax(axis=1)
+        found[k] = float(score(statistics.confusion_matrix(biology, guess, num_classes)))
+    return found
+
+
 def robustness_probe(
     data: RobustnessSet,
     *,
     protocol: Protocol = NANOPATH,
     k: int | None = None,
+    choose_k: bool = False,
     device: str = "cpu",
     budget_bytes: int = GIB,
 ) -> ProbeResult:
@@ -284,7 +296,8 @@ def robustness_probe(
 
     Among the k nearest tiles of other slides, SO have the same biological class and another medical
     centre, OS another class and the same centre. The index is SO / (SO + OS): 1 follows biology
-    only, 0 the centre only. Without `k` the protocol decides it by the subset's name.
+    only, 0 the centre only. Without `k` the protocol decides it by the subset's name; `choose_k`
+    takes the one whose majority vote names the biological class with the best balanced accuracy.
 
     Memory: budget_bytes + 10 N k.
 
@@ -301,7 +314,11 @@ def robustness_probe(
     sets.check_finite(x, data.slide_id)
     biology, centre, slide = (np.unique(c, return_inverse=True)[1] for c in columns)
     k = k or dict(settings.k_by_subset).get(data.name, settings.default_k)
-    near = cosine_neighbours(x, x, k, groups=slide, device=device, budget_bytes=budget_bytes)
+    most = min(settings.max_k, len(x)) if choose_k else k
+    near = cosine_neighbours(x, x, most, groups=slide, device=device, budget_bytes=budget_bytes)
+    by_k = _vote_by_k(near, biology) if choose_k else {}
+    k = max(by_k, key=lambda k: by_k[k]) if by_k else k  # max keeps the first of equals
+    near = near[:, :k]
     there, kin, home = near >= 0, *(of[near] == of[:, None] for of in (biology, centre))
     kinds = {  # of a neighbour: same or other biology, same or other centre; (N,) each
         "so": (there & kin & ~home).sum(axis=1),
@@ -334,6 +351,11 @@ def robustness_probe(
             groups=group_rows(data.slide_id, where=repr(data.name)),
         ),
         protocol=protocol,
-        details={"k": k, **sums, "tiles_with_fewer_neighbours": few},
+        details={
+            "k": k,
+            **sums,
+            "biology_by_k": {str(k): v for k, v in by_k.items()},
+            "tiles_with_fewer_neighbours": few,
+        },
         facts={**facts, **data.facts, **sets.data_hashes([x], columns)},
     )
