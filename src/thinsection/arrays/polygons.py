@@ -25,10 +25,12 @@ _DECIMALS = 2  # of level-0 px
 _Floats = npt.NDArray[np.float64]
 
 
-def mask_outlines(mask: MaskArray, frame: MaskFrame) -> "MultiPolygon":
+def mask_outlines(
+    mask: MaskArray, frame: MaskFrame, *, least_iou: float = LEAST_IOU
+) -> "MultiPolygon":
     """Smooth, simplified outlines of every piece with its holes, in level-0 px.
 
-    As smooth as leaves `LEAST_IOU` between the mask and the px whose centres are inside.
+    As smooth as leaves `least_iou` between the mask and the px whose centres are inside.
 
     Memory: O(H * W) and some 200 bytes per px of the outlines.
 
@@ -53,7 +55,7 @@ def mask_outlines(mask: MaskArray, frame: MaskFrame) -> "MultiPolygon":
             wrong = np.zeros(0, dtype=int) if shapely.is_valid(found) else _crossing(polygons)
             wrong = wrong[rungs[wrong] < len(_LADDER) - 1]
             rungs[wrong] += 1
-        if overlap(rasterised(found, frame), mask) >= LEAST_IOU:
+        if overlap(rasterised(found, frame), mask) >= least_iou:
             break
     return found
 

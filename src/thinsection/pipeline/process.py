@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinsection.errors import BudgetError, OutputError, StoreError
+import numpy as np
+
+from thinsection.errors import BudgetError, InvalidInputError, OutputError, StoreError
 from thinsection.files.atomic import writing
 from thinsection.files.lock import LOCK_NAME, FileLock, heartbeat
 from thinsection.files.sweep import sweep_slide, unfinished
@@ -25,6 +27,7 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import Goal, RunConfig, batch_size_of, budget_of
 from thinsection.stages.masks import QcStage
 from thinsection.stages.measures import MeasuresStage
+from thinsection.stages.regions import drawn_sums
 from thinsection.stages.request import Models, stages_of
 from thinsection.stages.stage import SlideWork, Stage, source_key
 from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage
@@ -188,7 +191,7 @@ class SlideJob:
                 work = slide_work(entry, self.stages, self.out, self.config)
             except OutputError:
                 raise
-            except StoreError as error:
+            except (StoreError, InvalidInputError) as error:
                 self._end(entry, record_failure(self.out, entry, "open", error))
                 continue
             if work.missing:
@@ -216,6 +219,7 @@ class SlideJob:
         self, work: SlideWork, stage: str, error: Exception | None, *, status: Status = "done"
     ) -> None:
         entry = work.entry
+        work.drop_kept()
         if error is not None:
             error.add_note(f"slide {entry.slide_id!r}, stage {stage}")
             self._end(entry, record_failure(self.out, entry, stage, error))
@@ -322,8 +326,11 @@ def _tiles(
             found = stage.reuse(work, table)
             if found is not None:
                 work.finish(stage, found)
-    if not any(stage.reads == "tiles" for stage in work.missing):
+    wanting = [stage for stage in work.missing if stage.reads == "tiles"]
+    if not wanting:
         return None
+    if all(isinstance(stage, FeaturesStage) for stage in wanting):
+        table = _take_known(work, wanting, table)
     transform = None
     if target is not None and len(table):
         transform = fit_stain(slide, work.value(grid.mask), config.stain, target=target)
@@ -336,19 +343,35 @@ def _tiles(
     return SlideTiles(key=work, slide=slide, table=table, transform=transform, measure=measure)
 
 
+def _take_known(work: SlideWork, wanting: Sequence[Stage], table: TileTable) -> TileTable:
+    """The tiles that an encoder is to see; what is known of the others is taken from its file."""
+    found = [s.known_rows(work, table) for s in wanting if isinstance(s, FeaturesStage)]
+    if not all(found):
+        return table
+    lacking = np.any([known.lacking for known in found if known], axis=0)
+    for stage, known in zip(wanting, found):
+        if known:
+            known.rows[lacking] = -1
+            work.taken[stage.address] = known
+    return table.select(lacking)
+
+
 def slide_work(
     entry: SlideEntry, stages: tuple[Stage, ...], out: Path, config: RunConfig
 ) -> SlideWork:
     """A slide as its ledger tells it, with what is missing of these stages.
 
-    Raises StoreError: the slide's file cannot be read.
+    Raises:
+        StoreError: the slide's file cannot be read.
+        InvalidInputError: nobody drew on it.
     """
     ledger, options = load_ledger(out, entry.slide_id), config.output
+    drawn = drawn_sums(config.regions, entry)
     identity = Identity.of(entry.slide_path, ledger.source, config.slides.fingerprint)
     work = SlideWork(
         entry=entry,
         out=out,
-        source=source_key(identity.source, entry),
+        source=source_key(identity.source, entry, drawn),
         ledger=replace(ledger, source=asdict(identity)),
         stages=stages,
         overwrite=options.overwrite,
@@ -370,7 +393,7 @@ def skipped_result(
         return None
     try:
         work = slide_work(entry, stages_of(config, goal, models or Models()), out, config)
-    except StoreError:
+    except (StoreError, InvalidInputError):
         return None
     return (
         None

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,10 @@ class TissueMask:
         """The share of the slide that is tissue, [0, 1]."""
         return float(self.mask.mean())
 
+    def fractions(self, coords_l0: CoordsL0, size_l0: Size) -> Shares:
+        """The share of tissue of each box, as of `box_fractions`."""
+        return box_fractions(self.mask, self.frame, coords_l0, size_l0)
+
     def __repr__(self) -> str:
         height, width = self.mask.shape
         size = f"{width} x {height} px, {format_mpp(self.mask_mpp)}"
@@ -84,18 +89,23 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
         SlideReadError: the slide's pixels cannot be decoded.
     """
     config = config or TissueConfig()
-    size_th = thumbnail_size(slide.size, slide.slide_mpp, config.mask_mpp)
-    rgb, frame = read_resized(slide, size_th), MaskFrame(size_th=size_th, size_l0=slide.size)
-    (x, y), mpp = frame.downsample_xy, slide.slide_mpp
-    mask_mpp = (mpp[0] * x, mpp[1] * y) if mpp else None
+    where = work_frame(slide, config.mask_mpp)
+    rgb, mask_mpp = where["thumbnail"], where["mask_mpp"]
     px_um = math.sqrt(math.prod(mask_mpp)) if mask_mpp else config.mask_mpp
     found, stain = segment_tissue(rgb, config, px_um=px_um)
     mask = found & ~ink(rgb, px_um) if found.any() else found
     pen_fraction = float((found & ~mask).mean())
     if pen_fraction:  # what is left of a piece between two strokes
         mask = drop_small(get_namespace("cpu"), mask, config.min_speck_um2 / px_um**2)
-    whole = TissueMask(mask=mask, frame=frame, mask_mpp=mask_mpp, thumbnail=rgb, stain=stain)
-    return replace(whole, pen_fraction=pen_fraction)
+    return TissueMask(mask=mask, stain=stain, pen_fraction=pen_fraction, **where)
+
+
+def work_frame(slide: Slide, mask_mpp: float) -> dict[str, Any]:
+    """Frame, true resolution and thumbnail of a `TissueMask` at about `mask_mpp`."""
+    size_th = thumbnail_size(slide.size, slide.slide_mpp, mask_mpp)
+    frame, mpp = MaskFrame(size_th=size_th, size_l0=slide.size), slide.slide_mpp
+    true = tuple(np.multiply(mpp, frame.downsample_xy).tolist()) if mpp else None
+    return {"frame": frame, "mask_mpp": true, "thumbnail": read_resized(slide, size_th)}
 
 
 def thumbnail_size(size_l0: Size, slide_mpp: Mpp | None, mask_mpp: float) -> Size:

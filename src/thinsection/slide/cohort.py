@@ -5,8 +5,8 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class SlideEntry:
     patient_id: str | None = None
     label: str | None = None
     split: str | None = None
+    more: Mapping[str, str] = field(default_factory=dict, hash=False)  # further columns, by name
+    folder: str = ""  # of the table, to which paths in it are relative
 
     def open(self, reader: str) -> Slide:
         """The slide, by that reader, as the entry says it is to be seen."""
@@ -159,7 +161,9 @@ def _entry(row: dict[str, str | None], cohort: Path, line: int) -> _Given:
         name: text or None for name, text in zip(_COLUMNS[3:], others, strict=True)
     }
     own_mpp, name = parse_mpp(mpp, where=where) if mpp else None, slide_id or _id_of(path)
-    found = SlideEntry(slide_id=name, slide_path=path, slide_mpp=own_mpp, **labels)
+    more = {n: text.strip() for n, text in row.items() if n and n not in _COLUMNS and text}
+    told: dict[str, Any] = {**labels, "more": more, "folder": str(cohort.parent)}
+    found = SlideEntry(slide_id=name, slide_path=path, slide_mpp=own_mpp, **told)
     return found, bool(slide_id)
 
 

@@ -9,6 +9,7 @@ from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
 from thinsection.segment.segmenter import SegmentConfig
+from thinsection.slide.annotations import RegionsConfig
 from thinsection.slide.look import Look
 from thinsection.slide.readers import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS
@@ -146,6 +147,7 @@ class RunConfig:
 
     slides: SlidesConfig = section(SlidesConfig)
     tissue: TissueConfig = section(TissueConfig)
+    regions: RegionsConfig = section(RegionsConfig)
     qc: QcConfig = section(QcConfig)
     segment: SegmentConfig = section(SegmentConfig)
     tiles: TilesConfig = section(TilesConfig)

@@ -15,6 +15,7 @@ from thinsection.stages.formats import PLAIN
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage, PoolingStage
 from thinsection.stages.masks import QcStage, TissueStage
 from thinsection.stages.measures import MeasuresStage
+from thinsection.stages.regions import DrawnTissueStage, RoiStage
 from thinsection.stages.segment import SegmentedTissueStage, SegmentStage
 from thinsection.stages.stage import Stage
 from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage
@@ -33,7 +34,10 @@ def cohort_of(
     """`load_cohort` with the resolution that the settings give to slides without one."""
     given = config.slides.slide_mpp
     mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
-    return load_cohort(slides, slide_mpp=mpp, look=config.slides.look, on_message=on_message)
+    look = config.slides.look
+    entries = load_cohort(slides, slide_mpp=mpp, look=look, on_message=on_message)
+    config.regions.check(entries)
+    return entries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +62,15 @@ def stages_of(config: RunConfig, goal: Goal, models: Models) -> tuple[Stage, ...
         InvalidInputError: a slide encoder takes none of the encoders' embeddings.
     """
     mask = mask_stage(config)
-    first = [mask.segments, mask] if isinstance(mask, SegmentedTissueStage) else [mask]
+    first: list[Stage] = [mask.segments, mask] if isinstance(mask, SegmentedTissueStage) else [mask]
     if goal in ("tissue", "qc"):
         return tuple(first)
     segments = () if len(first) > 1 else segment_stages(config, mask)
+    roi = RoiStage(regions=config.regions) if config.regions.roi else None
     if goal == "segment":
         return (*first, *segments)
-    tiles, output = TilesStage(config=config.tiles, mask=mask, segments=segments), config.output
+    tiles = TilesStage(config=config.tiles, mask=mask, segments=segments, roi=roi)
+    first, output = [*first, *([roi] if roi else [])], config.output
     of_grid = partial(FeaturesStage, tiles=tiles, stain=config.stain, target=models.stain_target)
     features = [
         of_grid(encoder=e.label, identity=e.provenance, dtype=output.embedding_dtype)
@@ -88,9 +94,11 @@ def stages_of(config: RunConfig, goal: Goal, models: Models) -> tuple[Stage, ...
 
 def mask_stage(config: RunConfig) -> TissueStage | QcStage:
     """What says where the tissue is; quality control by its preset or file as that is now."""
-    reader, qc = config.slides.reader, config.qc
+    reader, qc, got = config.slides.reader, config.qc, f"{config.qc.qc!r}; pass --qc off"
+    if config.regions.tissue:
+        require(qc.qc == "off", "tissue must go without qc", got, error=ConfigError)
+        return DrawnTissueStage(config=config.tissue, reader=reader, regions=config.regions)
     if config.segment.tissue_segmenter:
-        got = f"{qc.qc!r}; pass --qc off"
         require(qc.qc == "off", "tissue_segmenter must go without qc", got, error=ConfigError)
         (segments,) = segment_stages(config, None)
         return SegmentedTissueStage(config=config.tissue, reader=reader, segments=segments)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from thinsection.files.atomic import atomic_path
-from thinsection.qc.tissue import TissueMask, thumbnail_size
+from thinsection.qc.tissue import TissueMask, work_frame
 from thinsection.segment import Segmentation, Segmenter, segment
 from thinsection.segment.segmenter import SegmentConfig
 from thinsection.slide import read_resized
@@ -133,15 +133,13 @@ class SegmentedTissueStage(TissueStage):
         """Tissue where any class is, at the detector's resolution."""
         slide, found = work.slide, work.value(self.segments)
         assert slide is not None
-        size = thumbnail_size(slide.size, slide.slide_mpp, self.config.mask_mpp)
-        frame = MaskFrame(size_th=size, size_l0=slide.size)
+        where = work_frame(slide, self.config.mask_mpp)
+        frame: MaskFrame = where["frame"]
         centres = [
             ((np.arange(n) + 0.5) * theirs / down).astype(np.int64)
-            for n, theirs, down in zip(size, frame.downsample_xy, found.frame.downsample_xy)
+            for n, theirs, down in zip(
+                frame.size_th, frame.downsample_xy, found.frame.downsample_xy
+            )
         ]
         x, y = (np.minimum(c, n - 1) for c, n in zip(centres, found.frame.size_th))
-        mpp_x, mpp_y = slide.slide_mpp or (1.0, 1.0)  # without one the network did not run
-        mask_mpp = (mpp_x * frame.downsample_xy[0], mpp_y * frame.downsample_xy[1])
-        thumbnail = read_resized(slide, size)
-        mask = np.asarray(found.labels[y[:, None], x] > 0)
-        return TissueMask(mask=mask, frame=frame, mask_mpp=mask_mpp, thumbnail=thumbnail)
+        return TissueMask(mask=np.asarray(found.labels[y[:, None], x] > 0), **where)

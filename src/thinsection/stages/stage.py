@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from thinsection.errors import StaleResultError
+from thinsection.files.atomic import TMP_MARK, link_or_copy
 from thinsection.files.sources import FsspecSource
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
@@ -45,6 +46,7 @@ class Stage(ABC):
     """
 
     title: ClassVar[str]  # what a person calls it in failures: tissue, qc, tile, embed, ...
+    drawn: ClassVar[str] = ""  # which setting names what people drew, of which it is made
     told: ClassVar[tuple[str, ...]] = ()  # words of the cohort that its result repeats: 'label'
 
     @property
@@ -81,7 +83,8 @@ class Stage(ABC):
     def key(self, source: str) -> str:
         """Hash of all that the result depends on but the cohort's words; `source_key`'s source."""
         of = [need.key(source) for need in self.needs] or [source]
-        return stage_key(of=of, settings=dict(self.settings))
+        drawn = {"drawn": getattr(source, "drawn", {}).get(self.drawn)} if self.drawn else {}
+        return stage_key(of=of, settings=dict(self.settings), **drawn)
 
     def file(self, slide_id: str, suffix: str = ".h5") -> str:
         """Its one file of a slide, relative to the results folder."""
@@ -106,6 +109,8 @@ class SlideWork:
     values: dict[str, Any] = field(default_factory=dict)  # what stages gave, by address
     attributes: dict[str, Any] = field(default_factory=dict)  # of the files of its tiles
     remote: FsspecSource | None = None  # of a slide by URL, which counts what is fetched
+    kept: list[tuple[str, Path]] = field(default_factory=list)  # rows of before an edit: what, file
+    taken: dict[str, Any] = field(default_factory=dict)  # rows that need no encoder, by address
     hashing: WholeSum | None = None  # while nobody has read every byte of its file
 
     def __post_init__(self) -> None:
@@ -167,10 +172,11 @@ class SlideWork:
     def check_stale(self) -> None:
         """StaleResultError where another file or other settings made what is there.
 
-        What repeats the cohort's words is made again where these changed: that costs no tile.
+        What repeats the cohort's words is made again where these changed: that costs no tile; so
+        is what somebody drew, which costs the tiles that changed.
         """
         for stage in self.missing:
-            if self._is_other(stage) and not (self.overwrite or stage.told):
+            if self._is_other(stage) and not (self.overwrite or stage.told or self._edited(stage)):
                 raise StaleResultError(
                     f"{stage.address} of {self.entry.slide_id!r} must be of the same file and "
                     "settings, got one of another slide file, mpp, weights or version; pass "
@@ -185,6 +191,13 @@ class SlideWork:
         if not self._is_other(stage):
             return
         gone = (stage.address, *self.ledger.derived(stage.address))
+        for record in [self.ledger.stages[a] for a in gone] if self._edited(stage) else ():
+            if rows := record.facts.get("rows"):
+                (name,) = record.files
+                path = self.path(name)
+                kept = path.with_name(f".{path.name}{TMP_MARK}kept")
+                link_or_copy(path, kept)
+                self.kept.append((rows, kept))
         for name in (name for address in gone for name in self.ledger.stages[address].files):
             self.path(name).unlink(missing_ok=True)
         self.ledger = self.ledger.without(gone)
@@ -234,6 +247,17 @@ class SlideWork:
         """What the ledger tells of the slide and of the run's stages; warnings joined."""
         return ledger_facts(self.ledger, [stage.address for stage in self.stages])
 
+    def _edited(self, stage: Stage) -> bool:
+        """Whether what the stage is made of was drawn on the same pixels, and drawn anew."""
+        if stage.drawn and (record := self.ledger.stages.get(stage.address)) is not None:
+            return record.facts.get("pixels") == self.source and self._is_other(stage)
+        return any(map(self._edited, stage.needs))
+
+    def drop_kept(self) -> None:
+        """Removes embeddings of tiles as they were before an edit."""
+        for _, path in self.kept:
+            path.unlink(missing_ok=True)
+
     def _is_other(self, stage: Stage) -> bool:
         """Whether the ledger has a result of the stage that another file or setting made."""
         record = self.ledger.stages.get(stage.address)
@@ -251,10 +275,20 @@ def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> dict[str, Any
     return merged | {"warnings": "; ".join(warnings)}
 
 
-def source_key(fingerprint: str, entry: SlideEntry) -> str:
+class Source(str):
+    """Identity of a slide's pixels; `drawn` has hashes of what people drew on it, by role."""
+
+    drawn: Mapping[str, str]
+
+
+def source_key(
+    fingerprint: str, entry: SlideEntry, drawn: Mapping[str, str] | None = None
+) -> Source:
     """Identity of a slide's pixels: its file, and the resolution that was said of it."""
     look = {} if entry.look is None else {"look": asdict(entry.look)}
-    return stage_key(slide=fingerprint, mpp=entry.slide_mpp, **look)
+    source = Source(stage_key(slide=fingerprint, mpp=entry.slide_mpp, **look))
+    source.drawn = drawn or {}
+    return source
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,20 +13,29 @@ import numpy.typing as npt
 
 from thinsection.errors import BudgetError
 from thinsection.files.atomic import atomic_path, link_or_copy
-from thinsection.qc.tissue import box_fractions
 from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.resize import resample_filter
 from thinsection.stages.labels import grid_label, join_label, variant
 from thinsection.stages.masks import QcStage, TissueStage
+from thinsection.stages.regions import ROI_SHARE, RoiStage
 from thinsection.stages.segment import SegmentStage
 from thinsection.stages.stage import Output, Reads, SlideWork, Stage
-from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
+from thinsection.store.tile_tables import EmbeddingRows
+from thinsection.store.tiles_h5 import (
+    TilesFile,
+    TilesWriter,
+    open_h5,
+    read_tiles,
+    stored_dataset,
+)
 from thinsection.stream.plan import MAX_SCRATCH, read_bytes
 from thinsection.tiles import TileTable, load_filters, tile_grid
 from thinsection.tiles.grid import MASK_FILTER, TilesConfig, kept_by_rules
 from thinsection.tiles.transforms import StainConfig, StainLook
 from thinsection.types import CoordsL0
 from thinsection.units import format_bytes
+
+_KNOWN = 1024  # rows of embeddings that are copied at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +51,11 @@ class TilesStage(Stage):
     config: TilesConfig
     mask: TissueStage | QcStage  # its value says where the tissue is
     segments: tuple[SegmentStage, ...] = ()  # whose classes' shares are columns
+    roi: RoiStage | None = None  # in which tiles lie
 
     @property
-    def needs(self) -> tuple[Stage, ...]:
-        return (self.mask, *self.segments)
+    def needs(self) -> tuple[TissueStage | QcStage | SegmentStage | RoiStage, ...]:
+        return (self.mask, *self.segments, *([self.roi] if self.roi else []))
 
     @property
     def reads(self) -> Reads:
@@ -54,7 +65,8 @@ class TilesStage(Stage):
     def grid(self) -> str:
         """Folder of all that belongs to this grid: '256px_0.5mpp'."""
         named = (f"seg-{stage.label}" for stage in self.segments)
-        return grid_label(self.config, join_label(self.mask.label, *named))
+        roi = self.roi.label if self.roi else ""
+        return grid_label(self.config, join_label(self.mask.label, *named, roi))
 
     @property
     def address(self) -> str:
@@ -72,13 +84,15 @@ class TilesStage(Stage):
         assert work.slide is not None
         found = work.value(self.mask)
         masked = MASK_FILTER in self.config.tile_filter
-        tissue = (found.mask, found.frame) if masked else None
-        table = tile_grid(work.slide, self.config, tissue=tissue)
+        table = tile_grid(work.slide, self.config, tissue=found if masked else None)
         if not masked:
-            fraction = box_fractions(found.mask, found.frame, table.coords_l0, table.plan.size_l0)
+            fraction = found.fractions(table.coords_l0, table.plan.size_l0)
             table = table.with_columns({"tissue_fraction": fraction})
-        for stage in (self.mask, *self.segments):
+        for stage in self.needs:
             table = table.with_columns(stage.tile_columns(work, table))
+        if self.roi:
+            least = max(self.config.min_tissue_fraction, 1e-30)
+            table = table.select(table.columns[ROI_SHARE] >= least)
         table = table.select(kept_by_rules(table, self.config.tile_filter))
         if read_bytes(table.plan) > MAX_SCRATCH:
             rule = f"one tile must be read from at most {format_bytes(MAX_SCRATCH)}"
@@ -159,13 +173,17 @@ class FeaturesStage(Stage):
         named = {"encoder" if k == "name" else k: v for k, v in self.identity.items()}
         return {**named, "resample": resample_filter(self.tiles.config.resample)}
 
-    def content(self, work: SlideWork, table: TileTable) -> str:
+    def content(self, work: SlideWork, table: TileTable, *, rows: bool = False) -> str:
         """Hash of what the embeddings depend on: pixels, tiles, encoder; not of how the tiles came
-        to be. Stain normalisation looks at the tissue, so that counts where it is on."""
+        to be. Stain normalisation looks at the tissue, so that counts where it is on.
+
+        Of one row, `rows`, that is all but which tiles there are.
+        """
         tissue = None if self.target is None else self.tiles.mask.key(work.source)
         parts = [work.source, self.tiles.mask.reader, tissue, asdict(table.plan), self.settings]
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
-        digest.update(np.ascontiguousarray(table.coords_l0).tobytes())
+        if not rows:
+            digest.update(np.ascontiguousarray(table.coords_l0).tobytes())
         return digest.hexdigest()[:24]
 
     def reuse(self, work: SlideWork, table: TileTable) -> Output | None:
@@ -183,6 +201,29 @@ class FeaturesStage(Stage):
             return Output(files=(name,), facts=record.facts)
         return None
 
+    def known_rows(self, work: SlideWork, table: TileTable) -> "KnownRows | None":
+        """Embeddings of some of the tiles in a file of other tiles, the one that has the most.
+
+        Memory: 100 bytes a tile of the table and of each file.
+        """
+        content, wanted = self.content(work, table, rows=True), _places(table.coords_l0)
+        records = [r for r in work.ledger.stages.values() if r.facts.get("rows") == content]
+        paths = [path for rows, path in work.kept if rows == content]
+        paths += [work.path(name) for r in records if work.ledger.complete(r) for name in r.files]
+        best: KnownRows | None = None
+        for path in paths:
+            with open_h5(path) as file:
+                there = _places(stored_dataset(file, "coords", path)[...])
+            order = np.argsort(there)
+            at = np.minimum(np.searchsorted(there, wanted, sorter=order), max(len(there) - 1, 0))
+            found = order[at] if len(there) else at
+            rows = (
+                np.where(there[found] == wanted, found, -1) if len(there) else np.full_like(at, -1)
+            )
+            if best is None or (rows >= 0).sum() > (best.rows >= 0).sum():
+                best = KnownRows(path=path, rows=rows, coords_l0=table.coords_l0)
+        return best
+
     def load(self, work: SlideWork) -> TilesFile:
         """The stored embeddings. Memory: 4 N D bytes."""
         return read_tiles(work.path(self.file(work.entry.slide_id)))
@@ -192,6 +233,37 @@ def deciding(identity: Mapping[str, Any]) -> dict[str, Any]:
     """What of an encoder's identity decides a result: the hash sees every weight, and the revision
     that brought them is for the record; so is the engine, which sums in an order of its own."""
     return {k: value for k, value in identity.items() if k not in ("revision", "engine")}
+
+
+def _places(coords_l0: CoordsL0) -> npt.NDArray[np.int64]:
+    """One number for each corner, (N,)."""
+    return np.asarray(coords_l0[:, 0] * (1 << 32) + coords_l0[:, 1])
+
+
+@dataclass(kw_only=True, eq=False)
+class KnownRows:
+    """Embeddings that a file has of some tiles of a table; the others come from the encoder.
+
+    Memory: 24 bytes a tile, and `_KNOWN` rows of embeddings at a time.
+    """
+
+    path: Path
+    rows: npt.NDArray[np.int64]  # (N,) of the file; -1 where the tile is not in it
+    coords_l0: CoordsL0  # (N, 2) of all tiles
+    done: int = 0  # tiles of the table that are written
+
+    @property
+    def lacking(self) -> npt.NDArray[np.bool_]:
+        """Which tiles, (N,), the encoder is to see."""
+        return np.asarray(self.rows < 0)
+
+    def until(self, place: int) -> Iterator[tuple[CoordsL0, npt.NDArray]]:
+        """What is known of the tiles before a place that are not written yet."""
+        stored = EmbeddingRows(self.path)
+        for start in range(self.done, place, _KNOWN):
+            part = slice(start, min(place, start + _KNOWN))
+            yield self.coords_l0[part], stored[self.rows[part]]
+        self.done = max(self.done, place)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,25 +298,40 @@ class OpenResult:
         self.stage, self._work = stage, work
         self._features = stage if isinstance(stage, FeaturesStage) else stage.features
         self._name = stage.file(work.entry.slide_id)
+        self._known: KnownRows | None = work.taken.get(stage.address)
         self._stack = ExitStack()
         self._tmp = self._stack.enter_context(atomic_path(work.path(self._name)))
         self._writer: TilesWriter | None = None
 
     def append(self, coords_l0: CoordsL0, values: npt.NDArray[np.floating]) -> None:
-        """Adds the embeddings (b, D) or tokens (b, T, C) of some tiles."""
-        self._open(values.shape[1:]).append(coords_l0, values)
+        """Adds the embeddings (b, D) or tokens (b, T, C) of some tiles, after those before them
+        that are known."""
+        known, writer = self._known, self._open(values.shape[1:])
+        if known is None:
+            writer.append(coords_l0, values)
+            return
+        ahead = np.flatnonzero(known.lacking[known.done :])[: len(values)] + known.done
+        for run in np.split(np.arange(len(values)), np.flatnonzero(np.diff(ahead) > 1) + 1):
+            for block in known.until(int(ahead[run[0]])):
+                writer.append(*block)
+            writer.append(coords_l0[run], values[run])
+            known.done = int(ahead[run[-1]]) + 1
 
     def close(self, empty_shape: tuple[int, ...]) -> Output:
         """Puts the file in its place; `empty_shape` is of a row, for a slide without tiles."""
         work, features = self._work, self._features
         writer = self._open(empty_shape)
+        for block in self._known.until(len(self._known.rows)) if self._known else ():
+            writer.append(*block)
         writer.close()
         work.begin(self.stage)
         self._stack.close()  # fsync and rename
         facts: dict[str, Any] = {"dim": writer.shape[-1], **features.attributes}
         facts["warnings"] = "; ".join(work.warnings)
         if self.stage is features:
-            facts["content"] = features.content(work, work.value(features.tiles))
+            table = work.value(features.tiles)
+            facts["content"] = features.content(work, table)
+            facts["rows"] = features.content(work, table, rows=True)
         return Output(files=(self._name,), facts=facts)
 
     def abandon(self) -> None:

@@ -40,7 +40,10 @@ def annotation(polygons: Any, name: str, color: Color) -> dict[str, Any]:
     """A feature of QuPath: shapely's polygons (of one piece: a Polygon) of a class."""
     import shapely
 
-    geometry = shapely.geometry.mapping(polygons.geoms[0] if len(polygons.geoms) == 1 else polygons)
+    parts = list(shapely.get_parts(polygons))
+    geometry = shapely.geometry.mapping(
+        parts[0] if len(parts) == 1 else shapely.MultiPolygon(parts)
+    )
     classification = {"name": name, "color": list(color)}
     return {
         "type": "Feature",

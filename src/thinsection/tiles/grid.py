@@ -233,7 +233,9 @@ def tile_grid(
     coords_l0 = grid_coords(slide.size, plan, pad=config.edge == "pad")
     fraction = np.full(len(coords_l0), np.nan, dtype=np.float32)
     if tissue is not None:
-        fraction = box_fractions(*mask_and_frame(tissue), coords_l0, plan.size_l0)
+        given = mask_and_frame(tissue)
+        share_of = partial(box_fractions, *given) if isinstance(tissue, tuple) else tissue.fractions
+        fraction = share_of(coords_l0, plan.size_l0)
     table = TileTable(coords_l0=coords_l0, plan=plan, columns={"tissue_fraction": fraction})
     least = max(config.min_tissue_fraction, 1e-30)  # 0 still needs some tissue where it is given
     return table if tissue is None else table.select(fraction >= least)

@@ -1,0 +1,310 @@
+"""What people drew on a slide: QuPath's GeoJSON, XML of ASAP and ImageScope, masks, boxes (CSV).
+
+Every file becomes polygons in level-0 px by class. A class of a class is told as QuPath does
+('Tumor: Invasive'), also of ASAP's groups in groups. Other people's files are read with suspicion:
+XML without entities, finite numbers, valid polygons; an error names the file and the feature.
+"""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from thinsection.arrays.polygons import mask_outlines
+from thinsection.config import option
+from thinsection.errors import ConfigError, InvalidInputError, require, rewording
+from thinsection.files.atomic import read_table
+from thinsection.slide.cohort import SlideEntry
+from thinsection.types import MaskFrame, Size
+
+_FARTHEST = 1e7  # px from the origin: a hundred times a large slide
+_ASPECT = 0.02  # relative difference between a mask's aspect and the slide's
+_ELLIPSE = np.linspace(0, 2 * np.pi, 129)[:-1]
+_AREAS = ("Polygon", "MultiPolygon")
+_BOXES = (("x", "y", "width", "height"), ("x_min", "y_min", "x_max", "y_max"))
+_OF_CLASS = ("class", "label", "classification", "name")
+_DAMAGE = (OSError, ValueError, TypeError, SyntaxError, RecursionError, csv.Error)
+
+# what it is in its file, class, polygons as lists of rings (None: no area), whether it is a hole
+_Shape = tuple[str, str, Sequence[Any] | None, bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionsConfig:
+    """What people drew, in place of what we find or beside it."""
+
+    tissue: str | None = option(
+        None,
+        "Tissue as drawn: GeoJSON, ASAP's or ImageScope's XML, a mask's picture, a CSV of boxes; a "
+        "folder with one a slide (SLIDE_ID.geojson), or the cohort's column of such paths.",
+    )
+    roi: str | None = option(
+        None, "Regions in the same forms: tiles in them are kept, their classes are columns."
+    )
+    include_class: tuple[str, ...] = option((), "Only areas of this class; repeat for several.")
+    exclude_class: tuple[str, ...] = option(
+        ("Ignore*", "exclusion"), "Areas of this class are taken away; repeat for several."
+    )
+    mend_regions: bool = option(False, "Make polygons that cross themselves valid.")
+
+    def file(self, role: str, entry: SlideEntry) -> Path:
+        """Where what was drawn on a slide lies.
+
+        Raises InvalidInputError: there is none.
+        """
+        given: str = getattr(self, role)
+        path = Path(given)
+        if not path.exists():
+            path = Path(entry.folder, entry.more.get(given) or given)
+        elif path.is_dir():
+            names = (path / f"{entry.slide_id}{suffix}" for suffix in _READERS)
+            path = next(filter(Path.is_file, names), path / f"{entry.slide_id}.geojson")
+        got = f"none at {str(path)!r} for {entry.slide_id!r}"
+        require(path.is_file(), f"{role} must be there for every slide", got)
+        return path
+
+    def check(self, entries: Sequence[SlideEntry]) -> None:
+        """Refuses what can be there for no slide, or for one of several, before any work."""
+        for role in ("tissue", "roi"):
+            given = getattr(self, role)
+            path = Path(given or "")
+            rule = f"{role} must be a file, a folder, or a column of the cohort"
+            known = given is None or path.exists() or any(given in e.more for e in entries)
+            require(known, rule, repr(given), error=ConfigError)
+            alone = path.is_file() and path.suffix.lower() != ".csv" and len(entries) > 1
+            got = f"one file for {len(entries)} slides; pass a folder of SLIDE_ID{path.suffix}"
+            require(
+                given is None or not alone, f"{role} must be of one slide", got, error=ConfigError
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regions:
+    """Areas of a slide by class; '' is of no class."""
+
+    classes: Mapping[str, Any] = field(default_factory=dict)  # shapely's polygons, level-0 px
+    notes: tuple[str, ...] = ()  # what was left out, in words
+
+    def area(self, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Any:
+        """The union of the classes that are included (of all, if none is named) less the others."""
+        import shapely
+
+        taken = [g for name, g in self.classes.items() if not include or _of(name, include)]
+        away = [g for name, g in self.classes.items() if _of(name, exclude)]
+        return shapely.difference(shapely.union_all(taken), shapely.union_all(away))
+
+
+def _of(name: str, wanted: Sequence[str]) -> bool:
+    """Whether a class, or one that it is a class of, is among the wanted ones."""
+    parts = name.split(": ")
+    return any(": ".join(parts[: n + 1]) in wanted for n in range(len(parts)))
+
+
+def read_regions(path: Path, size_l0: Size, *, slide_id: str = "", mend: bool = False) -> Regions:
+    """What a file says of a slide of that size; the suffix says how to read it.
+
+    Points, lines and what lies off the slide are left out with a word, as are QuPath's detections.
+
+    Args:
+        path: .geojson, .json, .xml, .csv, or a picture of a mask.
+        size_l0: of the slide's level 0, which a mask covers.
+        slide_id: of a CSV with a column slide_id, whose rows are taken.
+        mend: make polygons that cross themselves valid instead of refusing them.
+
+    Memory: the file, and of a mask 4 bytes a px.
+
+    Raises InvalidInputError: names the file, the feature and what is wrong with it.
+    """
+    import shapely
+
+    rule = f"regions must be readable {path.suffix or 'without suffix'}"
+    with rewording(rule, path, *_DAMAGE, error=InvalidInputError):
+        if (read := _READERS.get(path.suffix.lower())) is None:
+            known = f"suffix must be one of {' '.join(_READERS)}"
+            raise InvalidInputError(f"{known}, got {str(path)!r}")
+        shapes = list(read(path, size_l0, slide_id))
+    slide, left, areas = shapely.box(0, 0, *size_l0), Counter[str](), dict[str, list[list[Any]]]()
+    for what, name, polygons, away in shapes:
+        if polygons is None:
+            left[f"{what.split()[0]}s ignored"] += 1
+            continue
+        where = f"{what} {name!r} of {str(path)!r}" if name else f"{what} of {str(path)!r}"
+        made = [p if isinstance(p, shapely.Polygon) else _polygon(p, where, mend) for p in polygons]
+        if not shapely.intersects(shapely.union_all(made), slide):
+            left["areas off the slide ignored"] += 1
+            continue
+        areas.setdefault(name, [[], []])[away] += made
+    classes = {
+        name: shapely.difference(*map(shapely.union_all, both)) for name, both in areas.items()
+    }
+    notes = tuple(f"{count} {what} in {path.name}" for what, count in left.items())
+    return Regions(classes=classes, notes=notes)
+
+
+def _polygon(rings: Sequence[Any], where: str, mend: bool) -> Any:
+    """One polygon with its holes; InvalidInputError for what is none."""
+    import shapely
+
+    lines = []
+    for ring in rings if isinstance(rings, list) else [rings]:
+        try:
+            points = np.array([point[:2] for point in ring], dtype=np.float64).reshape(-1, 2)
+        except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
+            raise InvalidInputError(
+                f"ring must be [x, y] numbers, got {error} in {where}"
+            ) from None
+        near = (abs(points) <= _FARTHEST).all(axis=1)
+        rule = f"coordinates must be finite and within {_FARTHEST:,.0f} px"
+        require(near.all(), rule, f"{points[~near][:1].tolist()} in {where}")
+        distinct = len(np.unique(points, axis=0))
+        require(distinct > 2, "ring must have 3 different points", f"{distinct} in {where}")
+        lines.append(points)
+    polygon = shapely.Polygon(lines[0], lines[1:])
+    if not polygon.is_valid and mend:
+        polygon = shapely.make_valid(polygon).buffer(0)  # areas alone
+    got = f"{shapely.is_valid_reason(polygon)} in {where}; mend it, or pass --mend-regions"
+    require(polygon.is_valid, "polygon must not cross itself", got)
+    return polygon
+
+
+def _geojson(path: Path, size_l0: Size, slide_id: str) -> Iterator[_Shape]:
+    document = json.loads(path.read_text(encoding="utf-8-sig"))
+    features = document.get("features", [document]) if isinstance(document, dict) else document
+    got = f"{type(features).__name__} in {str(path)!r}"
+    require(isinstance(features, list), "GeoJSON must hold a list of features", got)
+    for number, feature in enumerate(features):
+        yield from _feature(feature, f"feature {number}", path)
+
+
+def _feature(feature: Any, what: str, path: Path) -> Iterator[_Shape]:
+    def table(of: Any, key: str) -> Any:
+        found = of.get(key) if isinstance(of, dict) else of
+        rule = f"{key} must be a table"
+        require(isinstance(found or {}, dict), rule, f"{found!r:.60} as {what} of {str(path)!r}")
+        return found or {}
+
+    bare = isinstance(feature, dict) and "geometry" not in feature and "coordinates" in feature
+    properties = {} if bare else table(feature, "properties")
+    geometry = feature if bare else table(feature, "geometry")
+    of_class = properties.get("classification") or {}
+    named = of_class.get("name") if isinstance(of_class, dict) else of_class
+    names = (of_class or {}).get("names") if isinstance(of_class, dict) else None
+    named = ": ".join(map(str, names)) if isinstance(names, list) else named
+    kind, inner = geometry.get("type"), geometry.get("coordinates")
+    if properties.get("objectType", "annotation") not in ("annotation", "unknown"):
+        yield f"{properties['objectType']} {what}", "", None, False
+    elif kind == "GeometryCollection":
+        for part in geometry.get("geometries") or ():
+            yield from _feature({"properties": properties, "geometry": part}, what, path)
+    elif kind in _AREAS:
+        parts = [inner] if kind == "Polygon" else inner
+        wrong = f"{parts!r:.60} as {what} of {str(path)!r}"
+        require(isinstance(parts, list) and all(parts), "coordinates must be rings", wrong)
+        yield what, str(named or properties.get("label") or ""), parts, False
+    else:
+        known = (*_AREAS, "Point", "MultiPoint", "LineString", "MultiLineString")
+        got = f"{kind!r} as {what} of {str(path)!r}"
+        require(kind in known, f"geometry must be one of {', '.join(known)}", got)
+        yield f"{kind.removeprefix('Multi').removesuffix('String').lower()} {what}", "", None, False
+    for number, child in enumerate(properties.get("childObjects") or ()):
+        yield from _feature(child, f"{what}.{number}", path)
+
+
+def _xml(path: Path, size_l0: Size, slide_id: str) -> Iterator[_Shape]:
+    """ASAP's or ImageScope's; a document type, and so any entity, is refused before it is read."""
+    from xml.etree import ElementTree
+    from xml.parsers import expat
+
+    def refuse(*_: object) -> None:
+        raise InvalidInputError(f"XML must have no document type, got one in {str(path)!r}")
+
+    data, look = path.read_bytes(), expat.ParserCreate()
+    look.StartDoctypeDeclHandler = refuse
+    with rewording("regions must be XML", path, expat.ExpatError, error=InvalidInputError):
+        look.Parse(data, True)
+    root = ElementTree.fromstring(data)
+    if root.tag == "ASAP_Annotations":
+        return _asap(root)
+    got = f"<{root.tag}> in {str(path)!r}"
+    require(root.tag == "Annotations", "XML must be ASAP's or ImageScope's", got)
+    return _imagescope(root)
+
+
+def _asap(root: Any) -> Iterator[_Shape]:
+    above = {g.get("Name"): g.get("PartOfGroup") for g in root.iter("Group")}
+    for number, one in enumerate(root.iter("Annotation")):
+        what, kind = f"annotation {number}", one.get("Type", "")
+        names: list[str] = []
+        group = one.get("PartOfGroup")
+        while group in above and group not in names:
+            names.insert(0, group)
+            group = above[group]
+        points = sorted(one.iter("Coordinate"), key=lambda p: float(p.get("Order", 0)))
+        ring = [[p.get("X"), p.get("Y")] for p in points]
+        area = kind in ("Polygon", "Spline", "Rectangle")
+        what = what if area else f"{kind.lower() or 'unknown'} {what}"
+        yield what, ": ".join(names), [[ring]] if area else None, False
+
+
+def _imagescope(root: Any) -> Iterator[_Shape]:
+    for layer in root.iter("Annotation"):
+        for number, region in enumerate(layer.iter("Region")):
+            kind, name = region.get("Type", "0"), layer.get("Name") or region.get("Text") or ""
+            what = f"region {region.get('Id', number)} of layer {layer.get('Id', '?')}"
+            ring = [[v.get("X"), v.get("Y")] for v in region.iter("Vertex")]
+            if kind not in ("0", "1", "2"):  # an arrow, a ruler
+                yield f"measure {what}", name, None, False
+                continue
+            if kind == "2":  # two corners of its box
+                (left, top), (right, bottom) = np.array(ring, dtype=np.float64)
+                wide, high = (right - left) / 2, (bottom - top) / 2
+                x, y = left + wide + wide * np.cos(_ELLIPSE), top + high + high * np.sin(_ELLIPSE)
+                ring = np.stack([x, y], axis=1).tolist()
+            yield what, name, [[ring]], region.get("NegativeROA") == "1"
+
+
+def _boxes(path: Path, size_l0: Size, slide_id: str) -> Iterator[_Shape]:
+    rows = read_table(path)
+    columns = next((c for c in _BOXES if rows and set(c) <= set(rows[0])), None)
+    rule = f"boxes must have columns {' or '.join(','.join(c) for c in _BOXES)}"
+    require(columns or not rows, rule, f"{list(rows[0]) if rows else []} in {str(path)!r}")
+    for number, row in enumerate(rows, start=2):
+        if row.get("slide_id", slide_id) != slide_id:
+            continue
+        with rewording(f"line {number} must hold numbers", path, *_DAMAGE, error=InvalidInputError):
+            x, y, right, bottom = (float(row[name]) for name in columns or ())
+        right, bottom = (x + right, y + bottom) if columns == _BOXES[0] else (right, bottom)
+        name = next((row[c] for c in _OF_CLASS if row.get(c)), "")
+        yield f"line {number}", name, [[[[x, y], [right, y], [right, bottom], [x, bottom]]]], False
+
+
+def _mask(path: Path, size_l0: Size, slide_id: str) -> Iterator[_Shape]:
+    """Px of one value are a class by it; of one value only, of no class."""
+    with Image.open(path) as picture:
+        one = picture.mode in ("1", "L", "P", "I;16", "I")  # Pillow's limit of px holds
+        values = np.asarray(picture) if one else np.zeros(0)
+        got = f"{picture.mode} in {str(path)!r}; save labels as grey values"
+    require(values.ndim == 2, "mask must have one channel", got)
+    height, width = values.shape
+    off = abs(width * size_l0[1] / (height * size_l0[0]) - 1)
+    got = f"{width} x {height} px for {size_l0[0]} x {size_l0[1]} in {str(path)!r}"
+    require(off <= _ASPECT, "mask must cover the whole slide", got)
+    frame = MaskFrame(size_th=(width, height), size_l0=size_l0)
+    found = [value for value in np.unique(values).tolist() if value]
+    for value in found:
+        outlines = mask_outlines(values == value, frame, least_iou=1.0)
+        yield f"value {value}", str(value) if len(found) > 1 else "", list(outlines.geoms), False
+
+
+_Reader = Callable[[Path, Size, str], Iterator[_Shape]]
+_READERS: dict[str, _Reader] = {
+    **dict.fromkeys((".geojson", ".json"), _geojson),
+    **{".xml": _xml, ".csv": _boxes},
+    **dict.fromkeys((".png", ".tif", ".tiff", ".bmp"), _mask),
+}
