@@ -29,6 +29,7 @@ def register(app: typer.Typer) -> None:
     app.command("import")(import_folder)
     export = typer.Typer(no_args_is_help=True, help="Write results in other tools' formats.")
     export.command("anndata")(export_anndata)
+    export.command("qupath")(export_qupath)
     for entry in LAYOUTS:
         export.command(entry.name, help=entry.help)(_exporter(entry.name))
     cache = typer.Typer(no_args_is_help=True, help="Feature caches: list, verify, remove.")
@@ -100,6 +101,27 @@ def export_anndata(
     count = export(folder, out, features=features, on_damage=left_out.append)
     print(*left_out, f"wrote {count} tiles to {out}", sep="\n")
     if left_out:
+        raise typer.Exit(EXIT_SOME_LEFT_OUT)
+
+
+def export_qupath(
+    folder: FolderArgument,
+    out: Annotated[Path, typer.Option(help="Folder of the GeoJSON files.")],
+    grid: Annotated[
+        str | None, typer.Option(help="Which tile grid, where there are several.")
+    ] = None,
+) -> None:
+    """A GeoJSON file a slide: outlines as annotations, tiles with their columns as detections.
+
+    Example: thinsection export qupath results --out for_qupath
+    """
+    from thinsection.pipeline.qupath import SCRIPT
+    from thinsection.pipeline.qupath import export_qupath as export
+
+    left: list[str] = []
+    count = export(folder, out, grid=grid, on_left_out=left.append)
+    print(*left, f"{count} slides are in {out}; {SCRIPT} there imports them", sep="\n")
+    if left:
         raise typer.Exit(EXIT_SOME_LEFT_OUT)
 
 

@@ -1,0 +1,120 @@
+"""Results as QuPath reads them: a GeoJSON a slide, outlines as annotations, tiles as detections.
+
+A QuPath project keeps its objects in Java's serialised form (`data.qpdata`), which nobody else can
+write; a script imports the files into whatever project the slides are in.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import InvalidInputError, StoreError, require
+from thinsection.files.atomic import write_text
+from thinsection.pipeline.folder import Results, one_address, open_results
+from thinsection.store.geojson import write_features
+
+# families of columns of which the largest names a tile, and how large it must be
+_NAMING = (("score_", 0.0), ("class_", 0.5))
+SCRIPT = "import_into_qupath.groovy"
+_GROOVY = """\
+// QuPath: Automate > Script editor, open this file, then Run > Run for project.
+def files = [
+%s
+]
+def name = files[getProjectEntry().getImageName()]
+if (name) importObjectsFromFile(buildFilePath(%s, name))
+else print 'nothing of ' + getProjectEntry().getImageName()
+"""
+
+
+def export_qupath(
+    folder: Path,
+    out: Path,
+    *,
+    grid: str | None = None,
+    on_left_out: Callable[[str], None] | None = None,
+) -> int:
+    """Number of slides whose `ID.geojson` is now in a folder, beside a script that imports them.
+
+    Annotations are the outlines of tissue, quality control, regions and segmenters; detections are
+    the tiles of a grid with every per-tile column as a measurement. The class of a tile is that of
+    its largest `score_*`, or of the `class_*` that covers half of it, or its `cluster`.
+
+    Args:
+        folder: a results folder.
+        out: where the files go; those of an earlier export are replaced.
+        grid: of the results; None where there is one, or none.
+        on_left_out: told of each slide that cannot be exported; None: that is an error.
+
+    Memory: a slide's columns as text, about 30 bytes a value and 250 a tile.
+    """
+    results, files = open_results(folder), dict[str, str]()
+    named = one_address(results.grids, grid, "grid") if results.grids or grid else None
+    for slide_id in results.slides:
+        try:
+            write_features(out / f"{slide_id}.geojson", _features(results, slide_id, named))
+            image = Path(str(results.ledgers[slide_id].slide.get("slide_path", slide_id))).name
+            files[image] = f"{slide_id}.geojson"
+        except (StoreError, InvalidInputError, ValueError) as error:
+            if on_left_out is None:
+                raise
+            on_left_out(f"{slide_id}: left out: {error}")
+    rule = "folder must hold slides with results"
+    require(files, rule, f"none in {str(folder)!r}", error=StoreError)
+    pairs = ",\n".join(f"    {_groovy(image)}: {_groovy(name)}" for image, name in files.items())
+    write_text(out / SCRIPT, _GROOVY % (pairs, _groovy(str(out.resolve()))))
+    return len(files)
+
+
+def _groovy(text: str) -> str:
+    """The text as a string of Groovy, in which nothing is replaced."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
+
+
+def _features(results: Results, slide_id: str, grid: str | None) -> list[dict[str, Any]]:
+    stages, features = results.ledgers[slide_id].stages, list[dict[str, Any]]()
+    wanted = stages[f"{grid}/tiles"].needs if f"{grid}/tiles" in stages else tuple(stages)
+    for name in [name for address in wanted for name in stages[address].files]:
+        if name.endswith(".geojson"):
+            features += json.loads((results.folder / name).read_text(encoding="utf-8"))["features"]
+    return features + (_tiles(results, slide_id, grid) if f"{grid}/tiles" in stages else [])
+
+
+def _tiles(results: Results, slide_id: str, grid: str | None) -> list[dict[str, Any]]:
+    found = results.tiles(slide_id, grid)
+    size = found.attributes.get("tile_size_l0", (found.tile_px_l0,) * 2)
+    corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)]) * np.array(size, dtype=np.int64)
+    rings = (found.coords_l0[:, None] + corners).tolist()
+    values = {name: column.astype(np.float64).tolist() for name, column in found.columns.items()}
+    known = {n: [float(f"{v:.7g}") for v in column] for n, column in values.items()}
+    classes = _classes(found.columns, len(rings))
+    return [
+        {
+            "type": "Feature",
+            "geometry": {"type": "Polygon", "coordinates": [ring]},
+            "properties": {
+                "objectType": "detection",
+                **({"classification": {"name": of_class}} if of_class else {}),
+                "measurements": {n: c[i] for n, c in known.items() if np.isfinite(c[i])},
+            },
+        }
+        for i, (ring, of_class) in enumerate(zip(rings, classes))
+    ]
+
+
+def _classes(columns: Mapping[str, npt.NDArray], count: int) -> list[str]:
+    """The class of each tile; '' of none."""
+    for prefix, least in _NAMING:
+        of = {n.rpartition(prefix)[2]: c for n, c in columns.items() if prefix in n}
+        if of:
+            names, shares = list(of), np.nan_to_num(np.stack(list(of.values())))
+            best, most = shares.argmax(axis=0).tolist(), shares.max(axis=0).tolist()
+            return [names[b] if m >= least else "" for b, m in zip(best, most)]
+    for name, column in columns.items():
+        if name.rpartition(":")[2] == "cluster":
+            return [f"Cluster {value:g}" for value in column.tolist()]
+    return [""] * count
