@@ -38,6 +38,7 @@ def option(
     flag: str | tuple[str, ...] | None = None,
     hidden: bool = False,
     choices: Callable[[], Iterable[str]] | None = None,
+    also: Mapping[str, Callable[[str], tuple[Any, str]]] | None = None,
 ) -> Any:
     """A dataclass field with what the command line and the documentation say of it.
 
@@ -47,8 +48,9 @@ def option(
         flag: long flag where it is not the field's name with dashes; or several.
         hidden: True keeps it off the command line (TOML only).
         choices: gives the allowed names when they are needed; of a tuple each item must be one.
+        also: further flags in other words: each gives the value of its text, and says so.
     """
-    metadata = {"help": help, "flag": flag, "hidden": hidden, "choices": choices}
+    metadata = {"help": help, "flag": flag, "hidden": hidden, "choices": choices, "also": also}
     return field(default=default, metadata=metadata)
 
 

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
+from thinsection.encode.peer_names import own_encoder, peer_encoder
 from thinsection.errors import StoreError
 from thinsection.files.atomic import read_table
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.peer_export import export_peer
-from thinsection.pipeline.peers import own_encoder, peer_encoder
 from thinsection.pipeline.run import run
 from thinsection.slide.open import open_slide
 from thinsection.stages.config import RunConfig

@@ -136,3 +136,69 @@ def test_an_id_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> N
 def test_an_mpp_must_be_positive_numbers(text: str) -> None:
     with pytest.raises(CohortError, match="slide_mpp must be"):
         parse_mpp(text, where="--slide-mpp")
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("wsi,mpp\na.svs,0.25\n", ("a", (0.25, 0.25), None, None)),
+        ("sample_id,image_path,spacing_at_level_0\nx,a.svs,0.5\n", ("x", (0.5, 0.5), None, None)),
+        ("case_id,slide_id,label\np1,a.svs,LUAD\n", ("a", None, "p1", "LUAD")),
+        ("slide_id,process,status\na.svs,1,tbp\n", ("a", None, None, None)),
+        ("Filename,PATIENT,LABEL\na.svs,p1,LUAD\n", ("a", None, "p1", "LUAD")),
+        ("slide,extra\na.svs,7\n", ("a", None, None, None)),
+    ],
+)
+def test_columns_of_other_tools_are_understood(
+    tmp_path: Path, table: str, expected: tuple[object, ...]
+) -> None:
+    (tmp_path / "c.csv").write_text(table)
+    (entry,) = load_cohort([tmp_path / "c.csv"])
+    assert (entry.slide_id, entry.slide_mpp, entry.patient_id, entry.label) == expected
+    assert entry.slide_path == str(tmp_path / "a.svs")
+
+
+def test_further_columns_are_kept_and_known_ones_are_not_doubled(tmp_path: Path) -> None:
+    (tmp_path / "c.csv").write_text("wsi,case_id,site,width\na.svs,p1,Basel,7\n")
+    (entry,) = load_cohort([tmp_path / "c.csv"])
+    assert entry.more == {"case_id": "p1", "site": "Basel"}
+
+
+def test_a_hint_does_not_suggest_the_users_own_unknown_column(tmp_path: Path) -> None:
+    (tmp_path / "c.csv").write_text("slidepath\na.svs\n")
+    with pytest.raises(CohortError) as caught:
+        load_cohort([tmp_path / "c.csv"])
+    assert "did you mean" not in str(caught.value)
+    assert "also known: wsi, image_path, filename, slide" in str(caught.value)
+
+
+PATTERN = r"(?P<cohort>[^/]+)/(?P<case_id>TCGA-\w\w-\w{4}).*"
+
+
+def test_what_a_path_says_becomes_columns(tmp_path: Path) -> None:
+    for name in ("TCGA-LUAD/TCGA-05-4244-01Z.svs", "TCGA-LUSC/TCGA-18-3406-01Z.svs", "other.svs"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    said: list[str] = []
+    found = load_cohort([tmp_path], name_pattern=PATTERN, on_message=said.append)
+    assert [e.more for e in found] == [
+        {"cohort": "TCGA-LUAD", "case_id": "TCGA-05-4244"},
+        {"cohort": "TCGA-LUSC", "case_id": "TCGA-18-3406"},
+        {},
+    ]
+    assert [e.patient_id for e in found] == ["TCGA-05-4244", "TCGA-18-3406", None]
+    assert "name_pattern is not found in" in said[0]
+    assert len(said) == 1
+
+
+def test_what_a_table_says_wins_over_the_path(tmp_path: Path) -> None:
+    (tmp_path / "c.csv").write_text("wsi,case_id,cohort\nX/TCGA-05-4244-01Z.svs,p7,mine\n")
+    (entry,) = load_cohort([tmp_path / "c.csv"], name_pattern=PATTERN)
+    assert (entry.patient_id, entry.more["cohort"]) == ("p7", "mine")
+
+
+@pytest.mark.parametrize("pattern", ["(", "no group", "(?P<slide_id>.)", "(?P<width>.)"])
+def test_a_pattern_that_names_nothing_is_refused(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "a.svs").touch()
+    with pytest.raises(CohortError, match="name_pattern must"):
+        load_cohort([tmp_path], name_pattern=pattern)

@@ -1,5 +1,6 @@
 """Flags derived from configuration dataclasses, so that a default is written once."""
 
+import sys
 import typing
 from collections.abc import Callable
 from functools import cache
@@ -11,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from thinsection.config import flat_fields, from_mapping, read_toml, replace_flat
+from thinsection.errors import ConfigError, require
 
 _LISTED = 12  # names of a registry that a line of `--help` lists; of more it lists none
 
@@ -29,18 +31,24 @@ def with_config(cls: type) -> Callable[[Callable[..., Any]], Any]:
             for p in signature(command).parameters.values()
             if p.name != "config"
         ]
-        flags = _flag_parameters(cls)
+        flags, words = _flag_parameters(cls), _other_words(cls)
 
         def wrapper(**values: Any) -> Any:
             path = values.pop("config_file")
             given = {k: values.pop(k) for k in flags}
+            for name, (setting, mean, _) in words.items():
+                if (text := values.pop(name)) is not None:
+                    both = f"--{name} must go without --{setting.replace('_', '-')}"
+                    require(given[setting] is None, both, given[setting], error=ConfigError)
+                    given[setting], said = mean(text)
+                    print(said, file=sys.stderr)
             overrides = {k: v for k, v in given.items() if v is not None and v != []}
             base = from_mapping(cls, read_toml(path)) if path else cls()
             return command(**values, config=replace_flat(base, overrides))
 
         file = typer.Option("--config", help="TOML file with settings; flags win over it.")
         config_file = _optional("config_file", Annotated[Path | None, file])
-        parameters = [*own, config_file, *flags.values()]
+        parameters = [*own, config_file, *flags.values(), *(word[2] for word in words.values())]
         wrapper.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
         wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
@@ -103,6 +111,19 @@ def _flag_parameters(cls: type) -> dict[str, Parameter]:
         )
         parameters[name] = _optional(name, Annotated[_flag_type(kind), option])
     return parameters
+
+
+def _other_words(cls: type) -> dict[str, tuple[str, Callable[[str], tuple[Any, str]], Parameter]]:
+    """Flags that say a setting in other words: its name, what a text means, the parameter."""
+    found = {}
+    for setting, (section, f, _) in flat_fields(cls).items():
+        for flag, mean in (f.metadata.get("also") or {}).items():
+            name = flag.removeprefix("--").replace("-", "_")
+            panel = section.replace("_", " ").capitalize()
+            help = f"{mean.__doc__} In place of --{setting.replace('_', '-')}."
+            option = typer.Option(flag, help=help, rich_help_panel=panel, show_default=False)
+            found[name] = (setting, mean, _optional(name, Annotated[str | None, option]))
+    return found
 
 
 def _flag_type(kind: Any) -> Any:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from thinsection.config import nearest
+from thinsection.encode.peer_names import our_name
 from thinsection.errors import UnknownEncoderError
 from thinsection.registry import Entry, Registry
 
@@ -123,7 +124,12 @@ def check_encoder_name(name: str) -> None:
 
 
 def encoder_spec(name: str) -> EncoderSpec:
-    """The declaration of a registry name; an UnknownEncoderError names the nearest one."""
+    """The declaration of a registry name, or of another tool's name of one.
+
+    Raises UnknownEncoderError: names the nearest one.
+    """
+    if name not in ENCODERS:
+        name = our_name(name)
     if name in declared_encoders():
         return declared_encoders()[name]
     hint = nearest(name, ENCODERS.names())

@@ -34,8 +34,14 @@ def write_measures(out: Path, entries: Sequence[SlideEntry], config: RunConfig) 
     found: dict[str, Row] = {
         slide_id: {**rows[slide_id], **each} for slide_id, each in zip(rows, far)
     }
-    lines = [{"slide_id": slide_id, **row} for slide_id, row in found.items()]
-    columns = ("slide_id", *_DISTANCES, *_MEASURED)
+    more = {entry.slide_id: entry.more for entry in entries}
+    lines = [{"slide_id": slide_id, **more[slide_id], **row} for slide_id, row in found.items()]
+    columns = (
+        "slide_id",
+        *_DISTANCES,
+        *_MEASURED,
+        *dict.fromkeys(n for m in more.values() for n in m),
+    )
     write_table(out / f"{MEASURED}_{stage.tiles.grid}.csv", lines, columns)
     return found
 

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from thinsection.encode.peer_names import peer_encoder
 from thinsection.errors import InvalidInputError, StoreError, require
 from thinsection.files.atomic import atomic_path, link_or_copy, read_table, write_table
 from thinsection.pipeline.folder import Results, one_address, open_results
 from thinsection.pipeline.peer_layouts import Layout, PeerSlide, Source
-from thinsection.pipeline.peers import LAYOUTS, peer_encoder
+from thinsection.pipeline.peers import LAYOUTS
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SlideLedger
 from thinsection.store.tiles_h5 import read_tiles

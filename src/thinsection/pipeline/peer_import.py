@@ -13,30 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from thinsection.encode.peer_names import own_encoder
 from thinsection.errors import StoreError, ThinsectionError, require, rewording
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.pipeline.peer_sources import SOURCES, Found
-from thinsection.pipeline.peers import own_encoder
 from thinsection.pipeline.records import begin_record, end_record
 from thinsection.pipeline.results import write_tables
 from thinsection.report.index import write_index
-from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
+from thinsection.slide.cohort import SlideEntry, load_cohort, named_columns, parse_mpp
 from thinsection.slide.readers import slide_suffixes
 from thinsection.stages.labels import slug
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledger, stage_key
 from thinsection.store.tiles_h5 import TilesWriter
-
-# our columns, and what the tools' tables call them
-_COLUMNS = {
-    "slide_id": ("slide_id", "sample_id", "FILENAME", "wsi"),
-    "slide_path": ("image_path", "wsi"),
-    "slide_mpp": ("mpp", "spacing_at_level_0"),
-    "patient_id": ("patient_id", "case_id", "PATIENT"),
-    "label": ("label", "LABEL"),
-    "split": ("split",),
-}
 
 
 def import_peer(
@@ -98,8 +88,9 @@ def _listed(folder: Path) -> dict[str, dict[str, str]]:
         with rewording("table must be a UTF-8 CSV", path, ValueError, csv.Error, error=StoreError):
             rows = read_table(path)
         for row in rows:
-            named = {n: next((row[o] for o in of if row.get(o)), "") for n, of in _COLUMNS.items()}
-            known = {name: value for name, value in named.items() if value}
+            known = {name: value for name, value in named_columns(row).items() if value}
+            if "slide_path" in known:  # TRIDENT's and STAMP's name of the file is all there is
+                known.setdefault("slide_id", known["slide_path"])
             if "slide_id" in known:
                 slides.setdefault(_plain(known.pop("slide_id")), {}).update(known)
             elif "patient_id" in known:

@@ -134,14 +134,18 @@ def write_tables(out: Path, entries: Sequence[SlideEntry], results: Iterable[Sli
         first = {"slide_id": slide_id, "slide_path": result.slide_path if result else ""}
         if slide_id in given:
             first |= asdict(given[slide_id])
+            first |= dict(given[slide_id].more)
         known = slide_id not in given  # of this run nobody has said so
         first["status"] = result.status if result else _stored_status(ledger if known else None)
         rows += [first | row for row in grid_rows(ledger)]
         if result and result.status in ("failed", "excluded"):
             details = failure_path(out, slide_id).relative_to(out)
-            failed.append(asdict(result) | {"details": str(details)})
-    write_table(out / "summary.csv", rows, SUMMARY_COLUMNS)
-    write_table(out / "failed.csv", failed, FAILED_COLUMNS)
+            said = given[slide_id].more if slide_id in given else {}
+            failed.append({**said} | asdict(result) | {"details": str(details)})
+    more = dict.fromkeys(n for lg in ledgers.values() for n in lg.slide.get("more", ()))
+    more |= dict.fromkeys(n for entry in entries for n in entry.more)
+    write_table(out / "summary.csv", rows, (*SUMMARY_COLUMNS, *more))
+    write_table(out / "failed.csv", failed, (*FAILED_COLUMNS, *more))
 
 
 def _stored_status(ledger: SlideLedger | None) -> str:
@@ -158,6 +162,7 @@ def grid_rows(ledger: SlideLedger) -> Iterator[dict[str, Any]]:
     the other folders of the grid that hold a file of the slide.
     """
     slide = {name: value for name, value in ledger.slide.items() if value is not None}
+    slide = slide.pop("more", {}) | slide
     grids = {a.split("/")[0]: None for a in ledger.stages if not a.startswith(f"{SLIDES}/")}
     if not grids:
         yield slide | ledger_facts(ledger, list(ledger.stages)) | {"grid": ""}
@@ -213,7 +218,7 @@ def qc_rows(out: Path, entries: Sequence[SlideEntry], stage: QcStage) -> list[di
     for entry in entries:
         folder = stage.folder(entry.slide_id)
         row: dict[str, Score] = {"slide_id": entry.slide_id, "slide_path": entry.slide_path}
-        row["folder"] = folder
+        row |= {"folder": folder, **entry.more}
         try:
             document = _qc_document(out / folder / QC_JSON)
         except ConfigError as damage:  # this slide's own

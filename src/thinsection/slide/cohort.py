@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from thinsection.config import nearest
-from thinsection.errors import CohortError
+from thinsection.errors import CohortError, require
 from thinsection.files.sources import is_url
 from thinsection.slide.base import Slide
 from thinsection.slide.geometry import positive_number
@@ -25,7 +24,19 @@ _MPP_RANGE = (1e-4, 1e4)  # µm/px: from an electron microscope to a photograph 
 # no folder or file of these can be made on every file system, or reads as one of ours
 _ODD = re.compile(r"[/\\:*?\"<>|\x00-\x1f\x7f\ud800-\udfff]")
 _RESERVED = ("run.json", "slide.json", "failure.json", "summary.csv", "failed.csv")
-_COLUMNS = ("slide_path", "slide_id", "slide_mpp", "patient_id", "label", "split")
+# our columns, and what the tables of others call them: TRIDENT, CLAM, slide2vec, STAMP
+_NAMES = {
+    "slide_path": ("wsi", "image_path", "filename", "slide"),
+    "slide_id": ("sample_id",),
+    "slide_mpp": ("mpp", "spacing_at_level_0", "spacing"),
+    "patient_id": ("case_id", "patient"),
+    "label": ("target",),
+    "split": (),
+}
+_COLUMNS = tuple(_NAMES)
+# columns of our tables that no cohort's column may take the place of
+_FACTS = ("status", "reader", "width", "height", "vendor", "grid", "stain", "warnings", "look")
+_TAKEN = {*_COLUMNS, *_FACTS, *(name for names in _NAMES.values() for name in names)} - {"case_id"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +63,7 @@ def load_cohort(
     *,
     slide_mpp: Mpp | None = None,
     look: Look | None = None,
+    name_pattern: str | None = None,
     on_message: Callable[[str], None] = lambda text: None,
 ) -> tuple[SlideEntry, ...]:
     """The slides that files, folders, URLs and cohort CSVs name, in a stable order.
@@ -67,6 +79,7 @@ def load_cohort(
         slides: each a slide file, a folder, a URL or a `.csv` with a column `slide_path`.
         slide_mpp: (x, y) for every slide that the table gives none for.
         look: of every slide.
+        name_pattern: see `path_columns`; what a table says wins.
         on_message: takes a line for each slide whose name was changed or that was left out.
 
     Raises:
@@ -78,7 +91,35 @@ def load_cohort(
         given = ", ".join(repr(str(s)) for s in slides) or "nothing"
         known = f"known suffixes: {' '.join(slide_suffixes())}"
         raise CohortError(f"slides must name at least one slide, got {given}; {known}")
-    return tuple(replace(e, slide_mpp=e.slide_mpp or slide_mpp, look=look) for e in entries)
+    told = [_told(entry, name_pattern, on_message) for entry in entries]
+    return tuple(replace(e, slide_mpp=e.slide_mpp or slide_mpp, look=look) for e in told)
+
+
+def _told(entry: SlideEntry, pattern: str | None, on_message: Callable[[str], None]) -> SlideEntry:
+    """The slide with what its path says of it."""
+    said = path_columns(pattern, entry.slide_path) if pattern else {}
+    if pattern and not said:
+        on_message(f"name_pattern is not found in {entry.slide_path!r}: no columns of it")
+    own = {"patient_id": said.get("case_id"), **said}
+    of_entry: dict[str, Any] = {n: getattr(entry, n) or own.get(n) for n in _COLUMNS[3:]}
+    return replace(entry, **of_entry, more={**said, **entry.more})
+
+
+def path_columns(pattern: str, path: str) -> dict[str, str]:
+    """What the named groups of a regular expression find in a path; {} where it is not found.
+
+    Raises CohortError: it is no such expression, names no group, or one of our own columns.
+    """
+    try:
+        parsed = re.compile(pattern)
+    except re.error as error:
+        got = f"{pattern!r}: {error}"
+        raise CohortError(f"name_pattern must be a regular expression, got {got}") from None
+    rule = "name_pattern must name groups such as (?P<case_id>...), none of our own columns"
+    own = set(parsed.groupindex) & {"slide_id", "slide_path", "slide_mpp", *_FACTS}
+    require(parsed.groupindex and not own, rule, repr(pattern), error=CohortError)
+    found = parsed.search(Path(path).as_posix() if not is_url(path) else path)
+    return {name: text for name, text in found.groupdict().items() if text} if found else {}
 
 
 def parse_mpp(text: str, *, where: str) -> Mpp:
@@ -141,16 +182,42 @@ def _read_csv(path: Path) -> list[_Given]:
             rows = list(csv.DictReader(file))
     except (UnicodeDecodeError, csv.Error) as error:
         raise CohortError(f"cohort must be a UTF-8 CSV, got {str(path)!r}: {error}") from None
-    header = list(rows[0]) if rows else []
-    if "slide_path" not in header:
-        got = f"{header} in {str(path)!r}{nearest('slide_path', header) if header else ''}"
-        raise CohortError(f"cohort must have a column 'slide_path', got {got}")
-    return [_entry(row, path, line) for line, row in enumerate(rows, start=2)]
+    header, named = list(rows[0]) if rows else [], [named_columns(row) for row in rows]
+    for row in named:  # CLAM's lists name the file alone
+        row["slide_path"] = row["slide_path"] or _file_of(row)
+    of_paths = {"slide_path", *_NAMES["slide_path"]} & {str(name).lower() for name in header}
+    known = f"; also known: {', '.join(_NAMES['slide_path'])}"
+    got = f"{header} in {str(path)!r}{known}"
+    there = of_paths or any(row["slide_path"] for row in named)
+    require(there, "cohort must have a column 'slide_path'", got, error=CohortError)
+    return [_entry(row, own, path, n) for n, (row, own) in enumerate(zip(rows, named), start=2)]
 
 
-def _entry(row: dict[str, str | None], cohort: Path, line: int) -> _Given:
+def named_columns(row: Mapping[Any, Any]) -> dict[str, str]:
+    """A row of anybody's table under our names; what it lacks is ''."""
+    plain = {
+        name.strip().lower(): (text or "").strip()
+        for name, text in row.items()
+        if name and isinstance(text, str)
+    }
+    return {
+        ours: next((plain[name] for name in (ours, *theirs) if plain.get(name)), "")
+        for ours, theirs in _NAMES.items()
+    }
+
+
+def _file_of(row: dict[str, str]) -> str:
+    """A slide_id that is the name of a file of a slide is its path."""
+    name = row["slide_id"]
+    if not name.lower().endswith(slide_suffixes()):
+        return ""
+    row["slide_id"] = ""
+    return name
+
+
+def _entry(row: dict[str, str | None], own: Mapping[str, str], cohort: Path, line: int) -> _Given:
     where = f"line {line} of {str(cohort)!r}"
-    path, slide_id, mpp, *others = ((row.get(name) or "").strip() for name in _COLUMNS)
+    path, slide_id, mpp, *others = (own[name] for name in _COLUMNS)
     if not path:
         raise CohortError(f"slide_path must not be empty, got '' in {where}")
     if "\0" in path:
@@ -161,7 +228,7 @@ def _entry(row: dict[str, str | None], cohort: Path, line: int) -> _Given:
         name: text or None for name, text in zip(_COLUMNS[3:], others, strict=True)
     }
     own_mpp, name = parse_mpp(mpp, where=where) if mpp else None, slide_id or _id_of(path)
-    more = {n: text.strip() for n, text in row.items() if n and n not in _COLUMNS and text}
+    more = {n: text.strip() for n, text in row.items() if n and text and n not in _TAKEN}
     told: dict[str, Any] = {**labels, "more": more, "folder": str(cohort.parent)}
     found = SlideEntry(slide_id=name, slide_path=path, slide_mpp=own_mpp, **told)
     return found, bool(slide_id)

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Literal
 
 from thinsection.config import option, section
+from thinsection.encode.peer_names import our_name, our_slide_encoder
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
 from thinsection.segment.segmenter import SegmentConfig
 from thinsection.slide.annotations import RegionsConfig
+from thinsection.slide.cohort import path_columns
 from thinsection.slide.look import Look
 from thinsection.slide.readers import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS
@@ -46,9 +48,16 @@ class SlidesConfig:
         "Percentiles of a channel's px that become 0 and 255.",
     )
     icc: bool = option(False, "Convert px by the file's ICC profile to sRGB.")
+    name_pattern: str | None = option(
+        None,
+        "Regular expression whose named groups, found in a slide's path, are columns of every "
+        r"table: '(?P<cohort>[^/]+)/(?P<case_id>TCGA-\w\w-\w{4})'.",
+    )
 
     def __post_init__(self) -> None:
         _ = self.look  # says what is not allowed
+        if self.name_pattern is not None:
+            path_columns(self.name_pattern, "")
 
     @property
     def look(self) -> Look | None:
@@ -87,6 +96,7 @@ class EncodeConfig:
     seed: int = option(0, "Seed of random weights.")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "encoders", tuple(map(our_name, self.encoders)))
         if self.batch_size < 0:
             raise ConfigError(f"encode.batch_size must be >= 0, got {self.batch_size}")
         if not self.encoders or len(set(self.encoders)) < len(self.encoders):
@@ -107,6 +117,10 @@ class AggregateConfig:
     )
     slide_weights: str | None = option(None, "The slide encoder's weights: local, or on the hub.")
     aggregate_memory: str = option("1GiB", "Memory of the slide encoder's attention.")
+
+    def __post_init__(self) -> None:
+        ours = tuple(map(our_slide_encoder, self.slide_encoders))
+        object.__setattr__(self, "slide_encoders", ours)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,8 +34,8 @@ def cohort_of(
     """`load_cohort` with the resolution that the settings give to slides without one."""
     given = config.slides.slide_mpp
     mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
-    look = config.slides.look
-    entries = load_cohort(slides, slide_mpp=mpp, look=look, on_message=on_message)
+    how: dict[str, Any] = {"look": config.slides.look, "name_pattern": config.slides.name_pattern}
+    entries = load_cohort(slides, slide_mpp=mpp, on_message=on_message, **how)
     config.regions.check(entries)
     return entries
 

@@ -117,6 +117,7 @@ class SlideWork:
         # a later run may name the slide alone: what an earlier one's cohort said is kept
         said = {name: getattr(self.entry, name) for name in _OF_COHORTS}
         known = {name: value for name, value in said.items() if value is not None}
+        known |= {"more": {**self.ledger.slide.get("more", {}), **self.entry.more}}
         self.ledger = replace(self.ledger, slide=self.ledger.slide | known)
 
     def fetched(self) -> dict[str, int]:
@@ -240,7 +241,7 @@ class SlideWork:
             "rendering": slide.rendering,
             "warnings": "; ".join(slide.notes),
         }
-        facts |= {name: self.ledger.slide.get(name) for name in _OF_COHORTS}
+        facts |= {name: self.ledger.slide.get(name) for name in (*_OF_COHORTS, "more")}
         self.ledger = replace(self.ledger, slide=facts)
 
     def facts(self) -> dict[str, Any]:

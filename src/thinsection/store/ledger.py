@@ -25,7 +25,14 @@ FORMAT = 2
 _OF_SLIDE: dict[str, Any] = {  # what somebody computes with or joins
     **dict.fromkeys(("slide_id", "slide_path", "reader", "vendor"), str),
     **dict.fromkeys(("patient_id", "label", "split"), str),
-    **{"width": int, "height": int, "mpp_x": float, "mpp_y": float, "levels": tuple[Any, ...]},
+    **{
+        "more": dict[str, str],
+        "width": int,
+        "height": int,
+        "mpp_x": float,
+        "mpp_y": float,
+        "levels": tuple[Any, ...],
+    },
 }
 _FACTS: dict[str, Any] = {
     **dict.fromkeys(("warnings", "encoder", "slide_encoder", "content"), str),

@@ -94,12 +94,25 @@ def kept_by_rules(table: "TileTable", names: Sequence[str]) -> npt.NDArray[np.bo
     return keep
 
 
+def magnification(text: str) -> tuple[str, str]:
+    """Nominal magnification: 20, 40x."""
+    power = positive_number(text.lower().removesuffix("x"))
+    if power is None:
+        raise ConfigError(f"mag must be a magnification such as 20, got {text!r}")
+    mpp = f"{nominal_mpp(power):g}"
+    return mpp, f"--mag {text} is taken as --tile-mpp {mpp} (µm/px), whatever the objective was"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TilesConfig:
     """Settings of the tile grid and of the filters on it."""
 
-    tile_px: int = option(256, "Edge of a tile (patch), px.")
-    tile_mpp: str = option("0.5", "Resolution of a tile, µm/px, or 'native' for level 0 as it is.")
+    tile_px: int = option(256, "Edge of a tile (patch), px.", flag=("--tile-px", "--patch-size"))
+    tile_mpp: str = option(
+        "0.5",
+        "Resolution of a tile, µm/px, or 'native' for level 0 as it is.",
+        also={"--mag": magnification},
+    )
     mpp_tolerance: float = option(
         0.05, "Relative difference up to which a level counts as of that resolution."
     )
