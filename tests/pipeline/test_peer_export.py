@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
-from thinsection.encode.peer_names import own_encoder, peer_encoder
+from thinsection.encode.peer_names import our_name, peer_encoder
 from thinsection.errors import StoreError
 from thinsection.files.atomic import read_table
 from thinsection.pipeline.folder import open_results
@@ -288,4 +288,4 @@ def test_the_command_says_what_was_left_out(out: Path, tmp_path: Path) -> None:
 def test_an_encoder_has_the_tools_name(tool: str, encoder: str, label: str, name: str) -> None:
     assert peer_encoder(tool, encoder, label) == name
     if label == encoder:
-        assert own_encoder(tool, name) == encoder
+        assert our_name(name) == encoder

@@ -46,16 +46,9 @@ def mask_outlines(
     require(fits, f"mask must be bool of shape {shape}", got)
     pieces = _pieces(mask)
     found = shapely.MultiPolygon()
-    for first in range(len(_LADDER)) if pieces else ():
-        rungs, wrong = np.full(len(pieces), first), np.arange(len(pieces))
-        polygons = np.empty(len(pieces), dtype=object)
-        while len(wrong):  # those that cross themselves or another are smoothed less
-            polygons[wrong] = [_polygon(pieces[i], *_LADDER[rungs[i]], frame) for i in wrong]
-            found = shapely.MultiPolygon(list(polygons))
-            wrong = np.zeros(0, dtype=int) if shapely.is_valid(found) else _crossing(polygons)
-            wrong = wrong[rungs[wrong] < len(_LADDER) - 1]
-            rungs[wrong] += 1
-        if overlap(rasterised(found, frame), mask) >= least_iou:
+    for rung in _LADDER if pieces else ():
+        found = shapely.MultiPolygon([_polygon(rings, *rung, frame) for rings in pieces])
+        if found.is_valid and overlap(rasterised(found, frame), mask) >= least_iou:
             break
     return found
 
@@ -102,15 +95,6 @@ def _smoothed(ring: _Floats, sigma: float, size_th: Size) -> _Floats:
     smooth = ndimage.gaussian_filter1d(ring[:-1], sigma, axis=0, mode="wrap")
     at_border = ((ring[:-1] == 0) | (ring[:-1] == size_th)).any(axis=1, keepdims=True)
     return np.asarray(np.where(at_border, ring[:-1], smooth))
-
-
-def _crossing(polygons: npt.NDArray) -> npt.NDArray[np.intp]:
-    """Which cross themselves or meet another."""
-    import shapely
-
-    one, other = shapely.STRtree(polygons).query(polygons, predicate="intersects")
-    meets = one[one != other]
-    return np.union1d(np.flatnonzero(~shapely.is_valid(polygons)), meets)
 
 
 def rasterised(polygons: Any, frame: MaskFrame) -> MaskArray:

@@ -41,14 +41,6 @@ def peer_encoder(tool: str, encoder: str, label: str) -> str:
     return (theirs or encoder) + label[len(encoder) :]
 
 
-def own_encoder(tool: str, name: str) -> str:
-    """Our name of an encoder of the tool's; its own where we have none."""
-    if tool not in _TOOLS:
-        return name
-    at = _TOOLS.index(tool)
-    return next((ours for ours, names in _NAMES.items() if names[at] == name), name)
-
-
 # of slide encoders: TRIDENT's and slide2vec's
 _SLIDE_ENCODERS = {
     **dict.fromkeys(("gigapath_slide", "prov_gigapath", "gigapath_slide_encoder"), "gigapath"),

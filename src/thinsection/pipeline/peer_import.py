@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from thinsection.encode.peer_names import own_encoder
+from thinsection.encode.peer_names import our_name
 from thinsection.errors import StoreError, ThinsectionError, require, rewording
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.files.lock import LOCK_NAME, hold
@@ -138,7 +138,7 @@ def _take(
             ledger = replace(ledger, slide=size | ledger.slide | known)
             ledger = _write(ledger, f"{grid}/tiles", replace(one, features=None), attributes)
             if one.features is not None:
-                name = own_encoder(tool, one.encoder) or encoder or tool
+                name = our_name(one.encoder) or encoder or tool
                 more = attributes | {"encoder": name}
                 ledger = _write(ledger, f"{grid}/features_{slug(name)}", one, more)
         ledger.save()

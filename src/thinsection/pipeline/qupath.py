@@ -5,6 +5,7 @@ write; a script imports the files into whatever project the slides are in.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from thinsection.errors import InvalidInputError, StoreError, require
 from thinsection.files.atomic import write_text
 from thinsection.pipeline.folder import Results, one_address, open_results
 from thinsection.store.geojson import write_features
+from thinsection.store.tiles_h5 import TilesFile
 
 # families of columns of which the largest names a tile, and how large it must be
 _NAMING = (("score_", 0.0), ("class_", 0.5))
@@ -77,33 +79,28 @@ def _groovy(text: str) -> str:
 
 def _features(results: Results, slide_id: str, grid: str | None) -> list[dict[str, Any]]:
     stages, features = results.ledgers[slide_id].stages, list[dict[str, Any]]()
-    wanted = stages[f"{grid}/tiles"].needs if f"{grid}/tiles" in stages else tuple(stages)
-    for name in [name for address in wanted for name in stages[address].files]:
+    tiles = stages.get(f"{grid}/tiles")
+    of_grid = [a for need in tiles.needs for a in (*stages[need].needs, need)] if tiles else stages
+    for name in [name for address in of_grid for name in stages[address].files]:
         if name.endswith(".geojson"):
             features += json.loads((results.folder / name).read_text(encoding="utf-8"))["features"]
-    return features + (_tiles(results, slide_id, grid) if f"{grid}/tiles" in stages else [])
+    return features + (_tiles(results.tiles(slide_id, grid)) if tiles else [])
 
 
-def _tiles(results: Results, slide_id: str, grid: str | None) -> list[dict[str, Any]]:
-    found = results.tiles(slide_id, grid)
+def _tiles(found: TilesFile) -> list[dict[str, Any]]:
     size = found.attributes.get("tile_size_l0", (found.tile_px_l0,) * 2)
-    corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)]) * np.array(size, dtype=np.int64)
-    rings = (found.coords_l0[:, None] + corners).tolist()
-    values = {name: column.astype(np.float64).tolist() for name, column in found.columns.items()}
-    known = {n: [float(f"{v:.7g}") for v in column] for n, column in values.items()}
-    classes = _classes(found.columns, len(rings))
-    return [
-        {
-            "type": "Feature",
-            "geometry": {"type": "Polygon", "coordinates": [ring]},
-            "properties": {
-                "objectType": "detection",
-                **({"classification": {"name": of_class}} if of_class else {}),
-                "measurements": {n: c[i] for n, c in known.items() if np.isfinite(c[i])},
-            },
-        }
-        for i, (ring, of_class) in enumerate(zip(rings, classes))
-    ]
+    corners = found.coords_l0, found.coords_l0 + np.array(size, dtype=np.int64)
+    names, classes = list(found.columns), _classes(found.columns, len(found.coords_l0))
+    features = []
+    for row, (x, y, right, bottom) in enumerate(np.concatenate(corners, axis=1).tolist()):
+        values = ((name, float(f"{found.columns[name][row]:.7g}")) for name in names)
+        measured = {name: value for name, value in values if math.isfinite(value)}
+        of_class = {"classification": {"name": classes[row]}} if classes[row] else {}
+        ring = [[x, y], [right, y], [right, bottom], [x, bottom], [x, y]]
+        geometry = {"type": "Polygon", "coordinates": [ring]}
+        told = {"objectType": "detection", **of_class, "measurements": measured}
+        features.append({"type": "Feature", "geometry": geometry, "properties": told})
+    return features
 
 
 def _classes(columns: Mapping[str, npt.NDArray], count: int) -> list[str]:
@@ -112,9 +109,7 @@ def _classes(columns: Mapping[str, npt.NDArray], count: int) -> list[str]:
         of = {n.rpartition(prefix)[2]: c for n, c in columns.items() if prefix in n}
         if of:
             names, shares = list(of), np.nan_to_num(np.stack(list(of.values())))
-            best, most = shares.argmax(axis=0).tolist(), shares.max(axis=0).tolist()
-            return [names[b] if m >= least else "" for b, m in zip(best, most)]
-    for name, column in columns.items():
-        if name.rpartition(":")[2] == "cluster":
-            return [f"Cluster {value:g}" for value in column.tolist()]
-    return [""] * count
+            best = zip(shares.argmax(axis=0).tolist(), shares.max(axis=0).tolist())
+            return [names[which] if most >= least else "" for which, most in best]
+    found = (c for n, c in columns.items() if n.rpartition(":")[2] == "cluster")
+    return [f"Cluster {value:g}" for value in next(found, [])] or [""] * count

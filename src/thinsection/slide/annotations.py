@@ -23,6 +23,7 @@ from thinsection.files.atomic import read_table
 from thinsection.slide.cohort import SlideEntry
 from thinsection.types import MaskFrame, Size
 
+ROLES = ("tissue", "roi")  # settings that name files
 _FARTHEST = 1e7  # px from the origin: a hundred times a large slide
 _ASPECT = 0.02  # relative difference between a mask's aspect and the slide's
 _ELLIPSE = np.linspace(0, 2 * np.pi, 129)[:-1]
@@ -71,7 +72,7 @@ class RegionsConfig:
 
     def check(self, entries: Sequence[SlideEntry]) -> None:
         """Refuses what can be there for no slide, or for one of several, before any work."""
-        for role in ("tissue", "roi"):
+        for role in ROLES:
             given = getattr(self, role)
             path = Path(given or "")
             rule = f"{role} must be a file, a folder, or a column of the cohort"

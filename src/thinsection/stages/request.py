@@ -15,7 +15,7 @@ from thinsection.stages.formats import PLAIN
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage, PoolingStage
 from thinsection.stages.masks import QcStage, TissueStage
 from thinsection.stages.measures import MeasuresStage
-from thinsection.stages.regions import DrawnTissueStage, RoiStage
+from thinsection.stages.regions import DrawnTissueStage, RegionsStage
 from thinsection.stages.segment import SegmentedTissueStage, SegmentStage
 from thinsection.stages.stage import Stage
 from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage
@@ -62,11 +62,12 @@ def stages_of(config: RunConfig, goal: Goal, models: Models) -> tuple[Stage, ...
         InvalidInputError: a slide encoder takes none of the encoders' embeddings.
     """
     mask = mask_stage(config)
-    first: list[Stage] = [mask.segments, mask] if isinstance(mask, SegmentedTissueStage) else [mask]
+    first: list[Stage] = [*mask.needs, mask]
     if goal in ("tissue", "qc"):
         return tuple(first)
-    segments = () if len(first) > 1 else segment_stages(config, mask)
-    roi = RoiStage(regions=config.regions) if config.regions.roi else None
+    by_network = isinstance(mask, SegmentedTissueStage)
+    segments = () if by_network else segment_stages(config, mask)
+    roi = RegionsStage(config=config.regions, role="roi") if config.regions.roi else None
     if goal == "segment":
         return (*first, *segments)
     tiles = TilesStage(config=config.tiles, mask=mask, segments=segments, roi=roi)
@@ -97,7 +98,8 @@ def mask_stage(config: RunConfig) -> TissueStage | QcStage:
     reader, qc, got = config.slides.reader, config.qc, f"{config.qc.qc!r}; pass --qc off"
     if config.regions.tissue:
         require(qc.qc == "off", "tissue must go without qc", got, error=ConfigError)
-        return DrawnTissueStage(config=config.tissue, reader=reader, regions=config.regions)
+        drawn = RegionsStage(config=config.regions, role="tissue")
+        return DrawnTissueStage(config=config.tissue, reader=reader, regions=drawn)
     if config.segment.tissue_segmenter:
         require(qc.qc == "off", "tissue_segmenter must go without qc", got, error=ConfigError)
         (segments,) = segment_stages(config, None)

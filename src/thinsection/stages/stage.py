@@ -46,13 +46,17 @@ class Stage(ABC):
     """
 
     title: ClassVar[str]  # what a person calls it in failures: tissue, qc, tile, embed, ...
-    drawn: ClassVar[str] = ""  # which setting names what people drew, of which it is made
     told: ClassVar[tuple[str, ...]] = ()  # words of the cohort that its result repeats: 'label'
 
     @property
     def reads(self) -> Reads:
         """What it is made from, see the module; of most kinds a class attribute."""
         return "store"
+
+    @property
+    def drawn(self) -> str:
+        """Which setting names what people drew, of which it is made; '' of none."""
+        return ""
 
     @property
     @abstractmethod

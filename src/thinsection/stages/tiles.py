@@ -17,7 +17,7 @@ from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.resize import resample_filter
 from thinsection.stages.labels import grid_label, join_label, variant
 from thinsection.stages.masks import QcStage, TissueStage
-from thinsection.stages.regions import ROI_SHARE, RoiStage
+from thinsection.stages.regions import ROI_SHARE, RegionsStage
 from thinsection.stages.segment import SegmentStage
 from thinsection.stages.stage import Output, Reads, SlideWork, Stage
 from thinsection.store.tile_tables import EmbeddingRows
@@ -51,10 +51,10 @@ class TilesStage(Stage):
     config: TilesConfig
     mask: TissueStage | QcStage  # its value says where the tissue is
     segments: tuple[SegmentStage, ...] = ()  # whose classes' shares are columns
-    roi: RoiStage | None = None  # in which tiles lie
+    roi: RegionsStage | None = None  # in which tiles lie
 
     @property
-    def needs(self) -> tuple[TissueStage | QcStage | SegmentStage | RoiStage, ...]:
+    def needs(self) -> tuple[TissueStage | QcStage | SegmentStage | RegionsStage, ...]:
         return (self.mask, *self.segments, *([self.roi] if self.roi else []))
 
     @property
@@ -204,25 +204,14 @@ class FeaturesStage(Stage):
     def known_rows(self, work: SlideWork, table: TileTable) -> "KnownRows | None":
         """Embeddings of some of the tiles in a file of other tiles, the one that has the most.
 
-        Memory: 100 bytes a tile of the table and of each file.
+        Memory: 200 bytes a tile of the table and of each file.
         """
-        content, wanted = self.content(work, table, rows=True), _places(table.coords_l0)
+        content = self.content(work, table, rows=True)
         records = [r for r in work.ledger.stages.values() if r.facts.get("rows") == content]
         paths = [path for rows, path in work.kept if rows == content]
         paths += [work.path(name) for r in records if work.ledger.complete(r) for name in r.files]
-        best: KnownRows | None = None
-        for path in paths:
-            with open_h5(path) as file:
-                there = _places(stored_dataset(file, "coords", path)[...])
-            order = np.argsort(there)
-            at = np.minimum(np.searchsorted(there, wanted, sorter=order), max(len(there) - 1, 0))
-            found = order[at] if len(there) else at
-            rows = (
-                np.where(there[found] == wanted, found, -1) if len(there) else np.full_like(at, -1)
-            )
-            if best is None or (rows >= 0).sum() > (best.rows >= 0).sum():
-                best = KnownRows(path=path, rows=rows, coords_l0=table.coords_l0)
-        return best
+        found = (KnownRows.of(path, table.coords_l0) for path in paths)
+        return min(found, key=lambda known: known.lacking.sum(), default=None)
 
     def load(self, work: SlideWork) -> TilesFile:
         """The stored embeddings. Memory: 4 N D bytes."""
@@ -235,22 +224,26 @@ def deciding(identity: Mapping[str, Any]) -> dict[str, Any]:
     return {k: value for k, value in identity.items() if k not in ("revision", "engine")}
 
 
-def _places(coords_l0: CoordsL0) -> npt.NDArray[np.int64]:
-    """One number for each corner, (N,)."""
-    return np.asarray(coords_l0[:, 0] * (1 << 32) + coords_l0[:, 1])
-
-
 @dataclass(kw_only=True, eq=False)
 class KnownRows:
     """Embeddings that a file has of some tiles of a table; the others come from the encoder.
 
-    Memory: 24 bytes a tile, and `_KNOWN` rows of embeddings at a time.
+    Memory: 32 bytes a tile, and `_KNOWN` rows of embeddings at a time.
     """
 
     path: Path
     rows: npt.NDArray[np.int64]  # (N,) of the file; -1 where the tile is not in it
     coords_l0: CoordsL0  # (N, 2) of all tiles
     done: int = 0  # tiles of the table that are written
+
+    @classmethod
+    def of(cls, path: Path, coords_l0: CoordsL0) -> "KnownRows":
+        """What a file of embeddings has of the tiles at these corners."""
+        with open_h5(path) as file:
+            stored = stored_dataset(file, "coords", path)[...].tolist()
+        there = {tuple(place): row for row, place in enumerate(stored)}
+        rows = [there.get(tuple(place), -1) for place in coords_l0.tolist()]
+        return cls(path=path, rows=np.array(rows, dtype=np.int64), coords_l0=coords_l0)
 
     @property
     def lacking(self) -> npt.NDArray[np.bool_]:
