@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from thinsection.errors import BudgetError, InvalidInputError, OutputError, StoreError
 from thinsection.files.atomic import writing
 from thinsection.files.lock import LOCK_NAME, FileLock, heartbeat
@@ -30,7 +28,7 @@ from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.regions import drawn_sums
 from thinsection.stages.request import Models, stages_of
 from thinsection.stages.stage import SlideWork, Stage, source_key
-from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage
+from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage, unknown_tiles
 from thinsection.store.identity import Identity, WholeSum
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.tiles_h5 import tile_attributes
@@ -329,8 +327,9 @@ def _tiles(
     wanting = [stage for stage in work.missing if stage.reads == "tiles"]
     if not wanting:
         return None
-    if all(isinstance(stage, FeaturesStage) for stage in wanting):
-        table = _take_known(work, wanting, table)
+    embedding = [stage for stage in wanting if isinstance(stage, FeaturesStage)]
+    if embedding == wanting:
+        table = unknown_tiles(work, embedding, table)
     transform = None
     if target is not None and len(table):
         transform = fit_stain(slide, work.value(grid.mask), config.stain, target=target)
@@ -341,19 +340,6 @@ def _tiles(
     measures = next((s for s in work.missing if isinstance(s, MeasuresStage)), None)
     measure = measures.begin(work, table) if measures else None
     return SlideTiles(key=work, slide=slide, table=table, transform=transform, measure=measure)
-
-
-def _take_known(work: SlideWork, wanting: Sequence[Stage], table: TileTable) -> TileTable:
-    """The tiles that an encoder is to see; what is known of the others is taken from its file."""
-    found = [s.known_rows(work, table) for s in wanting if isinstance(s, FeaturesStage)]
-    if not all(found):
-        return table
-    lacking = np.any([known.lacking for known in found if known], axis=0)
-    for stage, known in zip(wanting, found):
-        if known:
-            known.rows[lacking] = -1
-            work.taken[stage.address] = known
-    return table.select(lacking)
 
 
 def slide_work(

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -257,6 +257,18 @@ class KnownRows:
             part = slice(start, min(place, start + _KNOWN))
             yield self.coords_l0[part], stored[self.rows[part]]
         self.done = max(self.done, place)
+
+
+def unknown_tiles(work: SlideWork, stages: Sequence[FeaturesStage], table: TileTable) -> TileTable:
+    """The tiles that an encoder is to see; embeddings of the others are taken from their files."""
+    found = [known for stage in stages if (known := stage.known_rows(work, table))]
+    if len(found) < len(stages):
+        return table
+    lacking = np.any([known.lacking for known in found], axis=0)
+    for stage, known in zip(stages, found):
+        known.rows[lacking] = -1
+        work.taken[stage.address] = known
+    return table.select(lacking)
 
 
 @dataclass(frozen=True, kw_only=True)
