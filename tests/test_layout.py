@@ -11,7 +11,7 @@ ROOMS = (
     *("files", "weights", "arrays", "slide", "qc", "tiles", "stream", "attention", "encode"),
     "segment",
     *("pool", "neighbors", "structures", "rescue", "store", "usage", "report", "jobs", "stages"),
-    *("planning", "pipeline", "probe", "predict", "cli"),
+    *("planning", "pipeline", "probe", "predict", "view", "cli"),
 )
 GROUND = ("errors", "types", "units", "config", "registry", "machine")
 MAX_LINES = 400

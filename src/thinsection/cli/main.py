@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("predict", "Predict slides and cases by a trained model."),
     "heatmap": ("predict", "Draw where a prediction comes from; top tiles; GeoJSON for QuPath."),
     "model": ("predict", "Show what a model was trained on, its figures and limits."),
+    "view": ("view", "Look at slides and results in the browser: deep zoom, layers."),
     "ls": ("results", "Show what a results folder holds."),
     "probe": ("probe", "Evaluate frozen encoders: linear, kNN, few-shot, slide level, ..."),
     "cache": ("results", "Feature caches: list, verify, remove."),

@@ -153,7 +153,7 @@ class Results:
         Raises StoreError: the slide has no such grid.
         """
         named = one_address(self.grids, grid, "grid")
-        self._file(slide_id, f"{named}/{TILES}")
+        self.file(slide_id, f"{named}/{TILES}")
         stages = self.ledgers[slide_id].stages.items()
         files = {a: self.folder / next(iter(r.files)) for a, r in stages if r.files}
         return tuple(tile_table_files(self.folder, named, slide_id, files))
@@ -167,11 +167,11 @@ class Results:
 
         Memory: 4 N D bytes.
         """
-        return read_tiles(self._file(slide_id, one_address(self.features, features, "features")))
+        return read_tiles(self.file(slide_id, one_address(self.features, features, "features")))
 
     def embedding_rows(self, slide_id: str, features: str | None = None) -> "EmbeddingRows":
         """The same embeddings, rows of which are read from the file when they are asked for."""
-        return EmbeddingRows(self._file(slide_id, one_address(self.features, features, "features")))
+        return EmbeddingRows(self.file(slide_id, one_address(self.features, features, "features")))
 
     def slide_embeddings(
         self, name: str | None = None
@@ -234,7 +234,8 @@ class Results:
         named = [row.address for row in self.folders]
         return tuple(name for name in named if name.rpartition("/")[2].startswith(prefix))
 
-    def _file(self, slide_id: str, address: str) -> Path:
+    def file(self, slide_id: str, address: str) -> Path:
+        """The file of a slide in a folder of results. Raises StoreError: there is none."""
         if slide_id not in self.ledgers:
             raise InvalidInputError(
                 f"slide_id must be of this folder, got {slide_id!r}{nearest(slide_id, self.slides)}"

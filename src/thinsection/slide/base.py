@@ -107,6 +107,13 @@ class Slide(Closing):
         """The image of one of `associated_names`, for readers that find any."""
         raise NotImplementedError
 
+    def stored_jpeg(self, level: int, column: int, row: int) -> bytes | None:
+        """A segment of a level as the file stores it, as a JPEG of its own; None if it is none.
+
+        It shows a whole segment, beyond the image's border too. Memory: its bytes, twice.
+        """
+        return None
+
     def coarse(self, level: int, factor: int) -> "Slide | None":
         """A level at 1 / factor (2, 4 or 8), where that is cheaper than its px; else None.
 

@@ -52,6 +52,10 @@ class Decoder:
     def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
         """Fills `outs`, each of `shape`, with the segments row * columns + column."""
 
+    def jpeg(self, index: int) -> bytes | None:
+        """A segment's bytes as they are stored, as a JPEG of its own; None if it is none."""
+        return None
+
     def _error(self, index: int, why: str) -> SlideReadError:
         row, column = divmod(index, self.columns)
         place = f"column {column}, row {row} of a level of {self.size} px"
@@ -93,6 +97,13 @@ class SegmentedSlide(Slide):
         if changes.any():
             counts = changes.cumsum(axis=0).cumsum(axis=1)[:-1, :-1]
             self._cut.expect(decoder, counts.ravel())
+
+    def stored_jpeg(self, level: int, column: int, row: int) -> bytes | None:
+        """As of the base class."""
+        self._check(level)
+        decoder = self._decoders[level]
+        with self._reading(f"segment {column}, {row} of level {level}"):
+            return decoder.jpeg(row * decoder.columns + column)
 
     def _fill_all(self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray) -> None:
         decoder = self._decoders[level]

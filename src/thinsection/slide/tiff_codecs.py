@@ -62,10 +62,14 @@ def fill_of(page: Any, segment: Size) -> Fill | None:
     return _PICTURES[code]
 
 
-def _jpeg(page: Any, width: int) -> Fill:
+def jpeg_head(page: Any) -> bytes:
+    """What makes a JPEG of its own of a segment of the page, in the place of its first 2 bytes."""
     app14 = _APP14_RGB if int(page.photometric) == _RGB else b""
-    tables = (page.jpegtables or b"")[2:-2]  # without its own SOI and EOI
-    head, grey = b"\xff\xd8" + app14 + tables, page.samplesperpixel == 1
+    return b"\xff\xd8" + app14 + (page.jpegtables or b"")[2:-2]  # without its own SOI and EOI
+
+
+def _jpeg(page: Any, width: int) -> Fill:
+    head, grey = jpeg_head(page), page.samplesperpixel == 1
 
     def fill(data: Any, out: RgbArray) -> np.ndarray:
         whole, colours = b"".join((head, data[2:])), "GRAY" if grey else "RGB"

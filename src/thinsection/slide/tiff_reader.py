@@ -12,7 +12,15 @@ from PIL import Image
 from thinsection.files.sources import ByteSource, FileSource
 from thinsection.slide.base import GRAY, WHITE, Slide
 from thinsection.slide.segments import Decoder, SegmentedSlide
-from thinsection.slide.tiff_codecs import JPEG, NOT_BY_TIFFFILE, RAW, REFUSALS, SEPARATE, fill_of
+from thinsection.slide.tiff_codecs import (
+    JPEG,
+    NOT_BY_TIFFFILE,
+    RAW,
+    REFUSALS,
+    SEPARATE,
+    fill_of,
+    jpeg_head,
+)
 from thinsection.slide.tiff_layout import TiffLayout, read_layout
 from thinsection.types import MIB, Level, Mpp, RgbArray
 
@@ -40,6 +48,14 @@ class SegmentDecoder(Decoder):
     def is_empty(self, index: int) -> bool:
         """Whether the file holds no bytes of a segment: nothing was scanned there, it is white."""
         return self.sparse and index < len(self._counts) and not self._counts[index]
+
+    def jpeg(self, index: int) -> bytes | None:
+        """As of the base class; colours that stand apart are none."""
+        page, count = self._page, (*self._counts[index : index + 1], 0)[0]
+        if not count or int(page.compression) not in JPEG or page.planarconfig == SEPARATE:
+            return None
+        data = memoryview(self._source.read_at(self._offsets[index], count))
+        return b"".join((jpeg_head(page), data[2:])) if self._fill_segment else None
 
     def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
         """Fills `outs`, each (segment height, width, 3), with the segments row * columns + column.

@@ -81,6 +81,11 @@ class EmbeddingRows:
     def __len__(self) -> int:
         return self.shape[0]
 
+    @property
+    def tiles(self) -> TilesFile:
+        """The tiles that the rows are of, without their embeddings."""
+        return read_tiles(self._path, embeddings=False)
+
     def __getitem__(self, rows: slice | int | Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
         wanted = np.arange(len(self))[rows]  # slices, masks and negative numbers as NumPy has them
         if isinstance(rows, slice) or self._places is None:

@@ -28,7 +28,7 @@ from thinsection.slide import Slide
 from thinsection.slide.geometry import best_level, nominal_power
 from thinsection.tiles import TileTable
 from thinsection.tiles.grid import TilesConfig, check_coords
-from thinsection.types import Closing, CoordsL0
+from thinsection.types import Closing, CoordsL0, Size
 
 if TYPE_CHECKING:
     import h5py
@@ -95,6 +95,13 @@ class TilesFile:
             down = np.ravel(self.attributes["downsample"])[0]  # CLAM: one value per axis
             value = float(self.attributes["patch_size"]) * float(down)
         return None if value is None else round(float(value))
+
+    @property
+    def size_l0(self) -> Size:
+        """Width and height of a tile in level-0 px; (1, 1) where the file does not say."""
+        edge = self.tile_px_l0 or 1
+        width, height = np.ravel(self.attributes.get("tile_size_l0", (edge, edge))).tolist()
+        return int(width), int(height)
 
 
 class TilesWriter(Closing):
@@ -203,10 +210,11 @@ def _checksum(dataset: "h5py.Dataset", of_values: "hashlib._Hash") -> str:
     return digest.hexdigest()
 
 
-def read_tiles(path: Path, *, verify: bool = True) -> TilesFile:
+def read_tiles(path: Path, *, verify: bool = True, embeddings: bool = True) -> TilesFile:
     """A tiles file of ours, of TRIDENT's or of CLAM's.
 
-    `verify` compares each dataset with its checksum, where it has one.
+    `verify` compares each dataset with its checksum, where it has one; without `embeddings` these
+    are left where they are.
 
     Memory: the file's content.
 
@@ -220,7 +228,7 @@ def read_tiles(path: Path, *, verify: bool = True) -> TilesFile:
         check_coords(coords)
         attrs = dict(file.attrs) | dict(file["coords"].attrs)
         features = None
-        if "features" in file:
+        if embeddings and "features" in file:
             features = _values(file, "features", path, verify=verify)
             if features.ndim == 3 and features.shape[0] == 1:  # a leading batch axis occurs
                 features = features[0]

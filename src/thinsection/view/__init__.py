@@ -1,0 +1,6 @@
+"""A local viewer of slides and results: deep zoom, layers, similar tiles."""
+
+from thinsection.view.server import Viewer
+from thinsection.view.slides import ViewConfig, ViewerConfig
+
+__all__ = ["ViewConfig", "Viewer", "ViewerConfig"]

@@ -1,0 +1,164 @@
+"""The viewer's server: bound to 127.0.0.1, behind a token, read-only.
+
+A URL names a slide by its id and the rest by numbers; both are looked up in what the viewer was
+started with, so that no part of a URL becomes a path.
+"""
+
+import contextlib
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from thinsection.errors import MissingDependencyError, ThinsectionError, importing, require
+from thinsection.pipeline.folder import Results
+from thinsection.slide import Slide
+from thinsection.types import Closing
+from thinsection.view.slides import ShownSlides, ViewConfig
+
+with importing("the viewer must have starlette and uvicorn", "view"):
+    import uvicorn
+    from anyio.to_thread import current_default_thread_limiter
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+_STATIC = Path(__file__).parent / "static"
+_THREADS = 4  # that read slides
+_JSON, _JPEG, _BYTES, _LINES = "application/json", "image/jpeg", "application/octet-stream", "x"
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; "
+    "style-src 'self' 'unsafe-inline'; base-uri 'none'; form-action 'none'",
+    "Referrer-Policy": "no-referrer",  # the address has the token
+    "X-Content-Type-Options": "nosniff",
+}
+_KEPT = {"Cache-Control": "private, max-age=86400"}  # of this start: its token is new
+
+
+class Viewer(Closing):
+    """A running viewer at `url`, in a thread of its own; a notebook shows it as a frame.
+
+    Args:
+        source: an open slide, results, or paths: slides, folders, cohort CSVs, a results folder.
+        config: all settings.
+
+    Memory: `config.view.memory`: 320 MiB of the process; half of the rest for open slides (96 MiB
+        each, at least one), a quarter for encoded tiles, a quarter for a search or a layer.
+
+    Raises:
+        MissingDependencyError: OpenSeadragon was not fetched.
+        CohortError: the paths name no slide.
+        BudgetError: memory is below 512 MiB.
+    """
+
+    def __init__(
+        self, source: Slide | Results | Sequence[str | Path], config: ViewConfig | None = None
+    ) -> None:
+        config, token = config or ViewConfig(), secrets.token_urlsafe(24)
+        app = _WithToken(_application(ShownSlides(source, config)), token)
+        self._socket = socket.create_server(("127.0.0.1", config.view.port))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/{token}/"
+        settings = uvicorn.Config(app, log_level="warning", access_log=False)
+        self._server = uvicorn.Server(settings)
+        sockets = {"sockets": [self._socket]}
+        self._thread = threading.Thread(target=self._server.run, kwargs=sockets, daemon=True)
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            time.sleep(0.01)
+
+    def wait(self) -> None:
+        """Until somebody closes it, or the process is asked to end."""
+        while self._thread.is_alive():
+            self._thread.join(timeout=1)
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def _repr_html_(self) -> str:
+        return f'<iframe src="{escape(self.url)}" width="100%" height="640"></iframe>'
+
+
+class _WithToken:
+    """Answers 403 where the first part of the path is not the token; it is compared in full."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app, self._token = app, token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            first, _, rest = scope["path"].removeprefix("/").partition("/")
+            scope = {**scope, "path": f"/{rest}"}
+            if not secrets.compare_digest(first.encode(), self._token):
+                words = "wrong token; take the address that the viewer printed"
+                await Response(words, 403)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _application(shown: ShownSlides) -> Starlette:
+    """Every address of the viewer; what is read is read in threads."""
+    files = {path.name: path.read_bytes() for path in _STATIC.iterdir()}
+    remedy = "run `make setup` in a checkout, or install a wheel of `make wheel`"
+    rule, script = "the viewer must have OpenSeadragon", "openseadragon.min.js"
+    require(script in files, rule, f"no {script}; {remedy}", error=MissingDependencyError)
+
+    def static(request: Request) -> Response:
+        name = request.path_params.get("name", "viewer.html")
+        kind = _KINDS.get(Path(name).suffix, "text/plain")
+        return Response(files[name], media_type=kind, headers=_HEADERS)
+
+    def answering(make: Callable[..., Any], kind: str) -> Callable[[Request], Response]:
+        def answer(request: Request) -> Response:
+            made = make(**request.path_params)
+            if kind == _LINES:
+                first = next(made)  # where it refuses, before an answer has begun
+                return StreamingResponse(_chain(first, made), headers=_HEADERS)
+            kept = {} if kind == _JSON else _KEPT
+            data = json.dumps(made) if kind == _JSON else made
+            return Response(data, media_type=kind, headers=_HEADERS | kept)
+
+        return answer
+
+    answers = {
+        "": (shown.listed, _JSON),
+        "/{slide_id}": (shown.facts, _JSON),
+        "/{slide_id}/tiles/{level:int}/{column:int}/{row:int}": (shown.tile, _JPEG),
+        "/{slide_id}/layers/{number:int}": (shown.layer, _BYTES),
+        "/{slide_id}/thumbnail": (shown.thumbnail, _JPEG),
+        "/{slide_id}/pictures/{name}": (shown.picture, _JPEG),
+        "/{slide_id}/crop/{x:int}/{y:int}/{width:int}/{height:int}": (shown.crop, _JPEG),
+        "/{slide_id}/similar/{features:int}/{x:int}/{y:int}": (shown.similar, _LINES),
+    }
+    routes = [Route("/", static), Route("/static/{name}", static)]
+    routes += [Route(f"/slides{path}", answering(*how)) for path, how in answers.items()]
+    handlers = {ThinsectionError: _refused, KeyError: _refused}
+    return Starlette(routes=routes, exception_handlers=handlers, lifespan=_few_threads)
+
+
+def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from rest
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    if isinstance(error, KeyError):
+        return JSONResponse({"error": "there is no such thing here"}, 404, _HEADERS)
+    lines = [str(error), *getattr(error, "__notes__", [])]
+    return JSONResponse({"error": "\n".join(lines)}, 422, _HEADERS)
+
+
+@contextlib.asynccontextmanager
+async def _few_threads(app: Starlette) -> AsyncIterator[None]:
+    current_default_thread_limiter().total_tokens = _THREADS
+    yield
