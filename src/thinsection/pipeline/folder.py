@@ -16,6 +16,7 @@ from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, StoreError, importing, require, rewording
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.pipeline.records import Record, read_records
+from thinsection.registry import VIEWER
 from thinsection.stages.labels import features_label
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
@@ -202,6 +203,10 @@ class Results:
         return damaged | {
             name: result.error for name, result in found.items() if result is not None
         }
+
+    def view(self, **settings: object) -> Any:
+        """A `thinsection.view.Viewer` of the folder; as `Slide.view`."""
+        return VIEWER.load()(self, **settings)
 
     def __repr__(self) -> str:
         lines = [f"<Results {str(self.folder)!r}: {len(self.slides)} slides>"]

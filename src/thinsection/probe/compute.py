@@ -12,6 +12,7 @@ import torch
 from thinsection.attention.products import fast_products
 from thinsection.errors import BudgetError, require
 from thinsection.probe.data.sets import Embeddings
+from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.types import GIB
 from thinsection.units import format_bytes
 from thinsection.weights.placement import resolve_device
@@ -46,7 +47,7 @@ def unit_rows(x: torch.Tensor) -> torch.Tensor:
 
 def cosine_neighbours(
     queries: Embeddings,
-    bank: Embeddings,
+    bank: Embeddings | EmbeddingRows,
     k: int,
     *,
     groups: npt.NDArray[np.int64] | None = None,
@@ -54,6 +55,8 @@ def cosine_neighbours(
     budget_bytes: int = GIB,
 ) -> npt.NDArray[np.int64]:
     """Indices (Nq, k) into `bank` (N, D) of the k most similar rows, the nearest first.
+
+    Rows on disk are read block by block.
 
     `groups` (N,), only where queries and bank are the same rows, leaves out those of a query's own
     group; -1 then fills the places of one with fewer than k rows of other groups.
@@ -87,9 +90,11 @@ def cosine_neighbours(
     return found
 
 
-def _block_keys(q: torch.Tensor, bank: Embeddings, left: int, columns: int) -> torch.Tensor:
+def _block_keys(
+    q: torch.Tensor, bank: Embeddings | EmbeddingRows, left: int, columns: int
+) -> torch.Tensor:
     """Sortable int64 keys (rows, block) of the similarities to bank[left : left + columns]."""
-    block = unit_rows(to_device(bank[left : left + columns], q.device))
+    block = unit_rows(to_device(bank[left : left + columns], q.device).float())
     bits = (q @ block.T).add_(0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
     keys = bits.to(torch.int64)
     keys ^= (bits >> 31) & 0x7FFF_FFFF  # negative floats: larger magnitude, smaller key

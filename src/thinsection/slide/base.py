@@ -4,12 +4,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from thinsection.errors import InvalidInputError, SlideReadError, ThinsectionError
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
+from thinsection.registry import VIEWER
 from thinsection.slide.geometry import ReadPlan, lv_from_l0
 from thinsection.slide.resize import read_resized
 from thinsection.types import Closing, CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
@@ -235,6 +237,16 @@ class Slide(Closing):
                 return self._associated(name)
         known = f"{', '.join(self.associated_names) or 'none'}; got {name!r}"
         raise InvalidInputError(f"associated image must be one of: {known} in {self.slide_path!r}")
+
+    def view(self, **settings: object) -> Any:
+        """A `thinsection.view.Viewer` of this slide, which a notebook shows; close it before.
+
+        Args:
+            settings: those of `thinsection view`: port, memory, annotations, show_label.
+
+        Raises MissingDependencyError: starlette or uvicorn is not installed.
+        """
+        return VIEWER.load()(self, **settings)
 
     def close(self) -> None:
         """Lets go of the file. Reads that threads have begun end well, later ones raise."""

@@ -4,18 +4,28 @@ A URL names a slide by its id and the rest by numbers; both are looked up in wha
 started with, so that no part of a URL becomes a path.
 """
 
-import contextlib
 import json
 import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from html import escape
+from itertools import chain
+from mimetypes import guess_type
 from pathlib import Path
 from typing import Any
 
-from thinsection.errors import MissingDependencyError, ThinsectionError, importing, require
+from thinsection.config import replace_flat
+from thinsection.errors import (
+    ConfigError,
+    MissingDependencyError,
+    ThinsectionError,
+    importing,
+    require,
+    rewording,
+)
 from thinsection.pipeline.folder import Results
 from thinsection.slide import Slide
 from thinsection.types import Closing
@@ -32,8 +42,7 @@ with importing("the viewer must have starlette and uvicorn", "view"):
 
 _STATIC = Path(__file__).parent / "static"
 _THREADS = 4  # that read slides
-_JSON, _JPEG, _BYTES, _LINES = "application/json", "image/jpeg", "application/octet-stream", "x"
-_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_JSON, _JPEG, _LINES = "application/json", "image/jpeg", "application/x-ndjson"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; "
     "style-src 'self' 'unsafe-inline'; base-uri 'none'; form-action 'none'",
@@ -49,25 +58,30 @@ class Viewer(Closing):
     Args:
         source: an open slide, results, or paths: slides, folders, cohort CSVs, a results folder.
         config: all settings.
+        settings: single ones, in their place: `port=8765`.
 
-    Memory: `config.view.memory`: 320 MiB of the process; half of the rest for open slides (96 MiB
-        each, at least one), a quarter for encoded tiles, a quarter for a search or a layer.
+    Memory: `config.view.memory`, as `ShownSlides` spends it.
 
     Raises:
         MissingDependencyError: OpenSeadragon was not fetched.
-        CohortError: the paths name no slide.
-        BudgetError: memory is below 512 MiB.
+        ConfigError: the port is taken.
+        ThinsectionError: as of `ShownSlides`.
     """
 
     def __init__(
-        self, source: Slide | Results | Sequence[str | Path], config: ViewConfig | None = None
+        self,
+        source: Slide | Results | Sequence[str | Path],
+        config: ViewConfig | None = None,
+        **settings: object,
     ) -> None:
-        config, token = config or ViewConfig(), secrets.token_urlsafe(24)
+        config = replace_flat(config or ViewConfig(), settings)
+        token = secrets.token_urlsafe(24)
         app = _WithToken(_application(ShownSlides(source, config)), token)
-        self._socket = socket.create_server(("127.0.0.1", config.view.port))
+        with rewording("port must be free", config.view.port, OSError, error=ConfigError):
+            self._socket = socket.create_server(("127.0.0.1", config.view.port))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/{token}/"
-        settings = uvicorn.Config(app, log_level="warning", access_log=False)
-        self._server = uvicorn.Server(settings)
+        quiet = uvicorn.Config(app, log_level="warning", access_log=False)
+        self._server = uvicorn.Server(quiet)
         sockets = {"sockets": [self._socket]}
         self._thread = threading.Thread(target=self._server.run, kwargs=sockets, daemon=True)
         self._thread.start()
@@ -110,31 +124,30 @@ def _application(shown: ShownSlides) -> Starlette:
     """Every address of the viewer; what is read is read in threads."""
     files = {path.name: path.read_bytes() for path in _STATIC.iterdir()}
     remedy = "run `make setup` in a checkout, or install a wheel of `make wheel`"
-    rule, script = "the viewer must have OpenSeadragon", "openseadragon.min.js"
-    require(script in files, rule, f"no {script}; {remedy}", error=MissingDependencyError)
+    got = f"no openseadragon.min.js; {remedy}"
+    ready = "openseadragon.min.js" in files
+    require(ready, "the viewer must have OpenSeadragon", got, error=MissingDependencyError)
 
     def static(request: Request) -> Response:
         name = request.path_params.get("name", "viewer.html")
-        kind = _KINDS.get(Path(name).suffix, "text/plain")
-        return Response(files[name], media_type=kind, headers=_HEADERS)
+        return Response(files[name], media_type=guess_type(name)[0], headers=_HEADERS)
 
     def answering(make: Callable[..., Any], kind: str) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
             made = make(**request.path_params)
             if kind == _LINES:
-                first = next(made)  # where it refuses, before an answer has begun
-                return StreamingResponse(_chain(first, made), headers=_HEADERS)
-            kept = {} if kind == _JSON else _KEPT
-            data = json.dumps(made) if kind == _JSON else made
+                lines = chain([next(made)], made)  # it refuses before an answer has begun
+                return StreamingResponse(lines, media_type=kind, headers=_HEADERS)
+            data, kept = (json.dumps(made), {}) if kind == _JSON else (made, _KEPT)
             return Response(data, media_type=kind, headers=_HEADERS | kept)
 
         return answer
 
-    answers = {
+    answers: dict[str, tuple[Callable[..., Any], str]] = {
         "": (shown.listed, _JSON),
         "/{slide_id}": (shown.facts, _JSON),
         "/{slide_id}/tiles/{level:int}/{column:int}/{row:int}": (shown.tile, _JPEG),
-        "/{slide_id}/layers/{number:int}": (shown.layer, _BYTES),
+        "/{slide_id}/layers/{number:int}": (shown.layer, "application/octet-stream"),
         "/{slide_id}/thumbnail": (shown.thumbnail, _JPEG),
         "/{slide_id}/pictures/{name}": (shown.picture, _JPEG),
         "/{slide_id}/crop/{x:int}/{y:int}/{width:int}/{height:int}": (shown.crop, _JPEG),
@@ -142,23 +155,18 @@ def _application(shown: ShownSlides) -> Starlette:
     }
     routes = [Route("/", static), Route("/static/{name}", static)]
     routes += [Route(f"/slides{path}", answering(*how)) for path, how in answers.items()]
-    handlers = {ThinsectionError: _refused, KeyError: _refused}
+    handlers = dict.fromkeys((ThinsectionError, LookupError), _refused)
     return Starlette(routes=routes, exception_handlers=handlers, lifespan=_few_threads)
 
 
-def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from rest
-
-
 def _refused(request: Request, error: Exception) -> Response:
-    if isinstance(error, KeyError):
-        return JSONResponse({"error": "there is no such thing here"}, 404, _HEADERS)
     lines = [str(error), *getattr(error, "__notes__", [])]
+    if not isinstance(error, ThinsectionError):
+        return JSONResponse({"error": "there is no such thing here"}, 404, _HEADERS)
     return JSONResponse({"error": "\n".join(lines)}, 422, _HEADERS)
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def _few_threads(app: Starlette) -> AsyncIterator[None]:
     current_default_thread_limiter().total_tokens = _THREADS
     yield

@@ -19,15 +19,15 @@ from thinsection.stages.config import RunConfig, SlidesConfig
 from thinsection.stages.request import cohort_of
 from thinsection.store.ledger import LEDGER_NAME, SLIDES
 from thinsection.types import MIB
-from thinsection.units import format_bytes, parse_bytes
-from thinsection.view.layers import Layer, layers_of, outline_layers
-from thinsection.view.pixels import DeepZoom, JpegCache, encode
-from thinsection.view.similar import similar_tiles
+from thinsection.units import parse_bytes
+from thinsection.view.layers import Layer, layers_of, outline_layers, similar_tiles
+from thinsection.view.pixels import BytesCache, DeepZoom, encode
 
 _BASE_BYTES = 320 * MIB  # of the process, with PyTorch, which a search for similar tiles loads
-_LEAST_BYTES = _BASE_BYTES + 192 * MIB
+_LEAST_BYTES = 512 * MIB
 _OPEN_BYTES = CACHE_BYTES + 32 * MIB  # of an open slide
 _THUMBNAIL_PX, _CROP_PX, _SIMILAR = 240, 160, 12
+_IDENTIFYING = ("label", "macro")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +40,6 @@ class ViewerConfig:
     clusters: int = option(8, "Clusters of a slide's tile embeddings, by k-means.")
     show_label: bool = option(False, "Show label and macro pictures: they may name a patient.")
 
-    @property
-    def spare_bytes(self) -> int:
-        """Beside the process itself: half is for open slides, a quarter for encoded tiles, a
-        quarter for what is computed of embeddings.
-
-        Raises BudgetError: memory is below 512 MiB.
-        """
-        num_bytes = parse_bytes(self.memory, name="memory")
-        rule = f"memory must be >= {format_bytes(_LEAST_BYTES)}"
-        require(num_bytes >= _LEAST_BYTES, rule, self.memory, error=BudgetError)
-        return num_bytes - _BASE_BYTES
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewConfig:
@@ -61,51 +49,61 @@ class ViewConfig:
     slides: SlidesConfig = section(SlidesConfig)
 
 
-@dataclass(frozen=True)
-class _Opened:
-    deep: DeepZoom
-    layers: dict[int, Layer]
+def _slides_of(
+    source: Results | Sequence[str | Path], config: ViewConfig
+) -> tuple[Results, list[SlideEntry]]:
+    """The results, and the slides: theirs, then those that are named, whose paths hold."""
+    results, paths = Results(folder=Path(), ledgers={}), list[str | Path]()
+    if isinstance(source, Results):
+        results = source
+    else:
+        made = [path for path in source if any(Path(path, SLIDES).glob(f"*/{LEDGER_NAME}"))]
+        require(len(made) < 2, "paths must name at most one results folder", made)
+        results = open_results(made[0]) if made else results
+        paths = [path for path in source if path not in made]
+    found = []
+    for name, ledger in results.ledgers.items():
+        path, mpp = str(ledger.slide.get("slide_path", "")), None
+        if ledger.slide.get("mpp_x") and ledger.slide.get("mpp_y"):
+            mpp = (ledger.slide["mpp_x"], ledger.slide["mpp_y"])
+        look = config.slides.look
+        found.append(SlideEntry(slide_id=name, slide_path=path, slide_mpp=mpp, look=look))
+    if paths or not found:
+        found += cohort_of(paths, RunConfig(slides=config.slides))
+    return results, found
 
 
 class ShownSlides:
     """The slides of a viewer, and every answer on them. Thread-safe.
 
-    Methods raise KeyError where there is no such slide, layer or picture.
+    Methods raise LookupError where there is no such slide, level, layer or picture.
 
-    Memory: some kB a slide, and what `ViewerConfig.spare_bytes` says.
+    Memory: some kB a slide. Of `memory` less 320 MiB of the process half is for open slides (96 MiB
+        each, at least one), a quarter for encoded tiles, a quarter for work on embeddings.
+
+    Raises:
+        CohortError: the paths name no slide.
+        BudgetError: memory is below 512 MiB.
+        InvalidInputError: several results folders.
     """
 
     def __init__(self, source: Slide | Results | Sequence[str | Path], config: ViewConfig) -> None:
         self._config, self._reader, self._lock = config.view, config.slides.reader, threading.Lock()
-        spare, self._open = config.view.spare_bytes, OrderedDict[str, _Opened]()
-        self._most, self._budget = max(1, spare // 2 // _OPEN_BYTES), spare // 4
-        self._cache, self._results = JpegCache(spare // 4), None
-        if isinstance(source, Slide):
-            name = Path(source.slide_path).name
+        total = parse_bytes(config.view.memory, name="memory")
+        rule = "memory must be >= 512 MiB"
+        require(total >= _LEAST_BYTES, rule, config.view.memory, error=BudgetError)
+        self._budget = (total - _BASE_BYTES) // 4
+        self._most, self._cache = max(1, 2 * self._budget // _OPEN_BYTES), BytesCache(self._budget)
+        self._open = OrderedDict[str, tuple[DeepZoom, list[Layer]]]()
+        if isinstance(source, Slide):  # whoever opened it closes it
+            name, self._results = Path(source.slide_path).name, Results(folder=Path(), ledgers={})
             self._entries = {name: SlideEntry(slide_id=name, slide_path=source.slide_path)}
-            self._open[name] = self._with_layers(name, source)  # who opened it closes it
+            self._open[name] = DeepZoom(source), self._layers(name)
             return
-        paths: Sequence[str | Path] = ()
-        if isinstance(source, Results):
-            self._results = source
-        else:
-            made = [path for path in source if any(Path(path, SLIDES).glob(f"*/{LEDGER_NAME}"))]
-            require(len(made) < 2, "paths must name at most one results folder", made)
-            self._results = open_results(made[0]) if made else None
-            paths = [path for path in source if path not in made]
-        entries = [*self._recorded(config), *(cohort_of(paths, RunConfig(slides=config.slides)) if paths else ())]
-        self._entries = {entry.slide_id: entry for entry in entries}  # those that are given win
+        self._results, found = _slides_of(source, config)
+        self._entries = {entry.slide_id: entry for entry in found}
 
-    def _recorded(self, config: ViewConfig) -> Iterator[SlideEntry]:
-        """The slides of the results."""
-        for name, ledger in (self._results.ledgers if self._results else {}).items():
-            path, mpp = str(ledger.slide.get("slide_path", "")), None
-            if ledger.slide.get("mpp_x") and ledger.slide.get("mpp_y"):
-                mpp = (ledger.slide["mpp_x"], ledger.slide["mpp_y"])
-            look = config.slides.look
-            yield SlideEntry(slide_id=name, slide_path=path, slide_mpp=mpp, look=look)
-
-    def _opened(self, slide_id: str) -> _Opened:
+    def _opened(self, slide_id: str) -> tuple[DeepZoom, list[Layer]]:
         """A slide, opened where it is not; the one that was used the longest ago may go."""
         entry = self._entries[slide_id]
         with self._lock:
@@ -115,82 +113,81 @@ class ShownSlides:
                 except SlideOpenError as error:
                     error.add_note("where slides were moved, name their folder beside the results")
                     raise
-                self._open[slide_id] = found = self._with_layers(slide_id, slide)
-                weakref.finalize(found.deep, slide.close)  # once no request reads it any more
+                self._open[slide_id] = DeepZoom(slide), self._layers(slide_id)
+                # once no request reads it any more
+                weakref.finalize(self._open[slide_id][0], slide.close)
                 while len(self._open) > self._most:
                     self._open.popitem(last=False)
             self._open.move_to_end(slide_id)
             return self._open[slide_id]
 
-    def _with_layers(self, slide_id: str, slide: Slide) -> _Opened:
-        layers: list[Layer] = []
-        if self._results and slide_id in self._results.ledgers:
-            of = {"clusters": self._config.clusters, "budget_bytes": self._budget}
-            layers += layers_of(self._results, slide_id, **of)
+    def _layers(self, slide_id: str) -> list[Layer]:
+        found: list[Layer] = []
+        if slide_id in self._results.ledgers:
+            found += layers_of(self._results, slide_id, self._config.clusters, self._budget)
         drawn = self._config.annotations and self._config.annotations / f"{slide_id}.geojson"
         if drawn and drawn.is_file():
-            layers += outline_layers(drawn, "annotations")
-        return _Opened(DeepZoom(slide), dict(enumerate(layers)))
+            found += outline_layers(drawn, "annotations")
+        return found
 
-    def _features(self, slide_id: str) -> dict[int, str]:
+    def _features(self, slide_id: str) -> list[str]:
         """Addresses of the embeddings that a slide has."""
-        found = self._results.features if self._results else ()
-        stages = self._results.ledgers[slide_id].stages if found else ()
-        return dict(enumerate(address for address in found if address in stages))
+        ledger = self._results.ledgers.get(slide_id)
+        return [name for name in self._results.features if ledger and name in ledger.stages]
 
-    def listed(self) -> list[dict[str, Any]]:
-        """Every slide, and whether results have layers of it."""
-        known = self._results.ledgers if self._results else {}
-        return [{"id": name, "results": name in known} for name in self._entries]
+    def _pictures(self, slide: Slide) -> list[str]:
+        return [name for name in slide.associated_names if name in _IDENTIFYING]
+
+    def listed(self) -> list[str]:
+        """The id of every slide."""
+        return list(self._entries)
 
     def facts(self, slide_id: str) -> dict[str, Any]:
         """Sizes and levels, layers, names of embeddings and of other pictures."""
-        opened = self._opened(slide_id)
-        slide, shown = opened.deep.slide, self._config.show_label
+        deep, layers = self._opened(slide_id)
+        slide, told = deep.slide, ("group", "name", "kind", "color")
         return {
             **{"id": slide_id, "size": slide.size, "mpp": slide.slide_mpp, "notes": slide.notes},
             **{"power": slide.objective_power, "vendor": slide.vendor, "reader": slide.reader},
-            "levels": [asdict(level) for level in opened.deep.levels],
-            "layers": [layer.facts for layer in opened.layers.values()],
-            "features": [*self._features(slide_id).values()],
-            "pictures": slide.associated_names if shown else (),
-            "hidden": () if shown else slide.associated_names,
+            "levels": [asdict(level) for level in deep.levels],
+            "layers": [{name: getattr(layer, name) for name in told} for layer in layers],
+            "features": self._features(slide_id),
+            "pictures": self._pictures(slide),
+            "show": self._config.show_label,
         }
 
     def tile(self, slide_id: str, level: int, column: int, row: int) -> bytes:
         """A tile of a level of the deep zoom, as a JPEG."""
-        deep, key = self._opened(slide_id).deep, (slide_id, level, column, row)
-        return self._cache.get(key) or self._cache.put(key, deep.tile(level, column, row))
+        deep, _ = self._opened(slide_id)
+        key = (slide_id, level, column, row)
+        return self._cache.get(key, lambda: deep.tile(level, column, row))
 
     def layer(self, slide_id: str, number: int) -> bytes:
         """What a layer draws."""
-        layer, key = self._opened(slide_id).layers[number], (slide_id, number)
-        return self._cache.get(key) or self._cache.put(key, layer.read())
+        return self._cache.get((slide_id, number), self._opened(slide_id)[1][number].read)
 
     def thumbnail(self, slide_id: str) -> bytes:
         """The whole slide, small: the results' picture where there is one."""
-        name = self._entries[slide_id].slide_id  # not as the URL has it
-        folder = self._results.folder if self._results else Path()
-        made = sorted((folder / SLIDES / name).glob("thumbnail*.jpg")) if self._results else []
-        if made:
+        entry = self._entries[slide_id]  # its id is a name, whatever the URL has
+        folder = self._results.folder / SLIDES / entry.slide_id
+        if made := slide_id in self._results.ledgers and sorted(folder.glob("thumbnail*.jpg")):
             return made[0].read_bytes()
         size = (_THUMBNAIL_PX, _THUMBNAIL_PX)
-        return encode(self._opened(slide_id).deep.slide.thumbnail(size))
+        return encode(self._opened(slide_id)[0].slide.thumbnail(size))
 
     def picture(self, slide_id: str, name: str) -> bytes:
-        """Label, macro or thumbnail, where they are shown."""
-        slide = self._opened(slide_id).deep.slide
-        names = slide.associated_names if self._config.show_label else ()
+        """Label or macro, where they are shown."""
+        slide = self._opened(slide_id)[0].slide
+        names = self._pictures(slide) if self._config.show_label else []
         return encode(slide.associated_image(dict(zip(names, names))[name]))
 
     def crop(self, slide_id: str, x: int, y: int, width: int, height: int) -> bytes:
         """A region of level 0, small, as a JPEG."""
-        return self._opened(slide_id).deep.crop(x, y, (width, height), _CROP_PX)
+        return self._opened(slide_id)[0].crop(x, y, (width, height), _CROP_PX)
 
     def similar(self, slide_id: str, features: int, x: int, y: int) -> Iterator[bytes]:
         """Lines of JSON: the tiles that are most similar to the one at a point, so far."""
-        address, results = self._features(slide_id)[features], self._results
-        assert results is not None  # it has embeddings
         how = {"count": _SIMILAR, "budget_bytes": self._budget}
-        for found in similar_tiles(results, slide_id, address, (x, y), **how):
+        name = self._features(slide_id)[features]
+        for found in similar_tiles(self._results, slide_id, name, (x, y), **how):
             yield json.dumps(found).encode() + b"\n"
