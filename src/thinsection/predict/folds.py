@@ -78,12 +78,14 @@ class FoldDone:
     """What became of it."""
 
     name: str
+    words: str = ""  # for the person who waits
     error: str = ""  # why it failed, '' where it did not
 
 
 class FoldResult(NamedTuple):
     """What a fold's file holds."""
 
+    name: str  # of its job
     state: State  # of its head
     losses: tuple[tuple[float, float], ...]  # training, inner
     best: int  # epoch, from 1
@@ -105,6 +107,7 @@ class TrainTask(Task[FoldJob, FoldDone]):
     kind: ClassVar[str] = "train"
     entry_type: ClassVar[type[Any]] = FoldJob
     result_type: ClassVar[type[Any]] = FoldDone
+    event_type: ClassVar[type[Any]] = FoldDone
     streams: ClassVar[bool] = True
 
     out: Path  # absolute, seen by every worker
@@ -122,7 +125,11 @@ class TrainTask(Task[FoldJob, FoldDone]):
         rest = parse_bytes(self.memory) - psutil.Process().memory_info().rss
         cells = any(HEADS.load(job.head.head).needs_cells for job in entries)
         with Bags(files, budget_bytes=rest - _BAGS_AT_WORK * largest, cells=cells) as bags:
-            return Report(results=tuple(self._run(job, study, bags) for job in entries))
+            results = []
+            for job in entries:
+                results.append(self._run(job, study, bags))
+                on_event(results[-1])
+            return Report(results=tuple(results))
 
     def on_worker(self, *, threads: int, monitored: bool) -> Self:
         """See `Task.on_worker`."""
@@ -142,17 +149,21 @@ class TrainTask(Task[FoldJob, FoldDone]):
         done = read_fold(self.out, entry.name, fold_key(entry, study)) is not None
         return FoldDone(name=entry.name) if done else None
 
+    def ended(self, result: FoldDone) -> FoldDone:
+        """See `Task.ended`."""
+        return result
+
     def _run(self, job: FoldJob, study: Study, bags: Bags) -> FoldDone:
         key, home = fold_key(job, study), self.out / FOLDS
         with hold(home / job.name / LOCK_NAME):  # another process at the same fold is waited for
-            if read_fold(self.out, job.name, key) is None:
-                cohort, part = study.cohort, study.parts[job.fold]
-                trainer = Trainer(bags, cohort, part, fold=job.fold, fit=job.fit)
+            if (result := read_fold(self.out, job.name, key)) is None:
+                trainer = Trainer(bags, study.cohort, study.parts[job.fold], fold=job.fold, fit=job.fit)
                 checkpoint = home / job.name / "checkpoint.safetensors"
                 fitted = trainer.run(job.head, checkpoint, key)
-                _write(home / f"{job.name}.safetensors", key, trainer, fitted, cohort)
+                result = _write(home / f"{job.name}.safetensors", key, trainer, fitted)
                 checkpoint.unlink(missing_ok=True)
-        return FoldDone(name=job.name)
+        words = f"best epoch {result.best} of {len(result.losses)}, inner loss {result.stop_loss:.4f}"
+        return FoldDone(name=job.name, words=f"{job.name}: {words}")
 
 
 def fold_key(job: FoldJob, study: Study) -> str:
@@ -168,23 +179,30 @@ def fold_key(job: FoldJob, study: Study) -> str:
 def read_fold(out: Path, name: str, key: str | None = None) -> FoldResult | None:
     """A fold's file; None where it is not there, damaged, or has another key than is asked for."""
     try:
-        with safe_open(out / FOLDS / f"{name}.safetensors", framework="pt") as file:
-            said = file.metadata()
-            if key is not None and said["key"] != key:
-                return None
-            tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 - no mapping
+        return _read(out / FOLDS / f"{name}.safetensors", key)
     except (OSError, SafetensorError):
         return None
-    state = {k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")}
-    arrays = {k: tensors[k].numpy() for k in ("logits", "slides", "means")}
-    losses = tuple((a, b) for a, b in json.loads(said["losses"]))
-    best, temperature = int(said["best"]), float(said["temperature"])
-    return FoldResult(state, losses, best, temperature, **arrays)
 
 
-def _write(path: Path, key: str, trainer: Trainer, fitted: Fitted, cohort: Cohort) -> None:
-    """The head, and what it says of the test cases and of their slides, each whole and in fp32."""
-    part = trainer.part
+def _read(path: Path, key: str | None = None) -> FoldResult | None:
+    with safe_open(path, framework="pt") as file:
+        said = file.metadata()
+        if key is not None and said["key"] != key:
+            return None
+        tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 - no mapping
+    return FoldResult(
+        name=path.stem,
+        state={k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")},
+        losses=tuple((a, b) for a, b in json.loads(said["losses"])),
+        best=int(said["best"]),
+        temperature=float(said["temperature"]),
+        **{k: tensors[k].numpy() for k in ("logits", "slides", "means")},
+    )
+
+
+def _write(path: Path, key: str, trainer: Trainer, fitted: Fitted) -> FoldResult:
+    """Writes the head, and what it says of the test cases and of their slides, each whole and in fp32."""
+    part, cohort = trainer.part, trainer.cohort
     stop, _ = trainer.whole(trainer.bags, part.stop)
     logits, means = trainer.whole(trainer.bags, part.test)
     single = [[Path(f)] for case in part.test for f in several(cohort.files[case])]
@@ -195,6 +213,9 @@ def _write(path: Path, key: str, trainer: Trainer, fitted: Fitted, cohort: Cohor
     tensors = {f"head.{k}": v.cpu().contiguous() for k, v in fitted.head.state_dict().items()}
     with atomic_path(path) as tmp:
         save_file({**tensors, "logits": logits, "slides": slides, "means": means}, tmp, said)
+    result = _read(path)
+    assert result is not None
+    return result
 
 
 def several(items: tuple[str, ...]) -> tuple[str, ...]:

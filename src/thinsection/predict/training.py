@@ -124,7 +124,7 @@ class Trainer:
     def __init__(
         self, bags: Bags, cohort: Cohort, part: Part, *, fold: int, fit: FitConfig
     ) -> None:
-        self.bags, self.part, self.fold, self.fit = bags, part, fold, fit
+        self.bags, self.cohort, self.part, self.fold, self.fit = bags, cohort, part, fold, fit
         self.target = target = cohort.target
         y = targets_of(target, cohort.array)
         self.device = resolve_device(fit.device, mps=False)
