@@ -18,7 +18,7 @@ def write_embeddings(path: Path, x: np.ndarray) -> None:
 
 def planted(
     root: Path, *, cases: int, tiles: tuple[int, int] = (200, 400), dim: int = 16, seed: int = 0,
-    shift: float = 6.0, permuted: bool = False,
+    shift: float = 8.0, permuted: bool = False,
 ) -> Path:  # fmt: skip
     """A folder of s000.h5, ... and labels.csv; 1 % of a tumour's tiles lie `shift` off."""
     root.mkdir(parents=True, exist_ok=True)

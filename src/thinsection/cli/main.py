@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tile": ("run", "Lay the tile grid of each slide."),
     "embed": ("run", "Embed the tiles of each slide."),
     "aggregate": ("run", "Pool tile embeddings into slide embeddings."),
+    "train": ("train", "Train a head on stored embeddings, with scores that hold."),
     "predict": ("predict", "Predict slides and cases by a trained model."),
     "heatmap": ("predict", "Draw where a prediction comes from; top tiles; GeoJSON for QuPath."),
     "model": ("predict", "Show what a model was trained on, its figures and limits."),

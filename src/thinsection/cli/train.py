@@ -43,5 +43,6 @@ def train_command(data: Data, out: Out, config: Any, against: Against = None) ->
     typer.echo(f"{words} {told['value']:.4f} [{low:.4f}, {high:.4f}], by {told['interval_by']}")
     if found := told.get("against"):
         span = f"[{found['low']:+.4f}, {found['high']:+.4f}]"
-        typer.echo(f"  against {found['name']}: {found['value']:+.4f} {span}, p {found['p_value']:.3g}")
+        than = f"{found['value']:+.4f} {span}, p {found['p_value']:.3g}"
+        typer.echo(f"  against {found['name']}: {than}")
     typer.echo(out / "index.html")

@@ -2,15 +2,13 @@
 
 OUT/experiment.json, index.html   what was found; its page
     model.safetensors             the ensemble of the folds, for `predict` and `heatmap`
-    predictions.csv               of each slide, and case of several slides, by the fold that tested it
+    predictions.csv               of slides and cases, by the fold that has not seen them
     cohort.json, folds/           see `folds`
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -33,23 +31,28 @@ from thinsection.predict.folds import (
     TrainTask,
     fold_key,
     read_fold,
-    several,
 )
 from thinsection.predict.heads.config import HeadConfig, build_head
 from thinsection.predict.inputs import training_inputs
-from thinsection.predict.labels import LabelsConfig, Target, read_cohort
+from thinsection.predict.labels import LabelsConfig, read_cohort
+from thinsection.predict.model_file import (
+    Member,
+    Model,
+    ModelCard,
+    Usual,
+    case_mark,
+    save_model,
+    versions,
+)
 from thinsection.predict.page import experiment_page
-from thinsection.predict.model_file import Member, Model, ModelCard, Usual, case_mark, save_model, versions
 from thinsection.predict.splits import make_parts
-from thinsection.predict.tested import Tested, compare, lines_of, tested_of
+from thinsection.predict.tested import EXPERIMENT_NAME, Tested, compare, lines_of, tested_of
 from thinsection.predict.training import FitConfig
-from thinsection.probe import metrics, paired
-from thinsection.probe.metrics import Scorers
+from thinsection.probe import paired
 from thinsection.store.identity import file_sum
 
-EXPERIMENT_NAME, MODEL_NAME, PREDICTIONS_NAME = "experiment.json", "model.safetensors", "predictions.csv"
+MODEL_NAME, PREDICTIONS_NAME = "model.safetensors", "predictions.csv"
 GRID = ("lr", "weight_decay", "bag_size", "dropout")  # that may be tried
-HEADLINE = {"regression": "pearson", "cox": "c_index", "discrete": "c_index"}  # else auroc
 Floats = npt.NDArray[np.float64]
 
 
@@ -119,7 +122,8 @@ def train(
         document["against"] = compare(tested, Path(against))
     _write_model(out, config, study, results, document["scores"])
     write_table(out / PREDICTIONS_NAME, lines_of(tested, slides))
-    write_text(out / "index.html", experiment_page(document, study, tested, Path(data)))
+    grid = Path(data).absolute() / cohort.place.split("/")[0]
+    write_text(out / "index.html", experiment_page(document, tested, grid, out))
     write_json(out / EXPERIMENT_NAME, document)
     return document
 
@@ -166,9 +170,9 @@ def _tries(config: TrainConfig) -> Iterator[tuple[HeadConfig, FitConfig]]:
             values.append([kind(text) for text in listed.split(",")])
         names.append(name)
     for chosen in product(*values):
-        given = dict(zip(names, chosen, strict=True))
-        drop = {"dropout": given.pop("dropout")} if "dropout" in given else {}
-        yield replace(config.head, **drop), replace(config.fit, **given)
+        given: dict[str, Any] = dict(zip(names, chosen, strict=True))
+        dropout = given.pop("dropout", config.head.dropout)
+        yield replace(config.head, dropout=dropout), replace(config.fit, **given)
 
 
 def _document(
@@ -176,7 +180,8 @@ def _document(
 ) -> dict[str, Any]:
     """What experiment.json holds."""
     scorers, seed = tested.scorers(), config.fit.seed
-    drawn = paired.resample(list(scorers.values()), len(tested.cases), groups=tested.cases, seed=seed)
+    rows, cases = list(scorers.values()), tested.cases
+    drawn = paired.resample(rows, len(cases), groups=cases, seed=seed)
     ends = np.nanpercentile(drawn.values, (2.5, 97.5), axis=0).T.tolist()
     scores = {
         metric: {"value": float(value), "low": low, "high": high}
@@ -242,8 +247,8 @@ def _write_model(
         floor=usual.floor,
         threshold=usual.threshold,
         table_sha256=file_sum(Path(config.labels.labels or "")),
-        data={"cases": len(cohort.cases), "slides": sum(map(len, files)), "labels": cohort.account[-1]},
-        scores={name: f"{s['value']:.4f} [{s['low']:.4f}, {s['high']:.4f}]" for name, s in scores.items()},
+        data={"account": "; ".join(cohort.account)},
+        scores={k: "{value:.4f} [{low:.4f}, {high:.4f}]".format(**s) for k, s in scores.items()},
         versions=versions(),
     )
     save_model(out / MODEL_NAME, Model(card=card, heads=tuple(heads), usual=usual))

@@ -157,12 +157,16 @@ class TrainTask(Task[FoldJob, FoldDone]):
         key, home = fold_key(job, study), self.out / FOLDS
         with hold(home / job.name / LOCK_NAME):  # another process at the same fold is waited for
             if (result := read_fold(self.out, job.name, key)) is None:
-                trainer = Trainer(bags, study.cohort, study.parts[job.fold], fold=job.fold, fit=job.fit)
+                trainer = Trainer(
+                    bags, study.cohort, study.parts[job.fold], fold=job.fold, fit=job.fit
+                )
                 checkpoint = home / job.name / "checkpoint.safetensors"
                 fitted = trainer.run(job.head, checkpoint, key)
                 result = _write(home / f"{job.name}.safetensors", key, trainer, fitted)
                 checkpoint.unlink(missing_ok=True)
-        words = f"best epoch {result.best} of {len(result.losses)}, inner loss {result.stop_loss:.4f}"
+        words = (
+            f"best epoch {result.best} of {len(result.losses)}, inner loss {result.stop_loss:.4f}"
+        )
         return FoldDone(name=job.name, words=f"{job.name}: {words}")
 
 
@@ -201,7 +205,7 @@ def _read(path: Path, key: str | None = None) -> FoldResult | None:
 
 
 def _write(path: Path, key: str, trainer: Trainer, fitted: Fitted) -> FoldResult:
-    """Writes the head, and what it says of the test cases and of their slides, each whole and in fp32."""
+    """Writes the head, and what it says of the test cases and their slides, whole and in fp32."""
     part, cohort = trainer.part, trainer.cohort
     stop, _ = trainer.whole(trainer.bags, part.stop)
     logits, means = trainer.whole(trainer.bags, part.test)

@@ -27,23 +27,19 @@ WORST, THUMBNAIL_PX, BINS = 12, 200, 10
 Column = tuple[str, Any, Any]  # name of a class or label, who has it (n,), the answers (n,)
 
 
-def experiment_page(
-    document: Mapping[str, Any], tested: Tested, data: Path, out: Path, grid: str
-) -> str:
+def experiment_page(document: Mapping[str, Any], tested: Tested, grid: Path, out: Path) -> str:
     """The page as HTML, pictures inside.
 
     Args:
         document: of experiment.json.
         tested: what it says of each case.
-        data: the results folder, for thumbnails and heatmaps.
+        grid: folder of the tile grid in the results, where heatmaps will be.
         out: the experiment's folder, where links begin.
-        grid: the folder of the tile grid in the results; '' for others' folders.
 
     Raises MissingDependencyError: matplotlib is not installed.
     """
     pictures = [
-        (p.title, p.caption, base64.b64encode(p.png).decode())
-        for p in _pictures(document, tested)
+        (p.title, p.caption, base64.b64encode(p.png).decode()) for p in _pictures(document, tested)
     ]
     return render_page(
         "thinsection.predict",
@@ -56,19 +52,20 @@ def experiment_page(
         account=document["account"],
         settings=document["settings"],
         pictures=pictures,
-        worst=list(_worst(tested, data, out, grid, slug(document["name"]))),
+        worst=list(_worst(tested, grid / f"heatmap_{slug(document['name'])}", out)),
     )
 
 
 def _pictures(document: Mapping[str, Any], tested: Tested) -> list[Picture]:
     truth, answers, target = tested.truth, tested.answers, tested.target
     given: dict[str, Any] = {}
+    known: dict[str, Any]
     columns: list[Column] = []
     if target.exclusive:
         labels = truth[:, 0].astype(np.int64)
+        known = {"class_names": target.names, "ids": tested.cases, "truth": labels}
         guess = {"prediction": answers.argmax(axis=1), "probability": answers}
-        names = {"class_names": target.names, "ids": tested.cases}
-        given["predictions"] = Predictions(truth=labels, **names, **guess)
+        given["predictions"] = Predictions(**known, **guess)
         shown = [1] if len(target.names) == 2 else range(len(target.names))
         columns = [(target.names[c], labels == c, answers[:, c]) for c in shown]
     elif target.kind == "multilabel":
@@ -155,10 +152,10 @@ def _folds(axes: "Axes", document: Mapping[str, Any], result: Any) -> Words:
     return "Score by fold", "Line: the mean over folds; band: its 95 % interval over cases."
 
 
-def _worst(tested: Tested, data: Path, out: Path, grid: str, name: str) -> "list[dict[str, Any]]":
+def _worst(tested: Tested, heatmaps: Path, out: Path) -> list[dict[str, Any]]:
     """The cases whose answers are farthest from the truth, the worst first."""
     target, truth, answers = tested.target, tested.truth, tested.answers
-    rows, order = np.arange(len(truth)), ...
+    rows = np.arange(len(truth))
     if target.exclusive:
         wrong = 1 - answers[rows, truth[:, 0].astype(np.int64)]
     elif target.kind in ("multilabel", "regression"):
@@ -169,15 +166,18 @@ def _worst(tested: Tested, data: Path, out: Path, grid: str, name: str) -> "list
     found = []
     for i in np.argsort(-wrong, kind="stable")[:WORST]:
         slide = tested.slides[i][0]
-        picture = next(iter(sorted((data / SLIDES / slide).glob("thumbnail*.jpg"))), None)
-        heat = data / grid / f"heatmap_{name}" / f"{slide}.attention.png"
+        folder = heatmaps.parents[1] / SLIDES / slide
+        picture = next(iter(sorted(folder.glob("thumbnail*.jpg"))), None)
+        heat = heatmaps / f"{slide}.attention.png"
         said = dict(zip(target.names, (f"{v:.3g}" for v in answers[i]), strict=True))
-        told = target.names[int(truth[i, 0])] if target.exclusive else ", ".join(
-            f"{c} {v:g}" for c, v in zip(target.columns, truth[i], strict=True)
+        told = (
+            target.names[int(truth[i, 0])]
+            if target.exclusive
+            else ", ".join(f"{c} {v:g}" for c, v in zip(target.columns, truth[i], strict=True))
         )
         found.append({
             "case": tested.cases[i], "slide": slide, "truth": told, "said": said,
             "picture": picture and data_uri(Image.open(picture), THUMBNAIL_PX),
-            "heatmap": os.path.relpath(heat, out),
+            "heatmap": folder.is_dir() and os.path.relpath(heat, out),
         })  # fmt: skip
     return found

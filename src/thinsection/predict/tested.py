@@ -34,9 +34,9 @@ class Tested:
 
     def take(self, rows: npt.NDArray[np.int64]) -> "Tested":
         """Some rows."""
-        names = {n: tuple(getattr(self, n)[i] for i in rows) for n in ("cases", "slides")}
-        arrays = {n: getattr(self, n)[rows] for n in ("fold", "truth", "answers")}
-        return replace(self, **names, **arrays)
+        some: dict[str, Any] = {n: getattr(self, n)[rows] for n in ("fold", "truth", "answers")}
+        some |= {n: tuple(getattr(self, n)[i] for i in rows) for n in ("cases", "slides")}
+        return replace(self, **some)
 
     @property
     def metric(self) -> str:
@@ -50,10 +50,10 @@ class Tested:
     def _of_rows(self, rows: npt.NDArray[np.int64]) -> Scorers:
         kind, truth, answers = self.target.kind, self.truth[rows], self.answers[rows]
         if self.target.exclusive:
-            guess = answers.argmax(axis=1)
-            return metrics.class_scorers(truth[:, 0].astype(np.int64), guess, answers.shape[1], answers)
+            labels, guess = truth[:, 0].astype(np.int64), answers.argmax(axis=1)
+            return metrics.class_scorers(labels, guess, answers.shape[1], answers)
         if kind == "multilabel":
-            each = [_label_scorers(y.astype(np.int64), p) for y, p in zip(truth.T, answers.T, strict=True)]
+            each = [_label_scorers(y == 1, p) for y, p in zip(truth.T, answers.T, strict=True)]
             return {name: partial(_mean, [one[name] for one in each]) for name in each[0]}
         if kind == "regression":
             return metrics.value_scorers(truth[:, 0], answers[:, 0])
@@ -65,9 +65,9 @@ class Tested:
         return metrics.all_scores(self._of_rows(rows), len(rows))[self.metric]
 
 
-def _label_scorers(truth: npt.NDArray[np.int64], share: Floats) -> Scorers:
-    both = np.stack([1 - share, share], axis=1)
-    return metrics.class_scorers(truth, (share > 0.5).astype(np.int64), 2, both)
+def _label_scorers(truth: npt.NDArray[np.bool_], share: Floats) -> Scorers:
+    both, guess = np.stack([1 - share, share], axis=1), (share > 0.5).astype(np.int64)
+    return metrics.class_scorers(truth.astype(np.int64), guess, 2, both)
 
 
 def _mean(scorers: Sequence[Any], weights: npt.NDArray[Any]) -> Floats:
@@ -100,11 +100,13 @@ def compare(mine: Tested, other: Path) -> dict[str, Any]:
 
     Raises StoreError, InvalidInputError: it is none, of another target, or of other cases.
     """
-    with rewording("experiment must be one of `thinsection train`", other, OSError, ValueError, error=StoreError):
+    rule = "experiment must be one of `thinsection train`"
+    with rewording(rule, other, OSError, ValueError, KeyError, error=StoreError):
         names = json.loads((other / EXPERIMENT_NAME).read_text("utf-8"))["heads"]
-        study, found = Study.load(other), [read_fold(other, name) for name in names]
-    whole = [result for result in found if result is not None]
-    require(len(whole) == len(study.parts), "folds must be there", f"fewer in {str(other)!r}", error=StoreError)
+        study, results = Study.load(other), [read_fold(other, name) for name in names]
+    whole = [result for result in results if result is not None]
+    complete = len(whole) == len(study.parts)
+    require(complete, "folds must be there", f"fewer in {str(other)!r}", error=StoreError)
     theirs = tested_of(study, whole)[0]
     rule, got = "experiments must have one target", f"{mine.target} and {theirs.target}"
     require(mine.target == theirs.target, rule, got)
@@ -115,7 +117,7 @@ def compare(mine: Tested, other: Path) -> dict[str, Any]:
     both = [mine.take(rows[0]), theirs.take(rows[1])]
     scorers = [one.scorers()[mine.metric] for one in both]
     drawn = paired.resample(scorers, len(shared), groups=shared, seed=0)
-    found = {"name": other.name, "cases": len(shared), "metric": mine.metric}
+    found: dict[str, Any] = {"name": other.name, "cases": len(shared), "metric": mine.metric}
     found |= {"by": "paired bootstrap of cases", **asdict(drawn.difference(0, 1))}
     if mine.target.kind == "binary":
         areas = paired.delong([one.answers[:, 1] for one in both], both[0].truth[:, 0] == 1)
@@ -126,17 +128,24 @@ def compare(mine: Tested, other: Path) -> dict[str, Any]:
 def lines_of(tested: Tested, slides: Mapping[str, Floats]) -> Iterator[dict[str, Any]]:
     """Rows of predictions.csv, as those of `predict`, with truth and fold."""
     target = tested.target
-    rows = zip(tested.cases, tested.slides, tested.fold.tolist(), tested.truth, tested.answers, strict=True)
-    for case, own, fold, truth, answers in rows:
+    for i, (case, own) in enumerate(zip(tested.cases, tested.slides, strict=True)):
+        fold, truth, answers = int(tested.fold[i]), tested.truth[i], tested.answers[i]
         alone = len(own) == 1
         lines = [("slide" if alone else "case", own[0] if alone else "", answers)]
         lines += [("slide", slide, slides[slide]) for slide in ([] if alone else own)]
         for level, slide, said in lines:
-            line = {"level": level, "case_id": case, "slide_id": slide, "fold": fold}
+            line: dict[str, Any] = {
+                "level": level,
+                "case_id": case,
+                "slide_id": slide,
+                "fold": fold,
+            }
             if target.exclusive:
-                line |= {"truth": target.names[int(truth[0])], "prediction": target.names[said.argmax()]}
+                line["truth"] = target.names[int(truth[0])]
+                line["prediction"] = target.names[int(said.argmax())]
             else:
-                line |= dict(zip((f"truth_{c}" for c in target.columns), truth.tolist(), strict=True))
+                told = zip(target.columns, truth.tolist(), strict=True)
+                line |= {f"truth_{c}": v for c, v in told}
             if target.kind == "discrete":
                 line["risk"] = float(target.risk(said[None])[0])
             begin = "" if target.kind in ("cox", "regression") else "p_"

@@ -46,7 +46,7 @@ def class_scorers(
     off = ((probability - np.eye(num_classes)[truth]) ** 2).sum(axis=1) / (1 + (num_classes == 2))
     scorers["auroc"] = partial(statistics.macro_auroc, probability, truth)
     scorers["auprc"] = partial(macro_auprc, probability, truth)
-    scorers["brier"] = lambda weights: weights @ off / weights.sum(axis=1)
+    scorers["brier"] = lambda weights: ratio(weights @ off, weights.sum(axis=1), empty=np.nan)
     scorers["ece"] = partial(calibration_error, probability, truth)
     return scorers
 

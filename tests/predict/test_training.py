@@ -1,0 +1,262 @@
+"""Training: it finds what is there and nothing else, and ends in the same bytes however."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.predict.planted import planted, write_embeddings
+
+from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.files.atomic import read_table
+from thinsection.predict.bags import Bags
+from thinsection.predict.experiment import FoldsConfig, TrainConfig, train
+from thinsection.predict.folds import read_fold
+from thinsection.predict.heads.config import HeadConfig
+from thinsection.predict.labels import LabelsConfig, Target
+from thinsection.predict.model_file import load_model
+from thinsection.predict.predicting import predict
+from thinsection.predict.training import FitConfig, cox_loss, discrete_loss, targets_of
+
+SMALL = HeadConfig(hidden_dim=32, attention_dim=16)
+FIT = FitConfig(epochs=16, lr=3e-3, device="cpu")
+
+
+def config_for(
+    root: Path, *, head: HeadConfig = SMALL, fit: FitConfig = FIT, **labels: object
+) -> TrainConfig:
+    own = {"labels": root / "labels.csv", "target": ("label",), **labels}
+    return TrainConfig(labels=LabelsConfig(**own), head=head, fit=fit, cross=FoldsConfig(folds=3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("head", ["abmil", "clam_sb"])
+def test_a_class_that_one_percent_of_tiles_carries_is_found(tmp_path: Path, head: str) -> None:
+    root = planted(tmp_path / "f", cases=48)
+    own = replace(SMALL, head=head, instances=2)  # of which a bag has not more
+    found = train(root, out=tmp_path / "e", config=config_for(root, head=own))
+    assert found["value"] >= 0.95
+    assert (tmp_path / "e" / "index.html").read_text().count("<figure>") >= 5
+
+
+def test_permuted_labels_are_at_chance(tmp_path: Path) -> None:
+    held = 0
+    for seed in range(4):
+        root = planted(tmp_path / f"f{seed}", cases=36, seed=seed, permuted=True)
+        fit = replace(FIT, epochs=4)
+        low, high = train(root, out=tmp_path / f"e{seed}", config=config_for(root, fit=fit))[
+            "interval"
+        ]
+        held += low <= 0.5 <= high
+    assert held >= 3
+
+
+def test_predicting_the_training_slides_again_gives_the_scores_of_the_folds(tmp_path: Path) -> None:
+    root = planted(tmp_path / "f", cases=24)
+    train(root, out=tmp_path / "e", config=config_for(root))
+    told = {
+        r["slide_id"]: float(r["p_tumour"]) for r in read_table(tmp_path / "e" / "predictions.csv")
+    }
+    again = predict(tmp_path / "e" / "model.safetensors", root, out=tmp_path / "p")
+    rows = {r["slide_id"]: float(r["p_tumour"]) for r in read_table(again.table)}
+    assert rows.keys() == told.keys()
+    np.testing.assert_allclose([rows[s] for s in told], list(told.values()), atol=1e-6)
+
+
+def files_of(out: Path) -> dict[str, bytes]:
+    names = (
+        "model.safetensors",
+        "predictions.csv",
+        *(f"folds/fold{i}-0.safetensors" for i in range(3)),
+    )
+    return {name: (out / name).read_bytes() for name in names}
+
+
+def test_a_killed_training_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    root = planted(tmp_path / "f", cases=18, tiles=(200, 300))
+    config = config_for(root, fit=replace(FIT, epochs=8, checkpoint_s=0.0))
+    train(root, out=tmp_path / "whole" / "e", config=config)
+    out = tmp_path / "killed" / "e"
+    flags = f"{root} --labels {root}/labels.csv --target label --folds 3 --hidden-dim 32 --epochs 8"
+    flags += f" --attention-dim 16 --lr 3e-3 --device cpu --checkpoint-s 0 --out {out}"
+    command = [sys.executable, "-m", "thinsection", "train", *flags.split()]
+    for kill in range(2):
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        folder = out / "folds" / f"fold{kill}-0"
+        while child.poll() is None and not (folder / "checkpoint.safetensors").exists():
+            time.sleep(0.002)
+        child.kill()
+        child.wait()
+    assert not (out / "experiment.json").exists()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert files_of(out) == files_of(tmp_path / "whole" / "e")
+
+
+def test_a_bag_budget_and_workers_change_no_byte(tmp_path: Path) -> None:
+    root = planted(tmp_path / "f", cases=18, tiles=(200, 300))
+    config = config_for(root, fit=replace(FIT, epochs=3, bag_size=64))
+    train(root, out=tmp_path / "a" / "e", config=config)
+    other = replace(
+        config,
+        cross=replace(config.cross, memory="1MiB"),
+        executor=replace(config.executor, executor="pool", workers=2, threads=1),
+    )
+    train(root, out=tmp_path / "b" / "e", config=other)
+    assert files_of(tmp_path / "a" / "e") == files_of(tmp_path / "b" / "e")
+
+
+def test_slides_of_a_case_are_one_bag_and_have_rows_of_their_own(tmp_path: Path) -> None:
+    root = planted(tmp_path / "f", cases=24)
+    rows = (root / "labels.csv").read_text().splitlines()[1:]
+    pairs = [
+        f"{row.split(',')[0]},p{i // 4 * 2 + i % 2},{row.split(',')[1]}"
+        for i, row in enumerate(rows)
+    ]
+    (root / "labels.csv").write_text("\n".join(["slide_id,case_id,label", *pairs]) + "\n")
+    train(root, out=tmp_path / "e", config=config_for(root, fit=replace(FIT, epochs=2)))
+    told = read_table(tmp_path / "e" / "predictions.csv")
+    assert [sum(r["level"] == level for r in told) for level in ("case", "slide")] == [12, 24]
+    again = predict(tmp_path / "e" / "model.safetensors", root, out=tmp_path / "p")
+    mine = {r["slide_id"]: float(r["p_tumour"]) for r in told if r["level"] == "slide"}
+    assert len(mine) == 24
+    assert again.table.exists()
+
+
+def survival_cohort(root: Path) -> Path:
+    rng = np.random.default_rng(0)
+    root.mkdir()
+    rows = ["slide_id,dead,days"]
+    for i in range(40):
+        risk = rng.normal()
+        write_embeddings(root / f"s{i:02}.h5", rng.normal(size=(60, 8)) + risk * np.eye(8)[0])
+        time_to = float(np.exp(4 - 2 * risk + 0.1 * rng.normal()))
+        rows.append(f"s{i:02},{int(rng.random() < 0.8)},{time_to:.3f}")
+    (root / "labels.csv").write_text("\n".join(rows) + "\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("task", "head"), [("cox", "linear"), ("discrete", "abmil"), ("cox", "dsmil")]
+)
+def test_survival_is_learnt_and_its_page_has_the_log_rank_test(
+    tmp_path: Path, task: str, head: str
+) -> None:
+    root = survival_cohort(tmp_path / "f")
+    fit = replace(FIT, epochs=20, lr=1e-2)
+    given = {"target": ("dead",), "time": "days", "task": task}
+    config = config_for(root, head=replace(SMALL, head=head), fit=fit, **given)
+    found = train(root, out=tmp_path / "e", config=config)
+    assert found["metric"] == "c_index"
+    assert found["value"] > 0.8
+    assert "Log-rank test: chi²" in (tmp_path / "e" / "index.html").read_text()
+
+
+def test_values_and_several_labels_are_learnt(tmp_path: Path) -> None:
+    rng, root = np.random.default_rng(0), tmp_path / "f"
+    root.mkdir()
+    rows = ["slide_id,a,b,age"]
+    for i in range(40):
+        z = rng.normal(size=2)
+        write_embeddings(root / f"s{i:02}.h5", rng.normal(size=(50, 8)) + z @ np.eye(8)[:2])
+        rows.append(f"s{i:02},{int(z[0] > 0)},{int(z[1] > 0)},{50 + 10 * z[0]:.3f}")
+    (root / "labels.csv").write_text("\n".join(rows) + "\n")
+    head, fit = HeadConfig(head="linear"), replace(FIT, epochs=30, lr=1e-2)
+    value = train(
+        root, out=tmp_path / "v", config=config_for(root, head=head, fit=fit, target=("age",))
+    )
+    assert (value["task"], value["metric"]) == ("regression", "pearson")
+    assert value["value"] > 0.9
+    answers = [float(r["age"]) for r in read_table(tmp_path / "v" / "predictions.csv")]
+    assert 45 < np.mean(answers) < 55
+    both = train(
+        root, out=tmp_path / "m", config=config_for(root, head=head, fit=fit, target=("a", "b"))
+    )
+    assert both["task"] == "multilabel"
+    assert both["value"] > 0.9
+
+
+def test_the_grid_takes_the_best_inner_loss_of_each_fold(tmp_path: Path) -> None:
+    root = planted(tmp_path / "f", cases=24)
+    config = config_for(root)
+    grid = replace(config, cross=replace(config.cross, grid=("lr=1e-7,3e-3",)))
+    found = train(root, out=tmp_path / "e", config=grid)
+    assert found["heads"] == ["fold0-1", "fold1-1", "fold2-1"]
+    losses = [read_fold(tmp_path / "e", f"fold0-{i}").stop_loss for i in range(2)]  # type: ignore[union-attr]
+    assert losses[1] < losses[0]
+    wrong = replace(config, cross=replace(config.cross, grid=("lt=1",)))
+    with pytest.raises(ConfigError, match="got 'lt=1'; did you mean 'lr'"):
+        train(root, out=tmp_path / "w", config=wrong)
+
+
+def test_two_experiments_are_compared_case_by_case(tmp_path: Path) -> None:
+    root = planted(tmp_path / "f", cases=36)
+    train(root, out=tmp_path / "a", config=config_for(root, fit=replace(FIT, epochs=1, lr=1e-6)))
+    found = train(root, out=tmp_path / "b", config=config_for(root), against=tmp_path / "a")
+    assert found["against"]["cases"] == 36
+    assert found["against"]["value"] > 0.1
+    assert found["against"]["delong"]["test"] == "delong"
+    assert "Against a" in (tmp_path / "b" / "index.html").read_text()
+    assert json.loads((tmp_path / "b" / "experiment.json").read_text()) == found
+
+
+def test_a_loss_that_is_not_finite_is_said(tmp_path: Path) -> None:
+    root = planted(tmp_path / "f", cases=12)
+    with pytest.raises(InvalidInputError, match=r"loss must stay finite, got .* lower --lr"):
+        train(root, out=tmp_path / "e", config=config_for(root, fit=replace(FIT, lr=1e30)))
+
+
+def test_the_losses_of_survival_are_those_of_the_papers() -> None:
+    risk, y = torch.tensor([0.3, -1.0, 0.7]), torch.tensor([[1.0, 2.0], [0.0, 5.0], [1.0, 1.0]])
+    by_hand = -(0.3 - np.log(np.exp(0.3) + np.exp(-1.0)))
+    by_hand -= 0.7 - np.log(np.exp(risk.numpy()).sum())
+    assert float(cox_loss(risk, y)) == pytest.approx(by_hand / 2, rel=1e-6)
+    logits = torch.tensor([0.2, -0.5, 1.0])
+    h = 1 / (1 + np.exp(-logits.numpy().astype(float)))
+    seen = -np.log((1 - h[0]) * h[1])
+    left = -np.log((1 - h[0]) * (1 - h[1]))
+    assert float(discrete_loss(logits, torch.tensor([1.0, 1.0]))) == pytest.approx(seen, rel=1e-6)
+    assert float(discrete_loss(logits, torch.tensor([0.0, 1.0]))) == pytest.approx(left, rel=1e-6)
+    target = Target(kind="discrete", columns=("e", "t"), names=("a", "b", "c"), edges=(2.0, 4.0))
+    rows = targets_of(target, np.array([[1.0, 2.0], [0.0, 9.0]]))
+    np.testing.assert_array_equal(rows.numpy(), [[1, 0], [0, 2]])
+
+
+def test_cox_by_slopes_has_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+    from thinsection.predict.folds import Study
+    from thinsection.predict.labels import read_cohort
+    from thinsection.predict.splits import make_parts
+    from thinsection.predict.training import Trainer
+
+    root = survival_cohort(tmp_path / "f")
+    labels = LabelsConfig(labels=root / "labels.csv", target=("dead",), time="days")
+    cohort = read_cohort(root, labels)
+    part = make_parts(cohort, folds=3, inner=3, seed=0)[0]
+    bags = Bags([[Path(f) for f in files] for files in cohort.files])
+    trainer = Trainer(
+        bags, cohort, part, fold=0, fit=replace(FIT, batch_cases=30, epochs=1, lr=0.0)
+    )
+    fitted = trainer.run(HeadConfig(head="linear"), tmp_path / "c", "")
+    rows = list(part.train)
+    logits = torch.stack(
+        [fitted.head(torch.from_numpy(bags.read(i).features)).logits for i in rows]
+    )
+    expected = torch.autograd.grad(
+        cox_loss(logits[:, 0], trainer.y[rows]), fitted.head.classifier.weight
+    )
+    torch.testing.assert_close(
+        fitted.head.classifier.weight.grad, expected[0], rtol=1e-4, atol=1e-6
+    )
+    assert Study(cohort=cohort, parts=(part,)).parts[0] == part
+
+
+def test_the_model_says_what_it_was_trained_on(tmp_path: Path) -> None:
+    root = planted(tmp_path / "f", cases=12)
+    train(root, out=tmp_path / "grade", config=config_for(root, fit=replace(FIT, epochs=1)))
+    card = load_model(tmp_path / "grade" / "model.safetensors").card
+    assert (card.name, len(card.members), card.inputs.dim) == ("grade", 3, 16)
+    assert "12 slides of 12 cases train" in card.data["account"]
+    assert sum(len(member.held_out) for member in card.members) == 12
