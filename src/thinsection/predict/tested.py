@@ -45,7 +45,7 @@ class Tested:
 
     def scorers(self) -> Scorers:
         """Every metric, its mean over folds."""
-        return metrics.over_folds(self.fold, self._of_rows)
+        return metrics.over_folds(self.fold, len(self.cases), self._of_rows)
 
     def _of_rows(self, rows: npt.NDArray[np.int64]) -> Scorers:
         kind, truth, answers = self.target.kind, self.truth[rows], self.answers[rows]
