@@ -54,9 +54,8 @@ def digest(folder: Path) -> str:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.is_file() and "records" not in name.parts and not path.name.startswith("."):
-            # what a table or the page says of a slide (done, skipped) tells how often it was run
-            told = path.suffix == ".csv" or path.name == "index.html"
-            total.update(str(name).encode() + (b"" if told else path.read_bytes()))
+            # what a table says of a slide (done, skipped) tells how often it was run
+            total.update(str(name).encode() + (b"" if path.suffix == ".csv" else path.read_bytes()))
     return total.hexdigest()
 
 

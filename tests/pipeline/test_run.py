@@ -35,7 +35,6 @@ from thinsection.types import MaskFrame
 
 GRID = "256px_0.5mpp"
 LITE0 = "efficientnet_lite0"
-TOLD = (".csv", ".html")  # they say what a run did: done, skipped
 FILES = {
     *("failed.csv", "summary.csv", "slides/he/slide.json", "slides/he/thumbnail.jpg"),
     *("slides/he/tissue.geojson", "slides/he/tissue.png", "slides/he/picture.jpg"),
@@ -69,7 +68,7 @@ def test_a_slide_leaves_the_files_that_the_documentation_names(finished: Path) -
     sheets = {str(path.relative_to(finished)) for path in finished.glob("index/slides_*.jpg")}
     assert len(sheets) == 1
     assert set(files_of(finished)) == {*FILES, "index.html"} | sheets
-    (record,) = (finished / "records").iterdir()
+    (record,) = finished.glob("records/*/")
     assert {p.name for p in record.iterdir()} == {
         "run.json",
         "run.log",
@@ -146,7 +145,7 @@ def test_a_second_run_skips_what_is_done_and_touches_nothing(
 ) -> None:
     def stamps() -> dict[Path, int]:
         found = {p: p.stat().st_mtime_ns for p in finished.rglob("*") if p.is_file()}
-        return {p: t for p, t in found.items() if "records" not in p.parts and p.suffix not in TOLD}
+        return {p: t for p, t in found.items() if "records" not in p.parts and p.suffix != ".csv"}
 
     before = stamps()
     summary = run([he_slide], out=finished, config=settings())

@@ -127,6 +127,7 @@ def test_three_slides_are_shown_with_hostile_names_as_text(browser: Any, tmp_pat
         assert told in text, told
     assert "Last: thinsection run, 2026-01-01 00:00 UTC, 2 done, 1 failed in 62 s" in text
     assert all(url.startswith("file:") for url in opened.asked)
+    assert sum(url.endswith("records/runs.js") for url in opened.asked) == 1
     assert opened.wrong == []
 
 

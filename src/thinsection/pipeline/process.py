@@ -232,7 +232,7 @@ class SlideJob:
         now = time.monotonic()
         if result.status != "skipped":  # slides overlap: what this one took beyond the one before
             begun = max(self.ended_at, self.claimed.get(entry.slide_id, now))
-            result = replace(result, facts=result.facts | {"seconds": round(now - begun, 2)})
+            result = replace(result, seconds=round(now - begun, 2))
         self.ended_at, self.results[entry.slide_id] = now, result
         self.on_event(RunEvent(kind="ended", slide_id=entry.slide_id, result=result))
 

@@ -45,6 +45,7 @@ class SlideResult:
         stage: where it failed: open, tissue, qc, tile, decode, encode, aggregate, write, ...
         error: the message, one line, '' unless failed.
         facts: what the summary shows.
+        seconds: that it took beyond the slide before it, with which it overlaps; 0 where unknown.
     """
 
     slide_id: str
@@ -53,6 +54,7 @@ class SlideResult:
     stage: str = ""
     error: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
+    seconds: float = field(default=0.0, compare=False)
 
     @classmethod
     def of(cls, entry: SlideEntry, status: Status, **more: Any) -> "SlideResult":

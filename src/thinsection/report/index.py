@@ -2,7 +2,9 @@
 
 It is made of the tables and records that lie in the folder, never of slides or tiles; thumbnails
 with the tissue's outline lie in a few sheets beside it, which are drawn again only where a picture
-changed. The page works from the file system and asks nobody for anything.
+changed. The page works from the file system and asks nobody for anything. What differs from one
+invocation to the next (times, hosts) lies in `records/runs.js`: the page itself says of equal
+results the same bytes.
 """
 
 import contextlib
@@ -21,6 +23,7 @@ from thinsection.report.draw import PICTURE, Outline, Picture, paint
 from thinsection.store.ledger import SLIDES
 
 INDEX = "index.html"
+RUNS = "records/runs.js"
 THUMBNAILS = "index"  # folder of the sheets
 CELL = (200, 150)  # px of a thumbnail in a sheet
 _COLUMNS, _ROWS = 10, 10  # of a sheet
@@ -55,14 +58,18 @@ def write_index(out: Path) -> None:
     data = {
         "tables": dict(sorted(tables.items())),
         "thumbs": write_sheets(out / THUMBNAILS, "slides", found, _outlined),
-        "seconds": dict(_seconds(out)),
-        "records": [*filter(None, map(_record, sorted((out / "records").glob("*/run.json"))))],
         "experiments": [d | {"dir": p.parent.name} for p in experiments if (d := _document(p))],
         "pages": sorted(path.name for path in out.glob("qc_*.html")),
         "numbers": _NUMBERS,
     }
-    page = render_page("thinsection.report", INDEX, data=data)
-    write_text(out / INDEX, page)
+    runs = {
+        "seconds": dict(_seconds(out)),
+        "records": [*filter(None, map(_record, sorted((out / "records").glob("*/run.json"))))],
+    }
+    write_text(out / RUNS, f"const runs = {json.dumps(runs)};\n")
+    page = render_page("thinsection.report", INDEX, data=data, runs=RUNS)
+    if not (out / INDEX).is_file() or (out / INDEX).read_bytes() != page.encode():
+        write_text(out / INDEX, page)
     drop_sheets(out / THUMBNAILS, "slides", page)
 
 
@@ -70,7 +77,9 @@ def _rows(path: Path, shown: Sequence[str]) -> list[dict[str, str]]:
     """The rows of a table that name a slide, with these columns or all."""
     with contextlib.suppress(OSError, ValueError):
         rows = [row for row in read_table(path) if row.get("slide_id")]
-        return [{k: v for k, v in row.items() if v and (not shown or k in shown)} for row in rows]
+        rows = [{k: v for k, v in row.items() if v and (not shown or k in shown)} for row in rows]
+        done = {"status": "done"}  # also by an earlier run
+        return [row | done if row.get("status") == "skipped" else row for row in rows]
     return []
 
 
@@ -96,9 +105,8 @@ def _seconds(out: Path) -> Iterator[tuple[str, float]]:
     for path in sorted((out / "records").glob("*/ended/*.jsonl")):
         with contextlib.suppress(OSError, ValueError):
             for line in path.read_text(encoding="utf-8").splitlines():
-                if '"seconds"' in line:
-                    told = json.loads(line)
-                    yield told["slide_id"], told["facts"]["seconds"]
+                if seconds := (told := json.loads(line)).get("seconds"):
+                    yield told["slide_id"], seconds
 
 
 def picture_files(folder: Path) -> tuple[Path, ...]:
