@@ -58,7 +58,10 @@ def make_folder(out: Path, names: list[str], *, pictures: int) -> Path:
     write_table(out / "qc_auto.csv", checked)
     write_table(
         out / "predictions_abmil.csv",
-        [{"slide_id": n, "prediction": "tumor", "score_tumor": "0.91"} for n in names[:2]],
+        [
+            {"level": "slide", "slide_id": n, "prediction": "tumor", "p_tumor": "0.91"}
+            for n in names[:2]
+        ],
     )
     record = out / "records" / "20260101-000000-host-1"
     record.mkdir(parents=True)

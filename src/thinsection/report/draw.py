@@ -7,10 +7,9 @@ strip says how long a millimetre is and what the colours mean; the px above it a
 
 import math
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +30,7 @@ TILE: Color = (32, 96, 200)
 _ENOUGH, _GIANT_PX = 1000, 50_000_000  # px of a thumbnail's long side, px of a level
 _QUALITY = 90  # of stored pictures
 _LEAST_EDGE = 6  # px of a tile below which borders would be all that is seen
-_INK, _SOFT, _PAPER = (29, 39, 51), (93, 107, 122), (255, 255, 255)
+_INK, _PAPER = (29, 39, 51), (255, 255, 255)
 _COLORMAPS = {  # nine steps each, of matplotlib's maps of these names
     "viridis": "440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725",
     "magma": "000004 1d1147 51127c 832681 b73779 e75263 fc8961 fec488 fcfdbf",
@@ -53,20 +52,6 @@ class Picture:
     def size(self) -> Size:
         """(width, height), px."""
         return self.rgb.shape[1], self.rgb.shape[0]
-
-
-class Layer(Protocol):
-    """What is drawn over a picture."""
-
-    @property
-    def label(self) -> str:
-        """What the legend calls it; '' leaves it out."""
-
-    def paint(self, image: Image.Image, size_l0: Size) -> None:
-        """Draws itself onto the image, which shows all of level 0."""
-
-    def key(self, draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> None:
-        """Draws its sign for the legend into the box."""
 
 
 def slide_picture(slide: Slide, thumbnail: RgbArray | None = None) -> RgbArray:
@@ -96,34 +81,40 @@ def save_picture(path: Path, rgb: RgbArray) -> None:
         Image.fromarray(rgb).save(tmp, format="JPEG", quality=_QUALITY)
 
 
-def picture_path(ledger: SlideLedger, address: str | None = None) -> Path | None:
-    """The stored picture of a slide; of folders of before its thumbnail; None where none is.
+def picture_files(folder: Path) -> tuple[Path, ...]:
+    """The picture in a slide's folder, and the mask that it was stored with; empty without one.
 
-    `address` is of the mask that it was stored with; None takes any.
+    Folders of before have a thumbnail only.
     """
-    records = [one for name, one in ledger.stages.items() if address in (None, name)]
-    names = [name for record in records for name in record.files]
-    for begins in (PICTURE, "thumbnail"):
-        for path in (ledger.out / name for name in names):
-            if path.name.startswith(begins) and path.is_file():
-                return path
-    return None
+    places = [folder, *sorted(folder.glob("qc_*"))]
+    for kind in (PICTURE, "thumbnail"):
+        for path in (path for place in places for path in sorted(place.glob(f"{kind}*.jpg"))):
+            tissue = path.with_name(path.stem.replace(kind, "tissue") + ".png")
+            masks = (tissue, *(path.with_name(f"mask_{name}.png") for name in ("kept", "use")))
+            return (path, *[mask for mask in masks if mask.is_file()][:1])
+    return ()
 
 
-def open_picture(ledger: SlideLedger, address: str | None = None) -> Picture:
-    """The stored picture of a slide of a results folder, to draw on; see `picture_path`.
+def open_picture(ledger: SlideLedger) -> Picture:
+    """The stored picture of a slide of a results folder, to draw on.
 
     Raises:
         StoreError: it has none, or it is damaged.
     """
-    path, slide = picture_path(ledger, address), ledger.slide
-    if path is None or not slide.get("width"):
+    slide, files = ledger.slide, picture_files(ledger.path.parent)
+    if not files or not slide.get("width"):
         raise StoreError(f"picture of {ledger.slide_id!r} must be there, got none; run it first")
-    readable = rewording("picture must be readable", path, OSError, error=StoreError)
-    with readable, Image.open(path) as file:
+    readable = rewording("picture must be readable", files[0], OSError, error=StoreError)
+    with readable, Image.open(files[0]) as file:
         rgb = np.array(file.convert("RGB"))
     mpp = (slide["mpp_x"], slide["mpp_y"]) if slide.get("mpp_x") else None
     return Picture(rgb=rgb, size_l0=(slide["width"], slide["height"]), slide_mpp=mpp)
+
+
+def read_mask(path: Path) -> MaskArray:
+    """A mask that was stored as a picture, bool (H, W)."""
+    with Image.open(path) as file:
+        return np.asarray(file.convert("L")) > 0
 
 
 @dataclass(frozen=True)
@@ -136,7 +127,7 @@ class Outline:
     width: float = 3.0  # px
 
     def paint(self, image: Image.Image, size_l0: Size) -> None:
-        """See `Layer`: a light rim below, so that it is seen on any stain."""
+        """Draws it, with a light rim so that it is seen on any stain."""
         if not self.mask.any():
             return
         field = np.pad(_smooth(self.mask, image.size), 1)  # tissue at the edge has a border too
@@ -146,10 +137,6 @@ class Outline:
         for color, width, opacity in (_PAPER, self.width + 2, 0.7), (self.color, self.width, 1.0):
             alpha = np.clip(width / 2 + 0.5 - distance, 0, 1) * opacity
             _blend(image, color, alpha)
-
-    def key(self, draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> None:
-        """See `Layer`."""
-        draw.rounded_rectangle(box, radius=5, outline=self.color, width=3)
 
 
 @dataclass(frozen=True)
@@ -162,12 +149,8 @@ class Tint:
     opacity: float = 0.55
 
     def paint(self, image: Image.Image, size_l0: Size) -> None:
-        """See `Layer`."""
+        """Draws it."""
         _blend(image, self.color, _smooth(self.mask, image.size) * (self.opacity / 255))
-
-    def key(self, draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> None:
-        """See `Layer`."""
-        draw.rounded_rectangle(box, radius=3, fill=_over_white(self.color, self.opacity))
 
 
 @dataclass(frozen=True)
@@ -180,7 +163,7 @@ class Tiles:
     color: Color = TILE
 
     def paint(self, image: Image.Image, size_l0: Size) -> None:
-        """See `Layer`. Neighbours share a line."""
+        """Draws them; neighbours share a line."""
         boxes = _boxes(self.coords_l0, self.tile_size_l0, image.size, size_l0)
         lined = min(np.array(self.tile_size_l0) * image.size / size_l0) >= _LEAST_EDGE
         lines, shade = (Image.new("L", image.size, 0) for _ in range(2))
@@ -191,10 +174,6 @@ class Tiles:
                 draw_lines.rectangle((x0, y0, x1, y1), outline=150)
         for opacity in (shade, lines):
             image.paste(self.color, (0, 0, *image.size), opacity)
-
-    def key(self, draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> None:
-        """See `Layer`."""
-        draw.rectangle(box, fill=_over_white(self.color, 0.1), outline=self.color)
 
 
 @dataclass(frozen=True)
@@ -216,7 +195,7 @@ class Values:
         return self.limits or ((float(known.min()), float(known.max())) if len(known) else (0, 1))
 
     def paint(self, image: Image.Image, size_l0: Size) -> None:
-        """See `Layer`. Memory: 40 bytes a px, and 100 a tile."""
+        """Draws them. Memory: 40 bytes a px, and 100 a tile."""
         known = np.isfinite(self.values)
         boxes = _boxes(self.coords_l0[known], self.tile_size_l0, image.size, size_l0)
         total, count = (_box_sums(boxes, v, image.size) for v in (self.values[known], 1.0))
@@ -226,11 +205,8 @@ class Values:
         alpha = Image.fromarray(np.where(count > 0.5, round(255 * self.opacity), 0).astype("u1"))
         image.paste(Image.fromarray(colors), (0, 0), alpha)
 
-    def key(self, draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> None:
-        """See `Layer`: the colours from left to right."""
-        x0, y0, x1, y1 = box
-        for x, color in enumerate(colorize(np.linspace(0, 1, x1 - x0), self.colormap).tolist(), x0):
-            draw.line((x, y0, x, y1), fill=_over_white(tuple(color), max(self.opacity, 0.8)))
+
+Layer = Outline | Tint | Tiles | Values  # what is drawn over a picture; the first one lowest
 
 
 def colorize(shares: npt.NDArray[np.floating], colormap: str) -> npt.NDArray[np.uint8]:
@@ -258,21 +234,27 @@ def draw(picture: Picture, layers: Sequence[Layer]) -> RgbArray:
 
     The strip's height depends on what it says; px above it are at their place on the slide.
     """
-    painted = paint(picture, layers)
-    width, height = picture.size
+    painted, (width, height) = paint(picture, layers), picture.size
     size = min(26, max(12, round(max(width, height) / 60)))
-    parts = _strip_parts(picture, layers, size)
-    room, x, y, line, placed = round(0.7 * size), 0, 0, round(2.1 * size), []
-    for part_width, put in parts:
-        if x and x + part_width > width - 2 * room:
+    font, gap, line, x, y = ImageFont.load_default(size), round(0.4 * size), 2 * size, 0, 0
+    placed = []
+    for left, sign, right, layer in _strip_parts(picture, layers, size):
+        first = round(font.getlength(left)) + gap * bool(left)
+        wide = first + sign + gap + round(font.getlength(right)) + 3 * gap
+        if x and x + wide > width - 2 * gap:
             x, y = 0, y + line
-        placed.append((x + room, y, put))
-        x += part_width + 2 * room
+        placed.append((x + 2 * gap, y + size // 2, left, first, sign, right, layer))
+        x += wide
     strip = Image.new("RGB", (width, y + line if placed else 0), _PAPER)
     pen = ImageDraw.Draw(strip)
-    for left, top, put in placed:
-        put(pen, left, top + round(0.5 * size))
+    for x, y, left, first, sign, right, layer in placed:
+        pen.text((x, y), left, fill=_INK, font=font)
+        _sign(pen, (x + first, y + size // 6, x + first + sign, y + size), layer)
+        pen.text((x + first + sign + gap, y), right, fill=_INK, font=font)
     return np.concatenate([painted, np.asarray(strip).reshape(-1, width, 3)])
+
+
+_Part = tuple[str, int, str, Layer | None]
 
 
 def write_drawing(path: Path, picture: Picture, layers: Sequence[Layer]) -> None:
@@ -281,53 +263,45 @@ def write_drawing(path: Path, picture: Picture, layers: Sequence[Layer]) -> None
         Image.fromarray(draw(picture, layers)).save(tmp, format="PNG", compress_level=4)
 
 
-_Put = Callable[[ImageDraw.ImageDraw, int, int], None]  # draws at (left, top)
-
-
-def _strip_parts(picture: Picture, layers: Sequence[Layer], size: int) -> list[tuple[int, _Put]]:
-    """What stands below a picture, each with its width in px: the scale bar, then the legend."""
-    font = ImageFont.load_default(size)
-    parts: list[tuple[int, _Put]] = []
-
-    def plain(text: str) -> str:  # the font that comes with Pillow knows ASCII
-        return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-
-    def add(left: str, sign_px: int, right: str, sign: Callable[..., None], color: Color) -> None:
-        gap = round(0.4 * size)
-        before = round(font.getlength(left)) + gap * bool(left)
-
-        def put(pen: ImageDraw.ImageDraw, x: int, y: int) -> None:
-            pen.text((x, y), left, fill=color, font=font)
-            sign(pen, (x + before, y + round(0.15 * size), x + before + sign_px, y + size))
-            pen.text((x + before + sign_px + gap, y), right, fill=color, font=font)
-
-        parts.append((before + sign_px + gap + round(font.getlength(right)), put))
-
+def _strip_parts(picture: Picture, layers: Sequence[Layer], size: int) -> list[_Part]:
+    """What stands below a picture: words, width of a sign, words; the bar, then the legend."""
+    parts: list[_Part] = []
     if picture.slide_mpp is not None:
         px_mm = picture.size[0] / (picture.size_l0[0] * picture.slide_mpp[0] / 1000)
         length = nice_length(0.18 * picture.size[0] / px_mm)
-        add("", round(length * px_mm), f"{length:g} mm", _bar, _INK)
+        parts.append(("", round(length * px_mm), f"{length:g} mm", None))
     for layer in (one for one in layers if one.label):
+        # the font that comes with Pillow knows ASCII
+        label = unicodedata.normalize("NFKD", layer.label).encode("ascii", "ignore").decode()
         if isinstance(layer, Values):
             low, high = layer.shown_limits
-            add(f"{plain(layer.label)}  {low:.3g}", 7 * size, f"{high:.3g}", layer.key, _INK)
+            parts.append((f"{label}  {low:.3g}", 7 * size, f"{high:.3g}", layer))
         else:
-            add("", round(1.1 * size), plain(layer.label), layer.key, _SOFT)
+            parts.append(("", round(1.1 * size), label, layer))
     return parts
+
+
+def _sign(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], layer: Layer | None) -> None:
+    """The sign of a layer in the legend; without one the scale bar."""
+    x0, y0, x1, y1 = box
+    if layer is None:
+        pen.line((x0, y1 - 3, x1, y1 - 3), fill=_INK, width=4)
+        for x in (x0, x1):
+            pen.line((x, y0 + 2, x, y1), fill=_INK, width=2)
+    elif isinstance(layer, Values):
+        colors = colorize(np.linspace(0, 1, x1 - x0), layer.colormap).tolist()
+        for x, color in enumerate(colors, x0):
+            pen.line((x, y0, x, y1), fill=_over_white(color, max(layer.opacity, 0.8)))
+    else:
+        fill = layer.opacity if isinstance(layer, Tint) else 0.1
+        width = 3 if isinstance(layer, Outline) else int(isinstance(layer, Tiles))
+        pen.rectangle(box, fill=_over_white(layer.color, fill), outline=layer.color, width=width)
 
 
 def nice_length(most: float) -> float:
     """The largest 1, 2 or 5 times a power of ten that is not more."""
     power = 10.0 ** np.floor(np.log10(most))
     return float(round(max(f for f in (1, 2, 5) if f * power <= most * (1 + 1e-9)) * power, 12))
-
-
-def _bar(draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> None:
-    x0, y0, x1, y1 = box
-    middle = (y0 + y1) // 2 + 1
-    draw.line((x0, middle, x1, middle), fill=_INK, width=4)
-    for x in (x0, x1):
-        draw.line((x, y0 + 2, x, y1), fill=_INK, width=2)
 
 
 def _smooth(mask: MaskArray, size: Size) -> npt.NDArray[np.float32]:
@@ -343,7 +317,7 @@ def _blend(image: Image.Image, color: Color, alpha: npt.NDArray[np.floating]) ->
     image.paste(color, (0, 0, *image.size), opacity)
 
 
-def _over_white(color: tuple[int, ...], opacity: float) -> tuple[int, ...]:
+def _over_white(color: Sequence[int], opacity: float) -> tuple[int, ...]:
     return tuple(round(255 - (255 - value) * opacity) for value in color)
 
 

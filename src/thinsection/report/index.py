@@ -19,7 +19,7 @@ from PIL import Image
 
 from thinsection.files.atomic import atomic_path, read_table, write_text
 from thinsection.files.pages import render_page
-from thinsection.report.draw import PICTURE, Outline, Picture, paint
+from thinsection.report.draw import Outline, Picture, paint, picture_files, read_mask
 from thinsection.store.ledger import SLIDES
 
 INDEX = "index.html"
@@ -60,6 +60,7 @@ def write_index(out: Path) -> None:
         "thumbs": write_sheets(out / THUMBNAILS, "slides", found, _outlined),
         "experiments": [d | {"dir": p.parent.name} for p in experiments if (d := _document(p))],
         "pages": sorted(path.name for path in out.glob("qc_*.html")),
+        "heatmaps": _heatmaps(out),
         "numbers": _NUMBERS,
     }
     runs = {
@@ -81,6 +82,14 @@ def _rows(path: Path, shown: Sequence[str]) -> list[dict[str, str]]:
         done = {"status": "done"}  # also by an earlier run
         return [row | done if row.get("status") == "skipped" else row for row in rows]
     return []
+
+
+def _heatmaps(out: Path) -> dict[str, list[str]]:
+    """The pictures `GRID/heatmap_NAME/ID.COLUMN.png` of each slide."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(out.glob("*/heatmap_*/*.*.png")):
+        found.setdefault(path.stem.rpartition(".")[0], []).append(str(path.relative_to(out)))
+    return found
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -109,17 +118,6 @@ def _seconds(out: Path) -> Iterator[tuple[str, float]]:
                     yield told["slide_id"], seconds
 
 
-def picture_files(folder: Path) -> tuple[Path, ...]:
-    """The picture in a slide's folder, and the mask that it was stored with; empty without one."""
-    places = [folder, *sorted(folder.glob("qc_*"))]
-    for kind in (PICTURE, "thumbnail"):
-        for path in (path for place in places for path in sorted(place.glob(f"{kind}*.jpg"))):
-            tissue = path.with_name(path.stem.replace(kind, "tissue") + ".png")
-            masks = (tissue, *(path.with_name(f"mask_{name}.png") for name in ("kept", "use")))
-            return (path, *[mask for mask in masks if mask.is_file()][:1])
-    return ()
-
-
 def _outlined(picture: Path, mask: Path | None = None) -> Image.Image:
     """A thumbnail with the tissue's outline."""
     with Image.open(picture) as file:
@@ -128,10 +126,8 @@ def _outlined(picture: Path, mask: Path | None = None) -> Image.Image:
     image.thumbnail(CELL)
     if mask is None:
         return image
-    with Image.open(mask) as file:
-        tissue = np.asarray(file.convert("L")) > 0
     small = Picture(rgb=np.asarray(image), size_l0=image.size)
-    return Image.fromarray(paint(small, [Outline(tissue, width=1.2)]))
+    return Image.fromarray(paint(small, [Outline(read_mask(mask), width=1.2)]))
 
 
 def write_sheets(

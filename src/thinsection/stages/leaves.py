@@ -94,7 +94,7 @@ class OverviewStage(Stage):
             Outline(tissue.mask, f"tissue, {tissue.tissue_fraction:.1%} of the slide"),
             Tiles(table.coords_l0, table.plan.size_l0, f"{count:,} tile{'s' * (count != 1)}"),
         )
-        write_drawing(work.path(name), open_picture(work.ledger, self.tiles.mask.address), layers)
+        write_drawing(work.path(name), open_picture(work.ledger), layers)
         return Output(files=(name,))
 
 
