@@ -15,6 +15,7 @@ from thinsection import errors as errors
 if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.encode import embed_tiles as embed_tiles
     from thinsection.encode import load_encoder as load_encoder
+    from thinsection.pipeline import plot as plot
     from thinsection.pipeline.folder import open_results as open_results
     from thinsection.pipeline.run import run as run
     from thinsection.planning.plan import plan as plan
@@ -54,6 +55,7 @@ _PUBLIC = {
     "open_results": "thinsection.pipeline.folder",
     "train": "thinsection.predict.experiment",
     "TrainConfig": "thinsection.predict.experiment",
+    "plot": "thinsection.pipeline.plot",
     "predict": "thinsection.predict.predicting",
     "heatmap": "thinsection.predict.heatmap",
 }
@@ -75,7 +77,8 @@ if not TYPE_CHECKING:  # a checker that saw this would take every misspelt name 
 
     def __getattr__(name: str) -> Any:
         if name in _PUBLIC:
-            return getattr(import_module(_PUBLIC[name]), name)
+            module = import_module(_PUBLIC[name])
+            return getattr(module, name, module)  # `plot` is a module
         raise AttributeError(f"module 'thinsection' has no attribute {name!r}")
 
 

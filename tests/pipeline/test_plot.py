@@ -1,0 +1,96 @@
+"""Plots for notebooks show what is stored: pictures in mm, tiles, columns, embeddings."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import thinsection as ts
+from thinsection.errors import InvalidInputError
+from thinsection.pipeline.folder import Results
+from thinsection.pipeline.run import run
+from thinsection.testing.synthetic import write_he_slide
+
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+import matplotlib as mpl
+
+
+@pytest.fixture(autouse=True)
+def figures() -> Iterator[None]:
+    from matplotlib import pyplot
+
+    mpl.use("Agg")
+    yield
+    pyplot.close("all")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("plot")
+    lines = ["slide_path,label"]
+    for name, seed in (("a", 3), ("b", 5)):
+        write_he_slide(folder / f"{name}.svs", (1500, 1200), seed=seed)
+        lines.append(f"{name}.svs,{'tumor' if name == 'a' else 'normal'}")
+    (folder / "cohort.csv").write_text("\n".join(lines))
+    settings = {"pretrained": False, "memory": "256MiB", "tile_px": 128, "engine": "torch"}
+    run([folder / "cohort.csv"], out=folder / "out", stage="embed", **settings)
+    return ts.open_results(folder / "out")
+
+
+def test_a_slide_is_drawn_in_mm_with_its_tissue_and_tiles(results: Results) -> None:
+    ax = ts.plot.tiles(results, "a")
+    (image,) = ax.get_images()
+    assert image.get_extent() == pytest.approx([0, 1500 * 0.5 / 1000, 1200 * 0.5 / 1000, 0])
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == [f"{len(results.tiles('a').coords_l0)} tiles", "tissue"]
+    plain = ts.plot.tissue(results, "a").get_images()[0].get_array()
+    assert (np.asarray(image.get_array()) != np.asarray(plain)).any()
+
+
+def test_a_heatmap_has_the_colours_of_a_column_and_a_colour_bar(results: Results) -> None:
+    ax = ts.plot.heatmap(results, "a", "tissue_fraction")
+    bar = ax.figure.axes[1]
+    values = results.tiles("a").columns["tissue_fraction"]
+    assert bar.get_ylim() == pytest.approx((values.min(), values.max()))
+    assert bar.get_ylabel() == "tissue_fraction"
+    again = ts.plot.heatmap(results, "a", values, ax=ax)
+    assert again is ax
+    with pytest.raises(InvalidInputError, match=r"column must be one of .*did you mean 'tissue_fr"):
+        ts.plot.heatmap(results, "a", "tisue_fraction")
+    with pytest.raises(InvalidInputError, match=r"values must be of shape \(\d+,\), got \(2,\)"):
+        ts.plot.heatmap(results, "a", np.ones(2))
+    with pytest.raises(InvalidInputError, match="slide_id must be of this folder, got 'c'"):
+        ts.plot.tissue(results, "c")
+
+
+def test_embeddings_are_shown_by_their_first_components_and_coloured_by_what_is_known(
+    results: Results,
+) -> None:
+    rows = np.concatenate([results.tile_embeddings(i).features for i in ("a", "b")]).astype(float)
+    ax = ts.plot.embedding(results, color="label")
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["normal", "tumor"]
+    points = np.concatenate([dots.get_offsets() for dots in ax.collections])
+    singular = np.linalg.svd(rows - rows.mean(axis=0), compute_uv=False)[:2]
+    assert np.linalg.norm(points, axis=0) == pytest.approx(singular, rel=1e-3)
+    by_number = ts.plot.embedding(results, color="tissue_fraction", max_tiles=20)
+    assert by_number.figure.axes[1].get_ylabel() == "tissue_fraction"
+    assert 20 <= len(by_number.collections[0].get_offsets()) <= 22
+
+
+def test_umap_draws_the_same_twice(results: Results) -> None:
+    pytest.importorskip("umap", reason="umap-learn is not installed")
+    first, again = (
+        np.concatenate(
+            [d.get_offsets() for d in ts.plot.embedding(results, method="umap").collections]
+        )
+        for _ in range(2)
+    )
+    assert (first == again).all()
+    assert np.isfinite(first).all()
+
+
+def test_nothing_is_drawn_of_a_folder_without_embeddings(results: Results, tmp_path: Path) -> None:
+    (tmp_path / "slides").mkdir()
+    with pytest.raises(InvalidInputError, match="features must name one of"):
+        ts.plot.embedding(ts.open_results(tmp_path))
