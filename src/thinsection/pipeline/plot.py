@@ -109,7 +109,7 @@ def embedding(
             from umap import UMAP
         points = UMAP(random_state=0, n_jobs=1).fit_transform(points)
     ax = _axes(ax)
-    dots: dict[str, Any] = {"s": 4.0, "linewidths": 0}
+    dots: dict[str, Any] = {"s": 9.0, "linewidths": 0}
     if colors.dtype.kind == "f":
         drawn = ax.scatter(points[:, 0], points[:, 1], c=colors, cmap="viridis", **dots)
         ax.figure.colorbar(drawn, ax=ax, label=color)
@@ -172,7 +172,7 @@ def _draw(results: Results, slide_id: str, over: Sequence[Layer], ax: "Axes | No
     require(slide_id in known, rule, f"{slide_id!r}{nearest(slide_id, known)}")
     ledger, ax = results.ledgers[slide_id], _axes(ax)
     picture, files = open_picture(ledger), picture_files(ledger.path.parent)
-    layers += [Outline(read_mask(path), "tissue") for path in files[1:]]
+    layers += [Outline(read_mask(path), "tissue", width=5.0) for path in files[1:]]
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.patches import Patch
