@@ -271,7 +271,7 @@ def test_slides_of_a_case_lie_apart() -> None:
         ("abmil", {"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         ("abmil", {"hiden_dim": 4}, "unknown config key 'head.hiden_dim'; did you mean"),
         ("transmil", {"hidden_dim": 24}, "hidden_dim must be a multiple of 16"),
-        ("abmil", {"attention_dim": 0}, "attention_dim must be > 0, got 0"),
+        ("abmil", {"attention_dim": 0}, "attention_dim must be >= 1, got 0"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(name: str, settings: dict, message: str) -> None:

@@ -9,6 +9,7 @@ from thinsection.cli.options import with_config
 
 _MODEL = typer.Argument(help="Model file of `thinsection train`.", show_default=False)
 _SOURCE = typer.Argument(help="Model file, or a per-tile column: px_focus.", show_default=False)
+_CARD = typer.Option(help="Also write it as Markdown.")
 _SLIDES = typer.Argument(help="Slides, folders, cohort CSVs; or a folder with embeddings.")
 _OUT = typer.Option("--out", help="Results folder. [default: that of the embeddings]")
 ModelFile = Annotated[Path, _MODEL]
@@ -70,10 +71,7 @@ def heatmap(
         print(path)
 
 
-def show(
-    model: ModelFile,
-    out: Annotated[Path | None, typer.Option(help="Also write it as Markdown.")] = None,
-) -> None:
+def show(model: ModelFile, out: Annotated[Path | None, _CARD] = None) -> None:
     """Print the card of a model: intended use, data, figures, limits.
 
     Example: thinsection model show grade.safetensors --out card.md

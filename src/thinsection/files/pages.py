@@ -50,6 +50,9 @@ def notebook_html(picture: "RgbArray | None", title: str, lines: Sequence[str]) 
 def _environment(room: str) -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    found = Environment(loader=PackageLoader(room), autoescape=True, undefined=StrictUndefined)
+    def escaped(name: str | None) -> bool:
+        return name is None or not name.endswith(".md.j2")
+
+    found = Environment(loader=PackageLoader(room), autoescape=escaped, undefined=StrictUndefined)
     found.trim_blocks = found.lstrip_blocks = True
     return found

@@ -154,7 +154,7 @@ class PredictTask(Task[Prediction, Prediction]):
             check_inputs(card.inputs, read_inputs(path), path.stem)
         with Bags([paths], cells=model.heads[0].needs_cells) as bags:
             bag = bags.read(0)
-        members = model.asked(entry.case_id)
+        members = model.asked(entry.name, entry.case_id)
         logits, tiles = through(model, members, bag, self.device, tiles=self.heatmaps)
         answers, warnings = model.answers(logits, members), []
         distance = model.usual.distance(bag.features.mean(0, dtype=np.float64))

@@ -48,21 +48,18 @@ def build_head(
 ) -> "Head":
     """A new head of that name, initialised from torch's generator.
 
-    Args:
-        name: of ours or of another package's (entry point group `thinsection.heads`).
-        dim: channels D of an embedding.
-        outputs: K; two for two classes, whose probabilities are a softmax.
-        settings: `HeadConfig`, or a mapping of its fields; its `head` is not looked at.
+    `dim` is D of an embedding, `outputs` K: two for two classes, whose probabilities are a softmax;
+    `settings` a `HeadConfig` or a mapping of its fields, whose `head` is not looked at.
 
     Raises:
         ConfigError: no such head, or settings that do not fit.
     """
     if not isinstance(settings, HeadConfig):
         settings = from_mapping(HeadConfig, dict(settings or {}), where="head.")
-    positive = {"dim": dim, "outputs": outputs, "attention_dim": settings.attention_dim}
-    positive |= {"num_heads": settings.num_heads, "instances": settings.instances}
-    for field, value in positive.items():
-        require(value > 0, f"{field} must be > 0", value, error=ConfigError)
-    require(settings.hidden_dim >= 0, "hidden_dim must be >= 0", settings.hidden_dim)
-    require(0 <= settings.dropout < 1, "dropout must be in [0, 1)", settings.dropout)
+    least = dict.fromkeys(("attention_dim", "num_heads", "instances"), 1) | {"hidden_dim": 0}
+    for field, low in least.items():
+        found = getattr(settings, field)
+        require(found >= low, f"{field} must be >= {low}", found, error=ConfigError)
+    rule = "dropout must be in [0, 1)"
+    require(0 <= settings.dropout < 1, rule, settings.dropout, error=ConfigError)
     return HEADS.load(name)(dim, outputs, settings)
