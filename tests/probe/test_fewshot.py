@@ -77,8 +77,9 @@ def test_a_vote_that_ties_takes_the_lowest_label() -> None:
 
 
 def test_a_class_with_fewer_than_16_rows_is_refused_by_name() -> None:
-    split = make_split(np.ones((31, 2)), np.repeat([0, 1], [16, 15]))
-    data = TileSet(name="x", class_names=("stroma", "necrosis"), train=split, val=split)
+    x, labels = np.arange(1, 63).reshape(31, 2), np.repeat([0, 1], [16, 15])
+    train, val = make_split(x, labels), make_split(x + 0.5, labels)
+    data = TileSet(name="x", class_names=("stroma", "necrosis"), train=train, val=val)
     with pytest.raises(
         DatasetError, match=r"must have >= 16 training rows for 16 shots, got 15 of class 'nec"
     ):

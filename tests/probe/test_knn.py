@@ -39,8 +39,8 @@ def test_votes_tie_to_the_lowest_label() -> None:
 def test_equal_scores_take_the_smallest_k() -> None:
     x = np.repeat(np.eye(2), 60, axis=0)
     labels = np.repeat([0, 1], 60)
-    split = make_split(x, labels)
-    result = knn_probe(TileSet(name="easy", class_names=("a", "b"), train=split, val=split))
+    train, val = make_split(x, labels), make_split(2 * x, labels)
+    result = knn_probe(TileSet(name="easy", class_names=("a", "b"), train=train, val=val))
     assert set(result.details["score_by_k"].values()) == {1.0}
     assert result.details["best_k"] == 1
 
@@ -105,7 +105,7 @@ def test_widths_that_differ_are_refused() -> None:
 
 
 def test_a_class_without_training_rows_is_refused() -> None:
-    split = make_split(np.ones((2, 3)), [0, 0])
+    split = make_split(np.eye(2, 3), [0, 0])
     with pytest.raises(DatasetError, match=r"none of tumour"):
         knn_probe(TileSet(name="x", class_names=("a", "tumour"), train=split, val=split))
 

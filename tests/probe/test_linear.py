@@ -106,8 +106,8 @@ def test_a_protocol_without_the_probe_says_which_have_it() -> None:
 def test_a_loss_that_overflows_is_refused() -> None:
     rng = np.random.default_rng(0)
     x = rng.uniform(-3e38, 3e38, (40, 3)).astype(np.float32)
-    split = make_split(x, np.arange(40) % 2)
-    data = TileSet(name="huge", class_names=("a", "b"), train=split, val=split)
+    train, val = make_split(x, np.arange(40) % 2), make_split(x / 2, np.arange(40) % 2)
+    data = TileSet(name="huge", class_names=("a", "b"), train=train, val=val)
     with pytest.raises(InvalidInputError, match="training loss must stay finite"):
         linear_probe(data, protocol=QUICK)
 

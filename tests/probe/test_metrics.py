@@ -5,9 +5,10 @@ import pytest
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from thinsection.errors import InvalidInputError
+from thinsection.probe.groups import group_rows
 from thinsection.probe.statistics import (
     balanced_accuracy,
-    bootstrap_counts,
+    bootstrap_predictions,
     bootstrap_rows,
     confusion_matrix,
     grouped_folds,
@@ -57,7 +58,8 @@ def test_labels_outside_the_classes_are_refused() -> None:
 
 def test_the_interval_of_counts_is_that_of_resampled_rows() -> None:
     counts = confusion_matrix(TRUTH, GUESS, 4)
-    fast = bootstrap_counts(counts, macro_f1, seed=0)
+    score, fast = bootstrap_predictions(TRUTH, GUESS[None], macro_f1, num_classes=4, seed=0)
+    assert score == macro_f1(counts)
     rng = np.random.default_rng(5)
     rows = rng.integers(0, 200, (2000, 200))
     slow = [f1_score(TRUTH[r], GUESS[r], average="macro") for r in rows[:600]]
@@ -66,13 +68,38 @@ def test_the_interval_of_counts_is_that_of_resampled_rows() -> None:
 
 
 def test_an_interval_reproduces_to_the_bit_and_knows_its_seed() -> None:
+    share = TRUTH / 3
+
     def score(weights: np.ndarray) -> np.ndarray:
-        return weights @ TRUTH / weights.sum(axis=1)
+        return weights @ share / weights.sum(axis=1)
 
     a, b, c = (bootstrap_rows(200, score, seed=s) for s in (1, 1, 2))
     assert a == b
     assert (a.low, a.seed) != (c.low, c.seed)
-    assert a.high - a.low == pytest.approx(2 * 1.96 * TRUTH.std() / np.sqrt(200), rel=0.1)
+    assert a.high - a.low == pytest.approx(2 * 1.96 * share.std() / np.sqrt(200), rel=0.1)
+    assert (a.unit, a.units) == ("rows", 200)
+
+
+def test_tiles_of_a_slide_are_drawn_together() -> None:
+    slides = group_rows([f"s{i // 20}" for i in range(200)], where="here")
+    alike = np.repeat(np.arange(10) % 2, 20)  # a slide is right or wrong as a whole
+    draws = {"num_classes": 2, "seed": 0}
+    rows, clusters = (
+        bootstrap_predictions(
+            np.ones(200, np.int64), alike[None], balanced_accuracy, **draws, groups=g
+        )
+        for g in (None, slides)
+    )
+    assert rows[0] == clusters[0] == 0.5
+    assert (clusters[1].unit, clusters[1].units) == ("slides", 10)
+    assert clusters[1].high - clusters[1].low > 4 * (rows[1].high - rows[1].low)
+
+
+def test_a_faultless_score_is_not_certain() -> None:
+    truth = np.arange(30) % 2
+    score, interval = bootstrap_predictions(truth, truth[None], macro_f1, num_classes=2, seed=0)
+    assert (score, interval.high) == (1, 1)
+    assert interval.low == pytest.approx(0.025 ** (1 / 30))
 
 
 def test_folds_are_the_suites_own() -> None:

@@ -60,7 +60,7 @@ def test_a_probe_of_another_package_works_from_the_shell(
     scores = []
     for offset in (0, 1):
         out = tmp_path / f"out{offset}"
-        flags = ["--labels", labels, "--offset", offset, "--out", out]
+        flags = ["--labels", labels, "--allow-leakage", "--offset", offset, "--out", out]
         done = in_shell(installed, "probe", "toy", run, *flags)
         assert done.returncode == 0, done.stderr
         assert "split: stratified fold 0" in done.stdout
@@ -100,11 +100,11 @@ def test_a_probe_that_returns_no_result_is_refused(
 
 def test_the_grid_takes_it_too(installed: dict[str, str], tmp_path: Path) -> None:
     run, labels = two_regions(tmp_path)
-    flags = ["--labels", labels, "--probe", "toy", "--out", tmp_path / "grid"]
+    flags = ["--labels", labels, "--allow-leakage", "--probe", "toy", "--out", tmp_path / "grid"]
     done = in_shell(installed, "probe", "grid", run, *flags)
     assert done.returncode == 0, done.stderr
     assert "run-toy: done, toy: macro_f1" in done.stdout
-    flags[3] = "tyo"
+    flags[4] = "tyo"  # for toy
     done = in_shell(installed, "probe", "grid", run, *flags)
     assert done.returncode == 2
     assert "got 'tyo'; did you mean 'toy'?" in done.stderr

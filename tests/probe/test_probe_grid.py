@@ -46,6 +46,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], Path]:
 
 def settings(labels: Path, **changes: Any) -> ProbeGridConfig:
     given = {"labels": labels, "device": "cpu", "probe": ("knn", "fewshot"), "threads": 1}
+    given["allow_leakage"] = True  # the tiles are of one slide
     return replace_flat(ProbeGridConfig(), {**given, **changes})
 
 
@@ -101,6 +102,7 @@ def test_scores_are_those_of_the_probe_alone_and_what_is_done_is_not_done_again(
         *(("cohort1", "knn", "done"), ("cohort1", "fewshot", "done")),
     ]
     alone = ["probe", "knn", str(folders[1]), "--labels", str(labels), "--out", str(tmp_path / "a")]
+    alone.append("--allow-leakage")
     assert CliRunner().invoke(build_app(["probe"]), [*alone, "--device", "cpu"]).exit_code == 0
     assert rows[2].score == json.loads((tmp_path / "a" / "knn.json").read_text())["score"]
     assert [float(row["score"]) for row in table(tmp_path / "grid")] == [r.score for r in rows]
@@ -120,6 +122,7 @@ def test_a_bad_job_is_a_row_with_its_traceback_and_the_others_are_unharmed(
     bad = tmp_path / "empty"
     bad.mkdir()
     grid = ["probe", "grid", str(bad), str(folders[0]), "--labels", str(labels)]
+    grid.append("--allow-leakage")
     flags = ["--probe", "knn", "--device", "cpu", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(build_app(["probe"]), [*grid, *flags])
     assert done.exit_code == 3, done.output

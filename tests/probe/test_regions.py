@@ -10,6 +10,7 @@ from tests.probe.make import FEATURES, rectangle, split_tiles, two_regions, writ
 
 from thinsection.errors import DatasetError
 from thinsection.probe.data.load import LabelledRegion, load_regions, read_regions
+from thinsection.probe.data.sets import check_tile_set
 
 
 def collection(path: Path, *features: dict[str, Any]) -> Path:
@@ -27,20 +28,21 @@ def test_tiles_take_the_class_of_the_region_that_holds_their_centre(tmp_path: Pa
             slide, place = name.split(":")
             assert slide == "slide-1"
             assert label == (int(place.split("x")[0]) >= 7 * 512)
-    assert "the score flatters" in data.facts["split_rule"]
+    with pytest.raises(DatasetError, match=r"no patient, slide or row, got 1 slides \('slide-1'\)"):
+        check_tile_set(data)
 
 
 def test_holes_and_pieces_follow_the_even_odd_rule() -> None:
     square = np.array([[0, 0], [10, 0], [10, 10], [0, 10], [0, 0]], float)
     hole = np.array([[4, 4], [6, 4], [6, 6], [4, 6]], float)
     island = square + 100
-    region = LabelledRegion("a", None, None, (square, hole, island))
+    region = LabelledRegion("a", None, None, "", (square, hole, island))
     points = np.array([[1, 1], [5, 5], [105, 105], [50, 50], [9.9, 0.1]])
     np.testing.assert_array_equal(region.holds(points), [True, False, True, False, True])
 
 
 def test_a_diagonal_edge_cuts_as_its_line_does() -> None:
-    region = LabelledRegion("a", None, None, (np.array([[0, 0], [100, 0], [0, 50]], float),))
+    region = LabelledRegion("a", None, None, "", (np.array([[0, 0], [100, 0], [0, 50]], float),))
     points = np.random.default_rng(0).uniform(0, 100, (500, 2))
     np.testing.assert_array_equal(region.holds(points), points[:, 0] / 100 + points[:, 1] / 50 < 1)
 

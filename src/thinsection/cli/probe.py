@@ -68,13 +68,11 @@ def _broken(error: ThinsectionError) -> Callable[[], None]:
 
 def _finish(result: ProbeResult, out: Path, tiles: TileSet | None) -> None:
     """Writes the report and prints the score and where to look."""
-    from thinsection.probe.page import write_probe_report
+    from thinsection.probe.page import interval_words, write_probe_report
 
-    page, interval = write_probe_report(result, out, tiles=tiles), result.interval
-    span = "" if interval is None else f" [{interval.low:.4f}, {interval.high:.4f}]"
-    score = f"{result.metric_words} {result.score:.4f}{span}"
-    typer.echo(f"{result.probe} on {result.dataset}: {score}")
-    for line in (*result.remarks, page):
+    page = write_probe_report(result, out, tiles=tiles)
+    typer.echo(f"{result.probe} on {result.dataset}: {result.metric_words} {result.score:.4f}")
+    for line in (interval_words(result), *result.remarks, page):
         typer.echo(f"  {line}")
 
 

@@ -27,6 +27,12 @@ class DataSection:
     )
     encoder: str | None = option(None, "tile encoder, where DATA holds images")
     root: Path | None = option(None, "folder of the paths in a manifest or list; none: its own")
+    allow_leakage: bool = option(
+        False, "go on where train and validation share patients, slides or identical rows"
+    )
+    sample: Literal["case", "slide"] = option(
+        "case", "of a table of slides: a case is the mean of its slides, or each slide stands alone"
+    )
     max_per_class: int | None = option(
         None, "at most so many rows of a class in train and in val, drawn with the seed"
     )

@@ -25,8 +25,13 @@ class Groups:
 
     def take(self, rows: npt.NDArray[np.int64]) -> "Groups":
         """Those of some rows."""
-        of_row, slides = (tuple(names[i] for i in rows) for names in (self.of_row, self.slide_ids))
-        return Groups(self.unit, of_row, slides)
+        kept = (tuple(names[i] for i in rows if names) for names in (self.of_row, self.slide_ids))
+        return Groups(self.unit, *kept)
+
+    def shared(self, other: "Groups") -> dict[str, list[str]]:
+        """Groups, and slides, that occur in both."""
+        slides = {*self.slide_ids} & {*other.slide_ids} - {""}
+        return {self.unit: sorted({*self.of_row} & {*other.of_row}), "slides": sorted(slides)}
 
     @property
     def codes(self) -> npt.NDArray[np.int64]:
@@ -69,8 +74,8 @@ def patient_of(slide_id: str) -> str:
 
 def table_groups(rows: Sequence[Mapping[str, str]], where: str) -> Groups | None:
     """The groups of a table's rows; None where it has neither case_id nor slide_id."""
-    case_column = next((name for name in CASE_COLUMNS if name in rows[0]), None)
-    if case_column is None and "slide_id" not in rows[0]:
+    case_column = next((name for name in CASE_COLUMNS if rows and name in rows[0]), None)
+    if not rows or (case_column is None and "slide_id" not in rows[0]):
         return None
     cases = [row[case_column] for row in rows] if case_column else ()
     return group_rows([row.get("slide_id", "") for row in rows], cases, where=where)

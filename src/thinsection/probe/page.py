@@ -70,7 +70,7 @@ def _columns(result: ProbeResult) -> dict[str, Iterable[Any]]:
 
 def _markdown(result: ProbeResult, pictures: Sequence[Picture]) -> str:
     """The result as a page of Markdown beside its pictures."""
-    score = f"{result.metric_words} {result.score:.4f} ({_interval_words(result)})"
+    score = f"{result.metric_words} {result.score:.4f} ({interval_words(result)})"
     lines = [f"# {_title(result)}", "", f"**{score}**", ""]
     if result.predictions is not None:
         lines += ["| class | rows | precision | recall | F1 |", "|---|---:|---:|---:|---:|"]
@@ -93,7 +93,7 @@ def _html(result: ProbeResult, pictures: Sequence[Picture]) -> str:
         title=_title(result),
         score=f"{result.score:.4f}",
         metric=result.metric_words,
-        interval=_interval_words(result),
+        interval=interval_words(result),
         classes=[] if result.predictions is None else per_class_rows(result.predictions),
         facts=_facts(result),
         pictures=[(p.title, p.caption, base64.b64encode(p.png).decode("ascii")) for p in pictures],
@@ -105,12 +105,16 @@ def _title(result: ProbeResult) -> str:
     return f"{PROBE_WORDS.get(result.probe, f'Probe {result.probe}')} on {result.dataset}"
 
 
-def _interval_words(result: ProbeResult) -> str:
+def interval_words(result: ProbeResult) -> str:
+    """The interval with what was resampled, or why there is none."""
     interval = result.interval
-    if interval is None or math.isnan(interval.low):  # no draw gave a number
+    if interval is None:
         return "no interval"
+    if math.isnan(interval.low):  # one unit, or no draw gave a number
+        return f"no interval: {interval.units} {interval.unit} cannot say how others would differ"
     ends = f"{interval.low:.4f} to {interval.high:.4f}"
-    return f"{interval.level:.0%} interval {ends}, {interval.draws} bootstrap draws"
+    drawn = f"{interval.draws} bootstrap draws of {interval.units} {interval.unit}"
+    return f"{interval.level:.0%} interval {ends}, {drawn}"
 
 
 def _facts(result: ProbeResult) -> list[tuple[str, str]]:

@@ -111,6 +111,7 @@ def fewshot(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
 def tileset(data: TileSet, config: ProbeConfig) -> tuple[ProbeResult, ...]:
     """Linear, kNN and few-shot on the same tiles, and their mean."""
+    data = import_module("thinsection.probe.probes.tiles").check_all(data, config.protocol)
     three = [probe(data, config) for probe in (linear, knn, fewshot)]
     return (*three, tileset_result(three))
 

@@ -43,6 +43,7 @@ class Predictions:
     prediction: IndexArray  # (N,)
     probability: FloatVector | None = None  # (N, K) class scores that sum to 1
     groups: Groups | None = None  # of the rows: what is resampled; None: the rows themselves
+    repeats: IndexArray | None = None  # (R, N) predictions of each seed, where they are scored
     fold: IndexArray | None = None  # (N,) of the model that predicted a row; None: one model
 
     @property
@@ -73,6 +74,22 @@ class Predictions:
     def counts(self) -> Counts:
         """The confusion matrix, (K, K), rows truth."""
         return statistics.confusion_matrix(self.truth, self.prediction, len(self.class_names))
+
+    @property
+    def each(self) -> IndexArray:
+        """(R, N): what is scored, one row of it a seed."""
+        return self.prediction[None] if self.repeats is None else self.repeats
+
+    def score(self, metric: str, *, seed: int) -> tuple[float, Interval]:
+        """The mean over the seeds, with an interval over groups (rows)."""
+        return statistics.bootstrap_predictions(
+            self.truth,
+            self.each,
+            METRICS[metric],
+            num_classes=len(self.class_names),
+            seed=seed,
+            groups=self.groups,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,18 +243,21 @@ def classified(
     protocol: Protocol,
     details: dict[str, Any],
     probability: FloatVector | None = None,
+    repeats: IndexArray | None = None,
 ) -> ProbeResult:
     """The result of a tile probe from its predictions on the validation split."""
     guessed: dict[str, Any] = {"prediction": prediction, "probability": probability}
     names, val = data.class_names, data.val
+    guessed |= {"groups": val.groups, "repeats": repeats}
     rows = Predictions(class_names=names, ids=val.ids, truth=val.labels, **guessed)
+    score, interval = rows.score(metric, seed=protocol.seed)
     sizes = {"train_rows": len(data.train), "val_rows": len(data.val)}
     return ProbeResult(
         probe=probe,
         dataset=data.name,
         metric=metric,
-        score=float(METRICS[metric](rows.counts)),
-        interval=statistics.bootstrap_counts(rows.counts, METRICS[metric], seed=protocol.seed),
+        score=score,
+        interval=interval,
         protocol=protocol,
         details=details,
         facts={**sizes, "dim": int(data.train.embeddings.shape[1]), **data.facts, **data.hashes},
@@ -248,9 +268,7 @@ def classified(
 def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
     """The tile-set score: the mean of probes of the same rows.
 
-    Its interval resamples the rows for all at once.
-
-    Memory: 8 N K² + the bootstrap's block.
+    Its interval resamples the rows, or their groups, for all at once.
 
     Raises InvalidInputError: probes of other rows, or with other metrics.
     """
@@ -260,20 +278,16 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
     found = f"{sorted(metrics)} of {[r.dataset for r in results]}"
     require(alike, "results must be probes of the same rows with one metric", found)
 
-    def mean_score(weights: npt.NDArray) -> FloatVector:
-        def score(p: Predictions) -> FloatVector:
-            k = len(p.class_names)
-            cells = np.eye(k * k)[p.truth * k + p.prediction]  # (N, K²)
-            return METRICS[first.metric]((weights @ cells).reshape(len(weights), k, k))
-
-        return np.mean([score(p) for p in rows], axis=0)  # type: ignore[no-any-return]
-
-    first = results[0]
+    first, most = results[0], max(len(p.each) for p in rows)
+    # a probe of one seed stands beside each seed of the others
+    alike_many = [np.resize(p.each, (most, len(p.truth))) for p in rows]
+    every = replace(rows[0], repeats=np.concatenate(alike_many))
+    _, interval = every.score(first.metric, seed=first.protocol.seed)
     return replace(
         first,
         probe="tileset",
         score=float(np.mean([r.score for r in results])),
-        interval=statistics.bootstrap_rows(len(rows[0].ids), mean_score, seed=first.protocol.seed),
+        interval=interval,
         details={r.probe: r.score for r in results},
         predictions=None,
     )

@@ -1,18 +1,18 @@
 """Scores of predictions, folds exactly as the suites draw them, and bootstrap intervals, seeded.
 
-A resample of n rows with replacement is a multinomial count per row. For metrics of a confusion
-matrix the counts per cell are enough (the cells of a resample are multinomial too), so that the
-cost does not depend on n at all.
+A resample of n units (rows, or groups of them) with replacement is a count per unit; for metrics of
+a confusion matrix the units' own matrices are enough.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError, require
+from thinsection.probe.groups import Groups
 from thinsection.types import MIB
 
 Counts = npt.NDArray[np.int64]  # (..., K, K): rows truth, columns prediction
@@ -23,6 +23,7 @@ Scorer = Callable[[npt.NDArray], FloatVector]  # of B confusion matrices or sets
 
 DRAWS = 2000
 LEVEL = 0.95
+LOGIT_CLIP = 1e-4  # of a draw whose score lies at a bound, which has no logit
 BLOCK_BYTES = 64 * MIB  # of row weights at a time
 
 
@@ -222,6 +223,17 @@ def grouped_folds(
     return list(splitter.split(np.zeros(len(labels)), labels, groups=np.asarray(groups)))
 
 
+def first_fold(
+    labels: IndexArray, groups: Groups | None, *, folds: int, seed: int, class_names: Sequence[str]
+) -> tuple[Fold, str]:
+    """The first of folds over groups, where there are enough, else over rows; and that in words."""
+    if groups is not None and len({*groups.of_row}) >= folds:
+        words = f"fold 0 of {folds} over {groups.unit}, seed {seed}"
+        return grouped_folds(labels, groups.of_row, folds=folds, seed=seed)[0], words
+    fold = stratified_folds(labels, folds=folds, seed=seed, class_names=class_names)[0]
+    return fold, f"stratified fold 0 of {folds}, seed {seed}"
+
+
 def shuffled_folds(n: int, *, folds: int = 3, seed: int = 1337) -> list[Fold]:
     """arange(n) shuffled by default_rng(seed), cut by array_split; each part validates once.
 
@@ -236,61 +248,154 @@ def shuffled_folds(n: int, *, folds: int = 3, seed: int = 1337) -> list[Fold]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A percentile interval."""
+    """Where the score of other units, drawn as these were, is expected (see `bootstrap_rows`)."""
 
     low: float
     high: float
     level: float  # its coverage, 0.95 for 95 %
     draws: int  # resamples that gave a number (a draw without a class gives no AUROC)
     seed: int  # of the resamples
+    unit: str = "rows"  # what was resampled: patients, slides, cases, images or rows
+    units: int = 0  # how many there are
 
 
-def bootstrap_counts(counts: Counts, score: Scorer, *, seed: int) -> Interval:
-    """Interval of a score that maps confusion matrices (B, K, K) to (B,).
-
-    Memory: about 8 DRAWS K² bytes.
-    """
-    total, cells = int(counts.sum()), counts.ravel()
-    resampled = np.random.default_rng(seed).multinomial(total, cells / total, size=DRAWS)
-    return _interval(score(resampled.reshape(DRAWS, *counts.shape)), seed)
-
-
-def bootstrap_rows(num_rows: int, score: Scorer, *, seed: int) -> Interval:
+def bootstrap_rows(
+    num_rows: int,
+    score: Scorer,
+    *,
+    seed: int,
+    groups: Groups | None = None,
+    unit: str = "rows",
+    bounds: tuple[float, float] = (0.0, 1.0),
+) -> Interval:
     """Interval of a score that maps weights (B, N), how often each row was drawn, to (B,).
 
-    The result does not depend on the block size.
+    Rows of one group are drawn together: tiles of a slide are no independent witnesses. With n
+    units of resampling the interval is logit(score) ± t(n - 1) sqrt(n / (n - 1)) s, where s is the
+    standard deviation of the draws' logits: percentiles are too narrow for few units (coverage in
+    `tests/probe/test_coverage.py`). A score at a bound, where no draw differs, gets the bound that
+    n faultless units give: 0.025^(1/n).
+
+    Args:
+        num_rows: N.
+        score: of weights.
+        seed: of the draws; the result does not depend on the block size.
+        groups: of the rows; None draws rows.
+        unit: what a row is, where it is drawn by itself.
+        bounds: the least and the largest score there can be.
 
     Memory: BLOCK_BYTES of weights plus what `score` makes of them.
+
+    Source: t and sqrt(n / (n - 1)): Hesterberg, "What teachers should know about the bootstrap",
+    American Statistician 69 (2015), 4.3; 0.025^(1/n): Clopper and Pearson, Biometrika 26 (1934).
     """
-    rng = np.random.default_rng(seed)
-    block = max(1, BLOCK_BYTES // (8 * max(1, num_rows)))
+    codes = None if groups is None else groups.codes
+    units = num_rows if codes is None else int(codes.max()) + 1
 
-    def weights(draws: int) -> IndexArray:
-        drawn = (rng.integers(0, num_rows, num_rows) for _ in range(draws))
-        return np.stack([np.bincount(rows, minlength=num_rows) for rows in drawn])
+    def draw(rng: np.random.Generator, draws: int) -> IndexArray:
+        drawn = (rng.integers(0, units, units) for _ in range(draws))
+        found = np.stack([np.bincount(rows, minlength=units) for rows in drawn])
+        return found if codes is None else found[:, codes]
 
+    once, unit = np.ones(num_rows, dtype=np.int64), unit if groups is None else groups.unit
+    return _bootstrap(draw, once, score, seed=seed, unit=unit, units=units, bounds=bounds)
+
+
+def _bootstrap(
+    draw: Callable[[np.random.Generator, int], IndexArray],
+    given: IndexArray,
+    score: Scorer,
+    *,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    **known: Any,
+) -> Interval:
+    """The interval of resamples that `draw` gives, around the score of the weights as given."""
+    rng, point = np.random.default_rng(known["seed"]), float(score(given[None])[0])
+    block = max(1, BLOCK_BYTES // (8 * max(1, len(given))))
     sizes = (min(block, DRAWS - start) for start in range(0, DRAWS, block))
-    return _interval(np.concatenate([score(weights(size)) for size in sizes]), seed)
+    values = np.concatenate([score(draw(rng, size)) for size in sizes])
+    values = values[np.isfinite(values)]
+    low, high = _ends(point, values, known["units"], bounds)
+    return Interval(low=low, high=high, level=LEVEL, draws=len(values), **known)
 
 
-def bootstrap_folds(folds: Sequence[Fold], scores: Sequence[Scorer], *, seed: int) -> Interval:
+def _ends(
+    point: float, values: FloatVector, n: int, bounds: tuple[float, float]
+) -> tuple[float, float]:
+    """Of `bootstrap_rows`; NaN where one unit, or no draw with a number, is all there is."""
+    from scipy.stats import t
+
+    if n < 2 or not len(values) or not np.isfinite(point):
+        return np.nan, np.nan
+    tail = (1 - LEVEL) / 2
+    reach = t.ppf(1 - tail, n - 1) * np.sqrt(n / (n - 1))
+    least, width = bounds[0], bounds[1] - bounds[0]
+    if point in bounds and np.ptp(values) == 0:
+        low, high = (tail ** (1 / n), 1.0) if point == bounds[1] else (0.0, 1 - tail ** (1 / n))
+    else:
+        share = np.clip((np.r_[point, values] - least) / width, LOGIT_CLIP, 1 - LOGIT_CLIP)
+        logits = np.log(share / (1 - share))
+        low, high = 1 / (1 + np.exp(-logits[0] + np.array([reach, -reach]) * logits[1:].std()))
+    return min(point, float(least + width * low)), max(point, float(least + width * high))
+
+
+def bootstrap_predictions(
+    truth: IndexArray,
+    predictions: IndexArray,
+    score: Scorer,
+    *,
+    num_classes: int,
+    seed: int,
+    groups: Groups | None = None,
+) -> tuple[float, Interval]:
+    """The mean over C predictions (C, N) of a score of confusion matrices, and its interval.
+
+    Memory: 8 C K² a group, or a pattern of truth and predictions, + BLOCK_BYTES.
+    """
+    cells, n, unit = truth * num_classes + predictions, len(truth), "rows"
+    if groups is None:  # rows of one pattern of cells are alike: their number is drawn
+        _, units, times = np.unique(cells, axis=1, return_inverse=True, return_counts=True)
+    else:
+        units, unit, n = groups.codes, groups.unit, len(set(groups.of_row))
+        times = np.ones(n, dtype=np.int64)
+    counts = np.zeros((len(cells), len(times), num_classes**2))
+    for tally, cell, prediction in zip(counts, cells, predictions, strict=True):
+        confusion_matrix(truth, prediction, num_classes)  # whose checks the cells need
+        np.add.at(tally, (units.ravel(), cell), 1)
+    counts /= times[:, None]
+
+    def mean_score(weights: npt.NDArray) -> FloatVector:
+        of_each = [score((weights @ t).reshape(-1, num_classes, num_classes)) for t in counts]
+        return np.mean(of_each, axis=0)  # type: ignore[no-any-return]
+
+    def draw(rng: np.random.Generator, draws: int) -> IndexArray:
+        return rng.multinomial(n, times / n, size=draws)
+
+    interval = _bootstrap(draw, times, mean_score, seed=seed, unit=unit, units=n)
+    return float(mean_score(times[None])[0]), interval
+
+
+def bootstrap_folds(
+    folds: Sequence[Fold],
+    scores: Sequence[Scorer],
+    *,
+    seed: int,
+    groups: Groups | None = None,
+    unit: str = "cases",
+) -> Interval:
     """Interval of the mean over folds of a score of each fold's own validation rows.
 
-    All validation rows are resampled together; rows of two models are never ranked against each
-    other. Memory: as `bootstrap_rows`.
+    All validation rows are resampled together, a row (group) of several folds (repeats) as one;
+    rows of two models are never ranked against each other. Memory: as `bootstrap_rows`.
     """
-    edges = np.cumsum([0, *(len(val) for _, val in folds)])
-    parts = [(score, slice(*edge)) for score, edge in zip(scores, pairwise(edges), strict=True)]
+    rows = np.unique(np.concatenate([val for _, val in folds]))
+    parts = [
+        (score, np.searchsorted(rows, val)) for score, (_, val) in zip(scores, folds, strict=True)
+    ]
 
     def mean_score(weights: npt.NDArray) -> FloatVector:
         mean: FloatVector = np.mean([f(weights[:, part]) for f, part in parts], axis=0)
         return mean
 
-    return bootstrap_rows(int(edges[-1]), mean_score, seed=seed)
-
-
-def _interval(values: FloatVector, seed: int) -> Interval:
-    finite = values[np.isfinite(values)]
-    tail = 50 * (1 - LEVEL)
-    low, high = np.percentile(finite, [tail, 100 - tail]) if len(finite) else (np.nan, np.nan)
-    return Interval(low=float(low), high=float(high), level=LEVEL, draws=len(finite), seed=seed)
+    of_rows = None if groups is None else groups.take(rows)
+    return bootstrap_rows(len(rows), mean_score, seed=seed, groups=of_rows, unit=unit)

@@ -21,6 +21,7 @@ from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data import files
 from thinsection.probe.data.files import TEST, TRAIN, TextRow, check, read_embeddings, split_name
 from thinsection.probe.data.sets import CaseSet, Embeddings, SurvivalSet
+from thinsection.probe.groups import CASE_COLUMNS, Groups, group_rows
 from thinsection.probe.protocol import Protocol
 from thinsection.probe.statistics import Fold
 
@@ -40,20 +41,23 @@ class CaseTable:
     rows: tuple[TextRow, ...]  # the first of each case
     columns: tuple[str, ...]  # of the label, or of the event and the time
     label_names: Mapping[str, str] = field(default_factory=dict)  # of label values, where known
+    groups: Groups  # the patients of the cases
     folds: tuple[Fold, ...] | None = None  # of the file
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def load_case_table(path: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
-    """A Patho-Bench task folder, or a table."""
+def load_case_table(
+    path: Path, protocol: Protocol, *, survival: bool, sample: str = "case"
+) -> CaseTable:
+    """A Patho-Bench task folder, or a table whose `sample` ('case', 'slide') has a vector each."""
     if path.is_dir():
         return _pathobench(path, protocol, survival=survival)
     columns = ("event", "time") if survival else ("label",)
     rows = files.read_rows(path, ("slide_id", *columns))
-    key = "case_id" if "case_id" in rows[0] else "slide_id"
     if "split" in rows[0]:
         rows = [r for r in rows if split_name(r["split"], str(path)) != TEST]
     facts = {"table": path.name, "split_rule": "the protocol's folds"}
+    key = "slide_id" if sample == "slide" else None
     cases = _group(rows, key, columns, name=path.stem, facts=facts)
     return _with_folds(cases, [c for c in rows[0] if c.startswith("fold_")], path)
 
@@ -115,21 +119,33 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
-def _group(rows: Sequence[TextRow], key: str, columns: tuple[str, ...], **known: Any) -> CaseTable:
-    """One entry per case; all rows of a case must agree on its label and folds."""
-    name, cases = known["name"], defaultdict(list)
-    for row in rows:
-        cases[row[key]].append(row)
-    check(cases, "table must leave cases to train on", f"none in {name!r}")
+def _group(
+    rows: Sequence[TextRow], key: str | None, columns: tuple[str, ...], **known: Any
+) -> CaseTable:
+    """One entry per case (or value of `key`); its rows must agree on its label and folds."""
+    name, cases = known["name"], defaultdict[str, list[TextRow]](list)
+    check(rows, "table must leave cases to train on", f"none in {name!r}")
+    slide_rows = [(slide, row) for row in rows for slide in _slide_ids(row["slide_id"])]
+    column = next((c for c in CASE_COLUMNS if c in rows[0]), None)
+    of_slides = [row[column] for _, row in slide_rows] if column else ()
+    whose = group_rows([slide for slide, _ in slide_rows], of_slides, where=repr(name))
+    patients: dict[str, str] = {}  # of the cases
+    for (_, row), patient in zip(slide_rows, whose.of_row, strict=True):
+        case = (row[key] if key else "") or patient
+        patients.setdefault(case, patient)
+        if not (cases[case] and cases[case][-1] is row):  # a row may list several slides
+            cases[case].append(row)
     agree = [*columns, *(c for c in rows[0] if c.startswith("fold_"))]
     for (case, group), column in product(cases.items(), agree):
         values = list(dict.fromkeys(r[column] for r in group))
         found = f"{values[0]!r} and {values[-1]!r} for {case!r} in {name!r}"
-        check(len(values) == 1, f"{column} must be the same in all rows of a case", found)
+        rule = f"{column} must be the same in all rows of a case"
+        check(len(values) == 1, rule, f"{found}; or pass --sample slide")
     groups = cases.values()
     slides = tuple(tuple(s for r in rows for s in _slide_ids(r["slide_id"])) for rows in groups)
     first = tuple(rows[0] for rows in groups)
-    return CaseTable(ids=tuple(cases), slides=slides, rows=first, columns=columns, **known)
+    known |= {"slides": slides, "groups": Groups(whose.unit, tuple(patients.values()))}
+    return CaseTable(ids=tuple(cases), rows=first, columns=columns, **known)
 
 
 def _slide_ids(text: str) -> list[str]:
@@ -143,7 +159,7 @@ def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
 
     Memory: one slide's embeddings + 4 n D.
     """
-    table = load_case_table(path, config.protocol, survival=False)
+    table = load_case_table(path, config.protocol, survival=False, sample=config.data.sample)
     known, values = table.label_names, [r[table.columns[0]] for r in table.rows]
     # pandas writes whole numbers of a column with gaps as '1.0'
     texts = [known.get(v) or known.get(v.removesuffix(".0"), v) for v in values]
@@ -160,7 +176,7 @@ def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
 
 def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
     """Cases with event and time; memory as of `load_cases`."""
-    table = load_case_table(path, config.protocol, survival=True)
+    table = load_case_table(path, config.protocol, survival=True, sample=config.data.sample)
     event_column, time_column = table.columns
     try:
         event = np.array([_FLAGS[r[event_column].lower()] for r in table.rows])
@@ -179,8 +195,10 @@ def _common(table: CaseTable, config: ProbeConfig) -> dict[str, Any]:
         raise ConfigError(f"embeddings must be a folder of slides, got {folder}; {remedy}")
     by_slide = files.slide_files(folder, [s for slides in table.slides for s in slides])
     of_case = tuple(tuple(by_slide[s] for s in slides) for slides in table.slides)
-    shared = {name: getattr(table, name) for name in ("name", "ids", "folds", "facts")}
+    names = ("name", "ids", "folds", "facts", "groups")
+    shared = {name: getattr(table, name) for name in names}
     shared["facts"] = {**table.facts, **files.probed(next(iter(by_slide.values())))}
+    shared["allow_leakage"] = config.data.allow_leakage
     return {**shared, "files": of_case, "vectors": mean_vectors(of_case, read_embeddings)}
 
 

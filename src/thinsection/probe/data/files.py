@@ -23,7 +23,7 @@ from thinsection.pipeline.records import RECORDS
 from thinsection.probe.data.sets import Embeddings, Labels
 from thinsection.probe.statistics import Fold
 from thinsection.slide.readers import slide_suffixes
-from thinsection.store.ledger import LEDGER_NAME, SLIDES
+from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
 
 TextRow = Mapping[str, str]
 TRAIN, VAL, TEST = "train", "val", "test"
@@ -250,6 +250,14 @@ def _features(path: Path, kind: str) -> list[Path]:
     """Folders of embeddings in a results folder, or in the folder of one of its tile grids."""
     found = [p for depth in ("", "*/") for p in path.glob(f"{depth}{kind}_*")]
     return sorted(p for p in found if any(p.glob("*.h5")))
+
+
+def known_patient(path: Path, slide_id: str) -> str:
+    """The patient that the results folder around a slide's file knows; '' where it has none."""
+    for folder in path.parents[1:3]:  # of <grid>/features_<encoder>/<slide_id>.h5
+        if patient := load_ledger(folder, slide_id).slide.get("patient_id"):
+            return str(patient)
+    return ""
 
 
 def find_tile_files(path: Path) -> list[Path]:

@@ -5,6 +5,7 @@ Official test splits stay shut. docs/probes.md tells what each layout looks for.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ from thinsection.errors import DatasetError, rewording
 from thinsection.probe.data import files
 from thinsection.probe.data.files import FOLDS, TRAIN, VAL
 from thinsection.probe.data.sets import Embeddings, ImageRef, LabelledRows, Labels, TileSet
-from thinsection.probe.statistics import IndexArray, grouped_folds, stratified_folds
+from thinsection.probe.groups import group_rows
+from thinsection.probe.statistics import IndexArray, first_fold
 from thinsection.types import MIB, RgbArray
 
 if TYPE_CHECKING:
@@ -51,9 +53,8 @@ def load_folder(root: Path, *, seed: int = 1337) -> LabelledRows:
     if splits or len(names) < 2:
         looked_for = ["train/<class>/* and val/<class>/*", "<class>/* (at least two classes)"]
         raise files.unexpected(root, "one folder per class", looked_for)
-    fold = stratified_folds(labels, folds=FOLDS, seed=seed, class_names=names)[0]
-    facts = {"split_rule": f"stratified fold 0 of {FOLDS}, seed {seed}"}
-    return LabelledRows(root.name, names, labels, fold, facts, images=images)
+    fold, rule = first_fold(labels, None, folds=FOLDS, seed=seed, class_names=names)
+    return LabelledRows(root.name, names, labels, fold, {"split_rule": rule}, images=images)
 
 
 def load_bracs(root: Path, *, seed: int = 1337) -> LabelledRows:
@@ -71,7 +72,9 @@ def load_bracs(root: Path, *, seed: int = 1337) -> LabelledRows:
             looked_for = [f"{name}/*.png" for name in BRACS_CLASSES]
             raise files.unexpected(folder, "BRACS_RoI", looked_for)
         parts.append(part)
-    return _published("bracs", BRACS_CLASSES, *parts, rule="published train and val")
+    data = _published("bracs", BRACS_CLASSES, *parts, rule="published train and val")
+    slides = ["_".join(image.path.name.split("_")[:2]) for image in data.images]  # BRACS_<slide>
+    return replace(data, groups=group_rows(slides, where=repr(str(base))))
 
 
 def load_breakhis(root: Path, *, seed: int = 1337) -> LabelledRows:
@@ -90,10 +93,10 @@ def load_breakhis(root: Path, *, seed: int = 1337) -> LabelledRows:
         texts |= dict.fromkeys(found, name)
     names, labels = files.encode_labels([*texts.values()], str(base))
     patients = [breakhis_patient(path.name) for path in texts]
-    fold = grouped_folds(labels, patients, folds=FOLDS, seed=seed)[0]
-    facts = {"split_rule": f"fold 0 of {FOLDS} over patients, seed {seed}"}
-    images = [*map(ImageRef, texts)]
-    return LabelledRows("break_his", names, labels, fold, facts, images=images)
+    groups = group_rows((), patients, where=repr(str(base)))
+    fold, rule = first_fold(labels, groups, folds=FOLDS, seed=seed, class_names=names)
+    facts, images = {"split_rule": rule}, [*map(ImageRef, texts)]
+    return LabelledRows("break_his", names, labels, fold, facts, images=images, groups=groups)
 
 
 def breakhis_patient(file_name: str) -> str:
@@ -116,8 +119,8 @@ def load_mhist(root: Path, *, seed: int = 1337) -> LabelledRows:
     paths = [images / r["Image Name"] for r in rows]
     if absent := [str(path) for path in paths if not path.is_file()]:
         raise DatasetError(f"image must exist, got {absent[0]!r}, named in {str(table)!r}")
-    fold = stratified_folds(labels, folds=FOLDS, seed=seed, class_names=names)[0]
-    rule = f"published train partition, stratified fold 0 of {FOLDS} validates, seed {seed}"
+    fold, drawn = first_fold(labels, None, folds=FOLDS, seed=seed, class_names=names)
+    rule = f"published train partition, {drawn} validates"
     refs = [*map(ImageRef, paths)]
     return LabelledRows("mhist", names, labels, fold, {"split_rule": rule}, images=refs)
 

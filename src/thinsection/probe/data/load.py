@@ -8,7 +8,7 @@ px. Test rows are never opened.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,9 +19,15 @@ from thinsection.errors import ConfigError, DatasetError, rewording
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data import files, images, sets
 from thinsection.probe.data.files import FOLDS, TEST, check
-from thinsection.probe.data.sets import LabelledRows, RobustnessSet, TileSet, ValueSet
-from thinsection.probe.groups import CASE_COLUMNS, table_groups
-from thinsection.probe.statistics import grouped_folds, stratified_folds
+from thinsection.probe.data.sets import (
+    LabelledRows,
+    RobustnessSet,
+    TileSet,
+    ValueSet,
+    check_tile_set,
+)
+from thinsection.probe.groups import CASE_COLUMNS, group_rows, table_groups
+from thinsection.probe.statistics import first_fold, grouped_folds
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.types import CoordsL0
 
@@ -32,7 +38,16 @@ PATH_COLUMNS = ("embeddings", "path", "image")
 LABEL_COLUMNS = ("label", "target")
 ROBUSTNESS_COLUMNS = ("slide_id", "biological_class", "medical_center")
 Ring = npt.NDArray[np.float64]  # (M, 2), x and y in level-0 px
-Labelled = tuple[str, str | None]  # label and split of a tile
+
+
+class Labelled(NamedTuple):
+    """What is said of a tile."""
+
+    label: str
+    split: str | None  # 'train', 'val', 'test'
+    case_id: str = ""
+
+
 Places = dict[tuple[int, int], Labelled]  # by top-left corner, level-0 px
 Picked = dict[int, Labelled]  # by row of the tiles file
 
@@ -41,11 +56,15 @@ def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
     """Labelled tile embeddings of a path; images are embedded by the configuration's encoder.
 
     Memory: 12 N D at most while rows are split, 4 N D after; the largest file.
+
+    Raises DatasetError: see `check_tile_set`.
     """
     rows = _labelled_rows(path, config)
     if rows.embeddings is not None:
-        return rows.tile_set(rows.embeddings.__getitem__)
-    return images.embed_rows(rows, _encoder(config), batch_size=config.compute.batch_size)
+        data = rows.tile_set(rows.embeddings.__getitem__)
+    else:
+        data = images.embed_rows(rows, _encoder(config), batch_size=config.compute.batch_size)
+    return check_tile_set(replace(data, allow_leakage=config.data.allow_leakage))
 
 
 def image_rows(path: Path, config: ProbeConfig) -> tuple[LabelledRows, "TileEncoder"]:
@@ -98,18 +117,18 @@ def load_manifest(
         rows = [r for r in rows if files.split_name(r["split"], where) != TEST]
     names, labels = files.encode_labels([r[label_column] for r in rows], where)
     paths = [embeddings or (root or table.parent) / r[path_column] for r in rows]
+    groups = table_groups(rows, repr(where))
     if has_split:
         remedy = f"; leave the column out to have one of {FOLDS} folds validate"
         splits = [files.split_name(r["split"], where) for r in rows]
         fold, rule = files.split_fold(splits, repr(where), remedy), "split column"
     else:
-        fold = stratified_folds(labels, folds=FOLDS, seed=seed, class_names=names)[0]
-        rule = f"stratified fold 0 of {FOLDS}, seed {seed}"
+        fold, rule = first_fold(labels, groups, folds=FOLDS, seed=seed, class_names=names)
     facts = {"split_rule": rule, "manifest": table.name}
     suffixes = {p.suffix.lower() for p in paths}
     if suffixes <= set(images.IMAGE_SUFFIXES):
         refs = [*map(sets.ImageRef, paths)]
-        return LabelledRows(table.stem, names, labels, fold, facts, images=refs)
+        return LabelledRows(table.stem, names, labels, fold, facts, images=refs, groups=groups)
     if not suffixes <= set(files.EMBEDDING_SUFFIXES):
         of_images, of_tiles = ", ".join(images.IMAGE_SUFFIXES), ", ".join(files.EMBEDDING_SUFFIXES)
         rule = f"files must be all images ({of_images}) or all embeddings ({of_tiles})"
@@ -120,7 +139,7 @@ def load_manifest(
     files_of = [table.stem if embeddings else p.name for p in paths]
     named = [f"{name}:{row}" if row else name for name, row in zip(files_of, given, strict=True)]
     ids = [r.get("origin") or name for r, name in zip(rows, named, strict=True)]
-    return LabelledRows(table.stem, names, labels, fold, facts, vectors, ids)
+    return LabelledRows(table.stem, names, labels, fold, facts, vectors, ids, groups=groups)
 
 
 def _present(rows: Sequence[files.TextRow], names: Sequence[str], table: Path) -> str:
@@ -137,6 +156,7 @@ class LabelledRegion:
     label: str
     slide_id: str | None  # None where there is only one slide
     split: str | None  # 'train', 'val', 'test'
+    case_id: str
     rings: tuple[Ring, ...]  # outer rings and holes: inside is inside an odd number of them
 
     def holds(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
@@ -174,15 +194,16 @@ def _region(feature: Any, number: int, path: Path) -> LabelledRegion:
     rings = [np.asarray(ring, dtype=np.float64)[:, :2] for polygon in polygons for ring in polygon]
     if (split := properties.get("split")) is not None:
         split = files.split_name(str(split), str(path))
-    return LabelledRegion(str(label), properties.get("slide_id"), split, tuple(rings))
+    case = str(properties.get("case_id") or "")
+    return LabelledRegion(str(label), properties.get("slide_id"), split, case, tuple(rings))
 
 
 def load_regions(tile_files: Sequence[Path], labels: Path, *, seed: int = 1337) -> LabelledRows:
     """The labelled tiles of the slides, and how they are split for a probe.
 
     A `split` property or column decides; without it one of three folds validates: over slides
-    where there are at least three with labels, else over tiles (neighbours of validation tiles are
-    then trained on, and the facts say so).
+    (patients, where they are known) if there are at least three with labels, else over tiles:
+    neighbours of validation tiles are then trained on, which `check_tile_set` refuses.
 
     Memory: 8 N D for N labelled tiles; one slide's file.
     """
@@ -190,29 +211,26 @@ def load_regions(tile_files: Sequence[Path], labels: Path, *, seed: int = 1337) 
     encoders = {(s.encoder, s.embeddings.shape[1]) for s in slides}
     mixed = ", ".join(sorted(f"{name or 'unnamed'} ({dim}-d)" for name, dim in encoders))
     check(len(encoders) < 2, "slides must come from one encoder", f"{mixed}; probe them apart")
-    texts = [label for s in slides for label, _ in s.labels]
+    texts = [tile.label for s in slides for tile in s.labels]
     found = f"{len(texts)} tiles of {len(slides)} slides in {str(labels)!r}"
     rule = "labels must put tiles into at least two classes"
     check(len(set(texts)) >= 2, rule, f"{sorted(set(texts))} for {found}")
     names, codes = files.encode_labels(texts, str(labels))
     of_slide = [s.name for s in slides for _ in s.labels]
-    splits = [split for s in slides for _, split in s.labels]
+    cases = [tile.case_id or s.patient_id for s in slides for tile in s.labels]
+    groups = group_rows(of_slide, cases, where=repr(str(labels)))
+    splits = [tile.split for s in slides for tile in s.labels]
     if any(splits):
         if not all(splits):
             raise DatasetError("split must be given for every labelled region or tile, or for none")
         fold, rule = files.split_fold(splits, "the labels"), "split of the labels"
-    elif len(set(of_slide)) >= FOLDS:
-        fold = grouped_folds(codes, of_slide, folds=FOLDS, seed=seed)[0]
-        rule = f"fold 0 of {FOLDS} over slides, seed {seed}"
     else:
-        fold = stratified_folds(codes, folds=FOLDS, seed=seed, class_names=names)[0]
-        flatters = "train and validation tiles share slides and neighbours, so the score flatters"
-        rule = f"stratified fold 0 of {FOLDS} over tiles, seed {seed}: {flatters}"
+        fold, rule = first_fold(codes, groups, folds=FOLDS, seed=seed, class_names=names)
     facts = {"split_rule": rule, "labels": labels.name, "slides": len(set(of_slide))}
     facts |= files.probed(tile_files[0])
     ids = [f"{s.name}:{x}x{y}" for s in slides for x, y in s.coords_l0.tolist()]
     vectors = np.concatenate([s.embeddings for s in slides])
-    return LabelledRows(labels.stem, names, codes, fold, facts, vectors, ids)
+    return LabelledRows(labels.stem, names, codes, fold, facts, vectors, ids, groups=groups)
 
 
 class _SlideTiles(NamedTuple):
@@ -220,6 +238,7 @@ class _SlideTiles(NamedTuple):
 
     name: str
     encoder: str | None
+    patient_id: str  # of the results folder's ledger; '' where it has none
     coords_l0: CoordsL0
     embeddings: sets.Embeddings
     labels: list[Labelled]
@@ -249,7 +268,8 @@ def _labelled_tiles(tile_files: Sequence[Path], labels: Path) -> list[_SlideTile
         found = _by_place(table.get(name, {}), coords, name) if is_table else by_region
         rows = sorted(found)
         vectors, picked = features[rows].astype(np.float32), [found[row] for row in rows]
-        slides.append(_SlideTiles(name, encoder, coords[rows], vectors, picked))
+        patient = files.known_patient(path, name)
+        slides.append(_SlideTiles(name, encoder, patient, coords[rows], vectors, picked))
     seen = [s.name for s in slides]
     named = {*table, *(region.slide_id for region in regions if region.slide_id)}
     unknown = ", ".join(sorted(map(repr, named - set(seen))))
@@ -272,9 +292,11 @@ def _by_region(
         if region.slide_id not in (None, name) or region.split == TEST:
             continue
         for i in np.flatnonzero(region.holds(centres)).tolist():
-            other = picked.setdefault(i, (region.label, region.split))
-            if other != (region.label, region.split):
-                both = f"{other[0]!r} and {region.label!r} at {coords_l0[i].tolist()} in {name!r}"
+            own = Labelled(region.label, region.split, region.case_id)
+            if (other := picked.setdefault(i, own)) != own:
+                both = (
+                    f"{other.label!r} and {region.label!r} at {coords_l0[i].tolist()} in {name!r}"
+                )
                 raise DatasetError(f"a tile must lie in one class and split, got {both}")
     return picked
 
@@ -291,7 +313,8 @@ def _read_table(path: Path) -> dict[str, Places]:
         except ValueError:
             found = f"{row['x']!r}, {row['y']!r} in {str(path)!r}"
             raise DatasetError(f"x and y must be whole level-0 px, got {found}") from None
-        by_slide.setdefault(row["slide_id"], {})[place] = (row["label"], split)
+        case = next((row[name] for name in CASE_COLUMNS if row.get(name)), "")
+        by_slide.setdefault(row["slide_id"], {})[place] = Labelled(row["label"], split, case)
     return by_slide
 
 
@@ -368,7 +391,8 @@ def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
         vectors = files.gather_rows([file] * len(rows), index, path)
         facts = {"table": path.name, "embedding": file.name}
     columns = {name: tuple(r[name] for r in rows) for name in ROBUSTNESS_COLUMNS}
-    return RobustnessSet(name=path.stem, embeddings=vectors, facts=facts, **columns)
+    groups = table_groups(rows, repr(str(path)))
+    return RobustnessSet(name=path.stem, embeddings=vectors, facts=facts, groups=groups, **columns)
 
 
 def _encoder(config: ProbeConfig) -> "TileEncoder":

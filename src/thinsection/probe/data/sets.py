@@ -30,6 +30,7 @@ class Split:
     embeddings: Embeddings  # finite
     labels: Labels
     ids: tuple[str, ...]  # a name per row, for the table of predictions
+    groups: Groups | None = None  # whose the rows are; None where nobody knows
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -44,6 +45,7 @@ class TileSet:
     train: Split
     val: Split
     facts: dict[str, Any] = field(default_factory=dict)  # for the result file: source, split, ...
+    allow_leakage: bool = False  # whether train and val may share patients, slides or rows
 
     @property
     def num_classes(self) -> int:
@@ -84,6 +86,7 @@ class LabelledRows:
     embeddings: Embeddings | None = None
     ids: Sequence[str] = ()  # (N,), of embeddings; images have names
     images: Sequence[ImageRef] = ()
+    groups: Groups | None = None
 
     def __post_init__(self) -> None:
         if self.embeddings is not None:
@@ -92,9 +95,12 @@ class LabelledRows:
     def tile_set(self, read: Callable[[IndexArray], Embeddings], **facts: Any) -> TileSet:
         """The embeddings that `read` gives of the fold's rows, with further facts."""
         ids = self.ids or [image.name for image in self.images]
-        train, val = (
-            make_split(read(rows), self.labels[rows], [ids[i] for i in rows]) for rows in self.fold
-        )
+
+        def part(rows: IndexArray) -> Split:
+            groups = self.groups and self.groups.take(rows)
+            return make_split(read(rows), self.labels[rows], [ids[i] for i in rows], groups=groups)
+
+        train, val = map(part, self.fold)
         facts, names = {**self.facts, **facts}, self.class_names
         return TileSet(name=self.name, class_names=names, train=train, val=val, facts=facts)
 
@@ -114,6 +120,8 @@ class _Cases:
     vectors: Embeddings  # (n, D)
     files: tuple[tuple[Path, ...], ...] = ()  # of each case's embeddings; () for given vectors
     folds: tuple[Fold, ...] | None = None  # the dataset's own; None lets the protocol draw them
+    groups: Groups | None = None  # the patients of the cases; None: each case is its own
+    allow_leakage: bool = False  # whether the parts of a fold may share patients or vectors
     facts: dict[str, Any] = field(default_factory=dict)  # for the result file
 
     def _check(self, *columns: str) -> None:
@@ -123,10 +131,28 @@ class _Cases:
         require(fits, "vectors must be (n, D), one a case", f"{shape} for {n} cases")
         twice = next((i for i, times in Counter(self.ids).items() if times > 1), None)
         require(twice is None, "case ids must be distinct", f"{twice!r} twice")
-        check_finite(self.vectors, self.ids)
+        check_vectors(self.vectors, self.ids)
         shapes = [getattr(self, name).shape for name in columns]
         found = f"{' and '.join(map(str, shapes))} for {n} cases"
         require({*shapes} == {(n,)}, f"{' and '.join(columns)} must be one a case", found)
+
+    @property
+    def together(self) -> tuple[str, ...]:
+        """The patients, where one of them has several cases; else ()."""
+        of_row = self.groups.of_row if self.groups else ()
+        return of_row if len({*of_row}) < len(of_row) else ()
+
+    def leakage(self, folds: Sequence[Fold]) -> str:
+        """What the parts of any fold share; raises DatasetError where that is not allowed."""
+        labels, groups = np.zeros(len(self.ids), dtype=np.int64), self.groups
+
+        def part(rows: IndexArray) -> Split:
+            ids, of_rows = tuple(self.ids[i] for i in rows), groups and groups.take(rows)
+            x, y = self.vectors[rows], labels[rows]
+            return Split(embeddings=x, labels=y, ids=ids, groups=of_rows)
+
+        parts = [(part(train), part(val)) for train, val in folds]
+        return check_leakage(parts, self.name, allowed=self.allow_leakage, rows="cases")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +190,7 @@ class RobustnessSet:
     biological_class: tuple[str, ...]
     medical_center: tuple[str, ...]
     slide_id: tuple[str, ...]
+    groups: Groups | None = None  # None: the slides
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -182,7 +209,11 @@ class ValueSet:
 
 
 def make_split(
-    embeddings: npt.ArrayLike, labels: npt.ArrayLike, ids: Sequence[str] | None = None
+    embeddings: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    ids: Sequence[str] | None = None,
+    *,
+    groups: Groups | None = None,
 ) -> Split:
     """A checked split.
 
@@ -196,8 +227,10 @@ def make_split(
     require(len(x) == n, "embeddings and labels must have the same N", found)
     names = tuple(map(str, range(n)) if ids is None else ids)
     require(len(names) == n, "ids must be one a row", f"{len(names)} for {n} rows")
+    found = f"{len(groups.of_row) if groups else n} for {n} rows"
+    require(groups is None or len(groups.of_row) == n, "groups must be one a row", found)
     check_finite(x, names)
-    return Split(embeddings=x, labels=y.astype(np.int64), ids=names)
+    return Split(embeddings=x, labels=y.astype(np.int64), ids=names, groups=groups)
 
 
 def data_hashes(embeddings: Sequence[npt.NDArray], rows: Any) -> dict[str, str]:
@@ -216,13 +249,35 @@ def check_finite(embeddings: Embeddings, ids: Sequence[str]) -> None:
     """
     bad = np.flatnonzero(~np.isfinite(embeddings.sum(axis=1, dtype=np.float64)))
     if len(bad):
-        shown = ", ".join(repr(ids[i]) for i in bad[:3]) + (", ..." if len(bad) > 3 else "")
+        shown = _some([ids[i] for i in bad.tolist()])
         found = f"NaN or inf in {len(bad)} of {len(ids)} rows ({shown}); embed these again, in fp32"
         raise InvalidInputError(f"embeddings must be finite, got {found}")
 
 
-def check_tile_set(data: TileSet) -> None:
-    """Raises DatasetError where the splits do not fit each other or the classes."""
+def check_vectors(embeddings: Embeddings, ids: Sequence[str]) -> None:
+    """Raises InvalidInputError: not finite, all rows alike, or rows of zeros.
+
+    Memory: N D bytes.
+    """
+    check_finite(embeddings, ids)
+    alike = len(embeddings) > 1 and bool((embeddings == embeddings[0]).all())
+    remedy = f"{len(embeddings)} times the same; see what the encoder was given"
+    require(not alike, "embeddings must differ between rows", remedy)
+    zero = np.flatnonzero(~embeddings.any(axis=1))
+    found = f"zeros in {len(zero)} of {len(ids)} rows ({_some([ids[i] for i in zero.tolist()])})"
+    require(not len(zero), "embeddings must not be zero", found)
+
+
+def check_tile_set(data: TileSet) -> TileSet:
+    """The set with what its parts share among the facts.
+
+    Raises:
+        DatasetError: parts that do not fit each other or the classes, validation of one class, or
+            rows, slides or patients in both parts where that is not allowed.
+        InvalidInputError: embeddings that are constant or zero.
+    """
+    if "leakage" in data.facts:  # checked before
+        return data
     k, where = data.num_classes, f"in {data.name!r}"
     widths = [str(split.embeddings.shape[1]) for split in (data.train, data.val)]
     check = partial(require, error=DatasetError)
@@ -232,10 +287,54 @@ def check_tile_set(data: TileSet) -> None:
         low, high = split.labels.min(), split.labels.max()
         rule = f"labels of {name} must lie in 0..{k - 1}"
         check(low >= 0 and high < k, rule, f"{low}..{high} {where}")
+        check_vectors(split.embeddings, split.ids)
     absent = sorted(set(range(k)) - set(data.train.labels.tolist()))
     missing = f" (none of {', '.join(data.class_names[c] for c in absent)})" if absent else ""
     rule = "train must hold at least two classes, each with rows"
     check(k >= 2 and not absent, rule, f"{k - len(absent)} of {k}{missing} {where}")
+    only = (
+        f"only {data.class_names[data.val.labels[0]]!r} {where}; split by patients of every class"
+    )
+    check(len(set(data.val.labels.tolist())) > 1, "val must hold at least two classes", only)
+    said = check_leakage([(data.train, data.val)], data.name, allowed=data.allow_leakage)
+    return replace(data, facts={**data.facts, "leakage": said})
+
+
+def check_leakage(
+    parts: Sequence[tuple[Split, Split]], name: str, *, allowed: bool, rows: str = "rows"
+) -> str:
+    """What train and validation share, in words; of several folds the first that shares anything.
+
+    Memory: 24 N, and the rows whose sums are equal.
+
+    Raises DatasetError: they share patients, slides or identical rows, and that is not allowed.
+    """
+    for train, val in parts:
+        shared = train.groups.shared(val.groups) if train.groups and val.groups else {}
+        shared[f"identical {rows}"] = [val.ids[i] for i in identical_rows(train, val)]
+        told = [f"{len(ids)} {kind} ({_some(ids)})" for kind, ids in shared.items() if ids]
+        rule = "train and validation must share no patient, slide or row"
+        remedy = f"in {name!r}; split by patient, or pass --allow-leakage"
+        require(allowed or not told, rule, f"{', '.join(told)} {remedy}", error=DatasetError)
+        if told:
+            return f"train and validation share {', '.join(told)}: the score flatters; allowed"
+    units = {train.groups.unit if train.groups else None for train, _ in parts}
+    known = f"no {' or '.join(map(str, units))} and no identical {rows}"
+    unknown = f"no identical {rows}; whose they are is not known (no case_id, no slide_id)"
+    return f"train and validation share {unknown if None in units else known}"
+
+
+def identical_rows(train: Split, val: Split) -> IndexArray:
+    """Rows of val whose embeddings occur in train, bit for bit."""
+    sums = [split.embeddings.sum(axis=1, dtype=np.float64) for split in (train, val)]
+    near = [np.flatnonzero(np.isin(a, b)) for a, b in (sums, sums[::-1])]
+    there = {train.embeddings[i].tobytes() for i in near[0]}
+    found = [i for i in near[1] if val.embeddings[i].tobytes() in there]
+    return np.array(found, dtype=np.int64)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
 
 
 def draw_rows(labels: Labels, most: int, *, seed: int) -> IndexArray:

@@ -64,8 +64,8 @@ def _label_folds(cases: CaseSet, protocol: Protocol) -> Folds:
 
     Raises DatasetError: a part of a fold lacks a class, so that it can neither train nor score.
     """
-    names, drawn = cases.class_names, {"folds": protocol.folds, "seed": protocol.seed}
-    folds = cases.folds or statistics.stratified_folds(cases.labels, class_names=names, **drawn)
+    names, draw = cases.class_names, statistics.stratified_folds
+    folds = _folds(cases, protocol, cases.labels, partial(draw, cases.labels, class_names=names))
     for i, fold in enumerate(folds):
         for part, rows in zip(("train", "validation"), fold, strict=True):
             absent = set(range(len(names))) - set(cases.labels[rows].tolist())
@@ -73,6 +73,24 @@ def _label_folds(cases: CaseSet, protocol: Protocol) -> Folds:
             missing = ", ".join(names[c] for c in sorted(absent))
             found = f"none of {missing} in fold {i} of {cases.name!r}"
             require(not absent, rule, found, error=DatasetError)
+    return folds
+
+
+def _folds(
+    cases: CaseSet | SurvivalSet,
+    protocol: Protocol,
+    labels: npt.NDArray,
+    draw: Callable[..., Folds],
+) -> Folds:
+    """The dataset's own folds, else drawn ones: over patients where one has several cases.
+
+    Raises DatasetError: the parts of a fold share patients, or cases of one vector.
+    """
+    drawn = {"folds": protocol.folds, "seed": protocol.seed}
+    if cases.together:
+        draw = partial(statistics.grouped_folds, labels, cases.together)
+    folds = cases.folds or draw(**drawn)
+    cases.leakage(folds)
     return folds
 
 
@@ -98,8 +116,10 @@ def _over_folds(
     return ProbeResult(
         dataset=cases.name,
         score=float(np.mean(_fold_scores(folds, scorers))),
-        interval=statistics.bootstrap_folds(folds, scorers, seed=protocol.seed),
-        facts={**facts, **cases.facts, **_hashes(cases, folds)},
+        interval=statistics.bootstrap_folds(
+            folds, scorers, seed=protocol.seed, groups=cases.groups
+        ),
+        facts={**facts, **cases.facts, **_hashes(cases, folds), "leakage": cases.leakage(folds)},
         **known,
     )
 
@@ -124,6 +144,7 @@ def _classified(
         truth=cases.labels[rows],
         prediction=probability.argmax(axis=1),
         probability=probability,
+        groups=cases.groups and cases.groups.take(rows),
         fold=fold,
     )
     known = {"probe": probe, "metric": "auroc", "predictions": predictions, **known}
@@ -245,8 +266,8 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
         ConfigError: the protocol defines no survival probe.
     """
     settings: suites.SurvivalSettings = protocol.require("survival")
-    drawn: dict[str, Any] = {"folds": protocol.folds, "seed": protocol.seed}
-    folds = cases.folds or statistics.stratified_folds(cases.event.astype(np.int64), **drawn)
+    seen = cases.event.astype(np.int64)
+    folds = _folds(cases, protocol, seen, partial(statistics.stratified_folds, seen))
     rows, event, time = np.concatenate([val for _, val in folds]), cases.event, cases.time
     risks = [_fit_risk(cases, fold, settings) for fold in folds]
     pairs = zip(risks, folds, strict=True)
@@ -266,6 +287,7 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
             high=np.concatenate([risk > np.median(risk) for risk in risks]),
             event=event[rows],
             time=time[rows],
+            groups=cases.groups and cases.groups.take(rows),
             fold=np.repeat(np.arange(len(folds)), [len(val) for _, val in folds]),
         ),
     )

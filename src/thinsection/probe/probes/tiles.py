@@ -59,7 +59,7 @@ def linear_probe(
         DatasetError: the splits do not fit each other.
         ConfigError: the protocol defines no linear probe.
     """
-    sets.check_tile_set(data)
+    data = sets.check_tile_set(data)
     settings: suites.LinearSettings = protocol.require("linear")
     heads = {
         f"{lr:g}": train_head(data, settings, lr=lr, seed=protocol.seed + i, device=device)
@@ -153,7 +153,7 @@ def knn_probe(
         DatasetError: the splits do not fit each other.
         ConfigError: the protocol defines no kNN probe.
     """
-    sets.check_tile_set(data)
+    data = sets.check_tile_set(data)
     settings: suites.KnnSettings = protocol.require("knn")
     ks = sorted(k for k in settings.ks if k <= len(data.train))
     rows, bank = data.val.embeddings, data.train.embeddings
@@ -172,6 +172,17 @@ def knn_probe(
     return classified(
         "knn", data, guess, metric=metric, protocol=protocol, details=details, probability=share
     )
+
+
+def check_all(data: TileSet, protocol: Protocol) -> TileSet:
+    """The checked set, where all three probes can have it: asked before the first one runs."""
+    data = sets.check_tile_set(data)
+    for probe in ("linear", "knn", "fewshot"):
+        protocol.require(probe)
+    settings: suites.FewshotSettings = protocol.require("fewshot")
+    train, names = data.train.labels, data.class_names
+    draw_support_sets(train, names, shots=settings.shots, num_sets=1, seed=protocol.seed)
+    return data
 
 
 def count_votes(voted: Labels, num_classes: int) -> IndexArray:
@@ -202,7 +213,7 @@ def fewshot_probe(
         ConfigError: the protocol defines no few-shot probe.
         BudgetError: one support set with its prototypes does not fit.
     """
-    sets.check_tile_set(data)
+    data = sets.check_tile_set(data)
     settings: suites.FewshotSettings = protocol.require("fewshot")
     shots, num_sets, train = settings.shots, settings.support_sets, data.train
     drawn = {"shots": shots, "num_sets": num_sets, "seed": protocol.seed}
@@ -292,7 +303,7 @@ def robustness_probe(
     device: str = "cpu",
     budget_bytes: int = GIB,
 ) -> ProbeResult:
-    """The robustness index, with an interval over tiles: do neighbours share biology or hospital?
+    """The robustness index: do neighbours share biology or hospital? Its interval is over slides.
 
     Among the k nearest tiles of other slides, SO have the same biological class and another medical
     centre, OS another class and the same centre. The index is SO / (SO + OS): 1 follows biology
@@ -311,7 +322,7 @@ def robustness_probe(
     sizes = [len(column) for column in columns]
     found = f"{sizes} for {len(x)} tiles"
     require({*sizes} == {len(x)}, "columns must be one entry a tile", found)
-    sets.check_finite(x, data.slide_id)
+    sets.check_vectors(x, data.slide_id)
     biology, centre, slide = (np.unique(c, return_inverse=True)[1] for c in columns)
     k = k or dict(settings.k_by_subset).get(data.name, settings.default_k)
     most = min(settings.max_k, len(x)) if choose_k else k
@@ -331,6 +342,8 @@ def robustness_probe(
     found = f"neither in {data.name!r}; the index needs two classes and two centres"
     require(either.any(), rule, found)
 
+    groups = data.groups or group_rows(data.slide_id, where=repr(data.name))
+
     def index(weights: npt.NDArray) -> npt.NDArray[np.float64]:
         return statistics.ratio(weights @ kinds["so"], weights @ either, empty=np.nan)
 
@@ -342,13 +355,13 @@ def robustness_probe(
         dataset=data.name,
         metric="robustness_index",
         score=float(index(np.ones((1, len(x))))[0]),
-        interval=statistics.bootstrap_rows(len(x), index, seed=protocol.seed),
+        interval=statistics.bootstrap_rows(len(x), index, seed=protocol.seed, groups=groups),
         ratios=Ratios(
             metric="robustness_index",
             ids=tuple(f"{name}:{i}" for i, name in enumerate(data.slide_id)),
             top=kinds["so"].astype(np.float64),
             bottom=either.astype(np.float64),
-            groups=group_rows(data.slide_id, where=repr(data.name)),
+            groups=groups,
         ),
         protocol=protocol,
         details={

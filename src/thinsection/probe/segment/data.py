@@ -19,6 +19,7 @@ from thinsection.errors import DatasetError, rewording
 from thinsection.probe.data.files import check, unexpected
 from thinsection.probe.data.images import read_images
 from thinsection.probe.data.sets import ImageRef
+from thinsection.probe.groups import Groups, group_rows
 from thinsection.probe.statistics import Fold, shuffled_folds
 from thinsection.types import RgbArray
 
@@ -44,6 +45,7 @@ class SegmentSet:
     image: Callable[[int], RgbArray]  # of a row, (256, 256, 3)
     label: Callable[[int], LabelImage]  # of a row
     split_rule: str  # for the result file
+    groups: Groups | None = None  # whose the images are, where their folders say so
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -136,7 +138,8 @@ def load_monusac(root: Path) -> SegmentSet:
         for train, val in shuffled_folds(len(slides), folds=FOLDS, seed=SEED)
     )
     rule = f"{FOLDS} folds over {len(slides)} slides, seed {SEED}"
-    return _from_files("monusac", MONUSAC_CLASSES, images, labels, folds=folds, split_rule=rule)
+    known = {"split_rule": rule, "groups": group_rows(slide_of, where=repr(str(base)))}
+    return _from_files("monusac", MONUSAC_CLASSES, images, labels, folds=folds, **known)
 
 
 def load_consep(root: Path) -> SegmentSet:
