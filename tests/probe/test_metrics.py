@@ -6,10 +6,9 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from thinsection.errors import InvalidInputError
 from thinsection.probe.groups import group_rows
+from thinsection.probe.intervals import bootstrap_predictions, bootstrap_rows
 from thinsection.probe.statistics import (
     balanced_accuracy,
-    bootstrap_predictions,
-    bootstrap_rows,
     confusion_matrix,
     grouped_folds,
     macro_auroc,

@@ -9,12 +9,13 @@ import numpy.typing as npt
 
 from thinsection.config import as_mapping
 from thinsection.errors import require
-from thinsection.probe import metrics, statistics
+from thinsection.probe import intervals, metrics, statistics
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.groups import Groups
+from thinsection.probe.intervals import Interval
 from thinsection.probe.metrics import Scorers
 from thinsection.probe.protocol import Metric, Protocol
-from thinsection.probe.statistics import METRICS, Counts, FloatVector, IndexArray, Interval
+from thinsection.probe.statistics import METRICS, Counts, FloatVector, IndexArray
 
 FORMAT_VERSION = 1
 METRIC_WORDS = {
@@ -82,7 +83,7 @@ class Predictions:
 
     def score(self, metric: str, *, seed: int) -> tuple[float, Interval]:
         """The mean over the seeds, with an interval over groups (rows)."""
-        return statistics.bootstrap_predictions(
+        return intervals.bootstrap_predictions(
             self.truth,
             self.each,
             METRICS[metric],

@@ -351,16 +351,12 @@ def load_values(path: Path, config: ProbeConfig) -> ValueSet:
     splits = [c for c in rows[0] if c.startswith("fold_")] or [c for c in rows[0] if c == "split"]
     folds = [files.split_fold([files.split_name(r[c], where) for r in rows], where) for c in splits]
     if not folds:
-        seed, whose = (
-            config.protocol.seed,
-            groups.of_row if groups else [*map(str, range(len(rows)))],
-        )
-        folds = grouped_folds(np.zeros(len(rows), np.int64), whose, folds=FOLDS, seed=seed)
+        none = np.zeros(len(rows), np.int64)
+        whose = groups.of_row if groups else [*map(str, range(len(rows)))]
+        folds = grouped_folds(none, whose, folds=FOLDS, seed=config.protocol.seed)
     return ValueSet(
         name=path.stem,
-        ids=tuple(
-            f"{path.stem}:{row}" if row else p.name for p, row in zip(paths, given, strict=True)
-        ),
+        ids=tuple(f"{path.stem}:{r}" if r else p.name for p, r in zip(paths, given, strict=True)),
         embeddings=files.gather_rows(paths, given, path),
         target_names=names,
         targets=targets,

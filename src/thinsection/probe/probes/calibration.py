@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from thinsection.probe import metrics, statistics
+from thinsection.probe import intervals, metrics
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.probes.tiles import linear_probe
 from thinsection.probe.protocol import NANOPATH, Protocol
@@ -44,6 +44,6 @@ def calibration_probe(
         probe="calibration",
         metric="ece",
         score=float(score(once)[0]),
-        interval=statistics.bootstrap_rows(n, score, seed=protocol.seed),
+        interval=intervals.bootstrap_rows(n, score, seed=protocol.seed, groups=data.val.groups),
         details=details,
     )

@@ -12,8 +12,8 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import cross_entropy
 
 from thinsection.errors import DatasetError, importing, require
+from thinsection.probe import intervals, statistics
 from thinsection.probe import protocol as suites
-from thinsection.probe import statistics
 from thinsection.probe.data.cases import ReadEmbeddings
 from thinsection.probe.data.files import read_embeddings
 from thinsection.probe.data.sets import CaseSet, SurvivalSet, check_finite, data_hashes
@@ -116,9 +116,7 @@ def _over_folds(
     return ProbeResult(
         dataset=cases.name,
         score=float(np.mean(_fold_scores(folds, scorers))),
-        interval=statistics.bootstrap_folds(
-            folds, scorers, seed=protocol.seed, groups=cases.groups
-        ),
+        interval=intervals.bootstrap_folds(folds, scorers, seed=protocol.seed, groups=cases.groups),
         facts={**facts, **cases.facts, **_hashes(cases, folds), "leakage": cases.leakage(folds)},
         **known,
     )

@@ -12,7 +12,7 @@ from scipy.ndimage import gaussian_filter
 from skimage.color import hed2rgb, rgb2hed
 
 from thinsection.errors import require
-from thinsection.probe import statistics
+from thinsection.probe import intervals
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data import images
 from thinsection.probe.data.load import image_rows
@@ -82,7 +82,7 @@ def invariance_probe(path: Path, config: ProbeConfig) -> ProbeResult:
         probe="invariance",
         metric="cosine",
         score=float(mean.mean()),
-        interval=statistics.bootstrap_rows(len(mean), scorer, seed=seed),
+        interval=intervals.bootstrap_rows(len(mean), scorer, seed=seed, groups=tiles.val.groups),
         details={
             "cosine": {name: float(found.mean()) for name, found in cosines.items()},
             "score_drop": drops,

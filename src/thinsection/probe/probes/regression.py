@@ -6,7 +6,7 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
-from thinsection.probe import metrics, statistics
+from thinsection.probe import intervals, metrics
 from thinsection.probe.data.sets import ValueSet, check_finite, data_hashes
 from thinsection.probe.protocol import NANOPATH, Protocol, RegressionSettings
 from thinsection.probe.result import ProbeResult, Values
@@ -44,7 +44,9 @@ def regression_probe(data: ValueSet, *, protocol: Protocol = NANOPATH) -> ProbeR
         dataset=data.name,
         metric="pearson",
         score=float(score(np.ones((1, len(rows))))[0]),
-        interval=statistics.bootstrap_rows(len(rows), score, seed=protocol.seed),
+        interval=intervals.bootstrap_rows(
+            len(rows), score, seed=protocol.seed, groups=values.groups, bounds=(-1.0, 1.0)
+        ),
         protocol=protocol,
         details={
             "fold_scores": [float(np.nanmean(found)) for found in by_target],

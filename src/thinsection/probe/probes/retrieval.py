@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from thinsection.probe import statistics
+from thinsection.probe import intervals
 from thinsection.probe.compute import cosine_neighbours
 from thinsection.probe.data.sets import TileSet, check_tile_set
 from thinsection.probe.probes.tiles import count_votes
@@ -44,13 +44,16 @@ def retrieval_probe(
         ids=val.ids,
         top=(hit * precision).mean(axis=1),
         bottom=np.ones(len(val)),
+        groups=val.groups,
     )
     return ProbeResult(
         probe="retrieval",
         dataset=data.name,
         metric="map",
         score=details[f"map_at_{ks[-1]}"],
-        interval=statistics.bootstrap_rows(len(val), rows.scorers["map"], seed=protocol.seed),
+        interval=intervals.bootstrap_rows(
+            len(val), rows.scorers["map"], seed=protocol.seed, groups=val.groups
+        ),
         protocol=protocol,
         details={"k": ks[-1], **details},
         facts={"train_rows": len(train), "val_rows": len(val), **data.facts, **data.hashes},

@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy, linear
 
 from thinsection.attention.products import fast_products
 from thinsection.errors import DatasetError, InvalidInputError, require
+from thinsection.probe import intervals, statistics
 from thinsection.probe import protocol as suites
-from thinsection.probe import statistics
 from thinsection.probe.compute import cosine_neighbours, rows_within, to_device, unit_rows
 from thinsection.probe.data import sets
 from thinsection.probe.data.sets import Embeddings, Labels, RobustnessSet, TileSet
@@ -355,7 +355,7 @@ def robustness_probe(
         dataset=data.name,
         metric="robustness_index",
         score=float(index(np.ones((1, len(x))))[0]),
-        interval=statistics.bootstrap_rows(len(x), index, seed=protocol.seed, groups=groups),
+        interval=intervals.bootstrap_rows(len(x), index, seed=protocol.seed, groups=groups),
         ratios=Ratios(
             metric="robustness_index",
             ids=tuple(f"{name}:{i}" for i, name in enumerate(data.slide_id)),

@@ -14,11 +14,11 @@ from thinsection.encode import DEFAULT_ENCODER, TileEncoder, load_encoder
 from thinsection.errors import ConfigError
 from thinsection.probe import statistics as metrics
 from thinsection.probe.config import SegmentConfig
+from thinsection.probe.intervals import bootstrap_rows
 from thinsection.probe.protocol import NANOPATH, Geometry, Protocol, SegmentSettings, get_protocol
 from thinsection.probe.result import Examples, ProbeResult
 from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
 from thinsection.probe.segment.train import SegmentFit, SegmentTrainer, grid_edge, label_window
-from thinsection.probe.statistics import bootstrap_rows
 from thinsection.store.cache import CacheKey, FeatureCache, Storage, default_root, open_or_write
 from thinsection.types import GIB, RgbArray
 from thinsection.units import parse_bytes
