@@ -1,5 +1,6 @@
 """Which embeddings a head was trained on, and whether others are of the same kind."""
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -97,22 +98,18 @@ def check_inputs(wanted: Inputs, found: Inputs, slide_id: str, *, of: str = "the
 
 def _run_settings(path: Path, found: Inputs) -> dict[str, Any]:
     """Settings of the newest run that made this grid with this encoder; {} for others' files."""
-    out = path.absolute().parents[2] if len(path.absolute().parents) > 2 else path.parent
+    out, grid = path.absolute().parents[2], path.absolute().parts[-3]
     for record in reversed(read_records(out) if (out / SLIDES).is_dir() else []):
         told = {k: v for k, v in record.document.get("config", {}).items() if k in _DECIDING}
-        try:
+        with contextlib.suppress(ConfigError, StoreError):  # a file of checks that is gone, say
             config = from_mapping(RunConfig, told)
             mask = mask_stage(config)
-            tiles = TilesStage(
-                config=config.tiles, mask=mask, segments=segment_stages(config, mask)
-            )
-        except (ConfigError, StoreError):  # of a file of checks that is gone, say
-            continue
-        named = [n for n in config.encode.encoders if found.features and slug(n) in found.features]
-        if tiles.grid == path.absolute().parts[-3] and named:
-            run = {name: as_mapping(config)[name] for name in _DECIDING}
-            run["encode"] |= {"encoders": [max(named, key=len)]}
-            return run
+            segments = segment_stages(config, mask)
+            tiles = TilesStage(config=config.tiles, mask=mask, segments=segments)
+            named = [n for n in config.encode.encoders if slug(n) in (found.features or "")]
+            if tiles.grid == grid and named:
+                run = {name: as_mapping(config)[name] for name in _DECIDING}
+                return run | {"encode": run["encode"] | {"encoders": [max(named, key=len)]}}
     return {}
 
 

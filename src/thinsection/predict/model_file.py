@@ -191,7 +191,8 @@ def load_model(path: str | Path) -> Model:
     with torch.device("meta"):
         heads = [build_head(card.head.head, dim, outputs, card.head) for _ in card.members]
     load_strictly(nn.ModuleList(heads).eval().requires_grad_(False), state, source=str(path))
-    return Model(card=card, heads=tuple(heads), usual=Usual(*parts, card.floor, card.threshold))
+    usual = Usual(parts[0], parts[1], parts[2], card.floor, card.threshold)
+    return Model(card=card, heads=tuple(heads), usual=usual)
 
 
 def card_markdown(card: ModelCard) -> str:
