@@ -3,7 +3,7 @@
 OUT/cohort.json            cases, files, labels, folds: what every worker reads
 OUT/folds/<job>.safetensors    weights `head.*`; `logits` (n, K) of the test cases, `means`
                            (n, D) of their embeddings, `slides` (m, K) of slides of cases that
-                           have several; metadata: key, losses, best epoch, temperature
+                           have several; metadata `told`: key, losses, best epoch, ...
     <job>.checkpoint       of one that is on its way
 """
 
@@ -29,6 +29,7 @@ from thinsection.predict.heads.config import HEADS, HeadConfig
 from thinsection.predict.labels import Cohort
 from thinsection.predict.splits import Part
 from thinsection.predict.training import (
+    TOLD,
     FitConfig,
     Fitted,
     State,
@@ -190,16 +191,16 @@ def read_fold(out: Path, name: str, key: str | None = None) -> FoldResult | None
 
 def _read(path: Path, key: str | None = None) -> FoldResult | None:
     with safe_open(path, framework="pt") as file:
-        said = file.metadata()
+        said = json.loads(file.metadata()[TOLD])
         if key is not None and said["key"] != key:
             return None
         tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 - no mapping
     return FoldResult(
         name=path.stem,
         state={k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")},
-        losses=tuple((a, b) for a, b in json.loads(said["losses"])),
-        best=int(said["best"]),
-        temperature=float(said["temperature"]),
+        losses=tuple((a, b) for a, b in said["losses"]),
+        best=said["best"],
+        temperature=said["temperature"],
         **{k: tensors[k].numpy() for k in ("logits", "slides", "means")},
     )
 
@@ -212,11 +213,12 @@ def _write(path: Path, key: str, trainer: Trainer, fitted: Fitted) -> FoldResult
     single = [[Path(f)] for case in part.test for f in several(cohort.files[case])]
     with Bags(single, cells=trainer.bags.cells) as bags:
         slides, _ = trainer.whole(bags, range(len(bags)))
-    said = {"key": key, "losses": json.dumps(fitted.losses), "best": str(fitted.best)}
-    said["temperature"] = repr(trainer.temperature(stop))
+    said = {"key": key, "losses": fitted.losses, "best": fitted.best}
+    said["temperature"] = trainer.temperature(stop)
+    told = {TOLD: json.dumps(said)}
     tensors = {f"head.{k}": v.cpu().contiguous() for k, v in fitted.head.state_dict().items()}
     with atomic_path(path) as tmp:
-        save_file({**tensors, "logits": logits, "slides": slides, "means": means}, tmp, said)
+        save_file({**tensors, "logits": logits, "slides": slides, "means": means}, tmp, told)
     result = _read(path)
     assert result is not None
     return result

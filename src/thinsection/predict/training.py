@@ -31,6 +31,7 @@ from thinsection.weights.placement import resolve_device
 
 State = dict[str, torch.Tensor]
 Losses = list[tuple[float, float]]  # of training and of the stop part, by epoch
+TOLD = "told"  # all metadata are one value: several have no order of their own
 _STOP = 1 << 30  # in place of an epoch, in seeds
 TEMPERATURES = (0.2, 8.0)  # few inner cases would else ask for 0 or infinity
 COX_CASES = 16  # whose risks are compared in a step
@@ -259,14 +260,15 @@ class Trainer:
             f"{p}.{k}": v.contiguous() for p, values in parts.items() for k, v in values.items()
         }
         with atomic_path(path) as tmp:
-            save_file(flat, tmp, {"key": key, "losses": json.dumps(losses)})
+            save_file(flat, tmp, {TOLD: json.dumps({"key": key, "losses": losses})})
 
     def _restore(self, path: Path, key: str) -> tuple[Losses, State]:
         """The history and the best weights so far; head and optimiser are put where they were."""
         if not path.exists():
             return [], {}
         with safe_open(path, framework="pt") as file:
-            said, flat = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+            said = json.loads(file.metadata()[TOLD])
+            flat = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 - no mapping
         if said["key"] != key:
             return [], {}
         parts: dict[str, State] = {}
@@ -277,7 +279,7 @@ class Trainer:
         best, told = parts.pop("best"), self.optimizer.state_dict()
         told["state"] = {int(part.removeprefix("adam")): values for part, values in parts.items()}
         self.optimizer.load_state_dict(told)
-        return [(train, stop) for train, stop in json.loads(said["losses"])], best
+        return [(train, stop) for train, stop in said["losses"]], best
 
 
 def _best(losses: Sequence[tuple[float, float]]) -> int:
