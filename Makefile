@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 # what they depend on is several GB of CUDA packages, not needed on a CPU; openfold3 is for tests only
 NO_DEPS := cucim-cu12 lazy-loader triton openfold3 lavlab-shell
 
-.PHONY: demo test setup wheel lint types bench-smoke docs fuzz gpu-proof faults clean
+.PHONY: demo test setup wheel lint types bench-smoke docs pictures fuzz gpu-proof faults clean
 
 setup: $(STAMP)
 
@@ -30,8 +30,8 @@ demo: setup
 	$(BIN)/python -m thinsection demo --out demo $(if $(SLIDE),--slide "$(SLIDE)",)
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks docs/hooks.py docs/tutorials
-	$(BIN)/ruff format --check src tests benchmarks docs/hooks.py docs/tutorials
+	$(BIN)/ruff check src tests benchmarks docs/hooks.py docs/pictures.py docs/tutorials
+	$(BIN)/ruff format --check src tests benchmarks docs/hooks.py docs/pictures.py docs/tutorials
 
 types: setup
 	$(BIN)/mypy
@@ -43,6 +43,10 @@ bench-smoke: setup
 SEED ?= 1
 fuzz: setup
 	$(BIN)/python -m tests.slide.fuzz 2000 --seed $(SEED)
+
+# docs/pictures/, of two real slides (THINSECTION_TEST_SLIDES) in Chromium: look at them before a commit
+pictures: setup
+	$(BIN)/python docs/pictures.py
 
 # the documentation, into site/: fails at a broken link, a figure that no benchmark has, a tutorial that fails
 docs: export OMP_NUM_THREADS ?= 1

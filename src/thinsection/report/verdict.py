@@ -15,13 +15,10 @@ Said = Literal["look", "exclude"]
 LOOK: Said = "look"
 EXCLUDE: Said = "exclude"
 GOOD, FAILED = "good", "failed"
-STAIN: tuple[str, ...] = (
-    "chan1_brightness",
-    "chan2_brightness",
-    "chan3_brightness",
-    "deconv_c0_mean",
-)
-STAIN += ("deconv_c1_mean",)  # an outlier in one of them is an unusual stain
+STAIN = {  # columns of which an outlier is an unusual stain, and what each is
+    **{"chan1_brightness": "red", "chan2_brightness": "green", "chan3_brightness": "blue"},
+    **{"deconv_c0_mean": "hematoxylin", "deconv_c1_mean": "eosin"},
+}
 # a group of columns and how their names begin, the telling ones first
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("usable", ("pixels_to_use", "tissue_pieces")),
@@ -65,7 +62,7 @@ def verdict(
     held = [rule for rule in rules if _holds(row, parse_rule(rule.rule))]
     found = EXCLUDE if any(rule.verdict == EXCLUDE for rule in held) else LOOK if held else GOOD
     words = [rule.words for rule in held]
-    if unusual := [name for name in outliers if name in STAIN]:
+    if unusual := [STAIN[name] for name in outliers if name in STAIN]:
         found = LOOK if found == GOOD else found
         words.append(f"unusual stain ({', '.join(unusual)})")
     return found, ", ".join(dict.fromkeys(words))

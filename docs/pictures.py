@@ -1,0 +1,109 @@
+"""The pictures of the documentation: `make pictures` makes and `docs/pictures/` holds them.
+
+Two real slides (THINSECTION_TEST_SLIDES), some generated ones and a broken one go through a run
+with quality control; its pages are photographed in Chromium, its pictures reduced. None is over
+150 kB.
+"""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib import pyplot
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+import thinsection as ts
+from thinsection.files.atomic import write_table
+from thinsection.report.draw import Outline, Values, open_picture, picture_files, read_mask
+from thinsection.report.draw import write_drawing as write
+from thinsection.testing.synthetic import write_he_slide
+
+OUT = Path(__file__).parent / "pictures"
+SLIDES = Path(os.environ.get("THINSECTION_TEST_SLIDES", "slides"))
+SMALL, LARGE = "CMU-1-Small-Region", "tcga-cr-7395-01a-01-ts1"
+REAL = {SMALL: None, LARGE: 0.5}  # µm/px where the file lacks it
+GRID = "256px_0.5mpp_qc-auto"
+MOST_BYTES = 150_000
+TABLE = "document.querySelector('.tools').scrollIntoView()"
+CARDS = f"document.getElementById('as-cards').click(); {TABLE}"
+
+
+def save(source: Path, name: str, width: int = 1280) -> None:
+    """Writes a picture as JPEG, as well as the bytes allow."""
+    OUT.mkdir(exist_ok=True)
+    with Image.open(source) as file:
+        image = file.convert("RGB")
+    image.thumbnail((width, width))
+    for quality in range(90, 30, -5):
+        image.save(OUT / name, quality=quality, optimize=True)
+        if (OUT / name).stat().st_size < MOST_BYTES:
+            return
+    raise ValueError(f"{name} must be smaller than {MOST_BYTES} bytes")
+
+
+def cohort(folder: Path) -> Path:
+    """A cohort CSV of real, generated and broken slides."""
+    rows = []
+    for name, mpp in REAL.items():
+        shutil.copy(SLIDES / f"{name}.svs", folder)
+        rows.append({"slide_path": f"{name}.svs", "slide_mpp": mpp, "label": "skin"})
+    for n in range(8):
+        path = folder / f"generated {n + 1}.svs"
+        write_he_slide(path, (1800 + 300 * n, 1500 + 170 * n), seed=20 + n, downsamples=(1, 4))
+        rows.append({"slide_path": path.name, "label": "generated"})
+    (folder / "truncated.svs").write_bytes((SLIDES / f"{SMALL}.svs").read_bytes()[:50_000])
+    rows.append({"slide_path": "truncated.svs", "label": "skin"})
+    write_table(folder / "cohort.csv", rows, ("slide_path", "slide_mpp", "label"))
+    return folder / "cohort.csv"
+
+
+def photograph(out: Path, scratch: Path) -> None:
+    """The pages of a results folder."""
+    shots = {
+        "run_page.jpg": ("index.html", "", 1000),
+        "run_table.jpg": ("index.html", TABLE, 900),
+        "run_cards.jpg": ("index.html", CARDS, 900),
+        "qc_page.jpg": ("qc_auto.html", "", 900),
+    }
+    with sync_playwright() as play:
+        chromium = shutil.which("chromium")
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for name, (page, script, height) in shots.items():
+            view = browser.new_page(viewport={"width": 1280, "height": height})
+            view.goto((out / page).as_uri())
+            view.evaluate(script)
+            view.wait_for_timeout(500)
+            view.screenshot(path=scratch / "shot.png")
+            save(scratch / "shot.png", name)
+        browser.close()
+
+
+def main() -> None:
+    """Makes all of them."""
+    mpl.use("Agg")
+    with tempfile.TemporaryDirectory() as name:
+        scratch, slide = Path(name), LARGE
+        out = scratch / "results"
+        ts.run([cohort(scratch)], out=out, qc="auto", measures=True)
+        photograph(out, scratch)
+        save(out / GRID / "overviews" / f"{slide}.png", "overview.jpg", 1000)
+        save(out / "slides" / SMALL / "qc_auto" / "overlay.png", "qc_overlay.jpg", 1000)
+        results = ts.open_results(out)
+        ledger, table = results.ledgers[slide], results.tiles(slide)
+        size = tuple(map(int, table.attributes["tile_size_l0"]))
+        values = Values(table.coords_l0, size, table.columns["px_focus"], "focus")
+        mask = read_mask(picture_files(ledger.path.parent)[1])
+        write(scratch / "heatmap.png", open_picture(ledger), [values, Outline(mask, "tissue")])
+        save(scratch / "heatmap.png", "heatmap.jpg", 1000)
+        figure, axes = pyplot.subplots(1, 2, figsize=(13, 5), layout="constrained")
+        ts.plot.tiles(results, slide, ax=axes[0])
+        ts.plot.embedding(results, color="slide_id", ax=axes[1])
+        figure.savefig(scratch / "plot.png", dpi=100)
+        save(scratch / "plot.png", "plot.jpg")
+
+
+if __name__ == "__main__":
+    main()
