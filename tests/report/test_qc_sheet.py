@@ -74,7 +74,9 @@ def test_the_page_marks_outliers_escapes_names_and_needs_nothing_outside(sheet: 
     assert "&lt;bad&gt;" in page
     assert "a &amp; b" in page
     assert "http" not in page
-    assert page.count("data:image/jpeg;base64,") == 6
+    assert page.count("background-image: url(") == 6
+    (thumbnails,) = (sheet.parent / "index").iterdir()
+    assert page.count(f"index/{thumbnails.name}") == 6
 
 
 def test_a_sheet_without_slides_is_a_page(tmp_path: Path) -> None:
@@ -91,7 +93,7 @@ def test_pictures_are_found_and_linked_in_any_folder_below_the_page(tmp_path: Pa
     made = [{**row, "folder": folder} for row, folder in zip(rows(), folders, strict=False)]
     write_qc_sheet(tmp_path / "qc.html", made, title="QC")
     page = (tmp_path / "qc.html").read_text()
-    assert page.count("data:image/jpeg;base64,") == 2
+    assert page.count("background-image: url(") == 2
     found = re.findall(r'data-pictures="([^"]*)"', page)
     links = [json.loads(html.unescape(text))[0][1] for text in found]
     assert links[0] == "slides/a%20b/qc_histoqc-default/overlay.png"

@@ -40,6 +40,7 @@ _SHOWN = {  # tables -> the columns that the page has of them; of others all
     "failed.csv": (),
     "predictions_*.csv": (),
 }
+_EXPERIMENT = ("name", "task", "target", "metric", "value", "interval", "date")
 Sources = Mapping[str, tuple[Path, ...]]  # the files that a thumbnail is made of, by its key
 
 
@@ -58,7 +59,7 @@ def write_index(out: Path) -> None:
     data = {
         "tables": dict(sorted(tables.items())),
         "thumbs": write_sheets(out / THUMBNAILS, "slides", found, _outlined),
-        "experiments": [d | {"dir": p.parent.name} for p in experiments if (d := _document(p))],
+        "experiments": [_experiment(path) for path in experiments],
         "pages": sorted(path.name for path in out.glob("qc_*.html")),
         "heatmaps": _heatmaps(out),
         "numbers": _NUMBERS,
@@ -97,6 +98,11 @@ def _document(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
     return {}
+
+
+def _experiment(path: Path) -> dict[str, Any]:
+    document = _document(path)
+    return {"dir": path.parent.name} | {name: document.get(name) for name in _EXPERIMENT}
 
 
 def _record(path: Path) -> dict[str, Any] | None:
