@@ -49,6 +49,7 @@ from thinsection.predict.splits import make_parts
 from thinsection.predict.tested import EXPERIMENT_NAME, Tested, compare, lines_of, tested_of
 from thinsection.predict.training import FitConfig
 from thinsection.probe import paired
+from thinsection.report.index import write_index
 from thinsection.store.identity import file_sum
 
 MODEL_NAME, PREDICTIONS_NAME = "model.safetensors", "predictions.csv"
@@ -125,6 +126,8 @@ def train(
     grid = Path(data).absolute() / cohort.place.split("/")[0]
     write_text(out / "index.html", experiment_page(document, tested, grid, out))
     write_json(out / EXPERIMENT_NAME, document)
+    if (out.parent.parent / "summary.csv").is_file():  # RESULTS/experiments/NAME
+        write_index(out.parent.parent)
     return document
 
 
