@@ -13,6 +13,7 @@ from thinsection.probe import ProbeConfig
 from thinsection.probe.data.cases import load_cases
 from thinsection.probe.data.files import find_tile_files, read_embeddings, slide_files
 from thinsection.probe.data.load import load_tiles
+from thinsection.store.tiles_h5 import TilesWriter, read_tiles
 
 GRID = "256px_0.5mpp"
 
@@ -28,6 +29,30 @@ def test_a_features_folder_its_grid_and_the_whole_results_give_the_same_tiles(
     for other in sets[1:]:
         assert sets[0].val.ids == other.val.ids
         np.testing.assert_array_equal(sets[0].val.embeddings, other.val.embeddings)
+
+
+def test_classes_that_were_drawn_are_the_labels_where_none_are_given(tmp_path: Path) -> None:
+    run, _ = two_regions(tmp_path)
+    config = replace_flat(ProbeConfig(), {})
+    with pytest.raises(ConfigError, match="labels must be given for tile embeddings"):
+        load_tiles(run, config)
+    (path,) = (run / GRID / "features_toy").glob("*.h5")
+    coords = read_tiles(path).coords_l0
+    tumour = np.clip((4000 - coords[:, 0]) / 512, 0, 1).astype("f4")
+    with TilesWriter(grid_file(run, path.name), dim=0, attributes={}) as writer:
+        writer.append(coords, None)
+        for name, column in (("Tumour", tumour), ("Stroma", 0.9 - tumour), ("x", tumour)):
+            writer.add_column(f"class_{name}" if name != "x" else name, column)
+    data = load_tiles(run, config)
+    assert data.class_names == ("Stroma", "Tumour")
+    for split in (data.train, data.val):
+        for name, label in zip(split.ids, split.labels, strict=True):
+            assert label == (int(name.split(":")[1].split("x")[0]) < 4000 - 256)
+
+
+def grid_file(run: Path, name: str) -> Path:
+    (run / GRID / "tiles").mkdir(exist_ok=True)
+    return run / GRID / "tiles" / name
 
 
 def test_several_encoders_are_listed_and_one_is_asked_for(tmp_path: Path) -> None:

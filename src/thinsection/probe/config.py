@@ -20,7 +20,7 @@ class DataSection:
 
     layout: LayoutName = option("auto", "how DATA is laid out on disk")
     labels: Path | None = option(
-        None, "GeoJSON of labelled regions, or a table slide_id,x,y,label, for tile embeddings"
+        None, "GeoJSON of labelled regions, or a table slide_id,x,y,label; none: drawn classes"
     )
     embeddings: Path | None = option(
         None, "embeddings: a file for a manifest's rows, a folder of slides for a case table"

@@ -86,7 +86,7 @@ def _all_rows(path: Path, config: ProbeConfig) -> LabelledRows:
     if layout != "tiles" and not files.is_results(path):
         return images.LAYOUTS[layout](path, seed=seed)
     tile_files = files.find_tile_files(path)
-    if data.labels is None:
+    if data.labels is None and not any(map(_drawn_classes, tile_files)):
         got = (
             f"none for {str(path)!r}; pass --labels regions.geojson (or a table slide_id,x,y,label)"
         )
@@ -198,7 +198,9 @@ def _region(feature: Any, number: int, path: Path) -> LabelledRegion:
     return LabelledRegion(str(label), properties.get("slide_id"), split, case, tuple(rings))
 
 
-def load_regions(tile_files: Sequence[Path], labels: Path, *, seed: int = 1337) -> LabelledRows:
+def load_regions(
+    tile_files: Sequence[Path], labels: Path | None, *, seed: int = 1337
+) -> LabelledRows:
     """The labelled tiles of the slides, and how they are split for a probe.
 
     A `split` property or column decides; without it one of three folds validates: over slides
@@ -208,6 +210,7 @@ def load_regions(tile_files: Sequence[Path], labels: Path, *, seed: int = 1337) 
     Memory: 8 N D for N labelled tiles; one slide's file.
     """
     slides = _labelled_tiles(tile_files, labels)
+    labels = labels or Path("classes drawn")
     encoders = {(s.encoder, s.embeddings.shape[1]) for s in slides}
     mixed = ", ".join(sorted(f"{name or 'unnamed'} ({dim}-d)" for name, dim in encoders))
     check(len(encoders) < 2, "slides must come from one encoder", f"{mixed}; probe them apart")
@@ -244,11 +247,31 @@ class _SlideTiles(NamedTuple):
     labels: list[Labelled]
 
 
-def _labelled_tiles(tile_files: Sequence[Path], labels: Path) -> list[_SlideTiles]:
-    """Of each file the tiles that the table, or the regions, give a label."""
-    is_table = labels.suffix.lower() in files.TABLE_SUFFIXES
-    table = _read_table(labels) if is_table else {}
-    regions = [] if is_table else read_regions(labels)
+def _drawn_classes(path: Path) -> dict[str, npt.NDArray]:
+    """Columns `class_NAME` of the tile table beside a file of embeddings: what was drawn."""
+    tiles = path.parent.parent / "tiles" / path.name
+    columns = read_tiles(tiles).columns if tiles.is_file() else {}
+    prefix = "class_"
+    return {n.removeprefix(prefix): c for n, c in columns.items() if n.startswith(prefix)}
+
+
+def _by_class(path: Path, count: int) -> Picked:
+    """Tiles of which one class covers more than half."""
+    classes = _drawn_classes(path)
+    if not classes:
+        return {}
+    names, shares = list(classes), np.stack(list(classes.values()))
+    found = f"{shares.shape[1]} for {count} embeddings of {str(path)!r}"
+    check(shares.shape[1] == count, "the tile table must have a row for each embedding", found)
+    of_row, most = shares.argmax(axis=0).tolist(), shares.max(axis=0)
+    return {row: (names[of_row[row]], None) for row in np.flatnonzero(most > 0.5).tolist()}
+
+
+def _labelled_tiles(tile_files: Sequence[Path], labels: Path | None) -> list[_SlideTiles]:
+    """Of each file the tiles that the table, or the regions, give a label; None: that have one."""
+    is_table = labels is not None and labels.suffix.lower() in files.TABLE_SUFFIXES
+    table = _read_table(labels) if labels and is_table else {}
+    regions = read_regions(labels) if labels and not is_table else []
     if len(tile_files) > 1 and any(region.slide_id is None for region in regions):
         rule = "each region must have the property 'slide_id' where there are several slides"
         raise DatasetError(f"{rule}, got one without in {str(labels)!r}")
@@ -265,6 +288,7 @@ def _labelled_tiles(tile_files: Sequence[Path], labels: Path) -> list[_SlideTile
         name, encoder = (_text(tiles.attributes.get(key)) for key in ("name", "encoder"))
         name, coords = name or path.stem, tiles.coords_l0
         by_region = _by_region(regions, coords, edge_l0, name)
+        by_region |= {} if labels else _by_class(path, len(coords))
         found = _by_place(table.get(name, {}), coords, name) if is_table else by_region
         rows = sorted(found)
         vectors, picked = features[rows].astype(np.float32), [found[row] for row in rows]
