@@ -30,8 +30,10 @@ _ELLIPSE = np.linspace(0, 2 * np.pi, 129)[:-1]
 _AREAS = ("Polygon", "MultiPolygon")
 _BOXES = (("x", "y", "width", "height"), ("x_min", "y_min", "x_max", "y_max"))
 _OF_CLASS = ("class", "label", "classification", "name")
-_DAMAGE = (OSError, ValueError, TypeError, SyntaxError, RecursionError, csv.Error)
-_DAMAGE += (Image.DecompressionBombError,)
+_DAMAGE = (
+    *(OSError, ValueError, TypeError, SyntaxError, RecursionError),
+    *(csv.Error, Image.DecompressionBombError),
+)
 
 # what it is in its file, class, polygons as lists of rings (None: no area), whether it is a hole
 _Shape = tuple[str, str, Sequence[Any] | None, bool]

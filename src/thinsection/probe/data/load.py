@@ -264,7 +264,8 @@ def _by_class(path: Path, count: int) -> Picked:
     found = f"{shares.shape[1]} for {count} embeddings of {str(path)!r}"
     check(shares.shape[1] == count, "the tile table must have a row for each embedding", found)
     of_row, most = shares.argmax(axis=0).tolist(), shares.max(axis=0)
-    return {row: (names[of_row[row]], None) for row in np.flatnonzero(most > 0.5).tolist()}
+    rows = np.flatnonzero(most > 0.5).tolist()
+    return {row: Labelled(names[of_row[row]], None) for row in rows}
 
 
 def _labelled_tiles(tile_files: Sequence[Path], labels: Path | None) -> list[_SlideTiles]:
