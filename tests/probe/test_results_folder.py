@@ -33,7 +33,7 @@ def test_a_features_folder_its_grid_and_the_whole_results_give_the_same_tiles(
 
 def test_classes_that_were_drawn_are_the_labels_where_none_are_given(tmp_path: Path) -> None:
     run, _ = two_regions(tmp_path)
-    config = replace_flat(ProbeConfig(), {})
+    config = replace_flat(ProbeConfig(), {"allow_leakage": True})
     with pytest.raises(ConfigError, match="labels must be given for tile embeddings"):
         load_tiles(run, config)
     (path,) = (run / GRID / "features_toy").glob("*.h5")

@@ -24,6 +24,7 @@ from thinsection.probe.data.sets import Embeddings, Labels
 from thinsection.probe.statistics import Fold
 from thinsection.slide.readers import slide_suffixes
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
+from thinsection.store.tiles_h5 import read_tiles
 
 TextRow = Mapping[str, str]
 TRAIN, VAL, TEST = "train", "val", "test"
@@ -290,3 +291,18 @@ def _candidates(folder: Path, slide_id: str) -> list[Path]:
     if suffix.lower() in (*slide_suffixes(), *EMBEDDING_SUFFIXES):  # tables often keep it
         names.append(slide_id.removesuffix(suffix))
     return [folder / f"{name}{suffix}" for name in names for suffix in EMBEDDING_SUFFIXES]
+
+
+def drawn_classes(path: Path) -> dict[str, npt.NDArray]:
+    """Columns `class_NAME` of the tile table beside a file of embeddings: what was drawn."""
+    tiles, prefix = path.parent.parent / "tiles" / path.name, "class_"
+    columns = read_tiles(tiles).columns if tiles.is_file() else {}
+    return {n.removeprefix(prefix): c for n, c in columns.items() if n.startswith(prefix)}
+
+
+def drawn_labels(path: Path) -> dict[int, str]:
+    """By row of a file of embeddings the class that covers more than half of the tile."""
+    names, shares = zip(*classes.items()) if (classes := drawn_classes(path)) else ((), ())
+    most = np.max(shares, axis=0) if shares else np.zeros(0)
+    of_row = np.argmax(shares, axis=0) if shares else most
+    return {row: names[of_row[row]] for row in np.flatnonzero(most > 0.5).tolist()}

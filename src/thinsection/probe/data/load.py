@@ -1,9 +1,8 @@
 """From the path that a person names to the tiles that a probe takes.
 
 A manifest is a table of tiles: images, embedding files, or rows of one; eva's too. Its columns
-stand in docs/probes.md. Labels by region are polygons drawn on slides (GeoJSON, as QuPath writes
-it) or a table; a tile takes the class of the polygon that holds its centre. Coordinates are level-0
-px. Test rows are never opened.
+stand in docs/probes.md. Labels by region are polygons (QuPath's GeoJSON) or a table; a tile takes
+the class of the polygon that holds its centre, level-0 px. Test rows are never opened.
 """
 
 import json
@@ -86,11 +85,9 @@ def _all_rows(path: Path, config: ProbeConfig) -> LabelledRows:
     if layout != "tiles" and not files.is_results(path):
         return images.LAYOUTS[layout](path, seed=seed)
     tile_files = files.find_tile_files(path)
-    if data.labels is None and not any(map(_drawn_classes, tile_files)):
-        got = (
-            f"none for {str(path)!r}; pass --labels regions.geojson (or a table slide_id,x,y,label)"
-        )
-        raise ConfigError(f"labels must be given for tile embeddings, got {got}")
+    if data.labels is None and not any(map(files.drawn_classes, tile_files)):
+        rule = "labels must be given for tile embeddings"
+        raise ConfigError(f"{rule}, got none for {str(path)!r}; pass --labels regions.geojson")
     return load_regions(tile_files, data.labels, seed=seed)
 
 
@@ -247,27 +244,6 @@ class _SlideTiles(NamedTuple):
     labels: list[Labelled]
 
 
-def _drawn_classes(path: Path) -> dict[str, npt.NDArray]:
-    """Columns `class_NAME` of the tile table beside a file of embeddings: what was drawn."""
-    tiles = path.parent.parent / "tiles" / path.name
-    columns = read_tiles(tiles).columns if tiles.is_file() else {}
-    prefix = "class_"
-    return {n.removeprefix(prefix): c for n, c in columns.items() if n.startswith(prefix)}
-
-
-def _by_class(path: Path, count: int) -> Picked:
-    """Tiles of which one class covers more than half."""
-    classes = _drawn_classes(path)
-    if not classes:
-        return {}
-    names, shares = list(classes), np.stack(list(classes.values()))
-    found = f"{shares.shape[1]} for {count} embeddings of {str(path)!r}"
-    check(shares.shape[1] == count, "the tile table must have a row for each embedding", found)
-    of_row, most = shares.argmax(axis=0).tolist(), shares.max(axis=0)
-    rows = np.flatnonzero(most > 0.5).tolist()
-    return {row: Labelled(names[of_row[row]], None) for row in rows}
-
-
 def _labelled_tiles(tile_files: Sequence[Path], labels: Path | None) -> list[_SlideTiles]:
     """Of each file the tiles that the table, or the regions, give a label; None: that have one."""
     is_table = labels is not None and labels.suffix.lower() in files.TABLE_SUFFIXES
@@ -289,7 +265,8 @@ def _labelled_tiles(tile_files: Sequence[Path], labels: Path | None) -> list[_Sl
         name, encoder = (_text(tiles.attributes.get(key)) for key in ("name", "encoder"))
         name, coords = name or path.stem, tiles.coords_l0
         by_region = _by_region(regions, coords, edge_l0, name)
-        by_region |= {} if labels else _by_class(path, len(coords))
+        drawn = {} if labels else files.drawn_labels(path)
+        by_region |= {row: Labelled(label, None) for row, label in drawn.items()}
         found = _by_place(table.get(name, {}), coords, name) if is_table else by_region
         rows = sorted(found)
         vectors, picked = features[rows].astype(np.float32), [found[row] for row in rows]
@@ -346,8 +323,7 @@ def _read_table(path: Path) -> dict[str, Places]:
 def _by_place(wanted: Places, coords_l0: CoordsL0, name: str) -> Picked:
     places = [(x, y) for x, y in coords_l0.tolist()]
     if absent := sorted(set(wanted) - set(places)):
-        x, y = absent[0]
-        found = f"none at {x}, {y} ({len(absent)} missing) in {name!r}"
+        found = f"none at {absent[0][0]}, {absent[0][1]} ({len(absent)} missing) in {name!r}"
         raise DatasetError(f"each labelled tile must be in the tile file, got {found}")
     return {i: wanted[place] for i, place in enumerate(places) if place in wanted}
 
