@@ -92,7 +92,7 @@ def loop_cost(folder: Path, *, cases: int, tiles: int, dim: int, epochs: int, ti
         for name in ("ours", "plain") if i % 2 else ("plain", "ours"):
             start = time.process_time()
             if name == "ours":
-                told = ours(root, part, fit, folder / "loop.checkpoint")
+                told = ours(root, part, fit, folder / f"loop{i}.checkpoint")
             else:
                 wanted = plain(memory, y, part, fit)
             seconds[name].append(time.process_time() - start)
@@ -171,7 +171,7 @@ def main() -> None:
     """Runs the three parts."""
     args = arguments(__doc__ or "")
     torch.set_num_threads(1)
-    large = {"cases": 40, "tiles": 20_000, "dim": 1024, "epochs": 2, "times": 4}
+    large = {"cases": 40, "tiles": 20_000, "dim": 1024, "epochs": 4, "times": 4}
     sizes = [(200, 20_000, 512), (1000, 20_000, 64), (10_000, 20_000, 64)]
     if args.smoke:
         large = {"cases": 10, "tiles": 300, "dim": 32, "epochs": 1, "times": 2}

@@ -24,6 +24,7 @@ from thinsection.store.tiles_h5 import TilesFile, open_h5, stored_dataset
 from thinsection.types import Closing
 
 PREFETCH = 1  # bags that are read ahead
+_INDEX = 8192  # bytes of what is kept of a slide that is not
 
 Rows = npt.NDArray[np.int64]
 Stored = EmbeddingRows | npt.NDArray[Any]  # of one slide: on disk, or in memory
@@ -44,8 +45,8 @@ class Bags(Closing):
         budget_bytes: of bags that are kept whole, in the type in which they are stored.
         cells: whether bags have the places of their tiles.
 
-    Memory: budget_bytes, and PREFETCH + 1 bags as they are asked for (twice where float16 is
-    stored, or a case has several slides). Of files that are packed or no HDF5 the whole is read.
+    Memory: budget_bytes, 8 KiB a slide, and PREFETCH + 1 bags as they are asked for (twice where
+    float16 is stored, or a case has several slides). Packed files, and no HDF5, are read whole.
     """
 
     def __init__(
@@ -87,6 +88,8 @@ class Bags(Closing):
         if size <= self._left:
             self._left -= size
             self._kept[case] = slides = [s[:] for s in slides]
+        elif all(getattr(s, "index_bytes", _INDEX + 1) <= _INDEX for s in slides):
+            self._kept[case] = slides  # open, so to say: where their rows lie
         return slides
 
     def stream(

@@ -22,6 +22,7 @@ from thinsection.probe.data.files import (
     read_rows,
 )
 from thinsection.probe.groups import CASE_COLUMNS, group_rows, patient_of
+from thinsection.stages.stage import ledger_facts
 from thinsection.store.ledger import SLIDES
 
 Kind = Literal["binary", "multiclass", "multilabel", "regression", "cox", "discrete"]
@@ -125,9 +126,11 @@ def feature_files(
         results = open_results(data)
         known = (*results.features, *results.slide_features) if features else results.features
         address = one_address(known or results.slide_features, features, "features")
-        of_slide = {s: ledger.stages.get(address) for s, ledger in results.ledgers.items()}
-        found = {s: data / next(iter(r.files)) for s, r in of_slide.items() if r and r.files}
-        return found, results.failures(), address
+        made = {s: lg for s, lg in results.ledgers.items() if address in lg.stages}
+        empty = [s for s, lg in made.items() if ledger_facts(lg, lg.stages).get("num_tiles") == 0]
+        found = {s: data / next(iter(lg.stages[address].files)) for s, lg in made.items()}
+        lacking = dict.fromkeys(empty, "no tiles") | results.failures()
+        return {s: p for s, p in found.items() if s not in empty}, lacking, address
     home = next((data / n for n in _HOMES if (data / n).is_dir()), None)
     folder = home or features_folder(data, "features")
     check(folder.is_dir(), "data must be a folder", repr(str(folder)))
@@ -149,8 +152,8 @@ def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
         DatasetError: no such column, nothing matches, a case with different labels.
         ConfigError: no labels or target named.
     """
-    require(config.labels and config.target, "labels and target must be given", "none; pass "
-            "--labels FILE --target COLUMN", error=ConfigError)  # fmt: skip
+    rule, got = "labels and target must be given", "none; pass --labels FILE --target COLUMN"
+    require(config.labels and config.target, rule, got, error=ConfigError)
     path, columns = Path(config.labels or ""), (*config.target, *filter(None, [config.time]))
     rows = [{_NAMES.get(k, k): v for k, v in row.items()} for row in read_rows(path, columns)]
     case_column = next((name for name in CASE_COLUMNS if name in rows[0]), "")
@@ -159,32 +162,28 @@ def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
     check(key, "labels must have the column slide_id or case_id", found)
     files, lacking, place = feature_files(data, config.features)
     slides_of = _slides_by(key, data, files)
-    full = [row for row in rows if all(row[c] for c in columns)]
-    pairs = [(s, row) for row in full for s in slides_of.get(_bare(row[key], slides_of), ())]
-    missing = [row[key] for row in full if _bare(row[key], slides_of) not in slides_of]
+    pairs, missing, blank = list[tuple[str, TextRow]](), list[str](), list[str]()
+    for row in rows:
+        name = _bare(row[key], slides_of)
+        if not all(row[c] for c in columns):
+            blank.append(name)
+        elif name not in slides_of:
+            missing.append(f"{name} ({lacking[name]})" if name in lacking else name)
+        else:
+            pairs += [(slide, row) for slide in slides_of[name]]
     used = [slide for slide, _ in pairs]
-    lines = [f"{len(rows)} rows of {path.name} by {key}, {len(files)} slides in {place}"]
-    if not case_column:
-        by_code = sum(patient_of(s) != s for s in used)
-        lines += [f"no case_id: the case of {by_code} slides is their TCGA barcode's"] * (
-            by_code > 0
-        )
-    why = [f"{n} ({lacking[n]})" if n in lacking else n for n in missing]
-    lines += _listed(why, "labelled, without embeddings")
-    lines += _listed(
-        [row[key] for row in rows if row not in full], f"without {' or '.join(columns)}"
-    )
-    lines += _listed(sorted(files.keys() - set(used)), "with embeddings, not labelled")
+    coded = 0 if case_column else sum(patient_of(slide) != slide for slide in used)
+    lines = [
+        f"{len(rows)} rows of {path.name} by {key}, {len(files)} slides in {place}",
+        *[f"no case_id: the case of {coded} slides is their TCGA barcode's"] * (coded > 0),
+        *_listed(missing, "labelled, without embeddings"),
+        *_listed(blank, f"without {' or '.join(columns)}"),
+        *_listed(sorted(files.keys() - {*used}), "with embeddings, not labelled"),
+    ]
     check(pairs, "labels must match embeddings", "; ".join(["none", *lines]))
-    groups = group_rows(used, [row[case_column or key] for _, row in pairs] if case_column else (),
-                        where=path.name)  # fmt: skip
-    of_case: dict[str, dict[str, TextRow]] = defaultdict(dict)
-    for (slide, row), case in zip(pairs, groups.of_row, strict=True):
-        first = next(iter(of_case[case].values()), row)
-        got = f"{[first[c] for c in columns]} and {[row[c] for c in columns]} for {case!r}"
-        same = all(first[c] == row[c] for c in columns)
-        check(same, "slides of a case must have the same label", f"{got} in {path.name!r}")
-        of_case[case][slide] = row
+    cases = [row[case_column] for _, row in pairs] if case_column else ()
+    groups = group_rows(used, cases, where=path.name)
+    of_case = _by_case(pairs, groups.of_row, columns, path.name)
     texts = [tuple(next(iter(own.values()))[c] for c in columns) for own in of_case.values()]
     target, values = _learnt(texts, config, path.name)
     kind = f"{target.kind}{' (by its values)' * (config.task == 'auto')}"
@@ -198,6 +197,20 @@ def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
         values=values,
         account=(*told, f"{', '.join(columns)}: {kind}: {_spread(target, values)}"),
     )
+
+
+def _by_case(
+    pairs: Sequence[tuple[str, TextRow]], cases: Sequence[str], columns: Sequence[str], where: str
+) -> dict[str, dict[str, TextRow]]:
+    """Case -> slide -> row, all rows of a case with the same label."""
+    found: dict[str, dict[str, TextRow]] = defaultdict(dict)
+    for (slide, row), case in zip(pairs, cases, strict=True):
+        first = next(iter(found[case].values()), row)
+        labels = [[one[c] for c in columns] for one in (first, row)]
+        got = f"{labels[0]} and {labels[1]} for {case!r} in {where!r}"
+        check(labels[0] == labels[1], "slides of a case must have the same label", got)
+        found[case][slide] = row
+    return found
 
 
 def _slides_by(key: str, data: Path, files: dict[str, Path]) -> dict[str, list[str]]:

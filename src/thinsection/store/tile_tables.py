@@ -62,7 +62,7 @@ class EmbeddingRows:
     Where the file is not packed (ours, TRIDENT's, CLAM's are not) scattered rows are read from
     their places; of a packed one the whole is read. One vector is (1, D).
 
-    Memory: the rows that were asked for, and 8 N bytes.
+    Memory: the rows that were asked for, and `index_bytes`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +76,15 @@ class EmbeddingRows:
             require(fits and data.dtype.kind == "f", rule, found, error=StoreError)
             self.shape: tuple[int, int] = (1, *stored)[-2:]
             self.dtype: np.dtype[Any] = data.dtype
-            self._places = _places(data) if len(stored) > 1 else None
+            self._starts = _starts(data) if len(stored) > 1 else None
+            self._chunk_rows: int = (
+                data.chunks[-2] if data.chunks and len(stored) > 1 else len(self)
+            )
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory that the object takes: 8 bytes a stored chunk."""
+        return 0 if self._starts is None else self._starts.nbytes
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -88,7 +96,7 @@ class EmbeddingRows:
 
     def __getitem__(self, rows: slice | int | Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
         wanted = np.arange(len(self))[rows]  # slices, masks and negative numbers as NumPy has them
-        if isinstance(rows, slice) or self._places is None:
+        if isinstance(rows, slice) or self._starts is None:
             with open_h5(self._path) as file:
                 data = self._data(file)
                 if len(data.shape) == 2 and isinstance(rows, slice) and rows.step in (None, 1):
@@ -97,7 +105,9 @@ class EmbeddingRows:
         out = np.empty((wanted.size, self.shape[1]), self.dtype)
         handle = os.open(self._path, os.O_RDONLY)
         try:
-            for row, place in zip(out, self._places[wanted.ravel()].tolist(), strict=True):
+            chunk, row_of = np.divmod(wanted.ravel(), self._chunk_rows)
+            places = (self._starts[chunk] + out.strides[0] * row_of).tolist()
+            for row, place in zip(out, places, strict=True):
                 got = f"{str(self._path)!r}, which is cut"
                 whole = os.preadv(handle, [row], place) == row.nbytes
                 require(whole, "embeddings must be whole", got, error=StoreError)
@@ -113,16 +123,15 @@ class EmbeddingRows:
         return f"<EmbeddingRows {self.shape} {self.dtype} in {self._path.name!r}>"
 
 
-def _places(data: "h5py.Dataset") -> npt.NDArray[np.int64] | None:
-    """The byte of the file at which each row begins; None where rows are packed or cut."""
+def _starts(data: "h5py.Dataset") -> npt.NDArray[np.int64] | None:
+    """The byte of the file at which each chunk begins; None where rows are packed or cut."""
     if data.id.get_create_plist().get_nfilters() or data.file.userblock_size:
         return None
-    rows, width = np.arange(data.shape[-2]), data.shape[-1] * data.dtype.itemsize
     if data.chunks is None:
         start = data.id.get_offset()
-        return None if start is None else start + width * rows
+        return None if start is None else np.array([start])
     if data.chunks[-1] != data.shape[-1]:
         return None
-    size, starts = data.chunks[-2], np.zeros(-(-len(rows) // data.chunks[-2]), np.int64)
+    size, starts = data.chunks[-2], np.zeros(-(-data.shape[-2] // data.chunks[-2]), np.int64)
     data.id.chunk_iter(lambda c: starts.__setitem__(c.chunk_offset[-2] // size, c.byte_offset))
-    return starts[rows // size] + width * (rows % size) if starts.all() else None
+    return starts if starts.all() else None
