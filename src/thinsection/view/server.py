@@ -79,9 +79,11 @@ class Viewer(Closing):
         app = _WithToken(_application(ShownSlides(source, config)), token)
         with rewording("port must be free", config.view.port, OSError, error=ConfigError):
             self._socket = socket.create_server(("127.0.0.1", config.view.port))
+        # else the head and the body of an answer are 40 ms apart
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/{token}/"
-        quiet = uvicorn.Config(app, log_level="warning", access_log=False)
-        self._server = uvicorn.Server(quiet)
+        how: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": 1}
+        self._server = uvicorn.Server(uvicorn.Config(app, access_log=False, **how))
         sockets = {"sockets": [self._socket]}
         self._thread = threading.Thread(target=self._server.run, kwargs=sockets, daemon=True)
         self._thread.start()
@@ -91,7 +93,7 @@ class Viewer(Closing):
     def wait(self) -> None:
         """Until somebody closes it, or the process is asked to end."""
         while self._thread.is_alive():
-            self._thread.join(timeout=1)
+            time.sleep(0.2)  # a signal during `join` would make Python 3.11 take it for ended
 
     def close(self) -> None:
         """Ends the server."""
