@@ -147,13 +147,3 @@ class Registry(Generic[T]):
             extra=getattr(found, "extra", None),
             folders=bool(getattr(found, "folders", False)),
         )
-
-
-# the room `view` is above those whose objects a notebook shows in it
-VIEWER = Entry(
-    name="the viewer",
-    help="Slides and results in the browser.",
-    target="thinsection.view:Viewer",
-    needs=("starlette", "uvicorn"),
-    extra="view",
-)

@@ -132,7 +132,7 @@ def test_similar_tiles_are_those_of_a_search_over_all(view_results: Results) -> 
     tiles = view_results.tiles(A)
     for row in (0, len(tiles.coords_l0) // 2):
         x, y = (tiles.coords_l0[row] + 100).tolist()
-        *_, last = similar(view_results, A, features, (x, y), count=5, budget_bytes=BUDGET)
+        *_, last = similar(view_results, A, features, (x, y), count=5, budget=BUDGET)
         assert (last["tile"]["row"], last["done"], last["of"]) == (row, 2, 2)
         all_of = brute_force(view_results, A, row)
         for kind, own in (("slide", True), ("cohort", False)):
@@ -141,4 +141,4 @@ def test_similar_tiles_are_those_of_a_search_over_all(view_results: Results) -> 
             assert [(t["slide"], t["row"]) for t in last[kind]] == [t[1:] for t in want]
             np.testing.assert_allclose([t["similarity"] for t in last[kind]], [t[0] for t in want])
     with pytest.raises(InvalidInputError, match="point must lie in a tile"):
-        next(similar(view_results, A, features, (-5, 0), count=5, budget_bytes=BUDGET))
+        next(similar(view_results, A, features, (-5, 0), count=5, budget=BUDGET))

@@ -6,6 +6,7 @@ import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, StoreError, importing, require, rewording
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.pipeline.records import Record, read_records
-from thinsection.registry import VIEWER
 from thinsection.stages.labels import features_label
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
@@ -206,7 +206,7 @@ class Results:
 
     def view(self, **settings: object) -> Any:
         """A `thinsection.view.Viewer` of the folder; as `Slide.view`."""
-        return VIEWER.load()(self, **settings)
+        return import_module("thinsection.view").Viewer(self, **settings)  # a room above
 
     def __repr__(self) -> str:
         lines = [f"<Results {str(self.folder)!r}: {len(self.slides)} slides>"]

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 from thinsection.errors import InvalidInputError, SlideReadError, ThinsectionError
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
-from thinsection.registry import VIEWER
 from thinsection.slide.geometry import ReadPlan, lv_from_l0
 from thinsection.slide.resize import read_resized
 from thinsection.types import Closing, CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
@@ -239,14 +239,12 @@ class Slide(Closing):
         raise InvalidInputError(f"associated image must be one of: {known} in {self.slide_path!r}")
 
     def view(self, **settings: object) -> Any:
-        """A `thinsection.view.Viewer` of this slide, which a notebook shows; close it before.
+        """A `thinsection.view.Viewer`, which a notebook shows; close it before the slide.
 
         Args:
             settings: those of `thinsection view`: port, memory, annotations, show_label.
-
-        Raises MissingDependencyError: starlette or uvicorn is not installed.
         """
-        return VIEWER.load()(self, **settings)
+        return import_module("thinsection.view").Viewer(self, **settings)  # a room above
 
     def close(self) -> None:
         """Lets go of the file. Reads that threads have begun end well, later ones raise."""

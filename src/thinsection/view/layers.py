@@ -15,6 +15,7 @@ from thinsection.pipeline.folder import Results
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tile_tables import TILES, EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, open_h5, read_tiles, stored_dataset
+from thinsection.types import PointL0
 
 # kinds of layers whose tiles have values, and how these are sent
 _DTYPES = {"grid": "u1", "values": "<f4", "colours": "u1", "classes": "u1", "edges": "<i4"}
@@ -45,8 +46,9 @@ def layers_of(results: Results, slide_id: str, clusters: int, budget_bytes: int)
     """The layers of a slide of a results folder. Memory: the text of its outlines."""
     stages = results.ledgers[slide_id].stages
     for address, record in stages.items():
-        for name in (n for n in record.files if n.endswith(".geojson")):
-            yield from outline_layers(results.folder / name, address.removeprefix(f"{SLIDES}/"))
+        for path in (results.folder / name for name in record.files if name.endswith(".geojson")):
+            if path.is_file():
+                yield from outline_layers(path, address.removeprefix(f"{SLIDES}/"))
     for grid in [address.partition("/")[0] for address in stages if address.endswith(f"/{TILES}")]:
         tiles, *others = results.tile_tables(slide_id, grid)
         yield _tile_layer(grid, "tiles", "grid", tiles.path, lambda _: np.empty(0))
@@ -142,13 +144,7 @@ def _clusters(scores: npt.NDArray[np.float32], count: int) -> npt.NDArray[Any]:
 
 
 def similar_tiles(
-    results: Results,
-    slide_id: str,
-    features: str,
-    point_l0: tuple[int, int],
-    *,
-    count: int,
-    budget_bytes: int,
+    results: Results, slide_id: str, features: str, point_l0: PointL0, *, count: int, budget: int
 ) -> Iterator[dict[str, Any]]:
     """The tiles whose embeddings have the largest cosine to one tile's: exact, slide by slide.
 
@@ -156,7 +152,7 @@ def similar_tiles(
     this slide (the tile left out) and of the others so far; `done` slides `of` all. A tile has
     slide, row, x, y, width, height, similarity.
 
-    Memory: budget_bytes, whatever the number of tiles: embeddings are read in blocks.
+    Memory: budget, in bytes, whatever the number of tiles: embeddings are read in blocks.
 
     Raises InvalidInputError: no tile is there.
     """
@@ -175,7 +171,7 @@ def similar_tiles(
     for done, name in enumerate(sorted(names, key=lambda name: name != slide_id), 1):
         rows, own = results.embedding_rows(name, features), name == slide_id
         if k := min(_CANDIDATES * count + own, len(rows)):
-            (found,) = cosine_neighbours(query, rows, k, budget_bytes=budget_bytes)
+            (found,) = cosine_neighbours(query, rows, k, budget_bytes=budget)
             found = np.sort(found[(found != row) | (not own)])
             kind = "slide" if own else "cohort"
             best[kind] += _described(name, rows, query, found.tolist())

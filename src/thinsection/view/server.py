@@ -9,8 +9,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from html import escape
 from itertools import chain
 from mimetypes import guess_type
@@ -33,7 +32,6 @@ from thinsection.view.slides import ShownSlides, ViewConfig
 
 with importing("the viewer must have starlette and uvicorn", "view"):
     import uvicorn
-    from anyio.to_thread import current_default_thread_limiter
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -41,7 +39,6 @@ with importing("the viewer must have starlette and uvicorn", "view"):
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 _STATIC = Path(__file__).parent / "static"
-_THREADS = 4  # that read slides
 _JSON, _JPEG, _LINES = "application/json", "image/jpeg", "application/x-ndjson"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; "
@@ -49,7 +46,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",  # the address has the token
     "X-Content-Type-Options": "nosniff",
 }
-_KEPT = {"Cache-Control": "private, max-age=86400"}  # of this start: its token is new
+_KEPT = _HEADERS | {"Cache-Control": "private, max-age=86400"}  # of this start: its token is new
 
 
 class Viewer(Closing):
@@ -123,7 +120,7 @@ class _WithToken:
 
 
 def _application(shown: ShownSlides) -> Starlette:
-    """Every address of the viewer; what is read is read in threads."""
+    """Every address of the viewer; in threads, as browsers ask for six things at a time."""
     files = {path.name: path.read_bytes() for path in _STATIC.iterdir()}
     remedy = "run `make setup` in a checkout, or install a wheel of `make wheel`"
     got = f"no openseadragon.min.js; {remedy}"
@@ -140,8 +137,8 @@ def _application(shown: ShownSlides) -> Starlette:
             if kind == _LINES:
                 lines = chain([next(made)], made)  # it refuses before an answer has begun
                 return StreamingResponse(lines, media_type=kind, headers=_HEADERS)
-            data, kept = (json.dumps(made), {}) if kind == _JSON else (made, _KEPT)
-            return Response(data, media_type=kind, headers=_HEADERS | kept)
+            data, how = (json.dumps(made), _HEADERS) if kind == _JSON else (made, _KEPT)
+            return Response(data, media_type=kind, headers=how)
 
         return answer
 
@@ -158,17 +155,11 @@ def _application(shown: ShownSlides) -> Starlette:
     routes = [Route("/", static), Route("/static/{name}", static)]
     routes += [Route(f"/slides{path}", answering(*how)) for path, how in answers.items()]
     handlers = dict.fromkeys((ThinsectionError, LookupError), _refused)
-    return Starlette(routes=routes, exception_handlers=handlers, lifespan=_few_threads)
+    return Starlette(routes=routes, exception_handlers=handlers)
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    lines = [str(error), *getattr(error, "__notes__", [])]
-    if not isinstance(error, ThinsectionError):
+    if isinstance(error, LookupError) and not isinstance(error, ThinsectionError):
         return JSONResponse({"error": "there is no such thing here"}, 404, _HEADERS)
+    lines = [str(error), *getattr(error, "__notes__", [])]
     return JSONResponse({"error": "\n".join(lines)}, 422, _HEADERS)
-
-
-@asynccontextmanager
-async def _few_threads(app: Starlette) -> AsyncIterator[None]:
-    current_default_thread_limiter().total_tokens = _THREADS
-    yield

@@ -24,7 +24,6 @@ from thinsection.view.layers import Layer, layers_of, outline_layers, similar_ti
 from thinsection.view.pixels import BytesCache, DeepZoom, encode
 
 _BASE_BYTES = 320 * MIB  # of the process, with PyTorch, which a search for similar tiles loads
-_LEAST_BYTES = 512 * MIB
 _OPEN_BYTES = CACHE_BYTES + 32 * MIB  # of an open slide
 _THUMBNAIL_PX, _CROP_PX, _SIMILAR = 240, 160, 12
 _IDENTIFYING = ("label", "macro")
@@ -89,9 +88,8 @@ class ShownSlides:
 
     def __init__(self, source: Slide | Results | Sequence[str | Path], config: ViewConfig) -> None:
         self._config, self._reader, self._lock = config.view, config.slides.reader, threading.Lock()
-        total = parse_bytes(config.view.memory, name="memory")
-        rule = "memory must be >= 512 MiB"
-        require(total >= _LEAST_BYTES, rule, config.view.memory, error=BudgetError)
+        total, got = parse_bytes(config.view.memory, name="memory"), config.view.memory
+        require(total >= 512 * MIB, "memory must be >= 512 MiB", got, error=BudgetError)
         self._budget = (total - _BASE_BYTES) // 4
         self._most, self._cache = max(1, 2 * self._budget // _OPEN_BYTES), BytesCache(self._budget)
         self._open = OrderedDict[str, tuple[DeepZoom, list[Layer]]]()
@@ -135,9 +133,6 @@ class ShownSlides:
         ledger = self._results.ledgers.get(slide_id)
         return [name for name in self._results.features if ledger and name in ledger.stages]
 
-    def _pictures(self, slide: Slide) -> list[str]:
-        return [name for name in slide.associated_names if name in _IDENTIFYING]
-
     def listed(self) -> list[str]:
         """The id of every slide."""
         return list(self._entries)
@@ -152,7 +147,7 @@ class ShownSlides:
             "levels": [asdict(level) for level in deep.levels],
             "layers": [{name: getattr(layer, name) for name in told} for layer in layers],
             "features": self._features(slide_id),
-            "pictures": self._pictures(slide),
+            "pictures": [name for name in slide.associated_names if name in _IDENTIFYING],
             "show": self._config.show_label,
         }
 
@@ -177,9 +172,10 @@ class ShownSlides:
 
     def picture(self, slide_id: str, name: str) -> bytes:
         """Label or macro, where they are shown."""
-        slide = self._opened(slide_id)[0].slide
-        names = self._pictures(slide) if self._config.show_label else []
-        return encode(slide.associated_image(dict(zip(names, names))[name]))
+        shown = _IDENTIFYING if self._config.show_label else ()
+        if name not in shown:
+            raise KeyError(name)
+        return encode(self._opened(slide_id)[0].slide.associated_image(name))
 
     def crop(self, slide_id: str, x: int, y: int, width: int, height: int) -> bytes:
         """A region of level 0, small, as a JPEG."""
@@ -187,7 +183,6 @@ class ShownSlides:
 
     def similar(self, slide_id: str, features: int, x: int, y: int) -> Iterator[bytes]:
         """Lines of JSON: the tiles that are most similar to the one at a point, so far."""
-        how = {"count": _SIMILAR, "budget_bytes": self._budget}
-        name = self._features(slide_id)[features]
-        for found in similar_tiles(self._results, slide_id, name, (x, y), **how):
+        of = self._results, slide_id, self._features(slide_id)[features]
+        for found in similar_tiles(*of, (x, y), count=_SIMILAR, budget=self._budget):
             yield json.dumps(found).encode() + b"\n"

@@ -20,8 +20,7 @@ const { Point } = OpenSeadragon, viewer = OpenSeadragon({ element: $("osd"), dra
   showNavigator: true, navigatorPosition: "TOP_RIGHT", navigatorSizeRatio: 0.16, navigatorBackground: "#fff", navigatorBorderColor: "#c7cedb",
   animationTime: 0.4, maxZoomPixelRatio: 4, minZoomImageRatio: 0.7, visibilityRatio: 0.3, gestureSettingsMouse: { clickToZoom: false } });
 viewer.addHandler("canvas-key", event => { event.preventDefaultAction = true; });
-const over = make("canvas", { id: "over" });
-viewer.canvas.append(over);
+const over = viewer.canvas.appendChild(make("canvas", { id: "over" }));
 
 const source = ({ id, size, levels }) => ({ width: size[0], height: size[1], tileSize: 512, maxLevel: levels.length - 1,
   getLevelScale: n => 1 / levels[n].downsample, getTileWidth: n => levels[n].tile[0], getTileHeight: n => levels[n].tile[1],
@@ -51,9 +50,7 @@ function frame() {  // level-0 px -> px of the overlay: x + k * x_l0
   const [zero, end] = [new Point(0, 0), new Point(...slide.size)].map(point => viewer.viewport.imageToViewerElementCoordinates(point));
   return { x: zero.x, y: zero.y, k: (end.x - zero.x) / slide.size[0], width: viewer.canvas.clientWidth, height: viewer.canvas.clientHeight };
 }
-function jump({ x, y, width, height }) {
-  viewer.viewport.fitBounds(viewer.viewport.imageToViewportRectangle(x - 2.5 * width, y - 2.5 * height, 6 * width, 6 * height));
-}
+const jump = ({ x, y, width: w, height: h }) => viewer.viewport.fitBounds(viewer.viewport.imageToViewportRectangle(x - 2.5 * w, y - 2.5 * h, 6 * w, 6 * h));
 
 // ---- layers ----
 const rgb = hex => [1, 3, 5].map(i => parseInt(hex.slice(i, i + 2), 16));
@@ -110,10 +107,9 @@ function raster(data, paint) {  // a px for each tile, and which tile it is
   data.picture = make("canvas", { width: columns, height: rows });
   data.picture.getContext("2d").putImageData(picture, 0, 0);
 }
-function tileAt(data, x, y) {
-  const column = Math.floor((x - data.x0) / data.dx), row = Math.floor((y - data.y0) / data.dy);
-  const i = column >= 0 && row >= 0 && column < data.columns && row < data.rows ? data.index[row * data.columns + column] : -1;
-  return i >= 0 && x < data.coords[2 * i] + data.width && y < data.coords[2 * i + 1] + data.height ? i : -1;
+function tileAt({ x0, y0, dx, dy, columns, index, coords, width, height }, x, y) {
+  const column = Math.floor((x - x0) / dx), i = column >= 0 && column < columns ? index[Math.floor((y - y0) / dy) * columns + column] ?? -1 : -1;
+  return i >= 0 && x < coords[2 * i] + width && y < coords[2 * i + 1] + height ? i : -1;
 }
 async function turn(layer, on) {
   layer.on = layer.box.checked = on;
@@ -147,7 +143,7 @@ function legend() {
     if (layer.kind === "values") box.append(make("i", { className: "bar", style: `background:linear-gradient(90deg,${VIRIDIS})` }),
       make("span", { className: "ends" }, make("span", {}, `≤ ${number(data.low)}`), make("span", {}, `≥ ${number(data.high)}`)));
     if (layer.kind === "colours") box.append(" 1, 2, 3 as red, green, blue");
-    if (layer.kind === "edges" && data.many) box.append(": zoom in to see it");
+    if (layer.kind === "edges") box.append(`, drawn where at most ${MOST_EDGES} edges are in sight`);
     const sizes = [];
     if (layer.kind === "classes") for (const c of data.values) sizes[c] = (sizes[c] || 0) + 1;
     sizes.forEach((size, c) => box.append(make("br"), swatch(CLASSES[c % CLASSES.length]), `${c}: ${size} tiles`));
@@ -164,7 +160,7 @@ function draw() {
   pen.setTransform(ratio, 0, 0, ratio, 0, 0); pen.clearRect(0, 0, width, height);
   if (!slide || !viewer.world.getItemAt(0)) return;
   const view = frame(), { x, y, k } = view;
-  pen.imageSmoothingEnabled = false;
+  pen.imageSmoothingEnabled = false; pen.lineWidth = 1;
   for (const layer of hidden ? [] : slide.layers.filter(one => one.on && one.data)) {
     pen.save(); pen.translate(x, y); pen.globalAlpha = layer.opacity;
     (layer.kind === "outlines" ? outlines : layer.kind === "edges" ? edges : tiles)(pen, layer, view);
@@ -188,8 +184,8 @@ function tiles(pen, { data, kind }, view) {
   visible(data, view, i => pen.rect(data.coords[2 * i] * k, data.coords[2 * i + 1] * k, data.width * k, data.height * k));
   if (sx < LEAST_BORDER_PX) pen.fill(); else pen.stroke();
 }
-function edges(pen, layer, view) {
-  const { data } = layer, { k } = view, seen = new Uint8Array(data.count), before = data.many;
+function edges(pen, { data }, view) {
+  const { k } = view, seen = new Uint8Array(data.count);
   const centre = i => [(data.coords[2 * i] + data.width / 2) * k, (data.coords[2 * i + 1] + data.height / 2) * k];
   visible(data, view, i => { seen[i] = 1; });
   let count = 0;
@@ -198,9 +194,7 @@ function edges(pen, layer, view) {
     const [a, b] = data.values.subarray(e, e + 2);
     if (seen[a] || seen[b]) { count++; pen.moveTo(...centre(a)); pen.lineTo(...centre(b)); }
   }
-  data.many = count > MOST_EDGES;
-  if (!data.many) pen.stroke();
-  if (data.many !== before) legend();
+  if (count <= MOST_EDGES) pen.stroke();
 }
 function visible(data, { x, y, k, width, height }, each) {
   const range = (from, size, first, step, most) => [Math.max(0, Math.floor((-from / k - first) / step) - 1), Math.min(most, Math.ceil(((size - from) / k - first) / step) + 1)];
@@ -215,14 +209,10 @@ function measure(k) {  // scale bar, resolution, nominal magnification: 10x is 1
   $("scale").firstElementChild.textContent = !mpp ? `${length} px` : length >= 1000 ? `${length / 1000} mm` : `${+length.toPrecision(1)} µm`;
   $("zoom").textContent = mpp ? `${(mpp / k).toPrecision(3)} µm/px, ${+(10 * k / mpp).toPrecision(2)}x` : `${(100 * k).toPrecision(3)} %`;
 }
-for (const name of ["update-viewport", "open"]) viewer.addHandler(name, draw);
-viewer.addHandler("resize", () => requestAnimationFrame(draw));
+for (const name of ["update-viewport", "open", "resize"]) viewer.addHandler(name, () => requestAnimationFrame(draw));
 
 // ---- pointer, similar tiles, keys ----
-function place(position) {
-  const { x, y, k } = frame();
-  return [Math.floor((position.x - x) / k), Math.floor((position.y - y) / k)];
-}
+const place = (position, { x, y, k } = frame()) => [Math.floor((position.x - x) / k), Math.floor((position.y - y) / k)];
 new OpenSeadragon.MouseTracker({ element: viewer.container, moveHandler: event => {
   if (!slide || !viewer.world.getItemAt(0)) return;
   const [x, y] = place(event.position), told = [`x ${x}, y ${y}`];
@@ -265,24 +255,20 @@ function show(found) {
   mark();
 }
 function close() { if (asking) asking.abort(); marks = []; $("similar").hidden = true; draw(); }
-$("close").onclick = close;
-$("keys").onclick = () => $("help").showModal();
-$("help").onclick = () => $("help").close();
+Object.assign($("close"), { onclick: close }); $("keys").onclick = () => $("help").showModal(); $("help").onclick = () => $("help").close();
 
 const step = by => { const next = ids[ids.indexOf($("name").textContent) + by]; if (next) open(next); };
-const pan = (x, y) => viewer.viewport.panBy(viewer.viewport.deltaPointsFromPixels(new Point(90 * x, 90 * y)));
-const zoom = factor => viewer.viewport.zoomBy(factor);
+const pan = (x, y) => viewer.viewport.panBy(viewer.viewport.deltaPointsFromPixels(new Point(x, y))), zoom = factor => viewer.viewport.zoomBy(factor);
 const power = x => { if (slide.mpp) viewer.viewport.zoomTo(viewer.viewport.imageToViewportZoom(x * slide.mpp[0] / 10)); };
 const fade = by => { for (const layer of slide.layers.filter(one => one.on)) layer.opacity = Math.min(1, Math.max(0.05, layer.opacity + by)); draw(); };
-const KEYS = { ArrowLeft: () => pan(-1, 0), ArrowRight: () => pan(1, 0), ArrowUp: () => pan(0, -1), ArrowDown: () => pan(0, 1),
+const KEYS = { ArrowLeft: () => pan(-90, 0), ArrowRight: () => pan(90, 0), ArrowUp: () => pan(0, -90), ArrowDown: () => pan(0, 90),
   "+": () => zoom(1.5), "=": () => zoom(1.5), "-": () => zoom(1 / 1.5), 0: () => viewer.viewport.goHome(), 1: () => power(40), 2: () => power(20), 4: () => power(10),
   n: () => step(1), p: () => step(-1), "/": () => $("filter").focus(), "?": () => $("help").showModal(),
   " ": () => { hidden = !hidden; legend(); draw(); }, "[": () => fade(-0.1), "]": () => fade(0.1), Escape: close };
 document.addEventListener("keydown", event => {
-  const typing = event.target.matches("input[type=search], input[type=range], select"), known = KEYS[event.key] && (slide || "np/?".includes(event.key));
-  if (event.key === "Escape") event.target.blur();
+  const typing = event.target.matches("input[type=search], input[type=range], select") && event.key !== "Escape", known = KEYS[event.key] && (slide || "np/?".includes(event.key));
   if (!known || typing || event.ctrlKey || event.metaKey || event.altKey) return;
-  event.preventDefault(); KEYS[event.key]();
+  event.preventDefault(); event.target.blur(); KEYS[event.key]();
   if (slide) viewer.viewport.applyConstraints();
 });
 $("filter").oninput = () => { for (const row of $("list").children) row.hidden = !row.dataset.id.toLowerCase().includes($("filter").value.toLowerCase()); };
@@ -292,9 +278,8 @@ $("filter").oninput = () => { for (const row of $("list").children) row.hidden =
   $("count").textContent = ids.length;
   document.body.classList.toggle("alone", ids.length === 1);
   for (const id of ids) {
-    const row = make("li", {}, make("button", { onclick: () => open(id) }, make("img", { src: at(id, "thumbnail"), loading: "lazy", alt: "" }), id));
-    row.dataset.id = id;
-    $("list").append(row);
+    const button = make("button", { onclick: () => open(id) }, make("img", { src: at(id, "thumbnail"), loading: "lazy", alt: "" }), id);
+    $("list").appendChild(make("li", {}, button)).dataset.id = id;
   }
   const wanted = decodeURIComponent(location.hash.slice(1));
   open(ids.includes(wanted) ? wanted : ids[0]);
