@@ -87,8 +87,10 @@ def viewer(view_results: Results, annotations: Path) -> Iterator[Viewer]:
 def chromium() -> str:
     """Debian's; installed where THINSECTION_INSTALL_SLURM says that tests may."""
     if shutil.which("chromium") is None and os.environ.get("THINSECTION_INSTALL_SLURM") == "1":
-        command = ["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"]
-        subprocess.run(command, capture_output=True, timeout=600)
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        install = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
+        for command in (["apt-get", "update"], install):
+            subprocess.run(command, env=quiet, capture_output=True, timeout=600)
     if (path := shutil.which("chromium")) is None:
         pytest.skip("chromium is not installed")
     return path

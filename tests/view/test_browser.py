@@ -1,5 +1,7 @@
 """The viewer in Chromium: zoom, layers, a click for similar tiles, names as text."""
 
+import base64
+import io
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -8,6 +10,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from PIL import Image
 from tests.view.conftest import HOSTILE, A, B
 from tests.view.test_layers import brute_force
 
@@ -73,11 +76,8 @@ def settled(page: Any) -> None:
 
 def canvas(page: Any, name: str) -> np.ndarray:
     """The px of a canvas, (H, W, 4)."""
-    data = page.evaluate(
-        f"() => {{ const {{ width, height }} = {name}, pen = {name}.getContext('2d');"
-        " return [width, height, [...pen.getImageData(0, 0, width, height).data]]; }"
-    )
-    return np.array(data[2], dtype=np.uint8).reshape(data[1], data[0], 4)
+    data = page.evaluate(f"{name}.toDataURL('image/png')").partition(",")[2]
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGBA"))
 
 
 def screen(page: Any) -> np.ndarray:

@@ -1,0 +1,69 @@
+"""The viewer's process stays within --memory, whatever it is asked for."""
+
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from tests.view.conftest import B
+
+from thinsection.pipeline.folder import Results
+from thinsection.store.tiles_h5 import TilesWriter
+from thinsection.types import MIB
+
+TILES, DIM = 40_000, 1280  # 205 MB of embeddings
+
+
+@pytest.mark.timeout(600)
+def test_memory_holds_the_process_with_tiles_layers_and_a_search(
+    view_results: Results, tmp_path: Path
+) -> None:
+    (features,) = view_results.features
+    shutil.copytree(view_results.folder, tmp_path / "r")
+    rng = np.random.default_rng(3)
+    corners = np.stack(np.divmod(np.arange(TILES, dtype=np.int64), 200), axis=1) * 256
+    with TilesWriter(tmp_path / "r" / features / f"{B}.h5", dim=DIM, attributes={}) as writer:
+        for rows in np.array_split(corners, 40):
+            writer.append(rows, rng.normal(size=(len(rows), DIM)).astype(np.float32))
+    command = [sys.executable, "-m", "thinsection", "view", str(tmp_path / "r")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    process = subprocess.Popen(
+        [*command, "--memory", "512MiB"], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline().strip()
+        assert line.startswith("http://127.0.0.1:"), line
+        at = urlsplit(line)
+        connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=300)
+
+        def get(path: str) -> bytes:
+            connection.request("GET", f"{at.path}slides/{B}{path}")
+            answer = connection.getresponse()
+            data = answer.read()
+            assert answer.status == 200, data
+            return data
+
+        facts = json.loads(get(""))
+        for number, layer in enumerate(facts["layers"]):
+            if layer["kind"] in ("colours", "classes"):
+                per_tile = 3 if layer["kind"] == "colours" else 1
+                assert len(get(f"/layers/{number}")) == 20 + TILES * (8 + per_tile)
+        found = json.loads(get("/similar/0/0/0").splitlines()[-1])
+        assert len(found["slide"]) == 12 and found["done"] == found["of"]
+        for row in range(3):
+            get(f"/tiles/{len(facts['levels']) - 1}/0/{row}")
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        connection.close()
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+    peak = int(status.split("VmHWM:")[1].split()[0]) << 10
+    assert peak < 512 * MIB, f"{peak / MIB:.0f} MiB"
