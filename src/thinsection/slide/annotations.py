@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 from PIL import Image
@@ -57,18 +58,22 @@ class RegionsConfig:
     )
     mend_regions: bool = option(False, "Make polygons that cross themselves valid.")
 
+    def __post_init__(self) -> None:
+        for role in ROLES:  # a worker may have another current folder
+            if (given := getattr(self, role)) and Path(given).exists():
+                object.__setattr__(self, role, str(Path(given).resolve()))
+
     def file(self, role: str, entry: SlideEntry) -> Path:
         """Where what was drawn on a slide lies.
 
         Raises InvalidInputError: there is none.
         """
-        given: str = getattr(self, role)
-        path = Path(given)
+        path = Path(given := getattr(self, role))
         if not path.exists():
             path = Path(entry.folder, entry.more.get(given) or given)
         elif path.is_dir():
-            names = (path / f"{entry.slide_id}{suffix}" for suffix in _READERS)
-            path = next(filter(Path.is_file, names), path / f"{entry.slide_id}.geojson")
+            names = [path / f"{entry.slide_id}{suffix}" for suffix in _READERS]
+            path = next(filter(Path.is_file, names), names[0])
         got = f"none at {str(path)!r} for {entry.slide_id!r}"
         require(path.is_file(), f"{role} must be there for every slide", got)
         return path
@@ -76,16 +81,14 @@ class RegionsConfig:
     def check(self, entries: Sequence[SlideEntry]) -> None:
         """Refuses what can be there for no slide, or for one of several, before any work."""
         for role in ROLES:
-            given = getattr(self, role)
-            path = Path(given or "")
-            rule = f"{role} must be a file, a folder, or a column of the cohort"
-            known = given is None or path.exists() or any(given in e.more for e in entries)
+            if (given := getattr(self, role)) is None:
+                continue
+            path, rule = Path(given), f"{role} must be a file, a folder, or a column of the cohort"
+            known = path.exists() or any(given in e.more for e in entries)
             require(known, rule, repr(given), error=ConfigError)
             alone = path.is_file() and path.suffix.lower() != ".csv" and len(entries) > 1
             got = f"one file for {len(entries)} slides; pass a folder of SLIDE_ID{path.suffix}"
-            require(
-                given is None or not alone, f"{role} must be of one slide", got, error=ConfigError
-            )
+            require(not alone, f"{role} must be of one slide", got, error=ConfigError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,24 +223,23 @@ def _feature(feature: Any, what: str, path: Path) -> Iterator[_Shape]:
         yield from _feature(child, f"{what}.{number}", path)
 
 
+class _NoDoctype(ElementTree.TreeBuilder):
+    """Refuses a document type, and so any entity, before it is read."""
+
+    def doctype(self, *_: object) -> None:
+        raise InvalidInputError("XML must have no document type, got one")
+
+
 def _xml(path: Path, size_l0: Size, slide_id: str) -> Iterator[_Shape]:
-    """ASAP's or ImageScope's; a document type, and so any entity, is refused before it is read."""
-    from xml.etree import ElementTree
-    from xml.parsers import expat
-
-    def refuse(*_: object) -> None:
-        raise InvalidInputError(f"XML must have no document type, got one in {str(path)!r}")
-
-    data, look = path.read_bytes(), expat.ParserCreate()
-    look.StartDoctypeDeclHandler = refuse
-    with rewording("regions must be XML", path, expat.ExpatError, error=InvalidInputError):
-        look.Parse(data, True)
-    root = ElementTree.fromstring(data)
-    if root.tag == "ASAP_Annotations":
-        return _asap(root)
+    try:
+        parser = ElementTree.XMLParser(target=_NoDoctype())
+        root = ElementTree.fromstring(path.read_bytes(), parser)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{error} in {str(path)!r}") from None
+    readers = {"ASAP_Annotations": _asap, "Annotations": _imagescope}
     got = f"<{root.tag}> in {str(path)!r}"
-    require(root.tag == "Annotations", "XML must be ASAP's or ImageScope's", got)
-    return _imagescope(root)
+    require(root.tag in readers, "XML must be ASAP's or ImageScope's", got)
+    return readers[root.tag](root)
 
 
 def _asap(root: Any) -> Iterator[_Shape]:

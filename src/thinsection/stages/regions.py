@@ -53,9 +53,8 @@ class RegionsStage(Stage):
     @property
     def label(self) -> str:
         """What of a grid's name says what was drawn: 'roi-drawn-1a2b3c'."""
-        path = Path(given := getattr(self.config, self.role))
-        where = str(path.resolve()) if path.exists() else given
-        return f"{self.role}-{slug(path.stem)}-{short_hash([where, self.settings])}"
+        given = getattr(self.config, self.role)
+        return f"{self.role}-{slug(Path(given).stem)}-{short_hash([given, self.settings])}"
 
     @property
     def address(self) -> str:
