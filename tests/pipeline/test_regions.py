@@ -206,7 +206,11 @@ def test_a_folder_a_column_and_a_table_give_each_slide_its_own(
     [
         ({"tissue": "nowhere"}, "tissue must be a file, a folder, or a column of the cohort"),
         ({"roi": "drawn.geojson"}, "roi must be of one slide, got one file for 2 slides"),
-        ({"tissue": "drawn.geojson", "qc": "auto"}, "one slide|without qc"),
+        ({"tissue": "drawn", "qc": "auto"}, "tissue must go without qc and each other, got 'auto'"),
+        (
+            {"tissue": "drawn", "tissue_segmenter": True, "segmenters": ["hest-tissue"]},
+            "tissue_segmenter must go without qc and each other",
+        ),
     ],
 )
 def test_what_can_be_there_for_no_slide_is_said_before_any_work(
@@ -214,5 +218,6 @@ def test_what_can_be_there_for_no_slide_is_said_before_any_work(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     drawn(tmp_path / "drawn.geojson", Tissue=LEFT)
+    (tmp_path / "drawn").mkdir()
     with pytest.raises(ConfigError, match=message):
         work(two_slides(tmp_path / "slides"), tmp_path / "o", "tile", **settings)

@@ -37,6 +37,8 @@ def cohort_of(
     how: dict[str, Any] = {"look": config.slides.look, "name_pattern": config.slides.name_pattern}
     entries = load_cohort(slides, slide_mpp=mpp, on_message=on_message, **how)
     config.regions.check(entries)
+    if config.regions.tissue:
+        mask_stage(config)  # says what does not go together
     return entries
 
 
@@ -95,13 +97,16 @@ def stages_of(config: RunConfig, goal: Goal, models: Models) -> tuple[Stage, ...
 
 def mask_stage(config: RunConfig) -> TissueStage | QcStage:
     """What says where the tissue is; quality control by its preset or file as that is now."""
-    reader, qc, got = config.slides.reader, config.qc, f"{config.qc.qc!r}; pass --qc off"
+    reader, qc, network = config.slides.reader, config.qc, config.segment.tissue_segmenter
+    origins = {"tissue": config.regions.tissue, "tissue_segmenter": network}
+    given = [name for name, wanted in origins.items() if wanted]
+    rule = f"{' and '.join(given)} must go without qc and each other"
+    got = f"{qc.qc!r}; pass --qc off"
+    require(len(given) + (qc.qc != "off") < 2 or not given, rule, got, error=ConfigError)
     if config.regions.tissue:
-        require(qc.qc == "off", "tissue must go without qc", got, error=ConfigError)
         drawn = RegionsStage(config=config.regions, role="tissue")
         return DrawnTissueStage(config=config.tissue, reader=reader, regions=drawn)
-    if config.segment.tissue_segmenter:
-        require(qc.qc == "off", "tissue_segmenter must go without qc", got, error=ConfigError)
+    if network:
         (segments,) = segment_stages(config, None)
         return SegmentedTissueStage(config=config.tissue, reader=reader, segments=segments)
     if qc.qc == "off":
