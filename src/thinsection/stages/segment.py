@@ -1,5 +1,6 @@
 """What networks say of a slide's px: maps and shares of classes, and tissue by a network."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -10,9 +11,9 @@ from PIL import Image
 
 from thinsection.files.atomic import atomic_path
 from thinsection.qc.tissue import TissueMask, work_frame
+from thinsection.report.draw import Picture, Tint, slide_picture, write_drawing
 from thinsection.segment import Segmentation, Segmenter, segment
 from thinsection.segment.segmenter import SegmentConfig
-from thinsection.slide import read_resized
 from thinsection.slide.readers import AUTO
 from thinsection.stages.labels import join_label, slug, variant
 from thinsection.stages.masks import QcStage, TissueStage
@@ -85,21 +86,22 @@ class SegmentStage(Stage):
         """A picture, outlines, and each class's share as grey values; their names."""
         folder, colors = self._folder(work), found.colors
         assert work.slide is not None
-        width, height = (min(n, m) for n, m in zip(found.frame.size_th, work.slide.size))
-        picture = read_resized(work.slide, (width, height)).astype(np.float32)
-        for name, color in colors.items():
-            there = found.mask(name)[:height, :width]
-            picture[there] = 0.5 * picture[there] + 0.5 * np.array(color, dtype=np.float32)
-        pictures = {"overlay": picture.astype(np.uint8)}
-        pictures |= {f"share_{slug(n)}": s for n, s in zip(found.classes, found.shares)}
-        names = tuple(f"{folder}/{name}.png" for name in pictures)
-        for path, pixels in zip(names, pictures.values()):
+        ends = zip(work.slide.size, found.frame.downsample_xy)  # the frame may reach beyond
+        width, height = (math.ceil(end / down) for end, down in ends)
+        parts = {name: found.mask(name)[:height, :width] for name in colors}
+        rgb, mpp = slide_picture(work.slide), work.slide.slide_mpp
+        base = Picture(rgb=rgb, size_l0=work.slide.size, slide_mpp=mpp)
+        overlay = f"{folder}/overlay.png"
+        layers = [Tint(there, name, colors[name]) for name, there in parts.items()]
+        write_drawing(work.path(overlay), base, layers)
+        shares = [f"{folder}/share_{slug(name)}.png" for name in found.classes]
+        for path, pixels in zip(shares, found.shares):
             with atomic_path(work.path(path)) as tmp:
                 Image.fromarray(pixels).save(tmp, format="PNG")
         outlines = f"{folder}/outlines.geojson"
         masks = [(name, found.mask(name), color) for name, color in colors.items()]
         write_masks_geojson(work.path(outlines), masks, found.frame)
-        return (*names, outlines)
+        return (overlay, *shares, outlines)
 
     def load(self, work: SlideWork) -> Segmentation:
         """What the files say; equal to what the network gave."""
