@@ -8,7 +8,20 @@ from thinsection.config import option, section
 from thinsection.probe.protocol import Geometry, Protocol, get_protocol
 from thinsection.units import parse_bytes
 
-LayoutName = Literal["auto", "tiles", "manifest", "folder", "bracs", "breakhis", "mhist", "pcam"]
+LayoutName = Literal[
+    "auto",
+    "tiles",
+    "manifest",
+    "folder",
+    "bracs",
+    "breakhis",
+    "mhist",
+    "pcam",
+    "bach",
+    "crc",
+    "unitopatho",
+    "gleason",
+]
 ProtocolName = Literal["nanopath", "eva", "pathobench"]
 _ENGINE = "of the encoder on a CPU: auto, torch or openvino"
 _DEVICE, _SEED = "auto, cpu, cuda or cuda:N", "base seed instead of the protocol's"
@@ -109,7 +122,7 @@ class RobustnessConfig(ProbeConfig):
 class SegmentSection:
     """What is probed, and how."""
 
-    dataset: Literal["pannuke", "monusac", "consep"] = option(
+    dataset: Literal["pannuke", "monusac", "consep", "bcss"] = option(
         "pannuke", "layout of the dataset's folder"
     )
     encoder: str | None = option(

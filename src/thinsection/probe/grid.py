@@ -69,6 +69,7 @@ class ProbeJob:
     """One probe: plain values that travel between processes."""
 
     name: str  # of its folder in the output
+    dataset: str = ""  # name of the task, instead of the data's own
     probe: str  # of the registry
     data: str  # path of a manifest, a data set's folder, tile embeddings, or a table of cases
     config: ProbeConfig
@@ -123,13 +124,25 @@ def run_probes(
     Memory: of the largest probe, in each worker.
     """
     config = config or ProbeGridConfig()
-    executor, out = config.executor, Path(out).resolve()
-    jobs = probe_jobs(data, config)
+    jobs, executor, resume = probe_jobs(data, config), config.executor, config.grid.resume
+    return run_jobs(jobs, out=out, executor=executor, resume=resume, on_message=on_message)
+
+
+def run_jobs(
+    jobs: Sequence[ProbeJob],
+    *,
+    out: Path,
+    executor: ExecutorConfig,
+    resume: bool = True,
+    on_message: Callable[[str], None] = lambda text: None,
+) -> list[ProbeRow]:
+    """See `run_probes`: the jobs themselves."""
+    out = Path(out).resolve()
     out.mkdir(parents=True, exist_ok=True)
     rows: list[ProbeRow] = []
     execute(
         jobs,
-        ProbeTask(out=out, threads=executor.threads, resume=config.grid.resume),
+        ProbeTask(out=out, threads=executor.threads, resume=resume),
         # a probe may take long: each is a task of its own
         replace(executor, chunk_slides=executor.chunk_slides or 1),
         folder=out,
@@ -238,6 +251,9 @@ def _probe_rows(job: ProbeJob, folder: Path) -> tuple[ProbeRow, ...]:
     data = probe.kind.load(Path(job.data), config)
     rows = []
     for result in probe.run(data, config):
+        facts = {"encoder": job.config.data.encoder, **result.facts}
+        name = job.dataset or result.dataset
+        result = replace(result, dataset=name, facts=facts)  # noqa: PLW2901
         write_probe_report(result, folder, tiles=data if isinstance(data, TileSet) else None)
         values = {"metric": result.metric, "score": float(result.score)}
         if result.interval is not None:

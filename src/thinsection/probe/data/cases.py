@@ -26,6 +26,7 @@ from thinsection.probe.protocol import Protocol
 from thinsection.probe.statistics import Fold
 
 PATHOBENCH_TABLE, PATHOBENCH_CONFIG = "k=all.tsv", "config.yaml"
+PANDA = {"image_id", "isup_grade"}  # columns of its table
 _FLAGS = {"1": True, "0": False, "true": True, "false": False, "1.0": True, "0.0": False}
 
 ReadEmbeddings = Callable[[Path], Embeddings]  # a file to (N, D)
@@ -53,7 +54,11 @@ def load_case_table(
     if path.is_dir():
         return _pathobench(path, protocol, survival=survival)
     columns = ("event", "time") if survival else ("label",)
-    rows = files.read_rows(path, ("slide_id", *columns))
+    rows = files.read_rows(path, ())
+    if rows[0].keys() >= PANDA:  # without the labels that PANDA's winners found noisy, as in eva
+        kept = [r for r in rows if r.get("noise_ratio_10", "0") in ("0", "0.0")]
+        rows = [{"slide_id": r["image_id"], "label": r["isup_grade"]} for r in kept]
+    files.require_columns(rows[0], ("slide_id", *columns), path)
     if "split" in rows[0]:
         rows = [r for r in rows if split_name(r["split"], str(path)) != TEST]
     facts = {"table": path.name, "split_rule": "the protocol's folds"}

@@ -9,7 +9,7 @@ import csv
 import json
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,19 @@ def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
     rows = [
         {k.strip(): "" if v is None else str(v).strip() for k, v in r.items() if k} for r in raw
     ]
-    for name in required:
-        hint = nearest(name, columns) if columns else ""
-        got = f"{', '.join(columns) or 'none'} in {str(path)!r}{hint}"
-        check(name in columns, f"table must have the column {name!r}", got)
+    require_columns(columns, required, path)
     check(rows, "table must have rows", f"none in {str(path)!r}")
     return rows
+
+
+def require_columns(columns: Iterable[str], required: Sequence[str], path: Path) -> None:
+    """Raises DatasetError: a table lacks a column; it says what is there."""
+    there = [*columns]
+    for name in required:
+        got = (
+            f"{', '.join(there) or 'none'} in {str(path)!r}{nearest(name, there) if there else ''}"
+        )
+        check(name in there, f"table must have the column {name!r}", got)
 
 
 def _raw_rows(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
@@ -90,6 +97,8 @@ def _listed(task: Any, path: Path) -> list[dict[str, Any]]:
         check(len(sizes) == 1, "lists must be equally long", f"{sorted(sizes)} in {str(path)!r}")
         for values in zip(*columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True)) | ({"split": split} if split else {})
+            if "path" in row:  # of a file of embeddings in the list's order
+                row["row"] = len(rows)
             for i, fold in enumerate(part.get("folds", ())):
                 row[f"fold_{i}"] = TRAIN if row["case_id"] in fold[TRAIN] else VAL
             rows.append(row)

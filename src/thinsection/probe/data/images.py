@@ -33,6 +33,11 @@ BREAKHIS_CLASSES = {
     **{"ductal_carcinoma": "malignant", "mucinous_carcinoma": "malignant"},
 }
 
+# rows that validate, of the 400 images in the order of their names
+BACH_VAL = ((41, 59), (60, 90), (139, 169), (240, 258), (260, 273), (345, 368))
+UNITOPATHO_CLASSES = ("HP", "NORM", "TA.HG", "TA.LG", "TVA.HG", "TVA.LG")
+GLEASON_CLASSES = ("benign", "Gleason 3", "Gleason 4", "Gleason 5")
+
 Names = tuple[str, ...]
 Encode = Callable[[RgbArray], "torch.Tensor"]  # uint8 (B, H, W, 3) to (B, D)
 
@@ -146,9 +151,78 @@ def load_pcam(root: Path, *, seed: int = 1337) -> LabelledRows:
     return _published("pcam", ("normal", "metastasis"), *parts, rule="published train and valid")
 
 
+def load_bach(root: Path, *, seed: int = 1337) -> LabelledRows:
+    """BACH's microscopy images, split by patient as eva does (its table names the images)."""
+    del seed  # eva's split is fixed
+    base = _under(root, "ICIAR2018_BACH_Challenge/Photos", ["Photos/Benign/*.tif"], "BACH")
+    names, images, labels = _class_folders(base)
+    found = f"{len(images)} of {', '.join(names)} in {str(base)!r}"
+    whole = len(images) == 400 and names == ("Benign", "InSitu", "Invasive", "Normal")
+    files.check(whole, "BACH must be 400 images of its four classes", found)
+    val = np.concatenate([np.arange(*span) for span in BACH_VAL])
+    fold = (np.setdiff1d(np.arange(400), val), val)
+    return LabelledRows(
+        "bach", names, labels, fold, {"split_rule": "eva's, by patient"}, images=images
+    )
+
+
+def load_crc(root: Path, *, seed: int = 1337) -> LabelledRows:
+    """NCT-CRC-HE-100K trains, CRC-VAL-HE-7K (other patients) validates, as in eva."""
+    del seed  # its split is published
+    parts = ("NCT-CRC-HE-100K", "CRC-VAL-HE-7K")
+    looked_for = [f"{part}/<class>/*.tif" for part in parts]
+    (names, *train), (others, *val) = (
+        _class_folders(_under(root, part, looked_for, "CRC")) for part in parts
+    )
+    found = f"{names} and {others} in {str(root)!r}"
+    files.check(names == others, "both parts must hold the same classes", found)
+    return _published("crc", names, train, val, rule="published 100K and 7K")
+
+
+def load_unitopatho(root: Path, *, seed: int = 1337) -> LabelledRows:
+    """UniToPatho at 800 µm: train.csv trains, test.csv validates, as in eva (by patient)."""
+    del seed  # its split is published
+    base = _under(root, "800", ["800/train.csv", "800/test.csv", "800/**/*.png"], "UniToPatho")
+    paths = {path.name: path for path in sorted(base.rglob("*.png"))}
+    parts = []
+    for name in ("train.csv", "test.csv"):
+        rows = files.read_rows(base / name, ("image_id", "top_label"))
+        absent = next((r["image_id"] for r in rows if r["image_id"] not in paths), None)
+        files.check(absent is None, "image must exist", f"{absent!r}, named in {name}")
+        labels = np.array([int(r["top_label"]) for r in rows])
+        parts.append(([ImageRef(paths[r["image_id"]]) for r in rows], labels))
+    return _published("unitopatho", UNITOPATHO_CLASSES, *parts, rule="published train and test")
+
+
+def load_gleason(root: Path, *, seed: int = 1337) -> LabelledRows:
+    """Arvaniti's Gleason patches: array ZT76 validates, as in eva; the test array stays shut."""
+    del seed  # its split is published
+    folder = "train_validation_patches_750"
+    base = _under(root, folder, [f"{folder}/**/ZT76_*.jpg"], "Gleason (Arvaniti)")
+    parts: dict[bool, list[Path]] = {True: [], False: []}
+    for path in sorted(base.rglob("*.jpg")):
+        parts[path.stem.split("_")[0] == "ZT76"].append(path)
+    found = f"{len(parts[False])} and {len(parts[True])} in {str(base)!r}"
+    files.check(all(parts.values()), "Gleason must have training and ZT76 patches", found)
+    train, val = (
+        ([*map(ImageRef, paths)], np.array([int(p.stem.split("_")[-1]) for p in paths]))
+        for paths in (parts[False], parts[True])
+    )
+    return _published("gleason", GLEASON_CLASSES, train, val, rule="array ZT76 validates")
+
+
+def _under(root: Path, folder: str, looked_for: list[str], kind: str) -> Path:
+    """The folder below the root, or the root where it is that folder."""
+    base = next((p for p in (root / folder, root) if p.name == Path(folder).name), root)
+    if not base.is_dir():
+        raise files.unexpected(root, kind, looked_for)
+    return base
+
+
 LAYOUTS: dict[str, Callable[..., LabelledRows]] = {
     **{"folder": load_folder, "bracs": load_bracs, "breakhis": load_breakhis},
-    **{"mhist": load_mhist, "pcam": load_pcam},
+    **{"mhist": load_mhist, "pcam": load_pcam, "bach": load_bach, "crc": load_crc},
+    **{"unitopatho": load_unitopatho, "gleason": load_gleason},
 }
 
 

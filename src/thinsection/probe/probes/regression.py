@@ -69,8 +69,9 @@ def _ridge(
     scaler = StandardScaler().fit(data.embeddings[train])
     x = [scaler.transform(data.embeddings[rows]) for rows in (train, val)]
     most = min(settings.components, *x[0].shape)
-    pca = PCA(n_components=most, random_state=settings.seed).fit(x[0])
-    x = [pca.transform(part).astype(np.float32) for part in x]
+    pca = PCA(n_components=most, random_state=settings.seed)
+    # `fit_transform`, as HEST has it: of a randomised decomposition it is not `transform` of `fit`
+    x = [part.astype(np.float32) for part in (pca.fit_transform(x[0]), pca.transform(x[1]))]
     alpha = 100 / (most * data.targets.shape[1])
     known = {"random_state": settings.seed, "fit_intercept": False, "max_iter": 1000}
     model = Ridge(solver="lsqr", alpha=alpha, **known).fit(x[0], data.targets[train])
