@@ -76,15 +76,18 @@ def over_folds(
 ) -> Scorers:
     """The mean over folds of what `make` gives for the rows of each; `fold` (N,) numbers them.
 
-    Rows of two models are so never ranked against each other; None: one model made all rows.
+    Rows of two models are so never ranked against each other; None: one model made all rows. A fold
+    counts as often as its rows were drawn, also where its only patient was drawn twice or never.
     """
     if fold is None:
         return make(np.arange(num_rows))
     parts = [(rows, make(rows)) for f in np.unique(fold) for rows in [np.flatnonzero(fold == f)]]
 
     def mean(name: str, weights: npt.NDArray) -> FloatVector:
-        scores = [scorers[name](weights[:, rows]) for rows, scorers in parts]
-        return np.mean(scores, axis=0)  # type: ignore[no-any-return]
+        scores = np.array([scorers[name](weights[:, rows]) for rows, scorers in parts])
+        drawn = np.array([weights[:, rows].sum(axis=1) / len(rows) for rows, _ in parts])
+        scores[drawn == 0] = 0
+        return ratio((drawn * scores).sum(axis=0), drawn.sum(axis=0), empty=np.nan)
 
     return {name: partial(mean, name) for name in parts[0][1]}
 
@@ -142,7 +145,7 @@ def calibration_error(
 
 def pearson(x: FloatVector, y: FloatVector, weights: npt.NDArray) -> FloatVector:
     """Correlation by column of x and y (N, T) under weights, (B, T); NaN where one is constant."""
-    total = weights.sum(axis=1, keepdims=True).astype(np.float64)
+    total = np.maximum(weights.sum(axis=1, keepdims=True), 1.0)  # 0 where no row was drawn
     x, y = x - x.mean(axis=0), y - y.mean(axis=0)  # near 0 nothing cancels
 
     def covariance(a: FloatVector, b: FloatVector) -> FloatVector:
