@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "view": ("view", "Look at slides and results in the browser: deep zoom, layers."),
     "ls": ("results", "Show what a results folder holds."),
     "probe": ("probe", "Evaluate frozen encoders: linear, kNN, few-shot, slide level, ..."),
-    "bench": ("bench", "A suite of encoders x tasks: one JSON and one page."),
+    "bench": ("probe", "A suite of encoders x tasks: one JSON and one page."),
     "cache": ("results", "Feature caches: list, verify, remove."),
     "frames": ("frames", "Token frames of structure files (mmCIF), as AlphaFold 3 defines them."),
     "models": ("machine", "List tile encoders; check whether one would load here."),

@@ -14,6 +14,7 @@ from thinsection.probe.result import ProbeResult
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for JSON, CSV, Markdown, HTML, PNG.")]
 FOLDERS = typer.Argument(metavar="A B...", help="Folders of results, one an encoder, or of a grid.")
+SUITE = typer.Argument(metavar="SUITE.toml", help="Encoders and tasks (docs/probes.md).")
 DATA = typer.Argument(metavar="DATA...", help="Manifests, folders, tile embeddings, case tables.")
 GridOut = Annotated[Path, typer.Option("--out", help="Folder for probes.csv and a folder per job.")]
 
@@ -39,6 +40,9 @@ def register(root: typer.Typer, arguments: Sequence[str] = ()) -> None:
         _with_flags(_compare) if not arguments or called == "compare" else lambda: None
     )
     root.add_typer(app, name="probe")
+    root.command("bench", help=_bench.__doc__)(
+        _with_flags(_bench) if not arguments else lambda: None
+    )
 
 
 def _command(probe: Probe) -> Callable[..., None]:
@@ -79,9 +83,10 @@ def _finish(result: ProbeResult, out: Path, tiles: TileSet | None) -> None:
 def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
     from thinsection.probe.compare import CompareConfig
     from thinsection.probe.grid import ProbeGridConfig
+    from thinsection.probe.suite import BenchConfig
 
-    config = ProbeGridConfig if command is _grid else CompareConfig
-    return with_config(config)(command)  # type: ignore[no-any-return]
+    configs = {_grid: ProbeGridConfig, _compare: CompareConfig, _bench: BenchConfig}
+    return with_config(configs[command])(command)  # type: ignore[no-any-return]
 
 
 def _compare(folders: Annotated[list[Path], FOLDERS], out: Out, config: Any) -> None:
@@ -110,9 +115,25 @@ def _grid(data: Annotated[list[Path], DATA], out: GridOut, config: Any) -> None:
     """
     from thinsection.probe.grid import TABLE_NAME, run_probes
 
-    rows = run_probes(data, out=out, config=config, on_message=typer.echo)
+    _told(run_probes(data, out=out, config=config, on_message=typer.echo), out / TABLE_NAME)
+
+
+def _bench(suite: Annotated[Path, SUITE], out: GridOut, config: Any) -> None:
+    """Every encoder of a suite on every task, as jobs of an executor: resumed where it stopped.
+
+    Writes suite.json and comparison.html. Exit code 0: all are done; 3: some failed.
+
+    Example: thinsection bench SUITE.toml --executor slurm --workers 8 --out bench/
+    """
+    from thinsection.probe.suite import run_suite
+
+    _told(run_suite(suite, out, config, on_message=typer.echo), out / "suite.json")
+
+
+def _told(rows: Sequence[Any], file: Path) -> None:
+    """Prints a line per score and where they all are."""
     for row in rows:
         score = f"{row.metric} {row.score:.4f}" if row.score is not None else row.error
         typer.echo(f"{row.job}: {row.status}, {row.probe}: {score}")
-    typer.echo(out / TABLE_NAME)
+    typer.echo(file)
     raise typer.Exit(3 if any(row.status == "failed" for row in rows) else 0)

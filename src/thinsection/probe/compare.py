@@ -120,12 +120,10 @@ def _compare_task(task: str, models: list[Scored], chosen: CompareSection) -> di
     for model in models:
         known = ", ".join(model.rows.scorers)
         require(metric in model.rows.scorers, f"metric of {task!r} must be one of {known}", metric)
-    units = None if groups is None else groups.of_row
+    ids, scorers = first.rows.ids, [model.rows.scorers[metric] for model in models]
+    # a row that several folds hold out is one
     drawn = paired.resample(
-        [model.rows.scorers[metric] for model in models],
-        len(first.rows.ids),
-        groups=units if units is not None else _repeated(first.rows),
-        seed=chosen.seed,
+        scorers, len(ids), groups=groups.of_row if groups else ids, seed=chosen.seed
     )
     pairs = []
     for a, b in combinations(range(len(models)), 2):
@@ -147,13 +145,8 @@ def _compare_task(task: str, models: list[Scored], chosen: CompareSection) -> di
 def _model(scored: Scored, score: float) -> dict[str, Any]:
     document = scored.document
     identity = {k: v for k in IDENTITY if (v := document["data"].get(k)) is not None}
-    own = {"model": scored.model, "score": score, "interval": document["interval"]}
-    return {**own, "metrics": document.get("metrics", {}), "identity": identity}
-
-
-def _repeated(rows: Rows) -> Sequence[str] | None:
-    """The names of rows that several folds hold out, which are drawn as one; else None."""
-    return rows.ids if len(set(rows.ids)) < len(rows.ids) else None
+    shown = {name: document[name] for name in ("interval", "metrics")}
+    return {"model": scored.model, "score": score, **shown, "identity": identity}
 
 
 def _key(rows: Rows) -> list[Any]:
@@ -189,17 +182,14 @@ def _rank(task: dict[str, Any]) -> None:
 
 
 def _overall(tasks: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
-    """Of each model the mean rank and the mean score over the tasks, best first."""
-    scores = np.full((len(tasks), len(names)), np.nan)
-    for t, task in enumerate(tasks):
-        for model in task["models"]:
-            scores[t, names.index(model["model"])] = model["score"]
-    lower = [task["metric"] in LOWER_IS_BETTER for task in tasks]
-    ranks, found = paired.mean_ranks(scores, lower=lower), np.isfinite(scores)
-    means = np.nansum(scores, axis=0) / np.maximum(found.sum(axis=0), 1)
-    columns = zip(names, ranks.tolist(), means.tolist(), found.sum(axis=0).tolist(), strict=True)
-    keys = ("model", "mean_rank", "mean_score", "tasks")
-    return sorted((dict(zip(keys, c, strict=True)) for c in columns), key=lambda m: m["mean_rank"])
+    """Of each model the mean rank and the mean score over its tasks, best first."""
+    found = [{model["model"]: model["score"] for model in task["models"]} for task in tasks]
+    scores = np.array([[of.get(name, np.nan) for name in names] for of in found])
+    ranks = paired.mean_ranks(scores, lower=[task["metric"] in LOWER_IS_BETTER for task in tasks])
+    means = np.nanmean(scores, axis=0)
+    rows = zip(names, ranks.tolist(), means.tolist(), strict=True)
+    overall = [{"model": name, "mean_rank": rank, "mean_score": mean} for name, rank, mean in rows]
+    return sorted(overall, key=lambda model: model["mean_rank"])
 
 
 def find_results(folders: Sequence[Path]) -> list[Scored]:

@@ -35,8 +35,6 @@ BREAKHIS_CLASSES = {
 
 # rows that validate, of the 400 images in the order of their names
 BACH_VAL = ((41, 59), (60, 90), (139, 169), (240, 258), (260, 273), (345, 368))
-UNITOPATHO_CLASSES = ("HP", "NORM", "TA.HG", "TA.LG", "TVA.HG", "TVA.LG")
-GLEASON_CLASSES = ("benign", "Gleason 3", "Gleason 4", "Gleason 5")
 
 Names = tuple[str, ...]
 Encode = Callable[[RgbArray], "torch.Tensor"]  # uint8 (B, H, W, 3) to (B, D)
@@ -152,71 +150,67 @@ def load_pcam(root: Path, *, seed: int = 1337) -> LabelledRows:
 
 
 def load_bach(root: Path, *, seed: int = 1337) -> LabelledRows:
-    """BACH's microscopy images, split by patient as eva does (its table names the images)."""
-    del seed  # eva's split is fixed
-    base = _under(root, "ICIAR2018_BACH_Challenge/Photos", ["Photos/Benign/*.tif"], "BACH")
-    names, images, labels = _class_folders(base)
-    found = f"{len(images)} of {', '.join(names)} in {str(base)!r}"
-    whole = len(images) == 400 and names == ("Benign", "InSitu", "Invasive", "Normal")
-    files.check(whole, "BACH must be 400 images of its four classes", found)
-    val = np.concatenate([np.arange(*span) for span in BACH_VAL])
-    fold = (np.setdiff1d(np.arange(400), val), val)
-    return LabelledRows(
-        "bach", names, labels, fold, {"split_rule": "eva's, by patient"}, images=images
-    )
+    """BACH's 400 microscopy images, split by patient as eva does."""
+    paths, classes = _sorted(root, "Photos/*/*.tif"), ("Benign", "InSitu", "Invasive", "Normal")
+    files.check(len(paths) == 400, "BACH must be 400 images", f"{len(paths)} in {str(root)!r}")
+    val = {paths[i] for span in BACH_VAL for i in range(*span)}
+    return _told("bach", classes, paths, val.__contains__, lambda p: classes.index(p.parent.name))
 
 
 def load_crc(root: Path, *, seed: int = 1337) -> LabelledRows:
     """NCT-CRC-HE-100K trains, CRC-VAL-HE-7K (other patients) validates, as in eva."""
-    del seed  # its split is published
-    parts = ("NCT-CRC-HE-100K", "CRC-VAL-HE-7K")
-    looked_for = [f"{part}/<class>/*.tif" for part in parts]
-    (names, *train), (others, *val) = (
-        _class_folders(_under(root, part, looked_for, "CRC")) for part in parts
-    )
-    found = f"{names} and {others} in {str(root)!r}"
-    files.check(names == others, "both parts must hold the same classes", found)
-    return _published("crc", names, train, val, rule="published 100K and 7K")
+    paths = _sorted(root, "NCT-CRC-HE-100K/*/*.tif") + _sorted(root, "CRC-VAL-HE-7K/*/*.tif")
+    names = tuple(sorted({path.parent.name for path in paths}))
+    of_val = lambda p: p.parts[-3] == "CRC-VAL-HE-7K"  # noqa: E731
+    return _told("crc", names, paths, of_val, lambda p: names.index(p.parent.name))
 
 
 def load_unitopatho(root: Path, *, seed: int = 1337) -> LabelledRows:
     """UniToPatho at 800 µm: train.csv trains, test.csv validates, as in eva (by patient)."""
-    del seed  # its split is published
-    base = _under(root, "800", ["800/train.csv", "800/test.csv", "800/**/*.png"], "UniToPatho")
-    paths = {path.name: path for path in sorted(base.rglob("*.png"))}
-    parts = []
-    for name in ("train.csv", "test.csv"):
-        rows = files.read_rows(base / name, ("image_id", "top_label"))
-        absent = next((r["image_id"] for r in rows if r["image_id"] not in paths), None)
-        files.check(absent is None, "image must exist", f"{absent!r}, named in {name}")
-        labels = np.array([int(r["top_label"]) for r in rows])
-        parts.append(([ImageRef(paths[r["image_id"]]) for r in rows], labels))
-    return _published("unitopatho", UNITOPATHO_CLASSES, *parts, rule="published train and test")
+    names, paths = (
+        ("HP", "NORM", "TA.HG", "TA.LG", "TVA.HG", "TVA.LG"),
+        _sorted(root, "800/**/*.png"),
+    )
+    columns = ("image_id", "top_label")
+    train, val = (
+        {r["image_id"]: int(r["top_label"]) for r in files.read_rows(root / "800" / name, columns)}
+        for name in ("train.csv", "test.csv")
+    )
+    label, there = train | val, {path.name for path in paths}
+    absent = sorted(label.keys() - there)
+    files.check(not absent, "image must exist", f"{absent[:1]}, named in its tables")
+    paths = [path for path in paths if path.name in label]
+    return _told("unitopatho", names, paths, lambda p: p.name in val, lambda p: label[p.name])
 
 
 def load_gleason(root: Path, *, seed: int = 1337) -> LabelledRows:
     """Arvaniti's Gleason patches: array ZT76 validates, as in eva; the test array stays shut."""
-    del seed  # its split is published
-    folder = "train_validation_patches_750"
-    base = _under(root, folder, [f"{folder}/**/ZT76_*.jpg"], "Gleason (Arvaniti)")
-    parts: dict[bool, list[Path]] = {True: [], False: []}
-    for path in sorted(base.rglob("*.jpg")):
-        parts[path.stem.split("_")[0] == "ZT76"].append(path)
-    found = f"{len(parts[False])} and {len(parts[True])} in {str(base)!r}"
-    files.check(all(parts.values()), "Gleason must have training and ZT76 patches", found)
-    train, val = (
-        ([*map(ImageRef, paths)], np.array([int(p.stem.split("_")[-1]) for p in paths]))
-        for paths in (parts[False], parts[True])
+    paths = _sorted(root, "train_validation_patches_750/**/*.jpg")
+    names = ("benign", "Gleason 3", "Gleason 4", "Gleason 5")
+    of_val = lambda p: p.stem.startswith("ZT76_")  # noqa: E731
+    return _told("gleason", names, paths, of_val, lambda p: int(p.stem.rsplit("_", 1)[-1]))
+
+
+def _sorted(root: Path, pattern: str) -> list[Path]:
+    found = sorted(root.glob(pattern)) or sorted(root.glob(f"*/{pattern}"))
+    if not found:
+        raise files.unexpected(root, "the published folder", [pattern])
+    return found
+
+
+def _told(
+    name: str,
+    names: Names,
+    paths: Sequence[Path],
+    of_val: Callable[[Path], bool],
+    label: Callable[[Path], int],
+) -> LabelledRows:
+    """Images whose split and label their places tell."""
+    labels, val = np.array([*map(label, paths)]), np.array([*map(of_val, paths)])
+    fold = (np.flatnonzero(~val), np.flatnonzero(val))
+    return LabelledRows(
+        name, names, labels, fold, {"split_rule": "eva's"}, images=[*map(ImageRef, paths)]
     )
-    return _published("gleason", GLEASON_CLASSES, train, val, rule="array ZT76 validates")
-
-
-def _under(root: Path, folder: str, looked_for: list[str], kind: str) -> Path:
-    """The folder below the root, or the root where it is that folder."""
-    base = next((p for p in (root / folder, root) if p.name == Path(folder).name), root)
-    if not base.is_dir():
-        raise files.unexpected(root, kind, looked_for)
-    return base
 
 
 LAYOUTS: dict[str, Callable[..., LabelledRows]] = {
