@@ -13,7 +13,9 @@ from thinsection.probe.registry import PROBES, Probe, load_probe
 from thinsection.probe.result import ProbeResult
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for JSON, CSV, Markdown, HTML, PNG.")]
-FOLDERS = typer.Argument(metavar="A B...", help="Folders of results, one an encoder, or of a grid.")
+_FOLDERS = typer.Argument(metavar="A B...", help="Folders of results, one an encoder, or a grid's.")
+Folders = Annotated[list[Path], _FOLDERS]
+Metric = Annotated[str | None, typer.Option("--metric", help="Instead of each probe's own.")]
 SUITE = typer.Argument(metavar="SUITE.toml", help="Encoders and tasks (docs/probes.md).")
 DATA = typer.Argument(metavar="DATA...", help="Manifests, folders, tile embeddings, case tables.")
 GridOut = Annotated[Path, typer.Option("--out", help="Folder for probes.csv and a folder per job.")]
@@ -36,9 +38,7 @@ def register(root: typer.Typer, arguments: Sequence[str] = ()) -> None:
     app.command("grid", help=_grid.__doc__)(
         _with_flags(_grid) if not arguments or called == "grid" else lambda: None
     )
-    app.command("compare", help=_compare.__doc__)(
-        _with_flags(_compare) if not arguments or called == "compare" else lambda: None
-    )
+    app.command("compare", help=_compare.__doc__)(_compare)
     root.add_typer(app, name="probe")
     root.command("bench", help=_bench.__doc__)(
         _with_flags(_bench) if not arguments else lambda: None
@@ -81,15 +81,14 @@ def _finish(result: ProbeResult, out: Path, tiles: TileSet | None) -> None:
 
 
 def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    from thinsection.probe.compare import CompareConfig
     from thinsection.probe.grid import ProbeGridConfig
     from thinsection.probe.suite import BenchConfig
 
-    configs = {_grid: ProbeGridConfig, _compare: CompareConfig, _bench: BenchConfig}
-    return with_config(configs[command])(command)  # type: ignore[no-any-return]
+    config = ProbeGridConfig if command is _grid else BenchConfig
+    return with_config(config)(command)  # type: ignore[no-any-return]
 
 
-def _compare(folders: Annotated[list[Path], FOLDERS], out: Out, config: Any) -> None:
+def _compare(folders: Folders, out: Out, metric: Metric = None) -> None:
     """Encoders beside each other: differences with interval and test, ranks, one page.
 
     Of results of the same rows, folds and protocol; every encoder sees the same resamples.
@@ -98,7 +97,7 @@ def _compare(folders: Annotated[list[Path], FOLDERS], out: Out, config: Any) -> 
     """
     from thinsection.probe.compare import compare
 
-    typer.echo(compare(folders, out, config))
+    typer.echo(compare(folders, out, metric=metric))
 
 
 def _grid(data: Annotated[list[Path], DATA], out: GridOut, config: Any) -> None:

@@ -16,48 +16,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy import stats
 
-from thinsection.config import option, section
 from thinsection.errors import DatasetError, require
 from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
 from thinsection.files.pages import render_page
 from thinsection.probe import paired, plots
 from thinsection.probe.groups import Groups
 from thinsection.probe.metrics import LOWER_IS_BETTER
-from thinsection.probe.result import (
-    METRIC_WORDS,
-    Predictions,
-    Ratios,
-    Risks,
-    Rows,
-    Values,
-    strict,
-)
+from thinsection.probe.result import Predictions, Ratios, Risks, Rows, Values, strict
 from thinsection.probe.statistics import LEVEL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+SEED = 1337  # of the resamples, which every model of a task shares
 # facts of a result that say what was probed
 IDENTITY = (
     *("encoder", "encoder_commit", "weights_sha256", "precision", "tiles"),
     *("rows_sha256", "embeddings_sha256"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareSection:
-    """How results are compared."""
-
-    metric: str | None = option(None, "metric of every task; none: each probe's own")
-    seed: int = option(1337, "of the resamples, which every encoder of a task shares")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareConfig:
-    """Settings of `thinsection probe compare`."""
-
-    compare: CompareSection = section(CompareSection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,16 +52,16 @@ class Scored:
         return f"{self.document['dataset']}, {self.document['probe']}"
 
 
-def compare(folders: Sequence[Path], out: Path, config: CompareConfig | None = None) -> Path:
+def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) -> Path:
     """Writes the comparison of all results below the folders; returns the page.
 
-    A model is named by the encoder that its results name, else by its folder.
+    A model is named by the encoder that its results name, else by its folder; `metric` is taken in
+    every task instead of each probe's own.
 
     Memory: the rows of one task for every model, and `paired.resample`.
 
     Raises DatasetError: no task with two models, or results of other rows or protocols.
     """
-    chosen = (config or CompareConfig()).compare
     by_task: dict[str, dict[str, Scored]] = {}
     for scored in find_results(folders):
         models = by_task.setdefault(scored.task, {})
@@ -93,20 +71,19 @@ def compare(folders: Sequence[Path], out: Path, config: CompareConfig | None = N
     several = {task: models for task, models in by_task.items() if len(models) > 1}
     rule = "results must hold a task of two models or more"
     require(several, rule, sorted(by_task) or "no result", error=DatasetError)
-    tasks = [_compare_task(task, [*models.values()], chosen) for task, models in several.items()]
+    tasks = [_compare_task(task, [*models.values()], metric) for task, models in several.items()]
     pairs = [pair for task in tasks for pair in task["pairs"]]
     p_values = [pair["p_value"] for pair in pairs]
-    for pair, holm, fdr in zip(
-        pairs, paired.holm(p_values), paired.benjamini_hochberg(p_values), strict=True
-    ):
+    rates = stats.false_discovery_control(p_values)  # Benjamini and Hochberg's
+    for pair, holm, fdr in zip(pairs, paired.holm(p_values), rates, strict=True):
         pair |= {"p_holm": float(holm), "p_bh": float(fdr), "different": bool(holm < 1 - LEVEL)}
     names = [*dict.fromkeys(model["model"] for task in tasks for model in task["models"])]
     for task in tasks:
         _rank(task)
-    return _write({"tasks": tasks, "models": _overall(tasks, names), **asdict(chosen)}, out)
+    return _write({"tasks": tasks, "models": _overall(tasks, names)}, out)
 
 
-def _compare_task(task: str, models: list[Scored], chosen: CompareSection) -> dict[str, Any]:
+def _compare_task(task: str, models: list[Scored], metric: str | None) -> dict[str, Any]:
     """Scores of every model by every metric, and each pair's difference, not yet corrected."""
     first = models[0]
     for other in models[1:]:
@@ -116,15 +93,13 @@ def _compare_task(task: str, models: list[Scored], chosen: CompareSection) -> di
         found = f"{first.model!r} and {other.model!r} with other {what}"
         rule = f"results of {task!r} must be of the same rows, folds and protocol"
         require(all(same), rule, f"{found}; probe them alike", error=DatasetError)
-    metric, groups = chosen.metric or first.document["metric"], first.rows.groups
+    metric, groups = metric or first.document["metric"], first.rows.groups
     for model in models:
         known = ", ".join(model.rows.scorers)
         require(metric in model.rows.scorers, f"metric of {task!r} must be one of {known}", metric)
     ids, scorers = first.rows.ids, [model.rows.scorers[metric] for model in models]
     # a row that several folds hold out is one
-    drawn = paired.resample(
-        scorers, len(ids), groups=groups.of_row if groups else ids, seed=chosen.seed
-    )
+    drawn = paired.resample(scorers, len(ids), groups=groups.of_row if groups else ids, seed=SEED)
     pairs = []
     for a, b in combinations(range(len(models)), 2):
         difference = _delong(models[a].rows, models[b].rows, metric) or drawn.difference(a, b)
@@ -133,7 +108,6 @@ def _compare_task(task: str, models: list[Scored], chosen: CompareSection) -> di
     return {
         "task": task,
         "metric": metric,
-        "metric_words": METRIC_WORDS.get(metric, metric),
         "rows": len(first.rows.ids),
         "groups": drawn.groups,
         "unit": groups.unit if groups else "rows",

@@ -160,17 +160,6 @@ def holm(p_values: npt.ArrayLike) -> FloatVector:
     return np.minimum(steps, 1)[np.argsort(order, kind="stable")]
 
 
-def benjamini_hochberg(p_values: npt.ArrayLike) -> FloatVector:
-    """p values (m,) corrected so that of the claims made at q a share of q is false on average.
-
-    Source: Benjamini and Hochberg, J. R. Statist. Soc. B 57 (1995).
-    """
-    p = np.asarray(p_values, dtype=np.float64)
-    order, m = np.argsort(p, kind="stable")[::-1], len(p)
-    steps = np.minimum.accumulate(p[order] * m / np.arange(m, 0, -1))
-    return np.minimum(steps, 1)[np.argsort(order, kind="stable")]
-
-
 def tied_ranks(better: npt.NDArray[np.bool_]) -> IndexArray:
     """Rank (M,) from 1 of each model: one more than there are models beyond doubt better than it.
 

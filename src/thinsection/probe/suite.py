@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import thinsection
-from thinsection.config import option, read_toml, replace_flat, section
+from thinsection.config import read_toml, replace_flat, section
 from thinsection.errors import ConfigError, require
 from thinsection.files.atomic import write_json
 from thinsection.jobs.executor import ExecutorConfig
@@ -39,17 +39,9 @@ _PATHS = ("root", "embeddings", "labels")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchSection:
-    """How the suite's jobs run."""
-
-    resume: bool = option(True, "skip jobs that are done with the same settings")
-
-
-@dataclass(frozen=True, kw_only=True)
 class BenchConfig:
     """Settings of `thinsection bench`."""
 
-    bench: BenchSection = section(BenchSection)
     executor: ExecutorConfig = section(ExecutorConfig)
 
 
@@ -70,13 +62,7 @@ def run_suite(
     """
     config, document = config or BenchConfig(), read_toml(path)
     jobs = suite_jobs(path, document)
-    rows = run_jobs(
-        jobs,
-        out=out,
-        executor=config.executor,
-        resume=config.bench.resume,
-        on_message=on_message,
-    )
+    rows = run_jobs(jobs, out=out, executor=config.executor, on_message=on_message)
     done, out = [row for row in rows if row.status != "failed"], Path(out)
     if len({row.encoder for row in done}) > 1:
         on_message(str(compare([out], out)))
@@ -115,10 +101,7 @@ def _settings(given: dict[str, Any], words: dict[str, str], base: Path) -> Probe
     for name in _PATHS:
         if name in given:
             given[name] = base / str(given[name]).format(**words)
-    try:
-        return replace_flat(ProbeConfig(), given)
-    except ConfigError as error:
-        raise ConfigError(f"suite must hold settings of `thinsection probe`: {error}") from error
+    return replace_flat(ProbeConfig(), given)
 
 
 def find_tasks(path: Path) -> Iterator[tuple[str, Path, str]]:

@@ -124,6 +124,13 @@ class _Cases:
     allow_leakage: bool = False  # whether the parts of a fold may share patients or vectors
     facts: dict[str, Any] = field(default_factory=dict)  # for the result file
 
+    def hashes(self, folds: Sequence[Fold]) -> dict[str, str]:
+        """See `data_hashes`."""
+        names = [n for n in ("class_names", "labels", "event", "time") if hasattr(self, n)]
+        asked = [np.asarray(getattr(self, name)).tolist() for name in names]
+        by_fold = [(train.tolist(), val.tolist()) for train, val in folds]
+        return data_hashes([self.vectors], (self.ids, asked, by_fold))
+
     def _check(self, *columns: str) -> None:
         """Vectors must be finite (n, D), columns (n,), ids distinct."""
         shape, n = self.vectors.shape, len(self.ids)

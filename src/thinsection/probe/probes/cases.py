@@ -16,7 +16,7 @@ from thinsection.probe import intervals, statistics
 from thinsection.probe import protocol as suites
 from thinsection.probe.data.cases import ReadEmbeddings
 from thinsection.probe.data.files import read_embeddings
-from thinsection.probe.data.sets import CaseSet, SurvivalSet, check_finite, data_hashes
+from thinsection.probe.data.sets import CaseSet, SurvivalSet, check_finite
 from thinsection.probe.protocol import NANOPATH, Protocol
 from thinsection.probe.result import Predictions, ProbeResult, Risks
 from thinsection.probe.statistics import FloatVector, Fold, Scorer, macro_auroc
@@ -117,17 +117,9 @@ def _over_folds(
         dataset=cases.name,
         score=float(np.mean(_fold_scores(folds, scorers))),
         interval=intervals.bootstrap_folds(folds, scorers, seed=protocol.seed, groups=cases.groups),
-        facts={**facts, **cases.facts, **_hashes(cases, folds), "leakage": cases.leakage(folds)},
+        facts={**facts, **cases.facts, **cases.hashes(folds), "leakage": cases.leakage(folds)},
         **known,
     )
-
-
-def _hashes(cases: CaseSet | SurvivalSet, folds: Folds) -> dict[str, str]:
-    """See `data_hashes`."""
-    by_fold = [(train.tolist(), val.tolist()) for train, val in folds]
-    truth = cases.labels if isinstance(cases, CaseSet) else np.c_[cases.event, cases.time]
-    names = cases.class_names if isinstance(cases, CaseSet) else ()
-    return data_hashes([cases.vectors], (names, cases.ids, truth.tolist(), by_fold))
 
 
 def _classified(
