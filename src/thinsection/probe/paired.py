@@ -15,15 +15,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from thinsection.errors import require
-from thinsection.probe.statistics import (
-    BLOCK_BYTES,
-    DRAWS,
-    LEVEL,
-    FloatVector,
-    IndexArray,
-    Scorer,
-    ratio,
-)
+from thinsection.probe.statistics import BLOCK_BYTES, DRAWS, LEVEL, FloatVector, Scorer, ratio
 
 POWER = 0.8  # of `Difference.detectable`
 MIN_GROUPS = 3  # for a test
@@ -137,16 +129,8 @@ def _tested(
     half = float(law.ppf(1 - (1 - LEVEL) / 2)) * error
     # equal predictions have no spread and are no different
     p_value = 1.0 if value == 0 else float(2 * law.sf(abs(value) / error)) if error else 0.0
-    return Difference(
-        value=value,
-        low=value - half,
-        high=value + half,
-        p_value=p_value,
-        standard_error=error,
-        level=LEVEL,
-        test=test,
-        groups=groups,
-    )
+    known = {"value": value, "low": value - half, "high": value + half, "p_value": p_value}
+    return Difference(**known, standard_error=error, level=LEVEL, test=test, groups=groups)
 
 
 def holm(p_values: npt.ArrayLike) -> FloatVector:
@@ -160,13 +144,13 @@ def holm(p_values: npt.ArrayLike) -> FloatVector:
     return np.minimum(steps, 1)[np.argsort(order, kind="stable")]
 
 
-def tied_ranks(better: npt.NDArray[np.bool_]) -> IndexArray:
+def tied_ranks(better: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """Rank (M,) from 1 of each model: one more than there are models beyond doubt better than it.
 
     `better[a, b]`: a is better than b, significantly. Models that cannot be told apart from the
     best share rank 1.
     """
-    ranks: IndexArray = 1 + better.sum(axis=0)
+    ranks: npt.NDArray[np.int64] = 1 + better.sum(axis=0)
     return ranks
 
 

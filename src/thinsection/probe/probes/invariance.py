@@ -30,11 +30,6 @@ def stained(tile: RgbArray) -> RgbArray:
     return np.asarray(np.clip(rgb * 255 + 0.5, 0, 255), dtype=np.uint8)
 
 
-def blurred(tile: RgbArray) -> RgbArray:
-    """By a Gaussian of sigma BLUR_PX."""
-    return np.asarray(gaussian_filter(tile, (BLUR_PX, BLUR_PX, 0)))
-
-
 def compressed(tile: RgbArray) -> RgbArray:
     """Through a JPEG of JPEG_QUALITY."""
     Image.fromarray(tile).save(buffer := io.BytesIO(), "JPEG", quality=JPEG_QUALITY)
@@ -43,7 +38,7 @@ def compressed(tile: RgbArray) -> RgbArray:
 
 CHANGES: dict[str, Callable[[RgbArray], RgbArray]] = {
     "stain": stained,
-    "blur": blurred,
+    "blur": lambda tile: np.asarray(gaussian_filter(tile, (BLUR_PX, BLUR_PX, 0))),
     "jpeg": compressed,
     "rotation": lambda tile: np.rot90(tile).copy(),
 }

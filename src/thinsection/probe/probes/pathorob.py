@@ -172,13 +172,12 @@ def _result(
     """A score without an interval: it is one number of all tiles."""
     columns = (data.biological_class, data.medical_center, data.slide_id)
     facts = {"tiles": len(data.slide_id), "slides": len(set(data.slide_id)), **data.facts}
-    return ProbeResult(
-        probe=probe,
-        dataset=data.name,
-        metric={"apd": "apd", "clustering": "clustering_score"}[probe],
-        score=score,
-        interval=None,
-        protocol=protocol,
-        details=details,
-        facts={**facts, **data_hashes([data.embeddings], columns)},
-    )
+    facts |= data_hashes([data.embeddings], columns)
+    metric = {"apd": "apd", "clustering": "clustering_score"}[probe]
+    shared: dict[str, Any] = {
+        "probe": probe,
+        "dataset": data.name,
+        "metric": metric,
+        "protocol": protocol,
+    }
+    return ProbeResult(**shared, score=score, interval=None, details=details, facts=facts)
