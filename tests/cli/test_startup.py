@@ -50,6 +50,7 @@ def limit_s() -> float:
         (("embed", "no.svs", "--out", "o"), "slide must be an existing file"),
         (("plan", "no.svs"), "slide must be an existing file"),
         (("qc", "no.svs", "--out", "o"), "slide must be an existing file"),
+        (("view", "no.svs"), "slide must be an existing file"),
         (("aggregate", "nowhere"), "folder must exist"),
         (("slurm", "script", "no.svs", "--out", "o"), "slide must be an existing file"),
         (("frames", "no.cif"), "does not exist"),
@@ -65,7 +66,7 @@ def test_an_answer_without_work_takes_half_a_cpu_second_and_imports_nothing_slow
     arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("bad.csv").write_text("slide\na.svs\n")
+    Path("bad.csv").write_text("colour\na.svs\n")
     Path("a.svs").write_bytes(b"II*\0")
     for last in (*[False] * 4, True):  # others may have slowed one down
         limit, (seconds, done) = limit_s(), child(MAIN + TELL, *arguments)
