@@ -8,7 +8,7 @@ import pytest
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 
 
-@pytest.mark.parametrize("name", ["classification", "survival"])
+@pytest.mark.parametrize("name", ["classification", "survival", "heatmap"])
 def test_a_tutorial_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.mkdtemp", lambda: str(tmp_path))
     names = runpy.run_path(str(TUTORIALS / f"{name}.py"))

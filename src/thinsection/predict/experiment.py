@@ -239,7 +239,8 @@ def _write_model(
         head = build_head(config.head.head, inputs.dim, len(cohort.target.names), config.head)
         head.load_state_dict(result.state)
         heads.append(head.eval())
-        held_out = tuple(case_mark(cohort.cases[i]) for i in part.test)
+        names = [name for i in part.test for name in (cohort.cases[i], *cohort.slides[i])]
+        held_out = tuple(map(case_mark, dict.fromkeys(names)))
         members.append(Member(temperature=result.temperature, held_out=held_out))
     card = ModelCard(
         name=out.name,
