@@ -116,7 +116,7 @@ def test_abmil_refuses_names_and_shapes_that_do_not_fit() -> None:
     weights = abmil_weights(gated=True)
     with pytest.raises(WeightsError, match=r"got .*U.bias"):
         AbmilSlideEncoder({k: v for k, v in weights.items() if k != "U.weight"})
-    with pytest.raises(WeightsError, match=r"w.weight must be of shape \(1, 4\)"):
+    with pytest.raises(WeightsError, match=r"w.weight \(4, 1\) for \(1, 4\)"):
         AbmilSlideEncoder(weights | {"w.weight": torch.zeros(4, 1)})
 
 

@@ -21,7 +21,7 @@ from thinsection.pool.encoder import (
     TileEmbeddings,
 )
 from thinsection.types import CoordsL0
-from thinsection.weights.files import hash_state_dict, read_state_dict
+from thinsection.weights.files import hash_state_dict, load_strictly, read_state_dict
 from thinsection.weights.hub import find_weights
 
 CHECK_ROWS = 2048  # rows a block of the finiteness check: its copies stay below 16 MiB
@@ -160,17 +160,12 @@ class AbmilSlideEncoder(SlideEncoder):
 
 
 def _checked_abmil(state_dict: Mapping[str, torch.Tensor]) -> GatedAttention:
-    plain = {"V.weight", "V.bias", "w.weight", "w.bias"}
-    allowed = (plain, plain | {"U.weight", "U.bias"})
-    rule = "abmil state dict must hold V.*, w.* and, where gated, U.* (weight and bias each)"
-    require(set(state_dict) in allowed, rule, sorted(state_dict), error=WeightsError)
-    shape = tuple(state_dict["V.weight"].shape)
-    require(len(shape) == 2, "V.weight must be of shape (K, D)", shape, error=WeightsError)
-    net = GatedAttention(shape[1], shape[0], gated="U.weight" in state_dict).requires_grad_(False)
-    for name, value in net.state_dict().items():
-        wanted, got = tuple(value.shape), tuple(state_dict[name].shape)
-        require(got == wanted, f"{name} must be of shape {wanted}", got, error=WeightsError)
-    net.load_state_dict(dict(state_dict))
+    first = state_dict.get("V.weight", torch.empty(0))
+    rule, names = "abmil state dict must hold V.weight of shape (K, D)", sorted(state_dict)
+    require(first.ndim == 2, rule, f"{tuple(first.shape)} in {names}", error=WeightsError)
+    hidden, dim = first.shape
+    net = GatedAttention(dim, hidden, gated="U.weight" in state_dict).requires_grad_(False)
+    load_strictly(net, state_dict, source="abmil state dict")
     return net.eval()
 
 

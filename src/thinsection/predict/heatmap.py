@@ -156,7 +156,8 @@ class _Drawn:
             for top, name in zip(range(0, sheet.height, row_px), scores, strict=True):
                 values = self.table.columns[name]
                 best = np.argsort(-values, kind="stable")[:count]
-                read_tiles(slide, plan, coords[best], px)
+                best = best[(values[best] > 0) | (values.max() <= 0)]  # what speaks against is none
+                read_tiles(slide, plan, coords[best], px[: len(best)])
                 pen.text((_GAP, top + _GAP), f"{name}: {self.slide_id}", "black", font)
                 for i, value in enumerate(values[best].tolist()):
                     x, y = _GAP + i * (_SHOWN_PX + _GAP), top + _TEXT + 2 * _GAP
