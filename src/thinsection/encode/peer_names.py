@@ -41,11 +41,8 @@ def peer_encoder(tool: str, encoder: str, label: str) -> str:
     return (theirs or encoder) + label[len(encoder) :]
 
 
-# of slide encoders: TRIDENT's and slide2vec's
-_SLIDE_ENCODERS = {
-    **dict.fromkeys(("gigapath_slide", "prov_gigapath", "gigapath_slide_encoder"), "gigapath"),
-    **{"titan_slide": "titan", "mean_pool": "mean"},
-}
+# slide encoders
+_POOLERS = {"gigapath_slide": "gigapath", "prov_gigapath": "gigapath", "titan_slide": "titan"}
 
 
 @cache
@@ -65,4 +62,4 @@ def our_name(name: str) -> str:
 
 def our_slide_encoder(name: str) -> str:
     """Our name of a slide encoder that a tool calls so; the name itself where none does."""
-    return _SLIDE_ENCODERS.get(_plain(name), name)
+    return _POOLERS.get(_plain(name), name)

@@ -27,7 +27,8 @@ from thinsection.types import MaskFrame, Size
 ROLES = ("tissue", "roi")  # settings that name files
 _FARTHEST = 1e7  # px from the origin: a hundred times a large slide
 _ASPECT = 0.02  # relative difference between a mask's aspect and the slide's
-_ELLIPSE = np.linspace(0, 2 * np.pi, 129)[:-1]
+_ANGLES = np.linspace(0, 2 * np.pi, 129)[:-1]
+_CIRCLE = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
 _AREAS = ("Polygon", "MultiPolygon")
 _BOXES = (("x", "y", "width", "height"), ("x_min", "y_min", "x_max", "y_max"))
 _OF_CLASS = ("class", "label", "classification", "name")
@@ -147,9 +148,7 @@ def read_regions(path: Path, size_l0: Size, *, slide_id: str = "", mend: bool = 
             left["areas off the slide ignored"] += 1
             continue
         areas.setdefault(name, [[], []])[away] += made
-    classes = {
-        name: shapely.difference(*map(shapely.union_all, both)) for name, both in areas.items()
-    }
+    classes = {n: shapely.difference(*map(shapely.union_all, both)) for n, both in areas.items()}
     notes = tuple(f"{count} {what} in {path.name}" for what, count in left.items())
     return Regions(classes=classes, notes=notes)
 
@@ -163,9 +162,8 @@ def _polygon(rings: Sequence[Any], where: str, mend: bool) -> Any:
         try:
             points = np.array([point[:2] for point in ring], dtype=np.float64).reshape(-1, 2)
         except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
-            raise InvalidInputError(
-                f"ring must be [x, y] numbers, got {error} in {where}"
-            ) from None
+            rule = f"ring must be [x, y] numbers, got {error}"
+            raise InvalidInputError(f"{rule} in {where}") from None
         near = (abs(points) <= _FARTHEST).all(axis=1)
         rule = f"coordinates must be finite and within {_FARTHEST:,.0f} px"
         require(near.all(), rule, f"{points[~near][:1].tolist()} in {where}")
@@ -192,17 +190,17 @@ def _geojson(path: Path, size_l0: Size, slide_id: str) -> Iterator[_Shape]:
 def _feature(feature: Any, what: str, path: Path) -> Iterator[_Shape]:
     def table(of: Any, key: str) -> Any:
         found = of.get(key) if isinstance(of, dict) else of
-        rule = f"{key} must be a table"
-        require(isinstance(found or {}, dict), rule, f"{found!r:.60} as {what} of {str(path)!r}")
+        got = f"{found!r:.60} as {what} of {str(path)!r}"
+        require(isinstance(found or {}, dict), f"{key} must be a table", got)
         return found or {}
 
     bare = isinstance(feature, dict) and "geometry" not in feature and "coordinates" in feature
     properties = {} if bare else table(feature, "properties")
     geometry = feature if bare else table(feature, "geometry")
-    of_class = properties.get("classification") or {}
-    named = of_class.get("name") if isinstance(of_class, dict) else of_class
-    names = (of_class or {}).get("names") if isinstance(of_class, dict) else None
-    named = ": ".join(map(str, names)) if isinstance(names, list) else named
+    named = properties.get("classification")
+    if isinstance(named, dict):
+        names = named.get("names")  # of a derived class
+        named = ": ".join(map(str, names)) if isinstance(names, list) else named.get("name")
     kind, inner = geometry.get("type"), geometry.get("coordinates")
     if properties.get("objectType", "annotation") not in ("annotation", "unknown"):
         yield f"{properties['objectType']} {what}", "", None, False
@@ -215,10 +213,10 @@ def _feature(feature: Any, what: str, path: Path) -> Iterator[_Shape]:
         require(isinstance(parts, list) and all(parts), "coordinates must be rings", wrong)
         yield what, str(named or properties.get("label") or ""), parts, False
     else:
-        known = (*_AREAS, "Point", "MultiPoint", "LineString", "MultiLineString")
+        plain = str(kind).removeprefix("Multi").removesuffix("String")
         got = f"{kind!r} as {what} of {str(path)!r}"
-        require(kind in known, f"geometry must be one of {', '.join(known)}", got)
-        yield f"{kind.removeprefix('Multi').removesuffix('String').lower()} {what}", "", None, False
+        require(plain in ("Point", "Line"), "geometry must be one of GeoJSON", got)
+        yield f"{plain.lower()} {what}", "", None, False
     for number, child in enumerate(properties.get("childObjects") or ()):
         yield from _feature(child, f"{what}.{number}", path)
 
@@ -268,10 +266,8 @@ def _imagescope(root: Any) -> Iterator[_Shape]:
                 yield f"measure {what}", name, None, False
                 continue
             if kind == "2":  # two corners of its box
-                (left, top), (right, bottom) = np.array(ring, dtype=np.float64)
-                wide, high = (right - left) / 2, (bottom - top) / 2
-                x, y = left + wide + wide * np.cos(_ELLIPSE), top + high + high * np.sin(_ELLIPSE)
-                ring = np.stack([x, y], axis=1).tolist()
+                corners = np.array(ring, dtype=np.float64).reshape(2, 2)
+                ring = (corners.mean(axis=0) + np.ptp(corners, axis=0) / 2 * _CIRCLE).tolist()
             yield what, name, [[ring]], region.get("NegativeROA") == "1"
 
 

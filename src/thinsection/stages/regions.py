@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy.typing as npt
 
 from thinsection.arrays.polygons import coverage, rasterised
+from thinsection.errors import require
 from thinsection.qc.tissue import TISSUE_COLOR, Shares, TissueMask, work_frame
 from thinsection.slide.annotations import ROLES, Regions, RegionsConfig, read_regions
 from thinsection.slide.cohort import SlideEntry
@@ -92,6 +93,10 @@ class RegionsStage(Stage):
         """The share of each tile in each class, and of `--roi` in all that is included."""
         boxes, classes = (table.coords_l0, table.plan.size_l0), work.value(self).classes
         named = {f"class_{slug(name)}": area for name, area in classes.items() if name != self.role}
+        got = f"{', '.join(map(repr, classes))} in {work.entry.slide_id!r}"
+        require(
+            len(named) == len(classes.keys() - {self.role}), "classes must differ as names", got
+        )
         areas = {ROI_SHARE: self.area(work)} | named if self.role == "roi" else named
         return {name: coverage(area, *boxes) for name, area in areas.items()}
 
