@@ -17,6 +17,7 @@ from playwright.sync_api import sync_playwright
 
 import thinsection as ts
 from thinsection.files.atomic import write_table
+from thinsection.pipeline.folder import Results
 from thinsection.report.draw import Outline, Values, open_picture, picture_files, read_mask
 from thinsection.report.draw import write_drawing as write
 from thinsection.testing.synthetic import write_he_slide
@@ -81,6 +82,25 @@ def photograph(out: Path, scratch: Path) -> None:
         browser.close()
 
 
+def photograph_viewer(results: Results, scratch: Path) -> None:
+    """The viewer on a slide: its tissue, components of its tiles, those most similar to one."""
+    script = "turn(slide.layers.find(one => one.kind === 'colours'), true)"
+    ready = "() => slide && viewer.world.getItemAt(0)?.getFullyLoaded()"
+    with results.view() as running, sync_playwright() as play:
+        chromium = shutil.which("chromium")
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        view = browser.new_page(viewport={"width": 1280, "height": 800})
+        view.goto(f"{running.url}#{LARGE}")
+        view.wait_for_function(ready, timeout=60_000)
+        view.evaluate(script)
+        view.mouse.click(620, 330)
+        view.wait_for_function("() => /^of/.test($('progress').textContent)", timeout=60_000)
+        view.wait_for_timeout(2000)
+        view.screenshot(path=scratch / "shot.png")
+        save(scratch / "shot.png", "viewer.jpg")
+        browser.close()
+
+
 def main() -> None:
     """Makes all of them."""
     mpl.use("Agg")
@@ -92,6 +112,7 @@ def main() -> None:
         save(out / GRID / "overviews" / f"{slide}.png", "overview.jpg", 1000)
         save(out / "slides" / SMALL / "qc_auto" / "overlay.png", "qc_overlay.jpg", 1000)
         results = ts.open_results(out)
+        photograph_viewer(results, scratch)
         ledger, table = results.ledgers[slide], results.tiles(slide)
         size = tuple(map(int, table.attributes["tile_size_l0"]))
         values = Values(table.coords_l0, size, table.columns["px_focus"], "focus")
