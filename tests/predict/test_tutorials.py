@@ -8,6 +8,7 @@ import pytest
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 
 
+@pytest.mark.timeout(900)  # some 90 seconds of CPU, on a machine that others use
 @pytest.mark.parametrize("name", ["classification", "survival", "heatmap"])
 def test_a_tutorial_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.mkdtemp", lambda: str(tmp_path))
