@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.metrics import f1_score
 from tests.probe.make import write_tiles_h5
 from tests.probe.test_cli import invoke, strict_json
 
 from thinsection.config import replace_flat
 from thinsection.errors import DatasetError
-from thinsection.probe import ProbeConfig, metrics
+from thinsection.files.atomic import write_table
+from thinsection.probe import Predictions, ProbeConfig, metrics
 from thinsection.probe import compare as comparing
 from thinsection.probe.data.load import load_tiles
 from thinsection.probe.page import write_probe_report
@@ -112,3 +114,21 @@ def test_survival_and_slide_probes_are_compared_by_case(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert {t["metric"] for t in found["tasks"]} == {"auroc", "c_index"}
     assert all(t["pairs"][0]["difference"] > 0 for t in found["tasks"])
+
+
+def test_predictions_of_several_seeds_are_scored_by_their_mean_and_read_back(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    truth, repeats = rng.integers(0, 3, 60), rng.integers(0, 3, (4, 60))
+    ids, names = tuple(map(str, range(60))), ("a", "b", "c")
+    rows = Predictions(
+        class_names=names, ids=ids, truth=truth, prediction=repeats[0], repeats=repeats
+    )
+    expected = np.mean([f1_score(truth, guess, average="macro") for guess in repeats])
+    assert metrics.all_scores(rows.scorers, 60)["macro_f1"] == pytest.approx(expected)
+    table = {"id": ids, **rows.columns}
+    write_table(tmp_path / "x.csv", zip(*table.values(), strict=True), list(table))
+    document = {"classes": [{"name": name} for name in names], "interval": None}
+    back = comparing.read_rows(tmp_path / "x.json", document)
+    np.testing.assert_array_equal(back.repeats, repeats)  # type: ignore[union-attr]

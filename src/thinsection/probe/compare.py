@@ -202,7 +202,10 @@ def read_rows(path: Path, document: dict[str, Any]) -> Rows:
         return Risks(**values, **known, **fold)
     if "classes" in document:
         names = tuple(entry["name"] for entry in document["classes"])
-        labels = [np.array([names.index(r[k]) for r in table]) for k in ("truth", "prediction")]
+        seeds = [name for name in table[0] if name.startswith("seed_")]
+        columns = ("truth", "prediction", *seeds)
+        labels = np.array([[names.index(r[k]) for r in table] for k in columns])
+        known["repeats"] = labels[2:] if seeds else None
         shares = [numbers(f"p_{name}") for name in names if f"p_{name}" in table[0]]
         known |= {"class_names": names, "truth": labels[0], "prediction": labels[1], **fold}
         return Predictions(probability=np.stack(shares, axis=1) if shares else None, **known)

@@ -4,7 +4,7 @@ Weights say how often a resample drew a row; a score under weights is the score 
 so often, so that one set of draws serves every metric and every model of the same rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -90,6 +90,11 @@ def over_folds(
         return ratio((drawn * scores).sum(axis=0), drawn.sum(axis=0), empty=np.nan)
 
     return {name: partial(mean, name) for name in parts[0][1]}
+
+
+def mean_of(scorers: Sequence[Scorer]) -> Scorer:
+    """The mean of several scores of the same rows."""
+    return lambda weights: np.mean([score(weights) for score in scorers], axis=0)
 
 
 def all_scores(scorers: Scorers, num_rows: int) -> dict[str, float]:

@@ -49,13 +49,14 @@ class Predictions:
 
     @property
     def scorers(self) -> Scorers:
-        """Every metric; over folds their mean."""
-        names, p = self.class_names, self.probability
+        """Every metric; over folds, and of labels over seeds, their mean."""
+        k, p = len(self.class_names), self.probability
 
         def of(rows: IndexArray) -> Scorers:
-            share = None if p is None else p[rows]
-            truth, guess = self.truth[rows], self.prediction[rows]
-            return metrics.class_scorers(truth, guess, len(names), share)
+            truth, share = self.truth[rows], None if p is None else p[rows]
+            seeds = [metrics.class_scorers(truth, guess[rows], k) for guess in self.each]
+            labels = {name: metrics.mean_of([s[name] for s in seeds]) for name in seeds[0]}
+            return metrics.class_scorers(truth, self.prediction[rows], k, share) | labels
 
         return metrics.over_folds(self.fold, len(self.ids), of)
 
@@ -68,8 +69,13 @@ class Predictions:
             "truth": [names[t] for t in self.truth],
             "prediction": [names[g] for g in self.prediction],
             "correct": (self.truth == self.prediction).astype(int),
+            **({} if self.repeats is None else self._by_seed),
             **{f"p_{n}": [f"{v:.9g}" for v in s] for n, s in zip(names, shares, strict=False)},
         }
+
+    @property
+    def _by_seed(self) -> dict[str, list[str]]:
+        return {f"seed_{i}": [self.class_names[g] for g in of] for i, of in enumerate(self.each)}
 
     @property
     def counts(self) -> Counts:
