@@ -218,3 +218,14 @@ def test_k_can_be_the_one_whose_vote_names_biology_best() -> None:
     by_k = result.details["biology_by_k"]
     assert result.details["k"] == int(max(by_k, key=by_k.get))
     assert result.score == robustness_probe(data, k=result.details["k"]).score
+
+
+def test_a_test_row_of_a_table_moves_no_other_rows_embedding(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(8, dtype=np.float32)[:, None])
+    splits = ["test", "train", "train", "val", "train", "val", "train", "val"]
+    rows = [f"{i},{split}" for i, split in enumerate(splits)]
+    (tmp_path / "t.csv").write_text("\n".join(["A,split", *rows]))
+    config = replace_flat(ProbeConfig(), {"embeddings": tmp_path / "x.npy"})
+    data = load_values(tmp_path / "t.csv", config)
+    np.testing.assert_array_equal(data.embeddings[:, 0], data.targets[:, 0])
+    assert data.targets[:, 0].min() == 1

@@ -335,25 +335,23 @@ def load_values(path: Path, config: ProbeConfig) -> ValueSet:
 
     Memory: 4 N D + 8 N T.
     """
-    rows, where = files.read_rows(path, ()), repr(str(path))
+    where, file = repr(str(path)), config.data.embeddings
+    rows = [{"row": str(i) if file else ""} | r for i, r in enumerate(files.read_rows(path, ()))]
     if "split" in rows[0]:
         rows = [r for r in rows if files.split_name(r["split"], where) != TEST]
     own = {*PATH_COLUMNS, "row", "slide_id", "split", "x", "y", "origin", *CASE_COLUMNS}
     names = tuple(c for c in rows[0] if c not in own and not c.startswith("fold_"))
     check(names, "table must have a column of numbers to predict", f"none in {where}")
-    told = rewording("targets must be numbers", path, ValueError, error=DatasetError)
-    with told:
+    with rewording("targets must be numbers", path, ValueError, error=DatasetError):
         targets = np.array([[float(r[name]) for name in names] for r in rows])
     check(np.isfinite(targets).all(), "targets must be finite", f"NaN or inf in {where}")
-    file, groups = config.data.embeddings, table_groups(rows, where)
+    groups, given = table_groups(rows, where), [r["row"] for r in rows]
     column = "" if file else _present(rows, PATH_COLUMNS, path)
     paths = [file or (config.data.root or path.parent) / r[column] for r in rows]
-    given = [r.get("row") or (str(i) if file else "") for i, r in enumerate(rows)]
     splits = [c for c in rows[0] if c.startswith("fold_")] or [c for c in rows[0] if c == "split"]
     folds = [files.split_fold([files.split_name(r[c], where) for r in rows], where) for c in splits]
     if not folds:
-        none = np.zeros(len(rows), np.int64)
-        whose = groups.of_row if groups else [*map(str, range(len(rows)))]
+        whose, none = groups.of_row if groups else given, np.zeros(len(rows), np.int64)
         folds = grouped_folds(none, whose, folds=FOLDS, seed=config.protocol.seed)
     return ValueSet(
         name=path.stem,
