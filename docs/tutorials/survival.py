@@ -42,7 +42,7 @@ summary.counts
 
 # %%
 labels = LabelsConfig(labels=folder / "labels.csv", target=("dead",), time="days")
-config = TrainConfig(labels=labels, fit=FitConfig(epochs=15))
+config = TrainConfig(labels=labels, fit=FitConfig(epochs=40, lr=2e-3, batch_cases=8))
 out = folder / "results" / "experiments" / "survival"
 found = ts.train(folder / "results", out=out, config=config, on_message=print)
 print(
