@@ -92,7 +92,9 @@ def settings() -> str:
 
 def names() -> str:
     """What `import thinsection as ts` gives."""
-    listed = [f"::: {module}.{name}" for name, module in PUBLIC.items()]
+    # `plot` is a module of its own name
+    found = {n: m.removesuffix(f".{n}") if n == "plot" else m for n, m in PUBLIC.items()}
+    listed = [f"::: {module}.{name}" for name, module in found.items()]
     rooms = ["attention", "neighbors", "probe", "rescue", "slide", "store", "structures"]
     return "\n\n".join(
         [
