@@ -39,7 +39,7 @@ from thinsection.store.ledger import stage_key
 from thinsection.units import parse_bytes
 
 COHORT_NAME, FOLDS = "cohort.json", "folds"
-_BAGS_AT_WORK = 6  # of the largest bag: two that are read, what it takes in a head of 512 channels
+_BAGS_AT_WORK = 9  # of the largest bag: two that are read, what one takes in a head of 512 channels
 
 
 @dataclass(frozen=True, kw_only=True)
