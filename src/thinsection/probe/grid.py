@@ -9,6 +9,7 @@ OUT/probes.csv                             a row per score
 import hashlib
 import itertools
 import json
+import math
 import re
 import traceback
 from collections import Counter
@@ -256,7 +257,7 @@ def _probe_rows(job: ProbeJob, folder: Path) -> tuple[ProbeRow, ...]:
         result = replace(result, dataset=name, facts=facts)  # noqa: PLW2901
         write_probe_report(result, folder, tiles=data if isinstance(data, TileSet) else None)
         values = {"metric": result.metric, "score": float(result.score)}
-        if result.interval is not None:
+        if result.interval is not None and math.isfinite(result.interval.low):  # not of one slide
             values |= {"low": float(result.interval.low), "high": float(result.interval.high)}
         rows.append(_row(job, result.probe, status="done", **values))
     return tuple(rows)
