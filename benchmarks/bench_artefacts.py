@@ -9,6 +9,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from thinsection.testing.synthetic import ArraySlide
 from thinsection.types import MaskArray
 
 FIRST_SEED = 20_000  # docs/qc.md: which seeds are for what
-GENERATORS = {"A, report seeds": tuning_slide, "B, held out": held_out_slide}
+GENERATORS = {"A, report seeds": cache(tuning_slide), "B, held out": cache(held_out_slide)}
 SIZE_PX, MPP, SLIDES_PER_STAIN = (1600, 1200), 3.0, 2
 BLUR_SIZE_PX, BLUR_MPP = (1200, 900), 0.5
 KINDS = {  # class of truth -> kinds of the checks that find it
@@ -71,7 +72,7 @@ def judged(preset: str, generator: str, *, smoke: bool) -> dict[str, Any]:
 
 
 def slides(generator: str, *, smoke: bool) -> Iterator[ArtefactSlide]:
-    """Whole slides of every stain; then, for blur, small ones at 0.5 µm/px."""
+    """Whole slides of every stain; then, for blur, small ones at 0.5 µm/px; each is drawn once."""
     generate, times = GENERATORS[generator], 1 if smoke else SLIDES_PER_STAIN
     for (n, stain), turn in product(enumerate(STAINS), range(times)):
         if smoke and stain not in ("he", "ihc"):

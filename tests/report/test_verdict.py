@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from thinsection.errors import ConfigError
+from thinsection.qc import run_qc
+from thinsection.qc.engine import parse_rule
 from thinsection.report.qc_files import write_qc_parquet, write_qc_sheet
 from thinsection.report.verdict import (
     column_order,
@@ -13,6 +16,7 @@ from thinsection.report.verdict import (
     natural_key,
     verdict,
 )
+from thinsection.testing.synthetic import ArraySlide
 
 READY = load_rules(None)
 
@@ -29,6 +33,14 @@ def test_ready_rules_say_what_is_wrong_and_the_worst_verdict_wins() -> None:
     assert verdict(bad, READY) == ("exclude", "little usable tissue, pen")
     assert verdict(row(), READY, ["chan1_brightness"])[0] == "look"
     assert verdict(row() | {"status": "failed"}, READY) == ("failed", "")
+
+
+def test_every_ready_rule_is_of_a_column_that_auto_or_histoqc_writes() -> None:
+    blank = ArraySlide([np.full((400, 500, 3), 230, np.uint8)], slide_mpp=(8.0, 8.0))
+    columns = {c for p in ("auto", "histoqc-default") for c in run_qc(blank, p).row}
+    columns |= {"focus_removed_percent"}  # where there is tissue
+    assert {parse_rule(rule.rule).column for rule in READY} <= columns
+    assert verdict(row(pen_blue=0.05, bubbles=0.1), READY) == ("look", "blue pen, air bubbles")
 
 
 def test_rules_of_a_file_take_the_place_of_the_ready_ones(tmp_path: Path) -> None:

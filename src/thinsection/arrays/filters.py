@@ -5,6 +5,7 @@ as filtering px by px, and rows that nobody asked for are not made.
 """
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -116,25 +117,27 @@ def _convolved(
     length, radius = image.shape[axis], len(kernel) // 2
     sizes = (len(wanted), image.shape[1]) if axis == 0 else (image.shape[0], len(wanted))
     out = ns.xp.empty(sizes, dtype=image.dtype)
-    bands: dict[tuple[bytes, int, int], Array] = {}  # away from the border all blocks have one
     for start in range(0, len(wanted), _BLOCK_PX):
         block = wanted[start : start + _BLOCK_PX]
         low, high = int(block[0]) - radius, int(block[-1]) + radius + 1
-        key = ((block - block[0]).tobytes(), max(0, -low), max(0, high - length))
-        if key not in bands:
-            bands[key] = ns.xp.asarray(_band(block, kernel, length), dtype=image.dtype)
+        beyond = (max(0, -low), max(0, high - length))
+        weights = _band((block - block[0]).tobytes(), kernel.tobytes(), *beyond)
+        band = ns.xp.asarray(weights, dtype=image.dtype)
         part, reach = slice(start, start + len(block)), slice(max(0, low), min(high, length))
         if axis == 0:
-            ns.xp.matmul(bands[key], image[reach], out=out[part])
+            ns.xp.matmul(band, image[reach], out=out[part])
         else:
-            out[:, part] = image[:, reach] @ bands[key].T
+            out[:, part] = image[:, reach] @ band.T
     return out
 
 
-def _band(wanted: Indices, kernel: Kernel, length: int) -> Kernel:
-    """Weights (wanted, reach) of px in reach; what lies beyond the image counts for its border."""
-    reached = wanted[:, None] + np.arange(len(kernel)) - len(kernel) // 2
-    reached = np.clip(reached, 0, length - 1)
+@lru_cache(maxsize=32)  # away from the border all blocks have one
+def _band(block: bytes, weights: bytes, before: int, after: int) -> Kernel:
+    """Weights (wanted, reach) of px; so many before and after, beyond the image, are its border."""
+    wanted, kernel = np.frombuffer(block, np.int64), np.frombuffer(weights)
+    radius = len(kernel) // 2
+    reached = wanted[:, None] + np.arange(-radius, radius + 1)
+    reached = np.clip(reached, before - radius, wanted[-1] + radius - after)
     first = reached[0, 0]
     band = np.zeros((len(wanted), reached[-1, -1] + 1 - first))
     np.add.at(band, (np.arange(len(wanted))[:, None], reached - first), kernel)

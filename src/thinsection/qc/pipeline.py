@@ -35,7 +35,7 @@ _PRESETS = Path(__file__).parent / "presets"
 _RESERVED_NAMES = ("mask_use", "mask_kept", "overlay", "thumbnail", "qc")
 _KINDS = {"name": str, "work_mpp": float, "work_from": WorkFrom, "statistics": Statistics}
 _KINDS |= {"pixels_to_use": Usable, "guard": bool}
-_VERSION = 5  # of the checks: raise it when one answers differently
+_VERSION = 6  # of the checks: raise it when one answers differently
 _ENTRIES = [Entry(name=c.kind, help=str(c.__doc__).splitlines()[0], target=c) for c in _BUILT_IN]
 CHECKS: Registry[type[QcCheck]] = Registry("qc check", "thinsection.qc_checks", _ENTRIES)
 _BASE, _FINAL = "BaseImage.BaseImage", "BasicModule.finalComputations"

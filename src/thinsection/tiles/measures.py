@@ -8,7 +8,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from thinsection.arrays import filters, get_namespace
-from thinsection.qc.checks.artefacts import Focus, detail_ratios
+from thinsection.qc.checks.artefacts import Focus, detail_bands
 from thinsection.qc.engine import QcRule
 from thinsection.types import TileArray
 
@@ -34,8 +34,8 @@ def measure_tiles(tiles: TileArray, names: Sequence[str] = MEASURES) -> npt.NDAr
         found = _of_histograms(tiles)
     if FOCUS in names:
         focus, ns = Focus(), get_namespace()
-        ratios = [detail_ratios(ns, tile, focus.block_px, focus.floor) for tile in tiles]
-        found[FOCUS] = np.array([np.median(of_blocks) for of_blocks in ratios])
+        bands = (detail_bands(ns, tile, focus.block_px) for tile in tiles)
+        found[FOCUS] = np.array([np.median(one / (two + focus.floor)) for one, two in bands])
     return np.stack([found[name] for name in names], axis=1).astype(np.float32)
 
 

@@ -17,10 +17,11 @@ from thinsection.arrays.morphology import (
     mostly,
 )
 from thinsection.qc.checks.artefact_maps import INKS
-from thinsection.qc.checks.check import Outcome, QcCheck, QcView, Regions, area, length
+from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
 _WHITE_PERCENTILE = 97  # of a slide's gray: glass, or the lightest tissue
-_GLASS_GRAY = 0.03  # that glass may lie below it
+_GLASS_GRAY, _GREY_GLASS_GRAY = 0.03, 0.09  # that glass may lie below it; if it has no colour:
+_GLASS_COLOUR = 0.03  # less than this between channels, [0, 1]
 _SQUARE_BLOCKS = 8  # along the edge of a square
 _FEW_SQUARES = 400  # all are looked at
 _SUSPECT = 1.15  # times the limit of blur: around such squares all are looked at
@@ -42,72 +43,97 @@ class Focus(QcCheck):
 
     def __call__(self, view: QcView) -> Outcome:
         ns, tissue = view.ns, view.mask_use
-        if not bool(tissue.any()):
+        glass = _empty(view)
+        # a block that glass is part of has a border in it, which is detail of its own
+        judged = tissue & ~dilated_by_disk(ns, glass, view.length_px("12 um"))
+        if not bool(judged.any()):
             return Outcome(warnings=(f"{self.name}: no tissue to judge the focus of",))
-        blocks = self._sharpness(ns, view.regions_at(self.image_mpp), tissue)
+        blocks = self._sharpness(view, judged, glass)
         smooth = ns.ndimage.median_filter(blocks, size=3, mode="nearest")  # borders, not specks
         ratio = filters.resized_nearest(ns, smooth, view.gray.shape)
-        measured = ratio[tissue]
+        measured = ratio[tissue & ~glass]
         limit = max(self.min_ratio, self.relative * float(ns.xp.percentile(measured, 75)))
         least = view.area_px(self.min_area)
-        blurred = (ratio < limit) & tissue & ~_empty(view)
+        blurred = (ratio < limit) & tissue & ~glass
         blurred = drop_small(ns, fill_small(ns, blurred, least), least)
+        # a block that is sharp in part looks sharp
+        blurred = dilated_by_disk(ns, blurred, view.length_px("8 um")) & tissue & ~glass
         outcome = view.left_regions(tissue & ~blurred, f"{self.name}_removed")
         median = {f"{self.name}_median_ratio": float(ns.xp.median(measured))}
         return replace(outcome, scores={**outcome.scores, **median})
 
-    def _sharpness(self, ns: ArrayNamespace, regions: Regions, tissue: Array) -> Array:
-        """Amplitude of the finest band over that of the next, per block, float32; 0 without tissue.
+    def _sharpness(self, view: QcView, judged: Array, glass: Array) -> Array:
+        """Amplitude of the finest band over that of the next, per block, float32.
 
-        The finest lies between no blur and a Gaussian of 1 px, the next between 1 and 2 px. Of a
-        large slide every second square of 8 x 8 blocks in both directions is looked at, then all
-        around those that may be blurred; what lies between sharp squares is their mean.
+        The finest lies between no blur and a Gaussian of 1 px, the next between 1 and 2 px; of both
+        goes what glass has of them, which is noise. Of a large slide every second square of 8 x 8
+        blocks in both directions is looked at, then all around those that may be blurred; what lies
+        between blocks that can be judged is their mean.
 
         Memory: O(one square + blocks).
         """
-        ((width, height), read), edge = regions, self.block_px
-        xp, size = ns.xp, _SQUARE_BLOCKS * edge
-        values = xp.zeros((math.ceil(height / edge), math.ceil(width / edge)), dtype=xp.float32)
-        known, suspect = xp.zeros_like(values), _SUSPECT * self.relative
-        inside = filters.resized_nearest(ns, tissue, values.shape)
+        (width, height), read = view.regions_at(self.image_mpp)
+        ns, xp, edge, size = view.ns, view.ns.xp, self.block_px, _SQUARE_BLOCKS * self.block_px
+        shape = (math.ceil(height / edge), math.ceil(width / edge))
+        bands, known = xp.zeros((2, *shape), dtype=xp.float32), xp.zeros(shape, dtype=bool)
+        planes = (judged, glass, view.gray)
+        inside, plain, gray = (filters.resized_nearest(ns, plane, shape) for plane in planes)
         rows, columns = math.ceil(height / size), math.ceil(width / size)
         step = 2 if rows * columns > _FEW_SQUARES else 1
         todo = {(r, c) for r in range(0, rows, step) for c in range(0, columns, step)}
-        lowest: dict[tuple[int, int], float] = {}
+        seen: set[tuple[int, int]] = set()
         while todo:
             for r, c in sorted(todo):
                 part = (c * size, r * size, min((c + 1) * size, width), min((r + 1) * size, height))
-                lowest[r, c] = math.inf
                 at = tuple(slice(n * _SQUARE_BLOCKS, (n + 1) * _SQUARE_BLOCKS) for n in (r, c))
                 if bool(inside[at].any()):
                     square = ns.upload(read(*part), reason="square")
-                    found = detail_ratios(ns, square, self.block_px, self.floor)
-                    values[at], known[at] = found, inside[at]
-                    lowest[r, c] = float(xp.median(found[inside[at]]))
-            measured = values[known > 0]
-            sharp = float(xp.percentile(measured, 75)) if measured.size else 0.0
-            low = [s for s, ratio in lowest.items() if ratio < max(self.min_ratio, suspect * sharp)]
-            near = {(r + y, c + x) for r, c in low for y in (-1, 0, 1) for x in (-1, 0, 1)}
-            todo = {(r, c) for r, c in near - set(lowest) if 0 <= r < rows and 0 <= c < columns}
-        total, weight = (filters.gaussian(ns, a, _SQUARE_BLOCKS / 3) for a in (values, known))
-        return xp.where(known > 0, values, total / xp.maximum(weight, 1e-6))
+                    bands[(slice(None), *at)] = detail_bands(ns, square, edge)
+                    known[at] = True
+            seen |= todo
+            known_tissue = known & inside
+            for noise in (known & plain, xp.zeros_like(plain)):
+                ratio = self._ratio(ns, bands, noise, gray)
+                measured = ratio[known_tissue]
+                sharp = float(xp.percentile(measured, 75)) if measured.size else 0.0
+                if sharp > 1.5 * self.min_ratio:  # else this tissue has less noise than the glass
+                    break
+            low = known_tissue & (ratio < max(self.min_ratio, _SUSPECT * self.relative * sharp))
+            shares = [filters.block_means(ns, m * 1.0, _SQUARE_BLOCKS) for m in (low, known_tissue)]
+            squares = ns.download(xp.argwhere(shares[0] > shares[1] / 2)).tolist()
+            near = {(r + y, c + x) for r, c in squares for y in (-1, 0, 1) for x in (-1, 0, 1)}
+            todo = {(r, c) for r, c in near - seen if 0 <= r < rows and 0 <= c < columns}
+        weight = known_tissue.astype(xp.float32)
+        sums = [filters.gaussian(ns, a, _SQUARE_BLOCKS / 3) for a in (ratio * weight, weight)]
+        return xp.where(known_tissue, ratio, sums[0] / xp.maximum(sums[1], 1e-6))
+
+    def _ratio(self, ns: ArrayNamespace, bands: Array, glass: Array, gray: Array) -> Array:
+        """The finest band over the next, without the noise of light that blocks of glass have."""
+        xp, noise = ns.xp, [0.0, 0.0]
+        if bool(glass.any()):  # of as much light: its square is as the light
+            noise = [float(xp.median((b**2 / (gray + 0.01))[glass])) for b in bands]
+        fine, coarse = (xp.sqrt((b**2 - n * gray).clip(0)) for b, n in zip(bands, noise))
+        return fine / (coarse + self.floor)
 
 
-def detail_ratios(ns: ArrayNamespace, rgb: Array, block_px: int, floor: float) -> Array:
-    """Amplitude of the finest band of detail over that of the next, per block of uint8 (H, W, 3).
+def detail_bands(ns: ArrayNamespace, rgb: Array, block_px: int) -> Array:
+    """Amplitudes of the finest band of detail and of the next, float32 (2, blocks, blocks).
 
-    See `Focus` for `floor`: sharp tissue at 0.5 µm/px has about 0.4 to 0.9, blurred tissue < 0.27.
+    Sharp tissue at 0.5 µm/px has a ratio of about 0.4 to 0.9, blurred tissue of less than 0.27.
     """
     gray = filters.gray32_from_rgb(ns, rgb)
     once, twice = (filters.gaussian(ns, gray, sigma) for sigma in (1.0, 2.0))
-    fine = filters.block_means(ns, abs(gray - once), block_px)
-    return fine / (filters.block_means(ns, abs(once - twice), block_px) + floor)
+    bands = (abs(gray - once), abs(once - twice))
+    return ns.xp.stack([filters.block_means(ns, band, block_px) for band in bands])
 
 
 def _empty(view: QcView) -> Array:
     """Where there is glass inside of tissue, as in fat: it has no detail to judge."""
     white = float(view.ns.xp.percentile(view.gray[::4, ::4], _WHITE_PERCENTILE))
-    return filters.gaussian(view.ns, view.gray, 1.5) > white - _GLASS_GRAY
+    near = white - filters.gaussian(view.ns, view.gray, 0.7)
+    colour = (view.rgb.max(axis=2) - view.rgb.min(axis=2)).astype(view.ns.xp.float32) / 255
+    grey = filters.gaussian(view.ns, colour, 0.7) < _GLASS_COLOUR
+    return (near < _GLASS_GRAY) | (grey & (near < _GREY_GLASS_GRAY))  # the lamp may vary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +143,7 @@ class Folds(QcCheck):
     kind: ClassVar[str] = "folds"
     name: str = "folds"
     smooth: str = length("16 um")  # sigma over which P of the small net is averaged
-    threshold: float = 0.4  # on it, somewhere in a fold ...
+    threshold: float = 0.6  # on it, somewhere in a fold ...
     lower_threshold: float = 0.25  # ... and everywhere in it
     min_elongation: float = 1.5  # squared length over area from which on a region is a fold
     min_area: str = area("0.003 mm2")  # smaller regions are no folds
@@ -139,7 +165,7 @@ class Ink(QcCheck):
     color: Literal["any", "blue", "green", "red", "black", "brown"] = "any"
     threshold: float = 0.5  # on P of ink, whatever its colour
     min_share: float = 0.35  # of ink in a region of ink and fold, from which on it all is ink
-    around: str = length("32 um")  # sigma within which px of ink agree on a colour
+    around: str = length("32 um")  # within which px of ink agree on a colour
     min_area: str = area("6400 um2")  # smaller spots of ink, of all colours together, are dropped
 
     def __call__(self, view: QcView) -> Outcome:
@@ -152,12 +178,13 @@ class Ink(QcCheck):
         found = drop_small(ns, found | (ink > self.threshold), view.area_px(self.min_area))
         if self.color != "any":
             # a stroke has one colour: what most px around say
-            around = view.length_px(self.around)
-            smooth = {name: filters.gaussian(ns, p, around) for name, p in inks.items()}
-            own = smooth.pop(self.color)
-            for other in smooth.values():
-                found &= own >= other
-        return view.left(view.mask_use & ~found, self.name, enforce=True)
+            edge = max(1, round(view.length_px(self.around)))
+            grids = [filters.block_means(ns, plane, edge) for plane in inks.values()]
+            votes = ns.xp.stack([filters.gaussian(ns, grid, 1.0) for grid in grids])
+            own = votes.argmax(axis=0) == INKS.index(self.color)
+            whole = own.repeat(edge, axis=0).repeat(edge, axis=1)
+            found &= whole[: found.shape[0], : found.shape[1]]
+        return view.found(found, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +203,7 @@ class Bubbles(QcCheck):
         held = _ringed(view, self)
         found = held | (view.artefact_maps()["bubble"] > self.threshold)
         found = drop_small(view.ns, found, view.area_px(self.min_area))
-        return view.left(view.mask_use & ~found, self.name, enforce=True)
+        return view.found(found, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +226,7 @@ class Dirt(QcCheck):
             found = mostly(ns, lines, found > self.threshold, 0.0)
         else:
             found = drop_small(ns, found > self.threshold, least)
-        return view.left(view.mask_use & ~found, self.name, enforce=True)
+        return view.found(found, self.name)
 
 
 def _ringed(view: QcView, check: Bubbles) -> Array:

@@ -7,7 +7,7 @@ with a view of a slide gives an outcome. Another package adds its own by entry p
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 import numpy.typing as npt
@@ -91,6 +91,10 @@ class QcView:
         scores: dict[str, Score] = {column: self.share(new)}
         touched = self.mask_use & ~new
         return Outcome(mask_use=new, touched=touched, scores=scores, enforce=enforce)
+
+    def found(self, found: Array, column: str) -> Outcome:
+        """The outcome of a check that takes what it found, and shows what of it is on glass too."""
+        return replace(self.left(self.mask_use & ~found, column, enforce=True), touched=found)
 
     def left_regions(self, new: Array, prefix: str, touched: Array | None = None) -> Outcome:
         """The same with four columns, of the regions that it touched (else what it took)."""

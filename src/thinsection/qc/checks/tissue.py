@@ -7,9 +7,10 @@ each step in pictures.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from thinsection.arrays import Array, ArrayNamespace
+from thinsection.arrays.filters import block_means
 from thinsection.arrays.morphology import (
     dilated_by_disk,
     drop_small,
@@ -243,14 +244,7 @@ def _at_border(ns: ArrayNamespace, mask: Array) -> Array:
 
 
 def _reduced(ns: ArrayNamespace, rgb: Array, factor: int) -> Array:
-    """Means of factor x factor px, uint8; the last ones repeat the border px."""
-    if factor == 1:
-        return rgb
-    xp = ns.xp
-    more: Any = [(0, -edge % factor) for edge in rgb.shape[:2]]
-    padded = xp.pad(rgb, [*more, (0, 0)], mode="edge")
-    total = xp.full((padded.shape[0] // factor, padded.shape[1] // factor, 3), factor**2 // 2)
-    for top in range(factor):
-        for left in range(factor):
-            total += padded[top::factor, left::factor]
-    return (total // factor**2).astype(xp.uint8)
+    """Means of factor x factor px, uint8; the last ones may have fewer."""
+    planes = (rgb[..., c].astype(ns.xp.float32) for c in range(3 * (factor > 1)))
+    means = [(block_means(ns, plane, factor) + 0.5).astype(ns.xp.uint8) for plane in planes]
+    return ns.xp.stack(means, axis=2) if means else rgb
