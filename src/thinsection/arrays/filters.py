@@ -120,9 +120,8 @@ def _convolved(
     for start in range(0, len(wanted), _BLOCK_PX):
         block = wanted[start : start + _BLOCK_PX]
         low, high = int(block[0]) - radius, int(block[-1]) + radius + 1
-        beyond = (max(0, -low), max(0, high - length))
-        weights = _band((block - block[0]).tobytes(), kernel.tobytes(), *beyond)
-        band = ns.xp.asarray(weights, dtype=image.dtype)
+        near, beyond = (block - block[0]).tobytes(), (max(0, -low), max(0, high - length))
+        band = ns.xp.asarray(_band(near, kernel.tobytes(), *beyond), dtype=image.dtype)
         part, reach = slice(start, start + len(block)), slice(max(0, low), min(high, length))
         if axis == 0:
             ns.xp.matmul(band, image[reach], out=out[part])

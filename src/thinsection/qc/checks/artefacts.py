@@ -66,9 +66,8 @@ class Focus(QcCheck):
         """Amplitude of the finest band over that of the next, per block, float32.
 
         The finest lies between no blur and a Gaussian of 1 px, the next between 1 and 2 px; of both
-        goes what glass has of them, which is noise. Of a large slide every second square of 8 x 8
-        blocks in both directions is looked at, then all around those that may be blurred; what lies
-        between blocks that can be judged is their mean.
+        goes what glass has of them: noise. Of a large slide every second square of 8 x 8 blocks in
+        both directions is looked at, then all around those that may be blurred; the rest is a mean.
 
         Memory: O(one square + blocks).
         """
@@ -77,7 +76,7 @@ class Focus(QcCheck):
         shape = (math.ceil(height / edge), math.ceil(width / edge))
         bands, known = xp.zeros((2, *shape), dtype=xp.float32), xp.zeros(shape, dtype=bool)
         planes = (judged, glass, view.gray)
-        inside, plain, gray = (filters.resized_nearest(ns, plane, shape) for plane in planes)
+        inside, plain, gray = (filters.resized_nearest(ns, p, shape) for p in planes)
         rows, columns = math.ceil(height / size), math.ceil(width / size)
         step = 2 if rows * columns > _FEW_SQUARES else 1
         todo = {(r, c) for r in range(0, rows, step) for c in range(0, columns, step)}
@@ -92,10 +91,10 @@ class Focus(QcCheck):
                     known[at] = True
             seen |= todo
             known_tissue = known & inside
-            for noise in (known & plain, xp.zeros_like(plain)):
+            for noise in (known & plain, plain & False):
                 ratio = self._ratio(ns, bands, noise, gray)
-                measured = ratio[known_tissue]
-                sharp = float(xp.percentile(measured, 75)) if measured.size else 0.0
+                some = bool(known_tissue.any())
+                sharp = float(xp.percentile(ratio[known_tissue], 75)) if some else 0.0
                 if sharp > 1.5 * self.min_ratio:  # else this tissue has less noise than the glass
                     break
             low = known_tissue & (ratio < max(self.min_ratio, _SUSPECT * self.relative * sharp))
@@ -103,8 +102,8 @@ class Focus(QcCheck):
             squares = ns.download(xp.argwhere(shares[0] > shares[1] / 2)).tolist()
             near = {(r + y, c + x) for r, c in squares for y in (-1, 0, 1) for x in (-1, 0, 1)}
             todo = {(r, c) for r, c in near - seen if 0 <= r < rows and 0 <= c < columns}
-        weight = known_tissue.astype(xp.float32)
-        sums = [filters.gaussian(ns, a, _SQUARE_BLOCKS / 3) for a in (ratio * weight, weight)]
+        weights = (known_tissue * ratio, known_tissue * xp.float32(1))
+        sums = [filters.gaussian(ns, a, _SQUARE_BLOCKS / 3) for a in weights]
         return xp.where(known_tissue, ratio, sums[0] / xp.maximum(sums[1], 1e-6))
 
     def _ratio(self, ns: ArrayNamespace, bands: Array, glass: Array, gray: Array) -> Array:
@@ -117,10 +116,7 @@ class Focus(QcCheck):
 
 
 def detail_bands(ns: ArrayNamespace, rgb: Array, block_px: int) -> Array:
-    """Amplitudes of the finest band of detail and of the next, float32 (2, blocks, blocks).
-
-    Sharp tissue at 0.5 µm/px has a ratio of about 0.4 to 0.9, blurred tissue of less than 0.27.
-    """
+    """Amplitudes of the finest band of detail and of the next, float32 (2, blocks, blocks)."""
     gray = filters.gray32_from_rgb(ns, rgb)
     once, twice = (filters.gaussian(ns, gray, sigma) for sigma in (1.0, 2.0))
     bands = (abs(gray - once), abs(once - twice))
@@ -131,9 +127,9 @@ def _empty(view: QcView) -> Array:
     """Where there is glass inside of tissue, as in fat: it has no detail to judge."""
     white = float(view.ns.xp.percentile(view.gray[::4, ::4], _WHITE_PERCENTILE))
     near = white - filters.gaussian(view.ns, view.gray, 0.7)
-    colour = (view.rgb.max(axis=2) - view.rgb.min(axis=2)).astype(view.ns.xp.float32) / 255
-    grey = filters.gaussian(view.ns, colour, 0.7) < _GLASS_COLOUR
-    return (near < _GLASS_GRAY) | (grey & (near < _GREY_GLASS_GRAY))  # the lamp may vary
+    colour = (view.rgb.max(axis=2) - view.rgb.min(axis=2)) / view.ns.xp.float32(255)
+    grey = filters.gaussian(view.ns, colour, 0.7) < _GLASS_COLOUR  # there the lamp may vary
+    return near < view.ns.xp.where(grey, _GREY_GLASS_GRAY, _GLASS_GRAY)
 
 
 @dataclass(frozen=True, kw_only=True)
