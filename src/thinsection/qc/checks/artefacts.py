@@ -160,26 +160,22 @@ class Ink(QcCheck):
     name: str = "pen"
     color: Literal["any", "blue", "green", "red", "black", "brown"] = "any"
     threshold: float = 0.5  # on P of ink, whatever its colour
-    min_share: float = 0.35  # of ink in a region of ink and fold, from which on it all is ink
     around: str = length("32 um")  # within which px of ink agree on a colour
     min_area: str = area("6400 um2")  # smaller spots of ink, of all colours together, are dropped
 
     def __call__(self, view: QcView) -> Outcome:
         ns, maps = view.ns, view.artefact_maps()
         inks = {name: maps[f"pen_{name}"] for name in INKS}
-        ink = sum(inks.values())
-        # ink over tissue may look like a fold here and there: what is mostly ink is ink
-        dark = ink + maps["fold"] > self.threshold
-        found = mostly(ns, dark, ink > self.threshold, self.min_share)
-        found = drop_small(ns, found | (ink > self.threshold), view.area_px(self.min_area))
+        found = sum(inks.values()) > self.threshold
+        found = drop_small(ns, found, view.area_px(self.min_area))
         if self.color != "any":
             # a stroke has one colour: what most px around say
             edge = max(1, round(view.length_px(self.around)))
             grids = [filters.block_means(ns, plane, edge) for plane in inks.values()]
             votes = ns.xp.stack([filters.gaussian(ns, grid, 1.0) for grid in grids])
             own = votes.argmax(axis=0) == INKS.index(self.color)
-            whole = own.repeat(edge, axis=0).repeat(edge, axis=1)
-            found &= whole[: found.shape[0], : found.shape[1]]
+            rows, columns = found.shape
+            found &= own.repeat(edge, axis=0).repeat(edge, axis=1)[:rows, :columns]
         return view.found(found, self.name)
 
 
@@ -214,15 +210,9 @@ class Dirt(QcCheck):
     min_elongation: float = 8.0  # of a coverslip's edge: squared length over area
 
     def __call__(self, view: QcView) -> Outcome:
-        ns, maps, least = view.ns, view.artefact_maps(), view.area_px(self.min_area)
-        found = maps[self.shows]
-        if self.shows == "coverslip":  # here and there a line looks like a bubble's rim
-            lines = (found + maps["bubble"] > self.threshold) & ~_ringed(view, Bubbles())
-            lines = keep_elongated(ns, lines, self.min_elongation, least)
-            found = mostly(ns, lines, found > self.threshold, 0.0)
-        else:
-            found = drop_small(ns, found > self.threshold, least)
-        return view.found(found, self.name)
+        found = view.artefact_maps()[self.shows] > self.threshold
+        long, least = self.min_elongation * (self.shows == "coverslip"), view.area_px(self.min_area)
+        return view.found(keep_elongated(view.ns, found, long, least), self.name)
 
 
 def _ringed(view: QcView, check: Bubbles) -> Array:

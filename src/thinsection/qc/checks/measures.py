@@ -89,7 +89,7 @@ class Stains(QcCheck):
         pictures: dict[str, npt.NDArray[Any]] = {}
         densities, unmixing = filters.stain_tables(self.stain)
         for c in range(3):  # one at a time, and by tables: a third of the memory
-            tables = [view.ns.xp.asarray(densities * unmixing[k, c]) for k in range(3)]
+            tables = [view.ns.xp.asarray(densities * share) for share in unmixing[:, c]]
             amount = sum(table[view.rgb[..., k]] for k, table in enumerate(tables)).clip(0.0)
             clipped = view.ns.xp.clip(amount, 0.0, view.ns.xp.quantile(amount, 0.99))
             values = clipped[view.mask_use] if self.use_mask else clipped
