@@ -42,8 +42,7 @@ class Focus(QcCheck):
     min_area: str = area("0.004 mm2")  # smaller blurred areas, and holes in them, do not count
 
     def __call__(self, view: QcView) -> Outcome:
-        ns, tissue = view.ns, view.mask_use
-        glass = _empty(view)
+        ns, tissue, glass = view.ns, view.mask_use, _empty(view)
         # a block that glass is part of has a border in it, which is detail of its own
         judged = tissue & ~dilated_by_disk(ns, glass, view.length_px("12 um"))
         if not bool(judged.any()):
@@ -51,9 +50,8 @@ class Focus(QcCheck):
         blocks = self._sharpness(view, judged, glass)
         smooth = ns.ndimage.median_filter(blocks, size=3, mode="nearest")  # borders, not specks
         ratio = filters.resized_nearest(ns, smooth, view.gray.shape)
-        measured = ratio[tissue & ~glass]
+        measured, least = ratio[tissue & ~glass], view.area_px(self.min_area)
         limit = max(self.min_ratio, self.relative * float(ns.xp.percentile(measured, 75)))
-        least = view.area_px(self.min_area)
         blurred = (ratio < limit) & tissue & ~glass
         blurred = drop_small(ns, fill_small(ns, blurred, least), least)
         # a block that is sharp in part looks sharp
@@ -174,8 +172,7 @@ class Ink(QcCheck):
             grids = [filters.block_means(ns, plane, edge) for plane in inks.values()]
             votes = ns.xp.stack([filters.gaussian(ns, grid, 1.0) for grid in grids])
             own = votes.argmax(axis=0) == INKS.index(self.color)
-            rows, columns = found.shape
-            found &= own.repeat(edge, axis=0).repeat(edge, axis=1)[:rows, :columns]
+            found &= own.repeat(edge, 0).repeat(edge, 1)[: len(found), : found.shape[1]]
         return view.found(found, self.name)
 
 
