@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
 
 from thinsection.probe import statistics
 from thinsection.probe.statistics import FloatVector, IndexArray, Scorer, ratio
@@ -31,6 +30,8 @@ def class_scorers(
     for two); ECE is of the class that is predicted. A resample without a class gives NaN where a
     metric has no value then. Memory: about 6 arrays of the weights' shape.
     """
+    from scipy import sparse  # here, as `probe --help` must not wait for it
+
     cells = sparse.csr_array(
         (np.ones(len(truth)), (np.arange(len(truth)), truth * num_classes + prediction)),
         shape=(len(truth), num_classes**2),
