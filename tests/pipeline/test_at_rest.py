@@ -154,7 +154,7 @@ def test_verify_finds_any_changed_or_missing_file_and_the_run_makes_it_anew(
     tmp_path: Path, finished: tuple[Path, Path]
 ) -> None:
     out = copy(finished[1], tmp_path / "out")
-    assert ls(["verify", str(out)]) == (0, "10 checksums, 0 damaged\n")
+    assert ls(["verify", str(out)]) == (0, "12 checksums, 0 damaged\n")
     picture = out / "slides" / "s0" / "thumbnail.jpg"
     data = bytearray(picture.read_bytes())
     data[-20] ^= 4
@@ -166,7 +166,7 @@ def test_verify_finds_any_changed_or_missing_file_and_the_run_makes_it_anew(
     assert "slides/s1/tissue.geojson: missing" in said
     picture.unlink()
     run([finished[0]], out=out, stage="tile")
-    assert verify(out) == (10, [])
+    assert verify(out) == (12, [])
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_tampered_ledger_is_named_with_its_field_and_stays_that_slides(
     assert summary.counts == summary.counts | {"done": 1, "skipped": 1, "failed": 0}
     (warned,) = [r.facts["warnings"] for r in summary.results if r.status == "done"]
     assert named in warned
-    assert verify(out) == (10, [])
+    assert verify(out) == (12, [])
 
 
 @pytest.mark.parametrize("document", ["[]", '{"status": [], "stage": 1}', "{", '"x"'])
