@@ -10,7 +10,7 @@ import pytest
 from tests.probe.make import blobs, write_tiles_h5
 
 from thinsection.config import replace_flat
-from thinsection.errors import DatasetError, InvalidInputError
+from thinsection.errors import ConfigError, DatasetError, InvalidInputError
 from thinsection.probe import CaseSet, TileSet, knn_probe, make_split, slide_probe
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data.cases import load_cases
@@ -201,3 +201,36 @@ def test_a_tile_set_that_cannot_have_all_three_probes_has_none(
     config = replace_flat(ProbeConfig(), {"protocol": protocol, "device": "cpu"})
     with pytest.raises((DatasetError, ValueError), match=message):
         tileset(blobs(n_train=train_rows), config)
+
+
+def test_another_cohort_is_looked_at_once_and_all_of_the_data_trains(tmp_path: Path) -> None:
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+    own = patients(tmp_path / "own", ["slide_id"], split="patient")
+    other = patients(tmp_path / "other", ["slide_id"], n=12)
+    x = np.load(other.parent / "x.npy") + 3
+    np.save(other.parent / "x.npy", x)
+    other.write_text(other.read_text().replace(",s", ",other"))
+    for table in (own, other):  # each beside its own embeddings
+        lines = table.read_text().splitlines()
+        rows = [f"{line},x.npy" for line in lines[1:]]
+        table.write_text("\n".join([f"{lines[0]},path", *rows]))
+    honest = replace_flat(ProbeConfig(), {"test": other})
+    data = load_tiles(own, honest)
+    assert (len(data.train), len(data.val)) == (400, 120)
+    assert data.facts["split_rule"] == "all rows train, all of 'tiles' are scored"
+    with pytest.raises(ConfigError, match="select nothing on a test set, got 'nanopath'"):
+        load_tiles(own, replace_flat(honest, {"protocol": "nanopath"}))
+    with pytest.raises(DatasetError, match="got 40 slides"):
+        load_tiles(own, replace_flat(ProbeConfig(), {"test": own}))
+
+
+def test_test_rows_are_scored_where_that_is_asked_for(tmp_path: Path) -> None:
+    splits = ("train", "val", "test")
+    rows = [f"s{i},{'ab'[i % 2]},{splits[i % 3]}" for i in range(12)]
+    config = slides(tmp_path, rows, "slide_id,label,split")
+    assert len(load_cases(tmp_path / "cases.csv", config).ids) == 8
+    cases = load_cases(tmp_path / "cases.csv", replace_flat(config, {"held_out": "test"}))
+    assert cases.folds is not None
+    ((train, test),) = cases.folds
+    assert (len(train), [cases.ids[i] for i in test]) == (8, ["s2", "s5", "s8", "s11"])

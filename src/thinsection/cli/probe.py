@@ -72,11 +72,13 @@ def _broken(error: ThinsectionError) -> Callable[[], None]:
 
 def _finish(result: ProbeResult, out: Path, tiles: TileSet | None) -> None:
     """Writes the report and prints the score and where to look."""
+    from thinsection.probe.honest import selection_words
     from thinsection.probe.page import interval_words, write_probe_report
 
     page = write_probe_report(result, out, tiles=tiles)
     typer.echo(f"{result.probe} on {result.dataset}: {result.metric_words} {result.score:.4f}")
-    for line in (interval_words(result), *result.remarks, page):
+    told = (interval_words(result), f"settings: {selection_words(result)}")
+    for line in (*told, *result.remarks, page):
         typer.echo(f"  {line}")
 
 

@@ -16,7 +16,7 @@ from thinsection.probe.data.sets import (
     make_split,
 )
 from thinsection.probe.groups import Groups, group_rows, table_groups
-from thinsection.probe.protocol import EVA, NANOPATH, PATHOBENCH, Protocol, get_protocol
+from thinsection.probe.protocol import EVA, HONEST, NANOPATH, PATHOBENCH, Protocol, get_protocol
 from thinsection.probe.registry import PROBES
 from thinsection.probe.result import Predictions, ProbeResult, Risks, classified, tileset_result
 
@@ -34,7 +34,7 @@ _FILES = {
     **dict.fromkeys(("fewshot_probe", "knn_probe", "linear_probe", "robustness_probe"), "tiles"),
 }
 
-__all__ = ["EVA", "NANOPATH", "PATHOBENCH", "PROBES", "CaseSet", "Groups", "Predictions"]
+__all__ = ["EVA", "HONEST", "NANOPATH", "PATHOBENCH", "PROBES", "CaseSet", "Groups", "Predictions"]
 __all__ += ["ProbeConfig", "ProbeResult", "Protocol", "Risks", "RobustnessSet", "Split"]
 __all__ += ["SurvivalSet", "TileSet", "classified", "get_protocol", "group_rows", "make_split"]
 __all__ += ["table_groups", "tileset_result", *_FILES]  # noqa: PLE0604

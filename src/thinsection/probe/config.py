@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from thinsection.config import option, section
+from thinsection.errors import ConfigError
 from thinsection.probe.protocol import Geometry, Protocol, get_protocol
 from thinsection.units import parse_bytes
 
@@ -22,7 +23,7 @@ LayoutName = Literal[
     "unitopatho",
     "gleason",
 ]
-ProtocolName = Literal["nanopath", "eva", "pathobench"]
+ProtocolName = Literal["honest", "nanopath", "eva", "pathobench"]
 _ENGINE = "of the encoder on a CPU: auto, torch or openvino"
 _DEVICE, _SEED = "auto, cpu, cuda or cuda:N", "base seed instead of the protocol's"
 
@@ -43,6 +44,12 @@ class DataSection:
     allow_leakage: bool = option(
         False, "go on where train and validation share patients, slides or identical rows"
     )
+    test: Path | None = option(
+        None, "another cohort, named as DATA is, that is looked at once: all of DATA then trains"
+    )
+    held_out: Literal["val", "test"] = option(
+        "val", "rows of a table's split that are scored; with test, train and val both train"
+    )
     sample: Literal["case", "slide"] = option(
         "case", "of a table of slides: a case is the mean of its slides, or each slide stands alone"
     )
@@ -55,7 +62,7 @@ class DataSection:
 class ComputeSection:
     """How it is computed."""
 
-    protocol: ProtocolName = option("nanopath", "frozen hyper-parameters, folds and metrics")
+    protocol: ProtocolName = option("honest", "frozen hyper-parameters, folds and metrics")
     seed: int | None = option(None, _SEED)
     device: str = option("auto", _DEVICE)
     precision: str = option("auto", "of the encoder: auto, fp32, fp16 or bf16 (probes are fp32)")
@@ -74,7 +81,12 @@ class ProbeConfig:
     @property
     def protocol(self) -> Protocol:
         """The protocol that is named, with the seed."""
-        return get_protocol(self.compute.protocol, seed=self.compute.seed)
+        found = get_protocol(self.compute.protocol, seed=self.compute.seed)
+        untouched = self.data.test is None and self.data.held_out == "val"
+        if not (untouched or found.inner_folds):  # it would be selected on
+            rule = "protocol must select nothing on a test set"
+            raise ConfigError(f"{rule}, got {found.name!r}; use 'honest'")
+        return found
 
     @property
     def seeded(self) -> dict[str, Any]:

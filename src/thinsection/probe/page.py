@@ -11,6 +11,7 @@ from thinsection.config import as_mapping
 from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
 from thinsection.files.pages import render_page
 from thinsection.probe.data.sets import TileSet
+from thinsection.probe.honest import selection_words
 from thinsection.probe.plots import LOSSES, Picture, probe_pictures
 from thinsection.probe.result import ProbeResult, per_class_rows
 
@@ -52,7 +53,8 @@ def write_probe_report(result: ProbeResult, out_dir: Path, *, tiles: TileSet | N
     write_table(page.with_suffix(".csv"), zip(*columns.values(), strict=True), list(columns))
     write_text(page.with_suffix(".md"), _markdown(result, pictures))
     write_text(page, _html(result, pictures))
-    write_json(page.with_suffix(".json"), result.as_mapping())  # last: where it is, the rest is
+    document = {**result.as_mapping(), "settings_chosen": selection_words(result)}
+    write_json(page.with_suffix(".json"), document)  # last: where it is, the rest is
     return page
 
 
@@ -114,7 +116,9 @@ def interval_words(result: ProbeResult) -> str:
         return f"no interval: {interval.units} {interval.unit} cannot say how others would differ"
     ends = f"{interval.low:.4f} to {interval.high:.4f}"
     drawn = f"{interval.draws} bootstrap draws of {interval.units} {interval.unit}"
-    return f"{interval.level:.0%} interval {ends}, {drawn}"
+    null = result.details.get("null_score")
+    beside = "" if null is None else f"; permuted labels score {null:.4f}"
+    return f"{interval.level:.0%} interval {ends}, {drawn}{beside}"
 
 
 def _facts(result: ProbeResult) -> list[tuple[str, str]]:
@@ -122,6 +126,7 @@ def _facts(result: ProbeResult) -> list[tuple[str, str]]:
     protocol = result.protocol
     short = {k: v for k, v in result.details.items() if k not in LONG_DETAILS}
     named = {"protocol": f"{protocol.name} ({protocol.source})", "seed": protocol.seed}
+    named["settings"] = selection_words(result)
     rows = [*named.items(), *result.facts.items(), *short.items()]
     return [(name.replace("_", " "), _words(value)) for name, value in rows]
 

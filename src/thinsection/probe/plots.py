@@ -55,6 +55,7 @@ def probe_pictures(result: ProbeResult, tiles: TileSet | None = None) -> list[Pi
         "roc": (rows if rows and rows.probability is not None else None, _roc),
         "curve": (details.get("curve"), _curve),
         "sweep": (next(filter(details.__contains__, SWEEPS), None), _sweep),
+        "learning": (details.get("score_by_shots"), _learning),
         "survival": (result.risks, _survival),
         "neighbours": (details if KINDS.keys() <= details.keys() else None, _neighbours),
         "map": (tiles if mapped else None, _map),
@@ -140,6 +141,15 @@ def _sweep(axes: "Axes", key: str, result: ProbeResult) -> Words:
     _circle(axes, best, scores[best])
     axes.set(xlabel=SWEEPS[key], ylabel=result.metric_words)
     return "Sweep", f"The circle is what counts: {names[best]}."
+
+
+def _learning(axes: "Axes", curve: dict[str, float], result: ProbeResult) -> Words:
+    """The score with more and more training rows, and what permuted labels score."""
+    axes.plot([*curve], [*curve.values()], marker="o", color=_color(0), linewidth=1.5)
+    null = result.details["null_score"]
+    axes.axhline(null, color="#999999", linestyle=":", label=f"permuted labels: {null:.3f}")
+    axes.set(xlabel="training rows a class", ylabel=result.metric_words)
+    return "Learning curve", "Means over draws, with the settings that all rows chose."
 
 
 def _survival(axes: "Axes", risks: Risks, result: ProbeResult) -> Words:

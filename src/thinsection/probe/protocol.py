@@ -24,6 +24,7 @@ class LinearSettings:
     max_steps: int | None = None  # optimiser steps; None where `epochs` decides
     batch_size: int  # rows a step; the last partial batch is kept
     metric: Metric  # of validation after each epoch; the best over learning rate x epoch counts
+    last_epoch: bool = False  # the last epoch counts instead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,8 @@ class SurvivalSettings:
     """Cox regression on slide (case) vectors; without given folds they are stratified by event."""
 
     model: Literal["cox", "coxnet"]  # ridge with Breslow ties, or the elastic net
-    alpha: float  # penalty
+    alphas: tuple[float, ...]  # penalties that are tried
+    rotate: bool = False  # onto the training cases' span first: the same model but for rounding
     l1_ratio: float | None = None  # elastic net only
     z_scores: bool  # of the training fold, before the fit
     max_iter: int
@@ -151,6 +153,11 @@ class Protocol:
     regression: RegressionSettings = RegressionSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
     pathorob: PathorobSettings = PathorobSettings()
+    # folds of the training rows on which settings are chosen; 0: the best on the scored rows counts
+    inner_folds: int = 0
+    repeats: int = 1  # seeds, with inner folds
+    null_draws: int = 3  # permutations of the training labels, and draws of each number of shots
+    shots: tuple[int, ...] = (1, 4, 16, 64, 256)  # rows a class of the learning curve
     notes: tuple[str, ...] = ()
 
     def require(self, probe: str) -> Any:
@@ -162,6 +169,30 @@ class Protocol:
             raise ConfigError(f"protocol must define the {probe} probe, got {found}")
         return settings
 
+
+HONEST = Protocol(
+    name="honest",
+    source="this package: nothing is selected on scored rows",
+    seed=1,
+    folds=5,
+    file_folds=True,
+    inner_folds=3,
+    repeats=3,
+    linear=LinearSettings(
+        lrs=(1e-3, 1e-4, 1e-5), weight_decay=1e-4, epochs=100, batch_size=64, metric="macro_f1"
+    ),
+    knn=KnnSettings(ks=(1, 3, 5, 10, 20, 30, 40, 50), metric="macro_f1"),
+    fewshot=FewshotSettings(shots=16, support_sets=200, metric="macro_f1"),
+    logistic=LogisticSettings(cs=(0.001, 0.01, 0.1, 1.0, 10.0), max_iter=5000),
+    abmil=AbmilSettings(hidden=128, lr=3e-4, weight_decay=1e-5),
+    survival=SurvivalSettings(
+        model="cox", alphas=(1.0, 10.0, 100.0), z_scores=True, max_iter=1000, rotate=True
+    ),
+    robustness=RobustnessSettings(
+        k_by_subset=(("camelyon", 11), ("tolkach_esca", 46)), default_k=11
+    ),
+    notes=("abmil and robustness select nothing: one seed, no inner folds",),
+)
 
 NANOPATH = Protocol(
     name="nanopath",
@@ -178,7 +209,7 @@ NANOPATH = Protocol(
         cs=(0.001, 0.01, 0.1, 0.5, 1.0, 10.0, 100.0), max_iter=5000, liblinear_tasks=("surgen",)
     ),
     abmil=AbmilSettings(hidden=128, lr=3e-4, weight_decay=1e-5),
-    survival=SurvivalSettings(model="cox", alpha=2.0, z_scores=True, max_iter=1000),
+    survival=SurvivalSettings(model="cox", alphas=(2.0,), z_scores=True, max_iter=1000),
     robustness=RobustnessSettings(
         k_by_subset=(("camelyon", 11), ("tolkach_esca", 46)), default_k=11
     ),
@@ -211,7 +242,7 @@ PATHOBENCH = Protocol(
     logistic=LogisticSettings(cs=(0.5,), max_iter=10_000),
     abmil=AbmilSettings(hidden=512, lr=3e-4, weight_decay=1e-5),
     survival=SurvivalSettings(
-        model="coxnet", alpha=0.07, l1_ratio=0.5, z_scores=False, max_iter=100_000
+        model="coxnet", alphas=(0.07,), l1_ratio=0.5, z_scores=False, max_iter=100_000
     ),
     notes=(
         "logistic C 0.5, Coxnet and 2048-tile bags are the suite's; "
@@ -219,7 +250,7 @@ PATHOBENCH = Protocol(
     ),
 )
 
-PROTOCOLS = {p.name: p for p in (NANOPATH, EVA, PATHOBENCH)}
+PROTOCOLS = {p.name: p for p in (HONEST, NANOPATH, EVA, PATHOBENCH)}
 
 
 def get_protocol(name: str, *, seed: int | None = None) -> Protocol:

@@ -219,12 +219,24 @@ def grouped_folds(
 def first_fold(
     labels: IndexArray, groups: Groups | None, *, folds: int, seed: int, class_names: Sequence[str]
 ) -> tuple[Fold, str]:
-    """The first of folds over groups, where there are enough, else over rows; and that in words."""
+    """The first of `first_folds`, and that in words."""
+    found, over = first_folds(labels, groups, folds, seed, class_names)
+    stratified = "" if over.startswith("over") else "stratified "
+    return found[0], f"{stratified}fold 0 of {folds}{over and ' '}{over}, seed {seed}"
+
+
+def first_folds(
+    labels: IndexArray,
+    groups: Groups | None,
+    folds: int,
+    seed: int,
+    class_names: Sequence[str] = (),
+) -> tuple[list[Fold], str]:
+    """Folds over groups, where there are enough, else over rows; and over what."""
     if groups is not None and len({*groups.of_row}) >= folds:
-        words = f"fold 0 of {folds} over {groups.unit}, seed {seed}"
-        return grouped_folds(labels, groups.of_row, folds=folds, seed=seed)[0], words
-    fold = stratified_folds(labels, folds=folds, seed=seed, class_names=class_names)[0]
-    return fold, f"stratified fold 0 of {folds}, seed {seed}"
+        found = grouped_folds(labels, groups.of_row, folds=folds, seed=seed)
+        return found, f"over {groups.unit}"
+    return stratified_folds(labels, folds=folds, seed=seed, class_names=class_names), ""
 
 
 def shuffled_folds(n: int, *, folds: int = 3, seed: int = 1337) -> list[Fold]:

@@ -48,7 +48,12 @@ class CaseTable:
 
 
 def load_case_table(
-    path: Path, protocol: Protocol, *, survival: bool, sample: str = "case"
+    path: Path,
+    protocol: Protocol,
+    *,
+    survival: bool,
+    sample: str = "case",
+    held_out: str = files.VAL,
 ) -> CaseTable:
     """A Patho-Bench task folder, or a table whose `sample` ('case', 'slide') has a vector each."""
     if path.is_dir():
@@ -59,8 +64,14 @@ def load_case_table(
         kept = [r for r in rows if r.get("noise_ratio_10", "0") in ("0", "0.0")]
         rows = [{"slide_id": r["image_id"], "label": r["isup_grade"]} for r in kept]
     files.require_columns(rows[0], ("slide_id", *columns), path)
-    if "split" in rows[0]:
+    if "split" in rows[0] and held_out != TEST:
         rows = [r for r in rows if split_name(r["split"], str(path)) != TEST]
+    elif held_out == TEST:
+        check(
+            "split" in rows[0], "table must have a split with test rows", f"none in {path.name!r}"
+        )
+        splits = files.held_out_splits([split_name(r["split"], path.name) for r in rows], TEST)
+        rows = [{**r, "fold_test": s or ""} for r, s in zip(rows, splits, strict=True)]
     facts = {"table": path.name, "split_rule": "the protocol's folds"}
     key = "slide_id" if sample == "slide" else None
     cases = _group(rows, key, columns, name=path.stem, facts=facts)
@@ -159,12 +170,19 @@ def _slide_ids(text: str) -> list[str]:
     return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
 
 
+def _asked(config: ProbeConfig) -> dict[str, Any]:
+    if config.data.test is not None:
+        got = f"{str(config.data.test)!r}; list it in the table as split test, with --held-out test"
+        raise ConfigError(f"test must be a cohort of tiles, got {got}")
+    return {"sample": config.data.sample, "held_out": config.data.held_out}
+
+
 def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
     """Labelled cases of a Patho-Bench task folder or a table slide_id, label[, case_id].
 
     Memory: one slide's embeddings + 4 n D.
     """
-    table = load_case_table(path, config.protocol, survival=False, sample=config.data.sample)
+    table = load_case_table(path, config.protocol, survival=False, **_asked(config))
     known, values = table.label_names, [r[table.columns[0]] for r in table.rows]
     # pandas writes whole numbers of a column with gaps as '1.0'
     texts = [known.get(v) or known.get(v.removesuffix(".0"), v) for v in values]
@@ -181,7 +199,7 @@ def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
 
 def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
     """Cases with event and time; memory as of `load_cases`."""
-    table = load_case_table(path, config.protocol, survival=True, sample=config.data.sample)
+    table = load_case_table(path, config.protocol, survival=True, **_asked(config))
     event_column, time_column = table.columns
     try:
         event = np.array([_FLAGS[r[event_column].lower()] for r in table.rows])

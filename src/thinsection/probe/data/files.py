@@ -112,6 +112,13 @@ def split_name(text: str, where: str) -> str:
     return _SPLITS[word]
 
 
+def held_out_splits(splits: Sequence[str | None], held_out: str) -> list[str | None]:
+    """The splits with the test rows as val, and all others as train, where `held_out` is test."""
+    if held_out == VAL:
+        return [*splits]
+    return [s and (VAL if s == TEST else TRAIN) for s in splits]
+
+
 def split_fold(splits: Sequence[str | None], where: str, remedy: str = "") -> Fold:
     """Rows of train and of val; raises DatasetError where one of them has none."""
     train, val = (np.flatnonzero(np.array(splits) == name) for name in (TRAIN, VAL))

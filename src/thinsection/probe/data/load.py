@@ -5,19 +5,18 @@ stand in docs/probes.md. Labels by region are polygons (QuPath's GeoJSON) or a t
 the class of the polygon that holds its centre, level-0 px. Test rows are never opened.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from thinsection.errors import ConfigError, DatasetError, rewording
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data import files, images, sets
 from thinsection.probe.data.files import FOLDS, TEST, check
+from thinsection.probe.data.regions import LabelledRegion, read_regions
 from thinsection.probe.data.sets import (
     LabelledRows,
     RobustnessSet,
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 PATH_COLUMNS = ("embeddings", "path", "image")
 LABEL_COLUMNS = ("label", "target")
 ROBUSTNESS_COLUMNS = ("slide_id", "biological_class", "medical_center")
-Ring = npt.NDArray[np.float64]  # (M, 2), x and y in level-0 px
 
 
 class Labelled(NamedTuple):
@@ -63,7 +61,11 @@ def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
         data = rows.tile_set(rows.embeddings.__getitem__)
     else:
         data = images.embed_rows(rows, _encoder(config), batch_size=config.compute.batch_size)
-    return check_tile_set(replace(data, allow_leakage=config.data.allow_leakage))
+    data = replace(data, allow_leakage=config.data.allow_leakage)
+    if config.data.test is not None:
+        seen = replace(config, data=replace(config.data, test=None, allow_leakage=True))
+        data = data.tested_on(load_tiles(config.data.test, seen))
+    return check_tile_set(data)
 
 
 def image_rows(path: Path, config: ProbeConfig) -> tuple[LabelledRows, "TileEncoder"]:
@@ -81,7 +83,10 @@ def _all_rows(path: Path, config: ProbeConfig) -> LabelledRows:
     data, seed = config.data, config.protocol.seed
     layout = data.layout if data.layout != "auto" else guess_layout(path, data.labels)
     if layout == "manifest":
-        return load_manifest(path, embeddings=data.embeddings, root=data.root, seed=seed)
+        known: dict[str, Any] = {"embeddings": data.embeddings, "root": data.root, "seed": seed}
+        return load_manifest(path, **known, held_out=data.held_out)
+    got = f"{data.held_out!r} for {str(path)!r}"
+    check(data.held_out == files.VAL, "held_out test must be of a table with a split", got)
     if layout != "tiles" and not files.is_results(path):
         return images.LAYOUTS[layout](path, seed=seed)
     tile_files = files.find_tile_files(path)
@@ -103,22 +108,28 @@ def guess_layout(path: Path, labels: Path | None) -> str:
 
 
 def load_manifest(
-    table: Path, *, embeddings: Path | None = None, root: Path | None = None, seed: int = 1337
+    table: Path,
+    *,
+    embeddings: Path | None = None,
+    root: Path | None = None,
+    seed: int = 1337,
+    held_out: str = files.VAL,
 ) -> LabelledRows:
     """The tiles that a manifest lists: paths below `root`, or rows of `embeddings`, one by one."""
     rows = files.read_rows(table, ())
     label_column, where = _present(rows, LABEL_COLUMNS, table), str(table)
     path_column = "" if embeddings else _present(rows, PATH_COLUMNS, table)
     has_split = "split" in rows[0]
-    if has_split:
+    if has_split and held_out != TEST:
         rows = [r for r in rows if files.split_name(r["split"], where) != TEST]
     names, labels = files.encode_labels([r[label_column] for r in rows], where)
     paths = [embeddings or (root or table.parent) / r[path_column] for r in rows]
     groups = table_groups(rows, repr(where))
     if has_split:
         remedy = f"; leave the column out to have one of {FOLDS} folds validate"
-        splits = [files.split_name(r["split"], where) for r in rows]
-        fold, rule = files.split_fold(splits, repr(where), remedy), "split column"
+        named = [files.split_name(r["split"], where) for r in rows]
+        fold = files.split_fold(files.held_out_splits(named, held_out), repr(where), remedy)
+        rule = "split column" + (", test is scored" if held_out == TEST else "")
     else:
         fold, rule = first_fold(labels, groups, folds=FOLDS, seed=seed, class_names=names)
     facts = {"split_rule": rule, "manifest": table.name}
@@ -134,8 +145,8 @@ def load_manifest(
     vectors = files.gather_rows(paths, given, table)
     # a row has one name, whichever encoder's file holds it
     files_of = [table.stem if embeddings else p.name for p in paths]
-    named = [f"{name}:{row}" if row else name for name, row in zip(files_of, given, strict=True)]
-    ids = [r.get("origin") or name for r, name in zip(rows, named, strict=True)]
+    origins = [f"{name}:{row}" if row else name for name, row in zip(files_of, given, strict=True)]
+    ids = [r.get("origin") or name for r, name in zip(rows, origins, strict=True)]
     return LabelledRows(table.stem, names, labels, fold, facts, vectors, ids, groups=groups)
 
 
@@ -144,55 +155,6 @@ def _present(rows: Sequence[files.TextRow], names: Sequence[str], table: Path) -
         return present[0]
     wanted, found = " or ".join(map(repr, names)), f"{', '.join(rows[0])} in {str(table)!r}"
     raise DatasetError(f"manifest must have a column {wanted}, got {found}")
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledRegion:
-    """One labelled polygon."""
-
-    label: str
-    slide_id: str | None  # None where there is only one slide
-    split: str | None  # 'train', 'val', 'test'
-    case_id: str
-    rings: tuple[Ring, ...]  # outer rings and holes: inside is inside an odd number of them
-
-    def holds(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-        """Which points (N, 2) lie inside, by the even-odd rule. Memory: O(N)."""
-        inside, (x, y) = np.zeros(len(points), dtype=bool), points.T
-        for ring in self.rings:
-            for (x0, y0), (x1, y1) in zip(ring, np.roll(ring, -1, axis=0), strict=True):
-                if y0 == y1:
-                    continue
-                spans = (y0 <= y) != (y1 <= y)
-                inside ^= spans & (x < x0 + (y - y0) * (x1 - x0) / (y1 - y0))
-        return inside
-
-
-def read_regions(path: Path) -> list[LabelledRegion]:
-    """Labelled polygons of a GeoJSON file; the label is QuPath's classification name."""
-    with rewording("labels must be GeoJSON", path, OSError, ValueError, error=DatasetError):
-        document = json.loads(path.read_text(encoding="utf-8"))
-    features: Any = document.get("features") if isinstance(document, dict) else document
-    some = isinstance(features, list) and features
-    check(some, "labels must be a FeatureCollection with features", repr(str(path)))
-    return [_region(feature, i, path) for i, feature in enumerate(features)]
-
-
-def _region(feature: Any, number: int, path: Path) -> LabelledRegion:
-    properties, geometry = (feature.get(key) or {} for key in ("properties", "geometry"))
-    of_class = (properties.get("classification") or {}).get("name")
-    label = properties.get("label") or of_class or properties.get("name")
-    kind, remedy = geometry.get("type"), "set properties.classification.name"
-    found = f"{kind!r} with label {label!r} as feature {number} in {str(path)!r}"
-    rule = "each feature must be a labelled Polygon or MultiPolygon"
-    fits = label and kind in ("Polygon", "MultiPolygon")
-    check(fits, rule, f"{found}; name a class in QuPath or {remedy}")
-    polygons = [geometry["coordinates"]] if kind == "Polygon" else geometry["coordinates"]
-    rings = [np.asarray(ring, dtype=np.float64)[:, :2] for polygon in polygons for ring in polygon]
-    if (split := properties.get("split")) is not None:
-        split = files.split_name(str(split), str(path))
-    case = str(properties.get("case_id") or "")
-    return LabelledRegion(str(label), properties.get("slide_id"), split, case, tuple(rings))
 
 
 def load_regions(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,18 @@ class TileSet:
     val: Split
     facts: dict[str, Any] = field(default_factory=dict)  # for the result file: source, split, ...
     allow_leakage: bool = False  # whether train and val may share patients, slides or rows
+
+    def tested_on(self, other: "TileSet") -> "TileSet":
+        """All rows train, and all rows of the other set are scored.
+
+        Memory: both once more. Raises DatasetError: they have other classes.
+        """
+        names, rule = self.class_names, "test must have the classes of the data"
+        found = f"{', '.join(other.class_names)} for {', '.join(names)}"
+        require(other.class_names == names, rule, found, error=DatasetError)
+        facts = {**self.facts, "split_rule": f"all rows train, all of {other.name!r} are scored"}
+        train, val = join_splits(self.train, self.val), join_splits(other.train, other.val)
+        return replace(self, train=train, val=val, facts=facts)
 
     @property
     def num_classes(self) -> int:
@@ -124,6 +136,8 @@ class _Cases:
     allow_leakage: bool = False  # whether the parts of a fold may share patients or vectors
     facts: dict[str, Any] = field(default_factory=dict)  # for the result file
 
+    _columns: ClassVar[tuple[str, ...]] = ()  # of a case, beside its vector
+
     def hashes(self, folds: Sequence[Fold]) -> dict[str, str]:
         """See `data_hashes`."""
         names = [n for n in ("class_names", "labels", "event", "time") if hasattr(self, n)]
@@ -142,6 +156,20 @@ class _Cases:
         shapes = [getattr(self, name).shape for name in columns]
         found = f"{' and '.join(map(str, shapes))} for {n} cases"
         require({*shapes} == {(n,)}, f"{' and '.join(columns)} must be one a case", found)
+
+    def take(self, rows: IndexArray) -> Self:
+        """Some of the cases, without the dataset's folds."""
+        kept = {name: getattr(self, name)[rows] for name in ("vectors", *self._columns)}
+        ids, files = (
+            tuple(self.ids[i] for i in rows),
+            tuple(self.files[i] for i in rows if self.files),
+        )
+        groups = self.groups and self.groups.take(rows)
+        return replace(self, ids=ids, files=files, folds=None, groups=groups, **kept)
+
+    def relabelled(self, order: IndexArray) -> Self:
+        """Each case with the label, or the follow-up, of another."""
+        return replace(self, **{name: getattr(self, name)[order] for name in self._columns})
 
     @property
     def together(self) -> tuple[str, ...]:
@@ -168,6 +196,12 @@ class CaseSet(_Cases):
 
     class_names: tuple[str, ...]  # of labels 0..K-1
     labels: Labels  # (n,)
+    _columns: ClassVar[tuple[str, ...]] = ("labels",)
+
+    @property
+    def strata(self) -> Labels:
+        """What folds keep in proportion."""
+        return self.labels
 
     def __post_init__(self) -> None:
         self._check("labels")
@@ -179,6 +213,12 @@ class SurvivalSet(_Cases):
 
     event: npt.NDArray[np.bool_]  # (n,): True where it was seen, False where the case was censored
     time: npt.NDArray[np.float64]  # (n,), > 0, in the dataset's own unit
+    _columns: ClassVar[tuple[str, ...]] = ("event", "time")
+
+    @property
+    def strata(self) -> Labels:
+        """What folds keep in proportion."""
+        return self.event.astype(np.int64)
 
     def __post_init__(self) -> None:
         self._check("event", "time")
@@ -238,6 +278,17 @@ def make_split(
     require(groups is None or len(groups.of_row) == n, "groups must be one a row", found)
     check_finite(x, names)
     return Split(embeddings=x, labels=y.astype(np.int64), ids=names, groups=groups)
+
+
+def join_splits(*parts: Split) -> Split:
+    """The rows of several splits. Memory: all of them."""
+    x, labels = (np.concatenate(v) for v in zip(*((p.embeddings, p.labels) for p in parts)))
+    known = [p.groups for p in parts if p.groups]
+    groups = None
+    if len(known) == len(parts):
+        of_row, slides = (sum(v, ()) for v in zip(*((g.of_row, g.slide_ids) for g in known)))
+        groups = Groups(known[0].unit, of_row, slides)
+    return Split(embeddings=x, labels=labels, ids=sum((p.ids for p in parts), ()), groups=groups)
 
 
 def data_hashes(embeddings: Sequence[npt.NDArray], rows: Any) -> dict[str, str]:

@@ -17,6 +17,7 @@ from thinsection.probe import protocol as suites
 from thinsection.probe.data.cases import ReadEmbeddings
 from thinsection.probe.data.files import read_embeddings
 from thinsection.probe.data.sets import CaseSet, SurvivalSet, check_finite
+from thinsection.probe.honest import honest_cases
 from thinsection.probe.protocol import NANOPATH, Protocol
 from thinsection.probe.result import Predictions, ProbeResult, Risks
 from thinsection.probe.statistics import FloatVector, Fold, Scorer, macro_auroc
@@ -38,6 +39,10 @@ def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult
         ConfigError: the protocol defines no slide probe.
     """
     settings: suites.LogisticSettings = protocol.require("logistic")
+    if protocol.inner_folds:
+        parts, found, beside = honest_cases(slide_probe, cases, protocol, _label_folds)
+        shares: list[Any] = [r.predictions.probability for r in found if r.predictions]
+        return _classified("slide", cases, parts, shares, protocol=protocol, details=beside)
     folds, x = _label_folds(cases, protocol), cases.vectors  # float32, as the suites fit them
     solver: dict[str, Any] = {"solver": "lbfgs"}
     if cases.name in settings.liblinear_tasks:
@@ -256,12 +261,42 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
         ConfigError: the protocol defines no survival probe.
     """
     settings: suites.SurvivalSettings = protocol.require("survival")
-    seen = cases.event.astype(np.int64)
-    folds = _folds(cases, protocol, seen, partial(statistics.stratified_folds, seen))
+    if protocol.inner_folds:
+        parts, found, beside = honest_cases(survival_probe, cases, protocol, _event_folds)
+        risks = [r.risks.risk for r in found if r.risks]
+        return _at_risk(cases, parts, risks, protocol, beside)
+    folds = _event_folds(cases, protocol)
+    by_alpha = {a: [_fit_risk(cases, f, settings, a) for f in folds] for a in settings.alphas}
+    scores = {
+        a: _fold_scores(folds, _concordances(cases, folds, risks)) for a, risks in by_alpha.items()
+    }
+    best = max(scores, key=lambda a: np.mean(scores[a]))  # max keeps the first of equals
+    means = {a: float(np.mean(of_folds)) for a, of_folds in scores.items()}
+    details = {"fold_scores": scores[best], "model": settings.model, "score_by_alpha": means}
+    return _at_risk(cases, folds, by_alpha[best], protocol, details)
+
+
+def _event_folds(cases: SurvivalSet, protocol: Protocol) -> Folds:
+    """The dataset's own folds, or the protocol's, stratified by event."""
+    draw = partial(statistics.stratified_folds, cases.strata)
+    return _folds(cases, protocol, cases.strata, draw)
+
+
+def _concordances(cases: SurvivalSet, folds: Folds, risks: Sequence[FloatVector]) -> list[Scorer]:
+    event, time, pairs = cases.event, cases.time, zip(risks, folds, strict=True)
+    return [statistics.concordance(event[val], time[val], risk) for risk, (_, val) in pairs]
+
+
+def _at_risk(
+    cases: SurvivalSet,
+    folds: Folds,
+    risks: Sequence[FloatVector],
+    protocol: Protocol,
+    details: dict[str, Any],
+) -> ProbeResult:
+    """The result of each fold's risks."""
     rows, event, time = np.concatenate([val for _, val in folds]), cases.event, cases.time
-    risks = [_fit_risk(cases, fold, settings) for fold in folds]
-    pairs = zip(risks, folds, strict=True)
-    scorers = [statistics.concordance(event[val], time[val], risk) for risk, (_, val) in pairs]
+    scorers = _concordances(cases, folds, risks)
     return _over_folds(
         cases,
         folds,
@@ -269,7 +304,7 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
         probe="survival",
         metric="c_index",
         protocol=protocol,
-        details={"fold_scores": _fold_scores(folds, scorers), "model": settings.model},
+        details=details,
         facts={"events": int(event.sum())},
         risks=Risks(
             ids=tuple(cases.ids[i] for i in rows),
@@ -283,7 +318,9 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
     )
 
 
-def _fit_risk(cases: SurvivalSet, fold: Fold, settings: suites.SurvivalSettings) -> FloatVector:
+def _fit_risk(
+    cases: SurvivalSet, fold: Fold, settings: suites.SurvivalSettings, alpha: float
+) -> FloatVector:
     """Risk scores of the validation cases."""
     with importing("the survival probe needs scikit-survival", "probe"):
         from sksurv.linear_model import CoxnetSurvivalAnalysis, CoxPHSurvivalAnalysis
@@ -292,7 +329,9 @@ def _fit_risk(cases: SurvivalSet, fold: Fold, settings: suites.SurvivalSettings)
     x = cases.vectors.astype(np.float64)
     if settings.z_scores:
         x = (x - x[train].mean(axis=0)) / (x[train].std(axis=0) + 1e-8)
-    alpha, steps = settings.alpha, settings.max_iter
+    if settings.rotate and x.shape[1] > len(train):
+        x = x @ np.linalg.svd(x[train], full_matrices=False)[2].T
+    steps = settings.max_iter
     if settings.model == "cox":
         model = CoxPHSurvivalAnalysis(alpha=alpha, ties="breslow", n_iter=steps)
     else:

@@ -5,6 +5,7 @@ Shapes: N training and Nq validation rows, D channels, K classes, S support sets
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from thinsection.probe.compute import cosine_neighbours, rows_within, to_device,
 from thinsection.probe.data import sets
 from thinsection.probe.data.sets import Embeddings, Labels, RobustnessSet, TileSet
 from thinsection.probe.groups import group_rows
+from thinsection.probe.honest import honest_tiles
 from thinsection.probe.protocol import NANOPATH, Protocol
 from thinsection.probe.result import ProbeResult, Ratios, classified
 from thinsection.probe.statistics import IndexArray
@@ -61,6 +63,8 @@ def linear_probe(
     """
     data = sets.check_tile_set(data)
     settings: suites.LinearSettings = protocol.require("linear")
+    if protocol.inner_folds:
+        return honest_tiles(partial(linear_probe, device=device), data, protocol)
     heads = {
         f"{lr:g}": train_head(data, settings, lr=lr, seed=protocol.seed + i, device=device)
         for i, lr in enumerate(settings.lrs)
@@ -115,7 +119,7 @@ def train_head(
         with torch.no_grad():
             guess = linear(val, weight, bias).argmax(dim=1).cpu().numpy()
         scores.append(_score(data, guess, settings.metric))
-        if best is None or scores[-1] > best.score:
+        if best is None or scores[-1] > best.score or settings.last_epoch:
             w, b = (p.detach().cpu().numpy().copy() for p in (weight, bias))
             at: dict[str, Any] = {"lr": lr, "epoch": epoch, "score": scores[-1]}
             best = LinearHead(**at, weight=w, bias=b, prediction=guess)
@@ -155,6 +159,9 @@ def knn_probe(
     """
     data = sets.check_tile_set(data)
     settings: suites.KnnSettings = protocol.require("knn")
+    if protocol.inner_folds:
+        given: dict[str, Any] = {"device": device, "budget_bytes": budget_bytes}
+        return honest_tiles(partial(knn_probe, **given), data, protocol)
     ks = sorted(k for k in settings.ks if k <= len(data.train))
     rows, bank = data.val.embeddings, data.train.embeddings
     found = cosine_neighbours(rows, bank, max(ks), device=device, budget_bytes=budget_bytes)
@@ -215,6 +222,9 @@ def fewshot_probe(
     """
     data = sets.check_tile_set(data)
     settings: suites.FewshotSettings = protocol.require("fewshot")
+    if protocol.inner_folds:
+        given: dict[str, Any] = {"device": device, "budget_bytes": budget_bytes}
+        return honest_tiles(partial(fewshot_probe, **given), data, protocol, select=False)
     shots, num_sets, train = settings.shots, settings.support_sets, data.train
     drawn = {"shots": shots, "num_sets": num_sets, "seed": protocol.seed}
     support, rows = draw_support_sets(train.labels, data.class_names, **drawn), data.val.embeddings

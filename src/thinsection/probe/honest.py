@@ -1,0 +1,210 @@
+"""The protocol `honest`: settings are chosen on inner folds of what trains, seeds are repeated, and
+the scored rows are looked at once, with settings that no scored row had a say in.
+
+A probe is here its own function, run under protocols that are narrowed to one setting. Beside the
+score stand that of permuted labels (what the probe makes of nothing) and a learning curve.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.probe.data.sets import CaseSet, Split, SurvivalSet, TileSet, draw_rows
+from thinsection.probe.groups import Groups
+from thinsection.probe.protocol import Protocol
+from thinsection.probe.result import ProbeResult, classified
+from thinsection.probe.statistics import Fold, first_folds
+
+Run = Callable[..., ProbeResult]  # (data, protocol=...): a probe
+Choice = tuple[Any, ...]  # of settings
+SWEPT = ("score_by_k", "score_by_c", "score_by_alpha")  # details
+MIN_SURVIVORS = 16  # with and without event, for a model to be fitted
+
+
+def choices(result: ProbeResult) -> dict[Choice, float]:
+    """The score of each setting that a probe tried."""
+    d = result.details
+    if curve := d.get("curve"):
+        return {(lr, e): s for lr, scores in curve.items() for e, s in enumerate(scores, 1)}
+    swept: dict[Any, float] = next((d[key] for key in SWEPT if key in d), {})
+    return {(value,): score for value, score in swept.items()} or {(): result.score}
+
+
+def selection_words(result: ProbeResult) -> str:
+    """Where the settings of a score were chosen."""
+    protocol, details, tried = result.protocol, result.details, len(choices(result))
+    if "selected_on" in details:
+        return str(details["selected_on"])
+    if "best_epochs" in details:
+        rule = "the epoch of the least loss on the scored images"
+    elif tried > 1:
+        rule = f"the best of {tried} settings on the scored rows"
+    else:
+        return "nothing was selected"
+    return f"{rule}, as {protocol.name} has it: too high for a claim about new patients"
+
+
+def narrowed(protocol: Protocol, choice: Choice, *, most_shots: int | None = None) -> Protocol:
+    """The protocol with one setting of each sweep, nothing to select, for one seed."""
+    p, values = replace(protocol, inner_folds=0), [float(v) for v in choice]
+    if p.linear and len(values) == 2:
+        rate, epochs = (values[0],), int(values[1])
+        return replace(p, linear=replace(p.linear, lrs=rate, epochs=epochs, last_epoch=True))
+    if p.fewshot and most_shots is not None:
+        p = replace(p, fewshot=replace(p.fewshot, shots=min(most_shots, p.fewshot.shots)))
+    of_probe = {"knn": "ks", "logistic": "cs", "survival": "alphas"}
+    changed: dict[str, Any] = {}
+    for probe, name in of_probe.items() if values else ():
+        if (settings := getattr(p, probe)) is not None:  # a probe reads its own alone
+            value = int(values[0]) if probe == "knn" else values[0]
+            changed[probe] = replace(settings, **{name: (value,)})
+    return replace(p, **changed)
+
+
+def _best(scores: list[dict[Choice, float]]) -> Choice:
+    """Of the settings that every fold tried the best on the mean; of equal ones the first."""
+    shared = [c for c in scores[0] if all(c in found for found in scores)]
+    return max(shared, key=lambda c: np.mean([found[c] for found in scores]))
+
+
+def honest_tiles(
+    run: Run, data: TileSet, protocol: Protocol, *, select: bool = True
+) -> ProbeResult:
+    """A probe of tiles; without `select` there is nothing to choose.
+
+    Memory: that of the probe, and the training rows once more.
+    """
+    train, n = data.train, data.num_classes
+    choice, words = (), "nothing was selected"
+    if select:
+        folds, over = first_folds(train.labels, train.groups, protocol.inner_folds, protocol.seed)
+        swept = replace(protocol, inner_folds=0)
+        inner = [replace(data, train=_take(train, a), val=_take(train, b)) for a, b in folds]
+        choice = _best([choices(run(part, protocol=swept)) for part in inner])
+        words = f"{protocol.inner_folds} inner folds of the training rows {over}".strip()
+    chosen = narrowed(protocol, choice)
+    seeds = range(protocol.seed, protocol.seed + protocol.repeats)
+    runs = [run(data, protocol=replace(chosen, seed=seed)) for seed in seeds]
+    first = runs[0].predictions
+    assert first is not None  # of a probe that classifies
+
+    def null(seed: int) -> float:
+        labels = permuted(train.labels, train.groups, seed)
+        return run(replace(data, train=replace(train, labels=labels)), protocol=chosen).score
+
+    def learnt(shots: int, seed: int) -> float:
+        few = replace(data, train=_take(train, draw_rows(train.labels, shots, seed=seed)))
+        least = int(np.bincount(few.train.labels, minlength=n).min())
+        fitting = (min(int(choice[0]), len(few.train)),) if len(choice) == 1 else choice
+        return run(few, protocol=narrowed(protocol, fitting, most_shots=least)).score
+
+    details = {
+        "selected": ", ".join(map(str, choice)),
+        "selected_on": words,
+        **beside(protocol, [r.score for r in runs], null, learnt, least=np.bincount(train.labels)),
+    }
+    return classified(
+        runs[0].probe,
+        data,
+        first.prediction,
+        metric=runs[0].metric,  # type: ignore[arg-type]
+        protocol=protocol,
+        details=details,
+        probability=first.probability,
+        repeats=np.stack([r.predictions.prediction for r in runs if r.predictions]),
+    )
+
+
+def beside(
+    protocol: Protocol,
+    scores: list[float],
+    null: Callable[[int], float],
+    learnt: Callable[[int, int], float],
+    *,
+    least: npt.NDArray,
+) -> dict[str, Any]:
+    """What stands beside the score: of each seed, of permuted labels, and the learning curve."""
+    seeds = range(protocol.seed, protocol.seed + protocol.null_draws)
+    by_null = [null(seed) for seed in seeds]
+    shots = [k for k in protocol.shots if k < least.min()]
+    curve = {str(k): float(np.mean([learnt(k, seed) for seed in seeds])) for k in shots}
+    return {
+        "seed_scores": scores,
+        "null_score": float(np.mean(by_null)),
+        "null_scores": by_null,
+        "score_by_shots": {
+            **{k: float(np.mean(v)) for k, v in curve.items()},
+            "all": np.mean(scores),
+        },
+    }
+
+
+def _take(split: Split, rows: npt.NDArray[np.int64]) -> Split:
+    groups, ids = split.groups and split.groups.take(rows), tuple(split.ids[i] for i in rows)
+    x, labels = split.embeddings[rows], split.labels[rows]
+    return Split(embeddings=x, labels=labels, ids=ids, groups=groups)
+
+
+def permuted(labels: npt.NDArray, groups: Groups | None, seed: int) -> npt.NDArray:
+    """The labels in another order: of groups, where the rows of each have one label."""
+    rng = np.random.default_rng(seed)
+    if groups is not None:
+        _, at, codes = np.unique(groups.of_row, return_index=True, return_inverse=True)
+        if (labels[at][codes] == labels).all():
+            return rng.permutation(labels[at])[codes]
+    return rng.permutation(labels)
+
+
+def honest_cases(
+    run: Run, cases: CaseSet | SurvivalSet, protocol: Protocol, folds_of: Callable[..., Any]
+) -> tuple[list[Fold], list[Any], dict[str, Any]]:
+    """A probe of cases: folds (of each seed), the part of each, and what stands beside the score.
+
+    Memory: that of the probe, and the cases of a fold once more.
+    """
+    seeds = range(protocol.seed, protocol.seed + (1 if cases.folds else protocol.repeats))
+    by_seed = [folds_of(cases, replace(protocol, seed=seed)) for seed in seeds]
+    swept = replace(protocol, inner_folds=0, folds=protocol.inner_folds)
+
+    def outer() -> Iterator[tuple[Fold, Choice]]:
+        for folds in by_seed:
+            for fold in folds:
+                own = cases.take(fold[0])
+                yield fold, _best([choices(run(own, protocol=swept))])
+
+    found = [*outer()]
+    usual = Counter(choice for _, choice in found).most_common(1)[0][0]
+    parts = [
+        run(replace(cases, folds=(fold,)), protocol=narrowed(protocol, choice))
+        for fold, choice in found
+    ]
+    chosen, labels = narrowed(protocol, usual), cases.strata
+
+    def null(seed: int) -> float:
+        order, scores = np.arange(len(labels)), []
+        for train, val in by_seed[0]:
+            mixed = order.copy()
+            mixed[train] = permuted(train, None, seed)
+            data = replace(cases.relabelled(mixed), folds=((train, val),))
+            scores.append(run(data, protocol=chosen).score)
+        return float(np.mean(scores))
+
+    def learnt(shots: int, seed: int) -> float:
+        few = tuple((a[draw_rows(labels[a], shots, seed=seed)], b) for a, b in by_seed[0])
+        return run(replace(cases, folds=few), protocol=chosen).score
+
+    per_seed = np.array([part.score for part in parts]).reshape(len(by_seed), -1).mean(axis=1)
+    least = np.bincount(labels) * (len(by_seed[0][0][0]) / len(labels))
+    if isinstance(cases, SurvivalSet):
+        shots = tuple(k for k in protocol.shots if k >= MIN_SURVIVORS)
+        protocol = replace(protocol, shots=shots)
+    details = {
+        "selected": dict(Counter(", ".join(map(str, choice)) for _, choice in found)),
+        "selected_on": f"{protocol.inner_folds} inner folds of the training cases of each fold",
+        **beside(protocol, per_seed.tolist(), null, learnt, least=least),
+    }
+    return [fold for fold, _ in found], parts, details
