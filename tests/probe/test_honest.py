@@ -16,7 +16,7 @@ from thinsection.probe.probes.tiles import fewshot_probe, knn_probe, linear_prob
 from thinsection.probe.protocol import HONEST, NANOPATH
 
 assert HONEST.linear is not None
-LINEAR = dataclasses.replace(HONEST.linear, epochs=12, lrs=(1e-2, 1e-3))
+LINEAR = dataclasses.replace(HONEST.linear, epochs=12, lrs=(1e-1, 1e-2))
 QUICK = dataclasses.replace(HONEST, linear=LINEAR, null_draws=2, shots=(4, 16), repeats=2)
 
 
