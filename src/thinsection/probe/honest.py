@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.probe.data.sets import CaseSet, Split, SurvivalSet, TileSet, draw_rows
+from thinsection.probe.data.sets import CaseSet, Split, SurvivalSet, TileSet
 from thinsection.probe.groups import Groups
 from thinsection.probe.protocol import Protocol
 from thinsection.probe.result import ProbeResult, classified
-from thinsection.probe.statistics import Fold, first_folds
+from thinsection.probe.statistics import Fold, draw_rows, first_folds
 
 Run = Callable[..., ProbeResult]  # (data, protocol=...): a probe
 Choice = tuple[Any, ...]  # of settings

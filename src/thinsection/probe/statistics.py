@@ -249,3 +249,11 @@ def shuffled_folds(n: int, *, folds: int = 3, seed: int = 1337) -> list[Fold]:
     np.random.default_rng(seed).shuffle(order)
     parts = np.array_split(order, folds)
     return [(np.concatenate([*parts[:i], *parts[i + 1 :]]), part) for i, part in enumerate(parts)]
+
+
+def draw_rows(labels: IndexArray, most: int, *, seed: int) -> IndexArray:
+    """Sorted indices of at most `most` rows of each class."""
+    rng = np.random.default_rng(seed)
+    of_class = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    kept = [rng.choice(r, most, replace=False) if len(r) > most else r for r in of_class]
+    return np.sort(np.concatenate(kept))

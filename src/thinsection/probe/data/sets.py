@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from thinsection.errors import DatasetError, InvalidInputError, require
 from thinsection.probe.groups import Groups
-from thinsection.probe.statistics import Fold, IndexArray
+from thinsection.probe.statistics import Fold, IndexArray, draw_rows
 
 Embeddings = npt.NDArray[np.float32]  # (N, D)
 Labels = npt.NDArray[np.int64]  # (N,), 0..K-1
@@ -393,11 +393,3 @@ def identical_rows(train: Split, val: Split) -> IndexArray:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
-
-
-def draw_rows(labels: Labels, most: int, *, seed: int) -> IndexArray:
-    """Sorted indices of at most `most` rows of each class."""
-    rng = np.random.default_rng(seed)
-    of_class = [np.flatnonzero(labels == c) for c in np.unique(labels)]
-    kept = [rng.choice(r, most, replace=False) if len(r) > most else r for r in of_class]
-    return np.sort(np.concatenate(kept))
