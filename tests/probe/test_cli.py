@@ -171,7 +171,11 @@ def mistake_protocol(root: Path) -> list[object]:
         (mistake_no_labels, ConfigError, r"pass --labels regions.geojson"),
         (mistake_no_data, DatasetError, r"data must exist, got .*absent"),
         (mistake_no_embeddings, ConfigError, r"must be a folder of slides, got None; pass --embed"),
-        (mistake_protocol, ConfigError, r"define the knn probe, got 'eva'; use 'nanopath'"),
+        (
+            mistake_protocol,
+            ConfigError,
+            r"define the knn probe, got 'eva'; use 'honest' or 'nanopath'",
+        ),
     ],
 )
 def test_a_mistake_says_what_to_do(

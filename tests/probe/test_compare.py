@@ -114,6 +114,11 @@ def test_survival_and_slide_probes_are_compared_by_case(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert {t["metric"] for t in found["tasks"]} == {"auroc", "c_index"}
     assert all(t["pairs"][0]["difference"] > 0 for t in found["tasks"])
+    for task in found["tasks"]:  # a case that each seed holds out is one
+        assert (task["rows"], task["groups"]) == (3 * n, n)
+        for model in task["models"]:
+            low, high = (model["interval"][end] for end in ("low", "high"))
+            assert low <= model["score"] <= high
 
 
 def test_predictions_of_several_seeds_are_scored_by_their_mean_and_read_back(

@@ -39,7 +39,7 @@ def image(path: Path, value: int = 100, size: tuple[int, int] = (7, 5)) -> Path:
 class ColourEncoder:
     """Mean colour as the embedding: knows which image it saw."""
 
-    spec = SimpleNamespace(name="colour", pooling="cls", supports_tokens=True)
+    spec = SimpleNamespace(name="colour", pooling="cls", supports_tokens=True, revision=None)
     dim, precision, weights_hash, engine = 3, "fp32", "0", "stub 1.0"
 
     def encode(self, tiles: np.ndarray) -> torch.Tensor:
@@ -196,7 +196,7 @@ def test_a_manifest_picks_rows_of_one_embedding_file(tmp_path: Path) -> None:
     (tmp_path / "m.csv").write_text(text)
     data = split_tiles(load_manifest(tmp_path / "m.csv", embeddings=tmp_path / "all.npy"))
     np.testing.assert_array_equal(data.train.embeddings, [[10, 11], [0, 1]])
-    assert data.val.ids == ("all.npy:2", "all.npy:3")
+    assert data.val.ids == ("m:2", "m:3")  # whichever file holds them
     (tmp_path / "m.csv").write_text(text + "6,a,val\n")
     with pytest.raises(DatasetError, match=r"row must lie in 0..5 of 'all.npy', got '6'"):
         load_manifest(tmp_path / "m.csv", embeddings=tmp_path / "all.npy")

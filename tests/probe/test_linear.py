@@ -99,7 +99,9 @@ def test_eva_counts_steps_and_scores_balanced_accuracy() -> None:
 
 
 def test_a_protocol_without_the_probe_says_which_have_it() -> None:
-    with pytest.raises(ConfigError, match=r"linear probe, got 'pathobench'; use 'nanopath' or 'e"):
+    with pytest.raises(
+        ConfigError, match=r"linear probe, got 'pathobench'; use 'honest' or 'nanopath' or 'e"
+    ):
         linear_probe(blobs(), protocol=PATHOBENCH)
 
 

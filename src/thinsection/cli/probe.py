@@ -10,7 +10,7 @@ from thinsection.cli.options import with_config
 from thinsection.errors import ThinsectionError
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.registry import PROBES, Probe, load_probe
-from thinsection.probe.result import ProbeResult
+from thinsection.probe.result import ProbeResult, selection_words
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for JSON, CSV, Markdown, HTML, PNG.")]
 _FOLDERS = typer.Argument(metavar="A B...", help="Folders of results, one an encoder, or a grid's.")
@@ -72,7 +72,6 @@ def _broken(error: ThinsectionError) -> Callable[[], None]:
 
 def _finish(result: ProbeResult, out: Path, tiles: TileSet | None) -> None:
     """Writes the report and prints the score and where to look."""
-    from thinsection.probe.honest import selection_words
     from thinsection.probe.page import interval_words, write_probe_report
 
     page = write_probe_report(result, out, tiles=tiles)

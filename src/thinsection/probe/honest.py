@@ -16,36 +16,11 @@ import numpy.typing as npt
 from thinsection.probe.data.sets import CaseSet, Split, SurvivalSet, TileSet
 from thinsection.probe.groups import Groups
 from thinsection.probe.protocol import Protocol
-from thinsection.probe.result import ProbeResult, classified
+from thinsection.probe.result import Choice, ProbeResult, choices, classified
 from thinsection.probe.statistics import Fold, draw_rows, first_folds
 
 Run = Callable[..., ProbeResult]  # (data, protocol=...): a probe
-Choice = tuple[Any, ...]  # of settings
-SWEPT = ("score_by_k", "score_by_c", "score_by_alpha")  # details
 MIN_SURVIVORS = 16  # with and without event, for a model to be fitted
-
-
-def choices(result: ProbeResult) -> dict[Choice, float]:
-    """The score of each setting that a probe tried."""
-    d = result.details
-    if curve := d.get("curve"):
-        return {(lr, e): s for lr, scores in curve.items() for e, s in enumerate(scores, 1)}
-    swept: dict[Any, float] = next((d[key] for key in SWEPT if key in d), {})
-    return {(value,): score for value, score in swept.items()} or {(): result.score}
-
-
-def selection_words(result: ProbeResult) -> str:
-    """Where the settings of a score were chosen."""
-    protocol, details, tried = result.protocol, result.details, len(choices(result))
-    if "selected_on" in details:
-        return str(details["selected_on"])
-    if "best_epochs" in details:
-        rule = "the epoch of the least loss on the scored images"
-    elif tried > 1:
-        rule = f"the best of {tried} settings on the scored rows"
-    else:
-        return "nothing was selected"
-    return f"{rule}, as {protocol.name} has it: too high for a claim about new patients"
 
 
 def narrowed(protocol: Protocol, choice: Choice, *, most_shots: int | None = None) -> Protocol:
@@ -85,22 +60,24 @@ def honest_tiles(
         swept = replace(protocol, inner_folds=0)
         inner = [replace(data, train=_take(train, a), val=_take(train, b)) for a, b in folds]
         choice = _best([choices(run(part, protocol=swept)) for part in inner])
-        words = f"{protocol.inner_folds} inner folds of the training rows {over}".strip()
+        words = f"chosen on {protocol.inner_folds} inner folds of the training rows {over}".strip()
     chosen = narrowed(protocol, choice)
     seeds = range(protocol.seed, protocol.seed + protocol.repeats)
     runs = [run(data, protocol=replace(chosen, seed=seed)) for seed in seeds]
     first = runs[0].predictions
     assert first is not None  # of a probe that classifies
 
+    def trained_on(part: Split) -> float:
+        least = int(np.bincount(part.labels, minlength=n).min())
+        fitting = (min(int(choice[0]), len(part)),) if len(choice) == 1 else choice
+        fits = narrowed(protocol, fitting, most_shots=least)
+        return run(replace(data, train=part), protocol=fits).score
+
     def null(seed: int) -> float:
-        labels = permuted(train.labels, train.groups, seed)
-        return run(replace(data, train=replace(train, labels=labels)), protocol=chosen).score
+        return trained_on(replace(train, labels=permuted(train.labels, train.groups, seed)))
 
     def learnt(shots: int, seed: int) -> float:
-        few = replace(data, train=_take(train, draw_rows(train.labels, shots, seed=seed)))
-        least = int(np.bincount(few.train.labels, minlength=n).min())
-        fitting = (min(int(choice[0]), len(few.train)),) if len(choice) == 1 else choice
-        return run(few, protocol=narrowed(protocol, fitting, most_shots=least)).score
+        return trained_on(_take(train, draw_rows(train.labels, shots, seed=seed)))
 
     details = {
         "selected": ", ".join(map(str, choice)),
@@ -136,10 +113,7 @@ def beside(
         "seed_scores": scores,
         "null_score": float(np.mean(by_null)),
         "null_scores": by_null,
-        "score_by_shots": {
-            **{k: float(np.mean(v)) for k, v in curve.items()},
-            "all": np.mean(scores),
-        },
+        "score_by_shots": {**curve, "all": float(np.mean(scores))},
     }
 
 
@@ -204,7 +178,7 @@ def honest_cases(
         protocol = replace(protocol, shots=shots)
     details = {
         "selected": dict(Counter(", ".join(map(str, choice)) for _, choice in found)),
-        "selected_on": f"{protocol.inner_folds} inner folds of the training cases of each fold",
+        "selected_on": f"chosen on {protocol.inner_folds} inner folds of the training cases",
         **beside(protocol, per_seed.tolist(), null, learnt, least=least),
     }
     return [fold for fold, _ in found], parts, details

@@ -11,9 +11,8 @@ from thinsection.config import as_mapping
 from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
 from thinsection.files.pages import render_page
 from thinsection.probe.data.sets import TileSet
-from thinsection.probe.honest import selection_words
 from thinsection.probe.plots import LOSSES, Picture, probe_pictures
-from thinsection.probe.result import ProbeResult, per_class_rows
+from thinsection.probe.result import ProbeResult, per_class_rows, selection_words
 
 PROBE_WORDS = {
     "linear": "Linear probe",
@@ -32,8 +31,8 @@ PROBE_WORDS = {
     "clustering": "Clustering score (PathoROB)",
     "apd": "Average performance drop (PathoROB)",
 }
-# shown as pictures or row by row, too long for a table of details
-LONG_DETAILS = ("curve", *LOSSES[:2])
+# shown above, as pictures or row by row, or too long for a table of details
+LONG_DETAILS = ("curve", "selected_on", *LOSSES[:2])
 
 
 def write_probe_report(result: ProbeResult, out_dir: Path, *, tiles: TileSet | None = None) -> Path:
@@ -74,6 +73,7 @@ def _markdown(result: ProbeResult, pictures: Sequence[Picture]) -> str:
     """The result as a page of Markdown beside its pictures."""
     score = f"{result.metric_words} {result.score:.4f} ({interval_words(result)})"
     lines = [f"# {_title(result)}", "", f"**{score}**", ""]
+    lines += [f"Settings: {selection_words(result)}", ""]
     if result.predictions is not None:
         lines += ["| class | rows | precision | recall | F1 |", "|---|---:|---:|---:|---:|"]
         line = "| {} | {rows} | {precision:.4f} | {recall:.4f} | {f1:.4f} |"
@@ -96,6 +96,7 @@ def _html(result: ProbeResult, pictures: Sequence[Picture]) -> str:
         score=f"{result.score:.4f}",
         metric=result.metric_words,
         interval=interval_words(result),
+        settings=selection_words(result),
         classes=[] if result.predictions is None else per_class_rows(result.predictions),
         facts=_facts(result),
         pictures=[(p.title, p.caption, base64.b64encode(p.png).decode("ascii")) for p in pictures],
@@ -126,7 +127,6 @@ def _facts(result: ProbeResult) -> list[tuple[str, str]]:
     protocol = result.protocol
     short = {k: v for k, v in result.details.items() if k not in LONG_DETAILS}
     named = {"protocol": f"{protocol.name} ({protocol.source})", "seed": protocol.seed}
-    named["settings"] = selection_words(result)
     rows = [*named.items(), *result.facts.items(), *short.items()]
     return [(name.replace("_", " "), _words(value)) for name, value in rows]
 

@@ -97,6 +97,10 @@ def _confusion(axes: "Axes", rows: Predictions, result: ProbeResult) -> Words:
     axes.set(xlabel="predicted", ylabel="truth")
     axes.figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046)
     caption = "Counts of validation rows; the shade is the share of the true class."
+    if rows.repeats is not None:
+        caption += " Of the first seed; the score is the mean over seeds."
+    elif len(set(rows.ids)) < len(rows.ids):
+        caption += " A case counts once a seed."
     return "Confusion matrix", caption
 
 
@@ -154,7 +158,12 @@ def _learning(axes: "Axes", curve: dict[str, float], result: ProbeResult) -> Wor
 
 def _survival(axes: "Axes", risks: Risks, result: ProbeResult) -> Words:
     """Kaplan-Meier curves of the cases above and below the median risk of their fold."""
-    for name, group, color in (("higher", risks.high, 5), ("lower", ~risks.high, 0)):
+    first = np.zeros(len(risks.ids), dtype=bool)  # a case once, however many seeds
+    first[np.unique(risks.ids, return_index=True)[1]] = True
+    for name, group, color in (
+        ("higher", first & risks.high, 5),
+        ("lower", first & ~risks.high, 0),
+    ):
         if not group.any():
             continue  # all risks are equal
         event, times = risks.event[group], risks.time[group]
@@ -165,6 +174,7 @@ def _survival(axes: "Axes", risks: Risks, result: ProbeResult) -> Words:
         axes.plot(times[~event], at, "|", color=_color(color), markersize=7)
     axes.set(xlabel="time (the dataset's unit)", ylabel="share without event", ylim=(0, 1.03))
     caption = "Split at the median risk of each fold; ticks: cases censored there."
+    caption += "" if first.all() else " Folds of the first seed."
     return "Survival by predicted risk", caption
 
 

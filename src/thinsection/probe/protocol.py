@@ -50,6 +50,7 @@ class LogisticSettings:
 
     cs: tuple[float, ...]
     max_iter: int
+    double: bool = False  # float64; the suites fit float32, where lbfgs may stop for rounding
     liblinear_tasks: tuple[str, ...] = ()  # solved so, by the dual where rows < D; others by lbfgs
 
 
@@ -183,7 +184,7 @@ HONEST = Protocol(
     ),
     knn=KnnSettings(ks=(1, 3, 5, 10, 20, 30, 40, 50), metric="macro_f1"),
     fewshot=FewshotSettings(shots=16, support_sets=200, metric="macro_f1"),
-    logistic=LogisticSettings(cs=(0.001, 0.01, 0.1, 1.0, 10.0), max_iter=5000),
+    logistic=LogisticSettings(cs=(0.001, 0.01, 0.1, 1.0, 10.0), max_iter=5000, double=True),
     abmil=AbmilSettings(hidden=128, lr=3e-4, weight_decay=1e-5),
     survival=SurvivalSettings(
         model="cox", alphas=(1.0, 10.0, 100.0), z_scores=True, max_iter=1000, rotate=True

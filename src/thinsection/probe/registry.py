@@ -88,7 +88,7 @@ def _call(place: str, data: Any, *more: Any, **given: Any) -> ProbeResult:
 
 
 def linear(data: TileSet, config: ProbeConfig) -> ProbeResult:
-    """One linear layer on frozen embeddings, AdamW, best over learning rate and epoch.
+    """One linear layer on frozen embeddings; the protocol says where rate and epoch are chosen.
 
     Examples:
 
@@ -100,12 +100,12 @@ def linear(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
 
 def knn(data: TileSet, config: ProbeConfig) -> ProbeResult:
-    """Cosine neighbours vote; best k."""
+    """Cosine neighbours vote; the protocol says where k is chosen."""
     return _call("probes.tiles:knn_probe", data, **config.blockwise)
 
 
 def fewshot(data: TileSet, config: ProbeConfig) -> ProbeResult:
-    """SimpleShot: 1000 support sets of 16 tiles per class, majority vote."""
+    """SimpleShot: support sets of 16 tiles per class, majority vote."""
     return _call("probes.tiles:fewshot_probe", data, **config.blockwise)
 
 

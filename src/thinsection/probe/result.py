@@ -18,6 +18,8 @@ from thinsection.probe.protocol import Metric, Protocol
 from thinsection.probe.statistics import METRICS, Counts, FloatVector, IndexArray
 
 FORMAT_VERSION = 1
+SWEPT = ("score_by_k", "score_by_c", "score_by_alpha")  # details
+Choice = tuple[Any, ...]  # of settings
 METRIC_WORDS = {
     "macro_f1": "macro F1",
     "balanced_accuracy": "balanced accuracy",
@@ -70,7 +72,8 @@ class Predictions:
             "prediction": [names[g] for g in self.prediction],
             "correct": (self.truth == self.prediction).astype(int),
             **({} if self.repeats is None else self._by_seed),
-            **{f"p_{n}": [f"{v:.9g}" for v in s] for n, s in zip(names, shares, strict=False)},
+            # every digit: a share of 1/3 lies on the edge of a bin of ECE
+            **{f"p_{n}": s.tolist() for n, s in zip(names, shares, strict=False)},
         }
 
     @property
@@ -272,6 +275,29 @@ def classified(
     )
 
 
+def choices(result: ProbeResult) -> dict[Choice, float]:
+    """The score of each setting that a probe tried."""
+    d = result.details
+    if curve := d.get("curve"):
+        return {(lr, e): s for lr, scores in curve.items() for e, s in enumerate(scores, 1)}
+    swept: dict[Any, float] = next((d[key] for key in SWEPT if key in d), {})
+    return {(value,): score for value, score in swept.items()} or {(): result.score}
+
+
+def selection_words(result: ProbeResult) -> str:
+    """Where the settings of a score were chosen."""
+    protocol, details, tried = result.protocol, result.details, len(choices(result))
+    if "selected_on" in details:
+        return str(details["selected_on"])
+    if "best_epochs" in details:
+        rule = "the epoch of the least loss on the scored images"
+    elif tried > 1:
+        rule = f"the best of {tried} settings on the scored rows"
+    else:
+        return "nothing was selected"
+    return f"{rule}, as {protocol.name} has it: too high for a claim about new patients"
+
+
 def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
     """The tile-set score: the mean of probes of the same rows.
 
@@ -290,12 +316,16 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
     alike_many = [np.resize(p.each, (most, len(p.truth))) for p in rows]
     every = replace(rows[0], repeats=np.concatenate(alike_many))
     _, interval = every.score(first.metric, seed=first.protocol.seed)
+    details: dict[str, Any] = {r.probe: r.score for r in results}
+    details["selected_on"] = "; ".join(f"{r.probe}: {selection_words(r)}" for r in results)
+    if nulls := [r.details["null_score"] for r in results if "null_score" in r.details]:
+        details["null_score"] = float(np.mean(nulls))
     return replace(
         first,
         probe="tileset",
         score=float(np.mean([r.score for r in results])),
         interval=interval,
-        details={r.probe: r.score for r in results},
+        details=details,
         predictions=None,
     )
 

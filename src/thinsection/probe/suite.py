@@ -35,7 +35,7 @@ from thinsection.probe.registry import load_probe
 BY_KIND = {"tiles": ("knn", "linear", "fewshot"), "slide": ("slide",), "survival": ("survival",)}
 _KEYS = ("name", "encoders", "tasks")
 _TASK_KEYS = ("data", "probes", "name")
-_PATHS = ("root", "embeddings", "labels")
+_PATHS = ("root", "embeddings", "labels", "test")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from thinsection.probe import intervals, metrics
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.probes.tiles import linear_probe
 from thinsection.probe.protocol import NANOPATH, Protocol
-from thinsection.probe.result import ProbeResult
+from thinsection.probe.result import ProbeResult, selection_words
 
 
 def calibration_probe(
@@ -32,6 +32,7 @@ def calibration_probe(
     gaps = np.abs(sure - right)[used] / count[used]
     details = {
         "linear_score": result.score,
+        "selected_on": selection_words(result),
         "largest_gap": float(gaps.max()),
         "reliability": {
             "rows": count[used].tolist(),

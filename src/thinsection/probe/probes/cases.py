@@ -43,7 +43,8 @@ def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult
         parts, found, beside = honest_cases(slide_probe, cases, protocol, _label_folds)
         shares: list[Any] = [r.predictions.probability for r in found if r.predictions]
         return _classified("slide", cases, parts, shares, protocol=protocol, details=beside)
-    folds, x = _label_folds(cases, protocol), cases.vectors  # float32, as the suites fit them
+    folds, x = _label_folds(cases, protocol), cases.vectors
+    x = x.astype(np.float64) if settings.double else x
     solver: dict[str, Any] = {"solver": "lbfgs"}
     if cases.name in settings.liblinear_tasks:
         solver = {"solver": "liblinear", "dual": len(x) < x.shape[1]}

@@ -376,6 +376,7 @@ def robustness_probe(
         protocol=protocol,
         details={
             "k": k,
+            **({"selected_on": "k by the vote for biology on the same tiles"} if choose_k else {}),
             **sums,
             "biology_by_k": {str(k): v for k, v in by_k.items()},
             "tiles_with_fewer_neighbours": few,
