@@ -51,6 +51,6 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownEncoderError, match="did you mean 'virchow2'"):
         encoder_spec("Virchow-2")
     with pytest.raises(UnknownEncoderError, match="did you mean 'uni2_h'"):
-        encoder_spec("UNI2")
+        encoder_spec("UNI-2 h")
     with pytest.raises(UnknownEncoderError, match="'thinsection models' lists all"):
         encoder_spec("zzzzzz")

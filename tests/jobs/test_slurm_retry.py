@@ -143,7 +143,7 @@ def test_a_slide_whose_task_is_killed_is_tried_once_more_alone(
 
 
 @needs_slurm
-@pytest.mark.parametrize("memory", ["290MiB", "290MiB,1200MiB"])
+@pytest.mark.parametrize("memory", ["340MiB", "340MiB,1200MiB"])
 def test_a_task_that_exceeds_its_memory_is_collected_sent_again_with_more_and_done(
     tmp_path: Path, on_slurm: dict[str, str], memory: str
 ) -> None:
@@ -163,7 +163,7 @@ def test_a_task_that_exceeds_its_memory_is_collected_sent_again_with_more_and_do
     assert "a worker died with 1 entries: each is tried alone" in messages
     first, second = arrays(out)
     assert (len(first.chunks), len(second.chunks)) == (1, 1)
-    assert second.request.memory_bytes == (1200 if "," in memory else 580) * MIB
+    assert second.request.memory_bytes == (1200 if "," in memory else 680) * MIB
     assert f"--mem={second.request.memory_bytes // MIB}M" in second.script.read_text()
     await_end(out)
     (found,) = collect(out, TASKS, on_message=messages.append)

@@ -46,7 +46,7 @@ class Counting:
         found = {}
         for path in sorted(self.out.rglob("*")):
             name = str(path.relative_to(self.out))
-            ours = path.suffix != ".csv" and path.name != "slide.json"
+            ours = path.suffix not in (".csv", ".html", ".js") and path.name != "slide.json"
             if path.is_file() and ours and not name.startswith("records/"):
                 found[name] = (path.read_bytes(), path.stat().st_mtime_ns)
         return found
