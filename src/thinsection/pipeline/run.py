@@ -362,7 +362,7 @@ def check_folder(out: Path) -> Path:
         out.mkdir(parents=True, exist_ok=True)
         with atomic_path(out / "writable") as tmp:
             tmp.write_bytes(b"\0")
-        (out / "writable").unlink()
+        (out / "writable").unlink(missing_ok=True)  # another run may have taken it
         free = shutil.disk_usage(out).free
     except OSError as error:
         raise StoreError(f"out must be a writable folder, got {str(out)!r}: {error}") from None
