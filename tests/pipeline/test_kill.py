@@ -21,6 +21,7 @@ def small_slide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.timeout(900)  # some seventy runs
 def test_killed_at_every_rename_a_resumed_run_leaves_the_same_bytes(
     tmp_path: Path, small_slide: Path
 ) -> None:
