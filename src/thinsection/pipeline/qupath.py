@@ -5,7 +5,6 @@ write; a script imports the files into whatever project the slides are in.
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from thinsection.errors import InvalidInputError, StoreError, require
 from thinsection.files.atomic import write_text
 from thinsection.pipeline.folder import Results, one_address, open_results
-from thinsection.store.geojson import write_features
+from thinsection.store.geojson import tile_features, write_features
 from thinsection.store.tiles_h5 import TilesFile
 
 # families of columns of which the largest names a tile, and how large it must be
@@ -89,18 +88,9 @@ def _features(results: Results, slide_id: str, grid: str | None) -> list[dict[st
 
 def _tiles(found: TilesFile) -> list[dict[str, Any]]:
     size = found.attributes.get("tile_size_l0", (found.tile_px_l0,) * 2)
-    corners = found.coords_l0, found.coords_l0 + np.array(size, dtype=np.int64)
-    names, classes = list(found.columns), _classes(found.columns, len(found.coords_l0))
-    features = []
-    for row, (x, y, right, bottom) in enumerate(np.concatenate(corners, axis=1).tolist()):
-        values = ((name, float(f"{found.columns[name][row]:.7g}")) for name in names)
-        measured = {name: value for name, value in values if math.isfinite(value)}
-        of_class = {"classification": {"name": classes[row]}} if classes[row] else {}
-        ring = [[x, y], [right, y], [right, bottom], [x, bottom], [x, y]]
-        geometry = {"type": "Polygon", "coordinates": [ring]}
-        told = {"objectType": "detection", **of_class, "measurements": measured}
-        features.append({"type": "Feature", "geometry": geometry, "properties": told})
-    return features
+    classes = _classes(found.columns, len(found.coords_l0))
+    told: dict[str, Any] = {"digits": 7, "classes": classes}
+    return list(tile_features(found.coords_l0, size, found.columns, "detection", **told))
 
 
 def _classes(columns: Mapping[str, npt.NDArray], count: int) -> list[str]:

@@ -1,7 +1,7 @@
 """Masks as GeoJSON that QuPath opens as annotations: smooth outlines in level-0 px."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,24 +52,39 @@ def annotation(polygons: Any, name: str, color: Color) -> dict[str, Any]:
     }
 
 
+def tile_features(
+    coords_l0: CoordsL0,
+    tile_size_l0: Size,
+    columns: Mapping[str, npt.NDArray],
+    kind: str,
+    *,
+    digits: int,
+    classes: Sequence[str] = (),
+) -> Iterator[dict[str, Any]]:
+    """Tiles as features of QuPath, their columns as measurements; `classes` has '' for none.
+
+    NaN, which JSON does not know, is left out.
+    """
+    width, height = (int(edge) for edge in tile_size_l0)
+    corners = [(0, 0), (width, 0), (width, height), (0, height), (0, 0)]
+    for i, (x, y) in enumerate(coords_l0.tolist()):
+        ring = [[x + dx, y + dy] for dx, dy in corners]
+        known = {n: float(f"{v[i]:.{digits}g}") for n, v in columns.items() if np.isfinite(v[i])}
+        named = {"classification": {"name": classes[i]}} if classes and classes[i] else {}
+        yield {
+            "type": "Feature",
+            "geometry": {"type": "Polygon", "coordinates": [ring]},
+            "properties": {"objectType": kind, **named, "measurements": known},
+        }
+
+
 def write_tiles_geojson(
     path: Path, coords_l0: CoordsL0, tile_size_l0: Size, columns: Mapping[str, npt.NDArray]
 ) -> None:
-    """Writes tiles as QuPath's tile objects, their columns as measurements, atomically.
-
-    NaN, which JSON does not know, is left out. Memory: that of one tile's text.
-    """
-    width, height = tile_size_l0
+    """Writes tiles as QuPath's tile objects, atomically. Memory: that of one tile's text."""
     with atomic_path(path) as tmp, tmp.open("w", encoding="utf-8") as file:
         file.write('{"type": "FeatureCollection", "features": [\n')
-        for i, (x, y) in enumerate(coords_l0.tolist()):
-            corners = [(0, 0), (width, 0), (width, height), (0, height), (0, 0)]
-            ring = [[x + dx, y + dy] for dx, dy in corners]
-            known = {n: float(f"{v[i]:.6g}") for n, v in columns.items() if np.isfinite(v[i])}
-            feature = {
-                "type": "Feature",
-                "geometry": {"type": "Polygon", "coordinates": [ring]},
-                "properties": {"objectType": "tile", "measurements": known},
-            }
+        features = tile_features(coords_l0, tile_size_l0, columns, "tile", digits=6)
+        for i, feature in enumerate(features):
             file.write(",\n" * (i > 0) + json.dumps(feature, allow_nan=False))
         file.write("\n]}\n")
