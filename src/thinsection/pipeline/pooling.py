@@ -133,14 +133,9 @@ def aggregate_folder(
     record = begin_record(home, "aggregate", as_mapping(config))
     try:
         with writing(home):
-            execute(
-                files,
-                PoolingTask(pooling=config.pooling, threads=config.executor.threads),
-                config.executor,
-                folder=record.folder,
-                on_report=take,
-                on_message=on_message,
-            )
+            task = PoolingTask(pooling=config.pooling, threads=config.executor.threads)
+            told: dict[str, Any] = {"on_report": take, "on_message": on_message}
+            execute(files, task, config.executor, folder=record.folder, **told)
     except BaseException as error:
         done = f"{len(results)} of {len(files)} slides are done"
         error.add_note(f"{done}; run the same command again to go on")

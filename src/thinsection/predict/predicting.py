@@ -29,7 +29,7 @@ from thinsection.pipeline.task import set_threads
 from thinsection.predict.bags import Bag, Bags
 from thinsection.predict.inputs import Inputs, check_inputs, read_inputs, run_config
 from thinsection.predict.labels import Target, feature_files
-from thinsection.predict.model_file import Model, case_mark, load_model, read_card
+from thinsection.predict.model_file import Model, ModelCard, case_mark, load_model, read_card
 from thinsection.probe.data.files import EMBEDDING_SUFFIXES
 from thinsection.probe.groups import group_rows
 from thinsection.report.index import write_index
@@ -252,24 +252,14 @@ def predict(
     data, wanted = Path(given[0]).absolute(), None
     if len(given) > 1 or not _has_embeddings(data):
         require(out is not None, "out must be given with slides", None)
-        made = run_config(card.inputs, card.name)
-        encode = replace(made.encode, device=config.predict.device)
-        made = replace(made, encode=encode, stream=config.stream, executor=config.executor)
-        stage = "aggregate" if card.inputs.level == "slide" else "embed"
         told: dict[str, Any] = {"on_event": on_event, "on_message": on_message}
-        summary = run(given, out=str(out), config=made, stage=stage, **told)
-        data, wanted = Path(str(out)).absolute(), {result.slide_id for result in summary.results}
+        data, wanted = _embedded(given, Path(str(out)), card, config, told)
     home = Path(out).absolute() if out else data
     address, files, lacking = _embeddings(data, card.inputs, config.predict.features)
     results = open_results(data) if (data / SLIDES).is_dir() else None
     entries, name = list(_bags(files, results, wanted)), f"predictions_{slug(card.name)}"
-    task = PredictTask(
-        model=model,
-        model_sum=file_sum(model),
-        folder=home / name,
-        device=config.predict.device,
-        heatmaps=heatmaps,
-    )
+    asked: dict[str, Any] = {"device": config.predict.device, "heatmaps": heatmaps}
+    task = PredictTask(model=model, model_sum=file_sum(model), folder=home / name, **asked)
     done: dict[str, Prediction] = {}
 
     def take(report: Report[Prediction]) -> None:
@@ -277,10 +267,10 @@ def predict(
 
     with writing(home):
         place = begin_record(home, "predict", as_mapping(config) | {"model": str(model)}).folder
-        told = {"on_report": take, "on_message": on_message}
-        execute(entries, task, config.executor, folder=place, **told)
-    absent = [s for s in lacking if s not in files and (wanted is None or s in wanted)]
+        how: dict[str, Any] = {"on_report": take, "on_message": on_message}
+        execute(entries, task, config.executor, folder=place, **how)
     rows = [done[task.name(entry)] for entry in entries]
+    absent = [s for s in lacking if s not in files and (wanted is None or s in wanted)]
     rows += [Prediction("slide", slide_id, "", error=lacking[slide_id]) for slide_id in absent]
     if results is not None:
         said = _slide_warnings(results, address.split("/")[0], card.inputs)
@@ -289,6 +279,22 @@ def predict(
     if results is not None and home == data:
         write_index(home)
     return Predictions(home / f"{name}.csv", data, address, rows)
+
+
+def _embedded(
+    slides: Sequence[str | Path],
+    out: Path,
+    card: ModelCard,
+    config: PredictRunConfig,
+    told: Mapping[str, Any],
+) -> tuple[Path, set[str]]:
+    """The results folder with what the model takes of these slides, and their ids."""
+    made = run_config(card.inputs, card.name)
+    encode = replace(made.encode, device=config.predict.device)
+    made = replace(made, encode=encode, stream=config.stream, executor=config.executor)
+    stage = "aggregate" if card.inputs.level == "slide" else "embed"
+    summary = run(slides, out=str(out), config=made, stage=stage, **told)
+    return out.absolute(), {result.slide_id for result in summary.results}
 
 
 def _has_embeddings(folder: Path) -> bool:

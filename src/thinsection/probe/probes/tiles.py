@@ -304,6 +304,43 @@ def _vote_by_k(near: IndexArray, biology: IndexArray) -> dict[int, float]:
     return found
 
 
+def _checked_columns(data: RobustnessSet) -> tuple[npt.NDArray, tuple[tuple[str, ...], ...]]:
+    """Embeddings, and what is told of each tile: biology, centre, slide."""
+    x, columns = data.embeddings, (data.biological_class, data.medical_center, data.slide_id)
+    found = f"{[len(column) for column in columns]} for {len(x)} tiles"
+    require({*map(len, columns)} == {len(x)}, "columns must be one entry a tile", found)
+    sets.check_vectors(x, data.slide_id)
+    return x, columns
+
+
+def _kinds(
+    near: npt.NDArray[np.int64], biology: npt.NDArray, centre: npt.NDArray
+) -> dict[str, npt.NDArray[np.int64]]:
+    """How many neighbours of each row share biology (s, else o), then centre (s, else o); (N,)."""
+    there, kin, home = near >= 0, *(of[near] == of[:, None] for of in (biology, centre))
+    return {
+        "so": (there & kin & ~home).sum(axis=1),
+        "os": (there & ~kin & home).sum(axis=1),
+        "ss": (there & kin & home).sum(axis=1),
+        "oo": (there & ~kin & ~home).sum(axis=1),
+    }
+
+
+def _ratios(data: RobustnessSet, kinds: dict[str, npt.NDArray[np.int64]]) -> Ratios:
+    """SO and SO + OS of each tile."""
+    either = kinds["so"] + kinds["os"]
+    rule = "neighbours must include same-class other-centre or other-class same-centre tiles"
+    found = f"neither in {data.name!r}; the index needs two classes and two centres"
+    require(either.any(), rule, found)
+    return Ratios(
+        metric="robustness_index",
+        ids=tuple(f"{name}:{i}" for i, name in enumerate(data.slide_id)),
+        top=kinds["so"].astype(np.float64),
+        bottom=either.astype(np.float64),
+        groups=data.groups or group_rows(data.slide_id, where=repr(data.name)),
+    )
+
+
 def robustness_probe(
     data: RobustnessSet,
     *,
@@ -328,11 +365,7 @@ def robustness_probe(
     Source: PathoROB (bifold-pathomics).
     """
     settings: suites.RobustnessSettings = protocol.require("robustness")
-    x, columns = data.embeddings, (data.biological_class, data.medical_center, data.slide_id)
-    sizes = [len(column) for column in columns]
-    found = f"{sizes} for {len(x)} tiles"
-    require({*sizes} == {len(x)}, "columns must be one entry a tile", found)
-    sets.check_vectors(x, data.slide_id)
+    x, columns = _checked_columns(data)
     biology, centre, slide = (np.unique(c, return_inverse=True)[1] for c in columns)
     k = k or dict(settings.k_by_subset).get(data.name, settings.default_k)
     most = min(settings.max_k, len(x)) if choose_k else k
@@ -340,46 +373,28 @@ def robustness_probe(
     by_k = _vote_by_k(near, biology) if choose_k else {}
     k = max(by_k, key=lambda k: by_k[k]) if by_k else k  # max keeps the first of equals
     near = near[:, :k]
-    there, kin, home = near >= 0, *(of[near] == of[:, None] for of in (biology, centre))
-    kinds = {  # of a neighbour: same or other biology, same or other centre; (N,) each
-        "so": (there & kin & ~home).sum(axis=1),
-        "os": (there & ~kin & home).sum(axis=1),
-        "ss": (there & kin & home).sum(axis=1),
-        "oo": (there & ~kin & ~home).sum(axis=1),
-    }
-    either = kinds["so"] + kinds["os"]
-    rule = "neighbours must include same-class other-centre or other-class same-centre tiles"
-    found = f"neither in {data.name!r}; the index needs two classes and two centres"
-    require(either.any(), rule, found)
-
-    groups = data.groups or group_rows(data.slide_id, where=repr(data.name))
+    kinds = _kinds(near, biology, centre)
+    ratios = _ratios(data, kinds)
 
     def index(weights: npt.NDArray) -> npt.NDArray[np.float64]:
-        return statistics.ratio(weights @ kinds["so"], weights @ either, empty=np.nan)
+        return statistics.ratio(weights @ ratios.top, weights @ ratios.bottom, empty=np.nan)
 
-    few = int((near < 0).any(axis=1).sum())
-    sums = {name: int(counts.sum()) for name, counts in kinds.items()}
+    details = {
+        "k": k,
+        **({"selected_on": "k by the vote for biology on the same tiles"} if choose_k else {}),
+        **{name: int(counts.sum()) for name, counts in kinds.items()},
+        "biology_by_k": {str(k): v for k, v in by_k.items()},
+        "tiles_with_fewer_neighbours": int((near < 0).any(axis=1).sum()),
+    }
     facts = {"tiles": len(x), "slides": len(set(data.slide_id)), "dim": int(x.shape[1])}
     return ProbeResult(
         probe="robustness",
         dataset=data.name,
         metric="robustness_index",
         score=float(index(np.ones((1, len(x))))[0]),
-        interval=intervals.bootstrap_rows(len(x), index, seed=protocol.seed, groups=groups),
-        ratios=Ratios(
-            metric="robustness_index",
-            ids=tuple(f"{name}:{i}" for i, name in enumerate(data.slide_id)),
-            top=kinds["so"].astype(np.float64),
-            bottom=either.astype(np.float64),
-            groups=groups,
-        ),
+        interval=intervals.bootstrap_rows(len(x), index, seed=protocol.seed, groups=ratios.groups),
+        ratios=ratios,
         protocol=protocol,
-        details={
-            "k": k,
-            **({"selected_on": "k by the vote for biology on the same tiles"} if choose_k else {}),
-            **sums,
-            "biology_by_k": {str(k): v for k, v in by_k.items()},
-            "tiles_with_fewer_neighbours": few,
-        },
+        details=details,
         facts={**facts, **data.facts, **sets.data_hashes([x], columns)},
     )
