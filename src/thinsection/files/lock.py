@@ -49,9 +49,10 @@ class FileLock:
         """Takes the lock if it is free or stale; never waits. StoreError: an unwritable folder."""
         if self._create():
             return True
-        owner = self.owner()  # None: released in between, or its owner died while writing it
-        token = owner.token if owner else ""
-        return self._is_stale(owner) and self._steal(token) and self._create()
+        if not self.path.exists():  # released in between
+            return self._create()
+        owner = self.owner()  # None: being written, or its owner died while writing it
+        return self._is_stale(owner) and self._steal(owner) and self._create()
 
     def release(self) -> None:
         """Gives the lock back; nothing happens where it was not held or was taken over."""
@@ -100,17 +101,19 @@ class FileLock:
             with writing(probe):
                 probe.touch()  # tells the time of the file system that holds both
             return probe.stat().st_mtime - self.path.stat().st_mtime >= STALE_AFTER_S
-        except FileNotFoundError:
-            return True
+        except FileNotFoundError:  # removed in between: whoever did so may make the next one now
+            return False
         finally:
             with contextlib.suppress(OSError):
                 probe.unlink(missing_ok=True)
 
-    def _steal(self, token: str) -> bool:
-        """Removes the stale lock with this token; of several processes exactly one succeeds.
+    def _steal(self, stale: LockOwner | None) -> bool:
+        """Removes this owner's stale lock; of several processes exactly one succeeds.
 
-        Whoever makes the marker of that token may remove the lock, and looks again before.
+        Whoever makes the marker of its token may remove the lock, and looks again before: what is
+        there by now may be the next owner's, who has not written its name yet.
         """
+        token = stale.token if stale else ""
         marker = self.path.with_name(f"{self.path.name}.steal-{token}")
         try:
             marker.touch(exist_ok=False)
@@ -120,8 +123,7 @@ class FileLock:
                     marker.unlink()
             return False
         try:
-            owner = self.owner()
-            if (owner.token if owner else "") != token:
+            if self.owner() != stale or not self._is_stale(stale):
                 return False
             self.path.unlink(missing_ok=True)
             return True
