@@ -64,6 +64,7 @@ config = TrainConfig(
 out = folder / "results" / "experiments" / "lesion"
 found = ts.train(folder / "results", out=out, config=config)
 print(f"AUROC {found['value']:.3f}, {found['interval']}")
+assert found["value"] > 0.7
 
 # %% [markdown]
 # ## A new slide
