@@ -132,7 +132,7 @@ def test_a_picture_is_read_from_the_slide_unless_the_thumbnail_is_large_enough(
 
 def test_of_a_giant_level_a_fair_thumbnail_is_enough() -> None:
     class Giant:
-        size, slide_path = (60_000, 40_000), "giant"
+        size, slide_path, source = (60_000, 40_000), "giant", None
         levels = (Level(index=0, size=size, downsample=1.0),)
 
     fair = np.zeros((800, 1200, 3), np.uint8)

@@ -29,6 +29,7 @@ OUTLINE: Color = (0, 110, 72)
 TILE: Color = (32, 96, 200)
 _ENOUGH, _GIANT_PX = 1000, 50_000_000  # px of a thumbnail's long side, px of a level
 _QUALITY = 90  # of stored pictures
+_BAND_ROWS = 128  # of a picture that are computed together
 _LEAST_EDGE = 6  # px of a tile below which borders would be all that is seen
 _INK, _PAPER = (29, 39, 51), (255, 255, 255)
 _COLORMAPS = {  # nine steps each, of matplotlib's maps of these names
@@ -58,17 +59,24 @@ def slide_picture(slide: Slide, thumbnail: RgbArray | None = None) -> RgbArray:
     """The slide with `LONG_SIDE` px along its long side, or as many as it has, uint8 (H, W, 3).
 
     It is read from the fitting level, in strips, or made of a thumbnail that is large enough: of
-    `_ENOUGH` px where that level is so large that to read it once more would cost seconds.
+    `_ENOUGH` px where that level is so large that to read it once more would cost seconds. By URL
+    no finer level is fetched than the thumbnail was made of, and level 0 not once more: a picture
+    of few px then.
 
     Memory: that of `read_resized`: 230 MiB and the picture, whatever the slide's size.
 
     Raises:
         SlideReadError: the slide's pixels cannot be decoded.
     """
-    shrink = max(1.0, max(slide.size) / LONG_SIDE)
+    shrink, enough = max(1.0, max(slide.size) / LONG_SIDE), LONG_SIDE
+    if math.prod(best_level(slide.levels, shrink).size) > _GIANT_PX:
+        enough = _ENOUGH
+    if thumbnail is not None and slide.source is not None:
+        made_of = best_level(slide.levels, max(slide.size) / max(thumbnail.shape[:2]))
+        shrink = max(shrink, made_of.downsample)
+        enough = enough if made_of.index else 0
     size = (max(1, round(slide.size[0] / shrink)), max(1, round(slide.size[1] / shrink)))
-    giant = math.prod(best_level(slide.levels, shrink).size) > _GIANT_PX
-    if thumbnail is None or max(thumbnail.shape[:2]) < (_ENOUGH if giant else max(size)):
+    if thumbnail is None or max(thumbnail.shape[:2]) < min(enough, max(size)):
         return read_resized(slide, size)
     image = Image.fromarray(thumbnail)
     image.thumbnail(size, Image.Resampling.LANCZOS)
@@ -131,12 +139,13 @@ class Outline:
         if not self.mask.any():
             return
         field = np.pad(_smooth(self.mask, image.size), 1)  # tissue at the edge has a border too
-        slope = np.hypot(*np.gradient(field))[1:-1, 1:-1]
-        inner = field[1:-1, 1:-1]
-        distance = np.abs(inner - 127.5) / np.maximum(slope, 1e-3)
-        for color, width, opacity in (_PAPER, self.width + 2, 0.7), (self.color, self.width, 1.0):
-            alpha = np.clip(width / 2 + 0.5 - distance, 0, 1) * opacity
-            _blend(image, color, alpha)
+        for top in range(0, image.height, _BAND_ROWS):
+            band = field[top : top + _BAND_ROWS + 2].astype(np.float32)
+            slope = np.hypot(*np.gradient(band))[1:-1, 1:-1]
+            distance = np.abs(band[1:-1, 1:-1] - 127.5) / np.maximum(slope, 1e-3)
+            rim = _PAPER, self.width + 2, 0.7
+            for color, width, opacity in rim, (self.color, self.width, 1.0):
+                _blend(image, color, np.clip(width / 2 + 0.5 - distance, 0, 1) * opacity, top)
 
 
 @dataclass(frozen=True)
@@ -150,7 +159,8 @@ class Tint:
 
     def paint(self, image: Image.Image, size_l0: Size) -> None:
         """Draws it."""
-        _blend(image, self.color, _smooth(self.mask, image.size) * (self.opacity / 255))
+        alpha = _smooth(self.mask, image.size).astype(np.float32) * (self.opacity / 255)
+        _blend(image, self.color, alpha)
 
 
 @dataclass(frozen=True)
@@ -304,17 +314,18 @@ def nice_length(most: float) -> float:
     return float(round(max(f for f in (1, 2, 5) if f * power <= most * (1 + 1e-9)) * power, 12))
 
 
-def _smooth(mask: MaskArray, size: Size) -> npt.NDArray[np.float32]:
-    """The mask at another size, without steps: float32 (H, W), 0 to 255, its border at 127.5."""
+def _smooth(mask: MaskArray, size: Size) -> npt.NDArray[np.uint8]:
+    """The mask at another size, without steps: (H, W), 0 to 255, its border at 127.5."""
     grown = max(1.0, size[0] / mask.shape[1], size[1] / mask.shape[0])
     how = Image.Resampling.BILINEAR if grown > 1 else Image.Resampling.BOX
     image = Image.fromarray(mask).convert("L").resize(size, how)
-    return np.asarray(image.filter(ImageFilter.GaussianBlur(0.9 * grown)), dtype=np.float32)
+    return np.asarray(image.filter(ImageFilter.GaussianBlur(0.9 * grown)))
 
 
-def _blend(image: Image.Image, color: Color, alpha: npt.NDArray[np.floating]) -> None:
+def _blend(image: Image.Image, color: Color, alpha: npt.NDArray[np.floating], top: int = 0) -> None:
+    """Paints rows from `top` on, in the opacity of each px."""
     opacity = Image.fromarray((alpha * 255 + 0.5).astype(np.uint8))
-    image.paste(color, (0, 0, *image.size), opacity)
+    image.paste(color, (0, top, image.width, top + opacity.height), opacity)
 
 
 def _over_white(color: Sequence[int], opacity: float) -> tuple[int, ...]:
