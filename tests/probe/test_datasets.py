@@ -11,23 +11,23 @@ from PIL import Image
 from tests.probe.make import split_tiles, write_tiles_h5
 
 from thinsection.errors import DatasetError
+from thinsection.probe.config import DataSection
 from thinsection.probe.data.files import find_tile_files, read_embeddings, slide_files
 from thinsection.probe.data.images import (
-    BRACS_CLASSES,
-    BREAKHIS_CLASSES,
-    breakhis_patient,
     class_and_mean,
     embed_images,
     embed_rows,
     image_batches,
-    load_bracs,
-    load_breakhis,
-    load_folder,
-    load_mhist,
-    load_pcam,
+    load_images,
 )
 from thinsection.probe.data.load import load_manifest
 from thinsection.probe.data.sets import ImageRef
+
+BRACS_CLASSES = ("0_N", "1_PB", "2_UDH", "3_FEA", "4_ADH", "5_DCIS", "6_IC")
+BREAKHIS_CLASSES = {
+    **{"fibroadenoma": "benign", "tubular_adenoma": "benign"},
+    **{"ductal_carcinoma": "malignant", "mucinous_carcinoma": "malignant"},
+}
 
 
 def image(path: Path, value: int = 100, size: tuple[int, int] = (7, 5)) -> Path:
@@ -55,7 +55,7 @@ def test_folders_with_splits_are_read_and_test_is_never_opened(tmp_path: Path) -
             image(tmp_path / split / name / "1.png", value)
     (tmp_path / "test" / "a").mkdir(parents=True)
     (tmp_path / "test" / "a" / "1.png").write_text("opening this would fail")
-    data = load_folder(tmp_path)
+    data = load_images("folder", tmp_path)
     assert data.class_names == ("a", "b")
     tiles = embed_rows(data, ColourEncoder())
     np.testing.assert_array_equal(tiles.train.embeddings[:, 0], [10, 10])
@@ -66,7 +66,7 @@ def test_folders_with_splits_are_read_and_test_is_never_opened(tmp_path: Path) -
 def test_folders_without_splits_let_a_stratified_fold_validate(tmp_path: Path) -> None:
     for i in range(12):
         image(tmp_path / f"class{i % 2}" / f"{i}.png")
-    data = load_folder(tmp_path)
+    data = load_images("folder", tmp_path)
     assert list(map(len, data.fold)) == [8, 4]
     assert sorted(data.labels[data.fold[1]]) == [0, 0, 1, 1]
     assert "stratified fold 0 of 3" in data.facts["split_rule"]
@@ -77,9 +77,9 @@ def test_a_folder_of_another_kind_says_what_is_there_and_what_was_looked_for(
 ) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(DatasetError, match=r"got notes.txt in .*looked for train/<class>/\* and"):
-        load_folder(tmp_path)
+        load_images("folder", tmp_path)
     with pytest.raises(DatasetError, match="nothing: no such folder"):
-        load_folder(tmp_path / "absent")
+        load_images("folder", tmp_path / "absent")
 
 
 def test_images_of_other_sizes_end_a_batch_and_keep_their_order(tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ def test_bracs_has_its_seven_classes_in_order(tmp_path: Path) -> None:
     for split in ("train", "val"):
         for name in BRACS_CLASSES:
             image(base / split / name / f"BRACS_{name}.png")
-    data = load_bracs(tmp_path)
+    data = load_images("bracs", tmp_path)
     assert data.class_names == BRACS_CLASSES
     np.testing.assert_array_equal(data.labels[data.fold[1]], range(7))
     assert {data.images[i].path.parent.parent.name for i in data.fold[1]} == {"val"}
     (base / "val" / "3_FEA" / "BRACS_3_FEA.png").unlink()
     with pytest.raises(DatasetError, match=r"looked for .*3_FEA"):
-        load_bracs(tmp_path)
+        load_images("bracs", tmp_path)
 
 
 def test_breakhis_takes_four_classes_at_40x_and_keeps_patients_apart(tmp_path: Path) -> None:
@@ -132,17 +132,22 @@ def test_breakhis_takes_four_classes_at_40x_and_keeps_patients_apart(tmp_path: P
                     file = f"{slide}-{zoom}-001.png"
                     image(base / group / "SOB" / name / slide / f"{zoom}X" / file)
     image(base / "benign" / "SOB" / "adenosis" / "s" / "40X" / "SOB_B_A-14-1-40-001.png")
-    data = load_breakhis(tmp_path)
+    data = load_images("breakhis", tmp_path)
     assert data.class_names == tuple(sorted(BREAKHIS_CLASSES))
-    train, val = ({breakhis_patient(data.images[i].path.name) for i in rows} for rows in data.fold)
-    assert len(train) + len(val) == 24
+    assert data.groups is not None
+    train, val = ({data.groups.of_row[i] for i in rows} for rows in data.fold)
+    assert train | val == {f"14-{c}{patient}00" for c in range(4) for patient in range(6)}
     assert not train & val
     assert sum(map(len, data.fold)) == len(data.images) == 48
 
 
-def test_a_breakhis_file_of_another_form_is_refused() -> None:
-    with pytest.raises(DatasetError, match="BreaKHis file must be named"):
-        breakhis_patient("image_1.png")
+def test_a_breakhis_file_of_another_form_is_refused(tmp_path: Path) -> None:
+    for name, group in BREAKHIS_CLASSES.items():
+        image(tmp_path / group / "SOB" / name / "s" / "40X" / "image_1.png")
+    with pytest.raises(
+        DatasetError, match=r"BreaKHis file must be named as .*got 'benign/SOB/fibr"
+    ):
+        load_images("breakhis", tmp_path)
 
 
 def test_mhist_takes_only_the_train_partition(tmp_path: Path) -> None:
@@ -152,7 +157,7 @@ def test_mhist_takes_only_the_train_partition(tmp_path: Path) -> None:
         rows.append(f"MHIST_{i}.png,{'SSA' if i % 2 else 'HP'},3,train")
     rows.append("MHIST_sealed.png,SSA,7,test")  # is not even on disk
     (tmp_path / "annotations.csv").write_text("\n".join(rows))
-    data = load_mhist(tmp_path)
+    data = load_images("mhist", tmp_path)
     assert data.class_names == ("HP", "SSA")
     assert list(map(len, data.fold)) == [8, 4]
 
@@ -163,11 +168,11 @@ def test_pcam_reads_rows_of_its_hdf5_files(tmp_path: Path) -> None:
             file["x"] = np.arange(n)[:, None, None, None] * np.ones((1, 96, 96, 3), np.uint8)
         with h5py.File(tmp_path / f"camelyonpatch_level_2_split_{split}_y.h5", "w") as file:
             file["y"] = (np.arange(n) % 2).reshape(n, 1, 1, 1)
-    tiles = embed_rows(load_pcam(tmp_path), ColourEncoder(), batch_size=4)
+    tiles = embed_rows(load_images("pcam", tmp_path), ColourEncoder(), batch_size=4)
     np.testing.assert_array_equal(tiles.train.embeddings[:, 1], range(6))
     np.testing.assert_array_equal(tiles.val.labels, [0, 1, 0, 1])
     with pytest.raises(DatasetError, match=r"unzip .*looked for camelyonpatch_level_2_split_train"):
-        load_pcam(tmp_path / "absent")
+        load_images("pcam", tmp_path / "absent")
 
 
 def test_evas_manifest_is_read_and_its_test_rows_are_not(tmp_path: Path) -> None:
@@ -194,12 +199,13 @@ def test_a_manifest_picks_rows_of_one_embedding_file(tmp_path: Path) -> None:
     np.save(tmp_path / "all.npy", np.arange(12, dtype=np.float16).reshape(6, 2))
     text = "row,label,split\n5,b,train\n0,a,train\n2,a,val\n3,b,val\n"
     (tmp_path / "m.csv").write_text(text)
-    data = split_tiles(load_manifest(tmp_path / "m.csv", embeddings=tmp_path / "all.npy"))
+    section = DataSection(embeddings=tmp_path / "all.npy")
+    data = split_tiles(load_manifest(tmp_path / "m.csv", section))
     np.testing.assert_array_equal(data.train.embeddings, [[10, 11], [0, 1]])
     assert data.val.ids == ("m:2", "m:3")  # whichever file holds them
     (tmp_path / "m.csv").write_text(text + "6,a,val\n")
     with pytest.raises(DatasetError, match=r"row must lie in 0..5 of 'all.npy', got '6'"):
-        load_manifest(tmp_path / "m.csv", embeddings=tmp_path / "all.npy")
+        load_manifest(tmp_path / "m.csv", section)
 
 
 def test_a_manifest_of_images_is_an_image_set_with_numeric_labels_in_order(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_bach_is_split_by_patient_as_eva_has_it(tmp_path: Path) -> None:
     for name in ("Benign", "InSitu", "Invasive", "Normal"):
         for i in range(100):
             picture(tmp_path / "ICIAR2018_BACH_Challenge" / "Photos" / name / f"i{i:03}.tif")
-    data = images.load_bach(tmp_path)
+    data = images.load_images("bach", tmp_path)
     train, val = data.fold
     assert (len(train), len(val)) == (268, 132)
     assert not set(train) & set(val)
@@ -145,7 +145,7 @@ def test_crc_validates_on_its_second_part(tmp_path: Path) -> None:
         for name in ("ADI", "TUM"):
             for i in range(count):
                 picture(tmp_path / part / name / f"{i}.tif")
-    data = images.load_crc(tmp_path)
+    data = images.load_images("crc", tmp_path)
     assert [len(rows) for rows in data.fold] == [6, 4]
     assert data.class_names == ("ADI", "TUM")
 
@@ -155,12 +155,12 @@ def test_unitopatho_goes_by_its_tables(tmp_path: Path) -> None:
         picture(tmp_path / "800" / "HP" / f"{i}.png")
     write_text(tmp_path / "800" / "train.csv", "image_id,top_label\n0.png,0\n1.png,3\n2.png,0\n")
     write_text(tmp_path / "800" / "test.csv", "image_id,top_label\n3.png,5\n")
-    data = images.load_unitopatho(tmp_path)
+    data = images.load_images("unitopatho", tmp_path)
     assert [len(rows) for rows in data.fold] == [3, 1]
     assert data.labels.tolist() == [0, 3, 0, 5]
     write_text(tmp_path / "800" / "test.csv", "image_id,top_label\n9.png,5\n")
     with pytest.raises(DatasetError, match=r"image must exist, got \['9.png'\], named in"):
-        images.load_unitopatho(tmp_path)
+        images.load_images("unitopatho", tmp_path)
 
 
 def test_gleason_validates_on_one_array_and_leaves_the_test_array_shut(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_gleason_validates_on_one_array_and_leaves_the_test_array_shut(tmp_path:
     for name in ("ZT111/ZT111_1_A_1_0_2", "ZT199/ZT199_1_A_1_0_0", "ZT76/ZT76_1_A_1_0_3"):
         picture(folder / f"{name}.jpg")
     picture(tmp_path / "test_patches_750" / "patho_1" / "ZT80_1_A_1_0_1.jpg")
-    data = images.load_gleason(tmp_path)
+    data = images.load_images("gleason", tmp_path)
     assert data.labels.tolist() == [2, 0, 3]
     assert [rows.tolist() for rows in data.fold] == [[0, 1], [2]]
 

@@ -6,10 +6,8 @@ Any other table, or a list of nanopath's: slide_id, optional case_id, split and 
 `label`, or `event` and `time`.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import numpy.typing as npt
 from thinsection.errors import ConfigError, DatasetError, importing, require, rewording
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data import files
-from thinsection.probe.data.files import TEST, TRAIN, TextRow, check, read_embeddings, split_name
+from thinsection.probe.data.files import TEST, TRAIN, TextRow, check, split_name
 from thinsection.probe.data.sets import CaseSet, Embeddings, SurvivalSet
 from thinsection.probe.groups import CASE_COLUMNS, Groups, group_rows
 from thinsection.probe.protocol import Protocol
@@ -58,33 +56,19 @@ def load_case_table(
     """A Patho-Bench task folder, or a table whose `sample` ('case', 'slide') has a vector each."""
     if path.is_dir():
         return _pathobench(path, protocol, survival=survival)
-    columns = ("event", "time") if survival else ("label",)
-    rows = files.read_rows(path, ())
-    if rows[0].keys() >= PANDA:  # without the labels that PANDA's winners found noisy, as in eva
-        kept = [r for r in rows if r.get("noise_ratio_10", "0") in ("0", "0.0")]
-        rows = [{"slide_id": r["image_id"], "label": r["isup_grade"]} for r in kept]
-    files.require_columns(rows[0], ("slide_id", *columns), path)
-    if "split" in rows[0] and held_out != TEST:
-        rows = [r for r in rows if split_name(r["split"], str(path)) != TEST]
-    elif held_out == TEST:
-        check(
-            "split" in rows[0], "table must have a split with test rows", f"none in {path.name!r}"
-        )
-        splits = files.held_out_splits([split_name(r["split"], path.name) for r in rows], TEST)
-        rows = [{**r, "fold_test": s or ""} for r, s in zip(rows, splits, strict=True)]
+    columns, listed = ("event", "time") if survival else ("label",), files.read_rows(path, ())
+    if listed[0].keys() >= PANDA:  # without the labels that PANDA's winners found noisy, as in eva
+        kept = [r for r in listed if r.get("noise_ratio_10", "0") in ("0", "0.0")]
+        listed = [{"slide_id": r["image_id"], "label": r["isup_grade"]} for r in kept]
+    files.require_columns(listed[0], ("slide_id", *columns), path)
+    rows = files.open_rows(listed, str(path), held_out)
+    if held_out == TEST:
+        rule = "table must have a split with test rows"
+        check("split" in rows[0], rule, f"none in {path.name!r}")
+        rows = [{**r, "fold_test": r["split"]} for r in rows]
     facts = {"table": path.name, "split_rule": "the protocol's folds"}
-    key = "slide_id" if sample == "slide" else None
-    cases = _group(rows, key, columns, name=path.stem, facts=facts)
-    return _with_folds(cases, [c for c in rows[0] if c.startswith("fold_")], path)
-
-
-def _with_folds(cases: CaseTable, columns: Sequence[str], table: Path) -> CaseTable:
-    """The cases with the folds of these columns, if there are any."""
-    if not columns:
-        return cases
-    folds = tuple(_file_fold(cases.rows, column, table) for column in columns)
-    rule = f"the file's {len(folds)} fold{'s' * (len(folds) > 1)}"
-    return replace(cases, folds=folds, facts={**cases.facts, "split_rule": rule})
+    key = "slide_id" if sample == "slide" else ""
+    return _grouped(rows, key, columns, name=path.stem, facts=facts)
 
 
 def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
@@ -95,34 +79,23 @@ def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
     table, config_path = root / PATHOBENCH_TABLE, root / PATHOBENCH_CONFIG
     if not (table.is_file() and config_path.is_file()):
         raise files.unexpected(root, "a Patho-Bench task", [PATHOBENCH_TABLE, PATHOBENCH_CONFIG])
-    config = _read_yaml(config_path)
-    if not isinstance(task := config.get("task_col"), str):
-        found = f"{task!r} in {str(config_path)!r}"
-        raise DatasetError(f"config must have a text task_col, got {found}")
-    columns = (f"{task}_event", f"{task}_days") if survival else (task,)
+    config, where = _read_yaml(config_path), str(table)
+    task = config.get("task_col")
+    found = f"{task!r} in {str(config_path)!r}"
+    check(isinstance(task, str), "config must have a text task_col", found)
+    columns = (f"{task}_event", f"{task}_days") if survival else (str(task),)
     key = str(config.get("sample_col") or "case_id")
     rows = files.read_rows(table, (key, "slide_id", *columns))
-    fold_columns = [c for c in rows[0] if c.startswith("fold_")]
-    where = str(table)
-    check(fold_columns, "table must have fold_* columns", f"{list(rows[0])} in {where!r}")
-    first = fold_columns[0]
+    first = next((c for c in rows[0] if c.startswith("fold_")), "")
+    check(first, "table must have fold_* columns", f"{list(rows[0])} in {where!r}")
     trains = [r for r in rows if r[first] and split_name(r[first], where) == TRAIN]
-    kept, used = (rows, fold_columns) if protocol.file_folds else (trains, [])
+    kept = rows if protocol.file_folds else trains
     label_dict = {} if survival else config.get("label_dict") or {}
-    label_names = {str(k): str(v) for k, v in label_dict.items()}
     rule = f"training rows of {first}, then the protocol's folds"
     facts = {"task": task, "split_rule": rule, "sealed_rows_dropped": len(rows) - len(kept)}
-    name = f"{root.parent.name}/{root.name}"
-    cases = _group(kept, key, columns, name=name, facts=facts, label_names=label_names)
-    return _with_folds(cases, used, table)
-
-
-def _file_fold(rows: Sequence[TextRow], column: str, table: Path) -> Fold:
-    """The fold's training rows, and its held-out rows."""
-    training = np.array([split_name(r[column], str(table)) == TRAIN for r in rows])
-    found = f"{training.sum()} train of {len(rows)} in {str(table)!r}"
-    check({*training} == {True, False}, f"{column} must hold train and held-out rows", found)
-    return np.flatnonzero(training), np.flatnonzero(~training)
+    known: dict[str, Any] = {"name": f"{root.parent.name}/{root.name}", "facts": facts}
+    known["label_names"] = {str(k): str(v) for k, v in label_dict.items()}
+    return _grouped(kept, key, columns, folded=protocol.file_folds, **known)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -135,33 +108,62 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
-def _group(
-    rows: Sequence[TextRow], key: str | None, columns: tuple[str, ...], **known: Any
+def _grouped(
+    rows: Sequence[TextRow],
+    key: str,
+    columns: tuple[str, ...],
+    *,
+    name: str,
+    facts: dict[str, Any],
+    folded: bool = True,
+    **known: Any,
 ) -> CaseTable:
-    """One entry per case (or value of `key`); its rows must agree on its label and folds."""
-    name, cases = known["name"], defaultdict[str, list[TextRow]](list)
+    """One entry per case (or value of `key`); its rows must agree on its label and folds.
+
+    The folds are the table's, where it has some and they are asked for.
+    """
     check(rows, "table must leave cases to train on", f"none in {name!r}")
-    slide_rows = [(slide, row) for row in rows for slide in _slide_ids(row["slide_id"])]
+    slides_of = [_slide_ids(row["slide_id"]) for row in rows]
     column = next((c for c in CASE_COLUMNS if c in rows[0]), None)
-    of_slides = [row[column] for _, row in slide_rows] if column else ()
-    whose = group_rows([slide for slide, _ in slide_rows], of_slides, where=repr(name))
+    listed = [(slide, row) for row, slides in zip(rows, slides_of, strict=True) for slide in slides]
+    of_slides = [row[column] for _, row in listed] if column else ()
+    whose = group_rows([slide for slide, _ in listed], of_slides, where=repr(name))
     patients: dict[str, str] = {}  # of the cases
-    for (_, row), patient in zip(slide_rows, whose.of_row, strict=True):
+    slides: dict[str, list[str]] = {}
+    first: dict[str, TextRow] = {}
+    fold_columns = [c for c in rows[0] if c.startswith("fold_")]
+    for (slide, row), patient in zip(listed, whose.of_row, strict=True):
         case = (row[key] if key else "") or patient
         patients.setdefault(case, patient)
-        if not (cases[case] and cases[case][-1] is row):  # a row may list several slides
-            cases[case].append(row)
-    agree = [*columns, *(c for c in rows[0] if c.startswith("fold_"))]
-    for (case, group), column in product(cases.items(), agree):
-        values = list(dict.fromkeys(r[column] for r in group))
-        found = f"{values[0]!r} and {values[-1]!r} for {case!r} in {name!r}"
-        rule = f"{column} must be the same in all rows of a case"
-        check(len(values) == 1, rule, f"{found}; or pass --sample slide")
-    groups = cases.values()
-    slides = tuple(tuple(s for r in rows for s in _slide_ids(r["slide_id"])) for rows in groups)
-    first = tuple(rows[0] for rows in groups)
-    known |= {"slides": slides, "groups": Groups(whose.unit, tuple(patients.values()))}
-    return CaseTable(ids=tuple(cases), rows=first, columns=columns, **known)
+        slides.setdefault(case, []).append(slide)
+        known_row = first.setdefault(case, row)
+        for c in (*columns, *fold_columns):
+            found = f"{known_row[c]!r} and {row[c]!r} for {case!r} in {name!r}"
+            rule = f"{c} must be the same in all rows of a case"
+            check(known_row[c] == row[c], rule, f"{found}; or pass --sample slide")
+    used = fold_columns if folded else []
+    folds = tuple(_file_fold([*first.values()], c, name) for c in used) or None
+    if folds:
+        facts = {**facts, "split_rule": f"the file's {len(folds)} fold{'s' * (len(folds) > 1)}"}
+    return CaseTable(
+        name=name,
+        ids=tuple(first),
+        slides=tuple(map(tuple, slides.values())),
+        rows=tuple(first.values()),
+        columns=columns,
+        groups=Groups(whose.unit, tuple(patients.values())),
+        folds=folds,
+        facts=facts,
+        **known,
+    )
+
+
+def _file_fold(rows: Sequence[TextRow], column: str, name: str) -> Fold:
+    """The fold's training rows, and its held-out rows."""
+    training = np.array([split_name(r[column], name) == TRAIN for r in rows])
+    found = f"{training.sum()} train of {len(rows)} in {name!r}"
+    check({*training} == {True, False}, f"{column} must hold train and held-out rows", found)
+    return np.flatnonzero(training), np.flatnonzero(~training)
 
 
 def _slide_ids(text: str) -> list[str]:
@@ -170,11 +172,12 @@ def _slide_ids(text: str) -> list[str]:
     return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
 
 
-def _asked(config: ProbeConfig) -> dict[str, Any]:
-    if config.data.test is not None:
-        got = f"{str(config.data.test)!r}; list it in the table as split test, with --held-out test"
-        raise ConfigError(f"test must be a cohort of tiles, got {got}")
-    return {"sample": config.data.sample, "held_out": config.data.held_out}
+def _asked(path: Path, config: ProbeConfig, *, survival: bool) -> CaseTable:
+    data = config.data
+    got = f"{str(data.test)!r}; list it in the table as split test, with --held-out test"
+    require(data.test is None, "test must be a cohort of tiles", got, error=ConfigError)
+    known: dict[str, Any] = {"sample": data.sample, "held_out": data.held_out}
+    return load_case_table(path, config.protocol, survival=survival, **known)
 
 
 def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
@@ -182,24 +185,17 @@ def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
 
     Memory: one slide's embeddings + 4 n D.
     """
-    table = load_case_table(path, config.protocol, survival=False, **_asked(config))
+    table = _asked(path, config, survival=False)
     known, values = table.label_names, [r[table.columns[0]] for r in table.rows]
     # pandas writes whole numbers of a column with gaps as '1.0'
     texts = [known.get(v) or known.get(v.removesuffix(".0"), v) for v in values]
-    if not known:
-        names, labels = files.encode_labels(texts, table.name)
-    else:
-        names = tuple(known.values())
-        for text in sorted(set(texts)):
-            rule = f"label must be one of {', '.join(names)}"
-            check(text in names, rule, f"{text!r} in {table.name!r}")
-        labels = np.array([names.index(t) for t in texts], dtype=np.int64)
+    names, labels = files.encode_labels(texts, repr(table.name), tuple(known.values()))
     return CaseSet(class_names=names, labels=labels, **_common(table, config))
 
 
 def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
     """Cases with event and time; memory as of `load_cases`."""
-    table = load_case_table(path, config.protocol, survival=True, **_asked(config))
+    table = _asked(path, config, survival=True)
     event_column, time_column = table.columns
     try:
         event = np.array([_FLAGS[r[event_column].lower()] for r in table.rows])
@@ -218,11 +214,10 @@ def _common(table: CaseTable, config: ProbeConfig) -> dict[str, Any]:
         raise ConfigError(f"embeddings must be a folder of slides, got {folder}; {remedy}")
     by_slide = files.slide_files(folder, [s for slides in table.slides for s in slides])
     of_case = tuple(tuple(by_slide[s] for s in slides) for slides in table.slides)
-    names = ("name", "ids", "folds", "facts", "groups")
-    shared = {name: getattr(table, name) for name in names}
+    shared = {name: getattr(table, name) for name in ("name", "ids", "folds", "groups")}
     shared["facts"] = {**table.facts, **files.probed(next(iter(by_slide.values())))}
     shared["allow_leakage"] = config.data.allow_leakage
-    return {**shared, "files": of_case, "vectors": mean_vectors(of_case, read_embeddings)}
+    return {**shared, "files": of_case, "vectors": mean_vectors(of_case, files.read_embeddings)}
 
 
 def mean_vectors(files_of_case: Sequence[Sequence[Path]], read: ReadEmbeddings) -> Embeddings:

@@ -8,7 +8,6 @@ them is flat, `<slide_id>.h5`; of a results folder (ours, or TRIDENT's) the one 
 import csv
 import json
 import pickle
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,9 @@ import numpy.typing as npt
 from thinsection.config import nearest
 from thinsection.errors import DatasetError, importing, require, rewording
 from thinsection.pipeline.records import RECORDS
-from thinsection.probe.data.sets import Embeddings, Labels
-from thinsection.probe.statistics import Fold
+from thinsection.probe.data.sets import Embeddings, LabelledRows, Labels
+from thinsection.probe.groups import table_groups
+from thinsection.probe.statistics import Fold, first_fold
 from thinsection.slide.readers import slide_suffixes
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
 from thinsection.store.tiles_h5 import read_tiles
@@ -31,14 +31,14 @@ TRAIN, VAL, TEST = "train", "val", "test"
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".json")
 FOLDS = 3  # where data bring no split: one of so many validates
 _WORDS = {TRAIN: "train training", VAL: "val valid validation dev", TEST: "test testing"}
+SPLITS = {word: name for name, words in _WORDS.items() for word in words.split()}
 _LISTED = {
     **{"images": "path", "labels": "label", "events": "event", "days": "time"},
-    **{"case_ids": "case_id", "case_slides": "slide_id", "slides": "slide_id"},
-    "slide_ids": "slide_id",
+    **{"case_ids": "case_id", **dict.fromkeys(("case_slides", "slides", "slide_ids"), "slide_id")},
 }
-_SPLITS = {word: name for name, words in _WORDS.items() for word in words.split()}
 RUN_FOLDERS = (SLIDES, RECORDS)  # with both a folder is a run's, whatever else it holds
 KINDS = ("features", "slide_features")  # of tiles; else of slides
+H5_SUFFIXES = (".h5", ".hdf5")
 check = partial(require, error=DatasetError)
 
 
@@ -47,11 +47,10 @@ def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
     errors = (OSError, ValueError)  # pyarrow's errors and UnicodeDecodeError are such
     with rewording("table must be readable text", path, *errors, error=DatasetError):
         names, raw = _raw_rows(path)
-    columns = [name.strip() for name in names]
+    require_columns([name.strip() for name in names], required, path)
     rows = [
         {k.strip(): "" if v is None else str(v).strip() for k, v in r.items() if k} for r in raw
     ]
-    require_columns(columns, required, path)
     check(rows, "table must have rows", f"none in {str(path)!r}")
     return rows
 
@@ -60,26 +59,25 @@ def require_columns(columns: Iterable[str], required: Sequence[str], path: Path)
     """Raises DatasetError: a table lacks a column; it says what is there."""
     there = [*columns]
     for name in required:
-        got = (
-            f"{', '.join(there) or 'none'} in {str(path)!r}{nearest(name, there) if there else ''}"
-        )
+        near = nearest(name, there) if there else ""
+        got = f"{', '.join(there) or 'none'} in {str(path)!r}{near}"
         check(name in there, f"table must have the column {name!r}", got)
 
 
 def _raw_rows(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
     """Column names and rows as they are in the file."""
     suffix = path.suffix.lower()
-    if suffix not in (".parquet", ".json"):
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, delimiter="\t" if suffix == ".tsv" else ",")
-            return reader.fieldnames or (), list(reader)
+    if suffix == ".parquet":
+        with importing("Parquet tables need pyarrow", "export"):
+            from pyarrow import parquet
+        table = parquet.read_table(path)
+        return table.column_names, table.to_pylist()
     if suffix == ".json":
         rows = _listed(json.loads(path.read_text(encoding="utf-8")), path)
         return [*dict.fromkeys(name for row in rows for name in row)], rows
-    with importing("Parquet tables need pyarrow", "export"):
-        from pyarrow import parquet
-    table = parquet.read_table(path)
-    return table.column_names, table.to_pylist()
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, delimiter="\t" if suffix == ".tsv" else ",")
+        return reader.fieldnames or (), list(reader)
 
 
 def _listed(task: Any, path: Path) -> list[dict[str, Any]]:
@@ -108,18 +106,24 @@ def _listed(task: Any, path: Path) -> list[dict[str, Any]]:
 def split_name(text: str, where: str) -> str:
     """'train', 'val' or 'test' of what a file calls it; raises DatasetError for another word."""
     word = text.strip().lower()
-    check(word in _SPLITS, "split must be train, val or test", f"{text!r} in {where}")
-    return _SPLITS[word]
+    check(word in SPLITS, "split must be train, val or test", f"{text!r} in {where}")
+    return SPLITS[word]
 
 
-def held_out_splits(splits: Sequence[str | None], held_out: str) -> list[str | None]:
-    """The splits with the test rows as val, and all others as train, where `held_out` is test."""
+def open_rows(rows: Sequence[TextRow], where: str, held_out: str = VAL) -> list[TextRow]:
+    """The rows with their split in our words, without those of test: they stay shut.
+
+    Where `held_out` is test, its rows are val and all others train.
+    """
+    if not rows or "split" not in rows[0]:
+        return [*rows]
+    named = [{**r, "split": split_name(r["split"], where)} for r in rows]
     if held_out == VAL:
-        return [*splits]
-    return [s and (VAL if s == TEST else TRAIN) for s in splits]
+        return [r for r in named if r["split"] != TEST]
+    return [{**r, "split": VAL if r["split"] == TEST else TRAIN} for r in named]
 
 
-def split_fold(splits: Sequence[str | None], where: str, remedy: str = "") -> Fold:
+def split_fold(splits: Sequence[str], where: str, remedy: str = "") -> Fold:
     """Rows of train and of val; raises DatasetError where one of them has none."""
     train, val = (np.flatnonzero(np.array(splits) == name) for name in (TRAIN, VAL))
     found = f"{len(train)} and {len(val)} in {where}{remedy}"
@@ -127,7 +131,9 @@ def split_fold(splits: Sequence[str | None], where: str, remedy: str = "") -> Fo
     return train, val
 
 
-def encode_labels(texts: Sequence[str], where: str) -> tuple[tuple[str, ...], Labels]:
+def encode_labels(
+    texts: Sequence[str], where: str, class_names: Sequence[str] = ()
+) -> tuple[tuple[str, ...], Labels]:
     """(class names, labels): names sorted, as numbers where all are; labels are their ranks."""
     if "" in texts:
         row = texts.index("")
@@ -135,8 +141,39 @@ def encode_labels(texts: Sequence[str], where: str) -> tuple[tuple[str, ...], La
     distinct = sorted(set(texts))
     if all(t.removeprefix("-").isdigit() for t in distinct):
         distinct.sort(key=int)
-    index = {name: i for i, name in enumerate(distinct)}
-    return tuple(distinct), np.array([index[t] for t in texts], dtype=np.int64)
+    names = tuple(class_names or distinct)
+    for text in distinct:
+        check(text in names, f"label must be one of {', '.join(names)}", f"{text!r} in {where}")
+    index = {name: i for i, name in enumerate(names)}
+    return names, np.array([index[t] for t in texts], dtype=np.int64)
+
+
+def label_rows(
+    rows: Sequence[TextRow],
+    name: str,
+    *,
+    where: str,
+    seed: int,
+    class_names: Sequence[str] = (),
+    rule: str = "split column",
+    **content: Any,
+) -> LabelledRows:
+    """The one way from rows (label[, split, case_id, slide_id]) to classes, groups and a fold.
+
+    Without a split one of FOLDS validates; `rule` tells of what is given, {} of what is drawn.
+    """
+    names, labels = encode_labels([r["label"] for r in rows], where, class_names)
+    groups, splits = table_groups(rows, where), [r.get("split", "") for r in rows]
+    if not rows or any(splits):
+        every = "split must be given for every labelled region or tile, or for none"
+        check(all(splits), every, f"some in {where}")
+        remedy = f"; leave the column out to have one of {FOLDS} folds validate"
+        fold = split_fold(splits, where, remedy)
+    else:
+        fold, drawn = first_fold(labels, groups, folds=FOLDS, seed=seed, class_names=names)
+        rule = rule.format(drawn) if "{}" in rule else drawn
+    content["facts"] = {"split_rule": rule, **content.get("facts", {})}
+    return LabelledRows(name, names, labels, fold, groups=groups, **content)
 
 
 def unexpected(root: Path, kind: str, looked_for: Sequence[str]) -> DatasetError:
@@ -175,7 +212,7 @@ def _torch_tensor(path: Path) -> npt.NDArray:
 
 
 _READERS: dict[str, Callable[[Path], npt.NDArray]] = {
-    **{".h5": _h5_features, ".hdf5": _h5_features},
+    **dict.fromkeys(H5_SUFFIXES, _h5_features),
     **{".npy": np.load, ".pt": _torch_tensor},
 }
 EMBEDDING_SUFFIXES = tuple(_READERS)
@@ -191,44 +228,36 @@ def read_embeddings(path: Path) -> Embeddings:
     check(suffix in _READERS, f"embeddings must be in {', '.join(_READERS)}", shown)
     with rewording("embeddings must be readable", path, OSError, ValueError, error=DatasetError):
         array = _READERS[suffix](path)
-    if array.ndim == 1:
-        array = array[None]
-    if array.ndim == 3 and len(array) == 1:  # TRIDENT's batch axis
-        array = array[0]
+    array = array[None] if array.ndim == 1 else array
+    array = array[0] if array.ndim == 3 and len(array) == 1 else array  # TRIDENT's batch axis
     fits = array.ndim == 2 and np.issubdtype(array.dtype, np.floating)
     check(fits, "embeddings must be floats (N, D)", f"{array.dtype} {array.shape} in {shown}")
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> Embeddings:
-    """One row per entry, each file opened once."""
-    by_path = defaultdict(list)
+    """One row per entry ('' of a file of one), each file opened once."""
+    by_path: dict[Path, list[int]] = {}
     for i, path in enumerate(paths):
-        by_path[path].append(i)
-    out: Embeddings | None = None
+        by_path.setdefault(path, []).append(i)
+    out = np.empty((0, 0), dtype=np.float32)
     for path, entries in by_path.items():
         array = read_embeddings(path)
-        dim = array.shape[1]
-        if out is None:
-            out = np.empty((len(paths), dim), dtype=np.float32)
+        n, dim = array.shape
+        out = out if out.size else np.empty((len(paths), dim), dtype=np.float32)
         found = f"{dim} after {out.shape[1]} in {str(path)!r}"
         check(dim == out.shape[1], "embeddings must have the same D", found)
-        out[entries] = array[[_row_index(rows[i], len(array), path, table) for i in entries]]
-    assert out is not None  # a table has rows
+        for i in entries:
+            text = rows[i] or ("0" if n == 1 else "")
+            rule = f"row must lie in 0..{n - 1} of {path.name!r}"
+            check(text.isdigit() and int(text) < n, rule, f"{text!r} in {str(table)!r}")
+            out[i] = array[int(text)]
     return out
-
-
-def _row_index(text: str, count: int, path: Path, table: Path) -> int:
-    if not text and count == 1:
-        return 0
-    rule = f"row must lie in 0..{count - 1} of {path.name!r}"
-    check(text.isdigit() and int(text) < count, rule, f"{text!r} in {str(table)!r}")
-    return int(text)
 
 
 def probed(path: Path) -> dict[str, Any]:
     """What a file of embeddings says of its encoder and its tiles; {} where it says nothing."""
-    if path.suffix.lower() not in (".h5", ".hdf5"):
+    if path.suffix.lower() not in H5_SUFFIXES:
         return {}
     import h5py
 
@@ -271,10 +300,9 @@ def _features(path: Path, kind: str) -> list[Path]:
 
 def known_patient(path: Path, slide_id: str) -> str:
     """The patient that the results folder around a slide's file knows; '' where it has none."""
-    for folder in path.parents[1:3]:  # of <grid>/features_<encoder>/<slide_id>.h5
-        if patient := load_ledger(folder, slide_id).slide.get("patient_id"):
-            return str(patient)
-    return ""
+    around = path.parents[1:3]  # of <grid>/features_<encoder>/<slide_id>.h5
+    known = (load_ledger(folder, slide_id).slide.get("patient_id") for folder in around)
+    return str(next(filter(None, known), ""))
 
 
 def find_tile_files(path: Path) -> list[Path]:
@@ -282,31 +310,30 @@ def find_tile_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     folder = features_folder(path, "features")
-    found = sorted(folder.glob("*.h5"))
     looked_for = "<slide_id>.h5 and */features_<encoder>/<slide_id>.h5"
     got = f"none in {str(folder)!r}; looked for {looked_for}"
-    check(found, "data must hold tile embeddings", got)
+    check(found := sorted(folder.glob("*.h5")), "data must hold tile embeddings", got)
     return found
 
 
 def slide_files(folder: Path, slide_ids: Sequence[str]) -> dict[str, Path]:
     """The embeddings file of each slide: <id>.h5|.npy|.pt, with or without the slide's suffix."""
-    folder = features_folder(folder, *KINDS)
-    tried = {slide_id: _candidates(folder, slide_id) for slide_id in slide_ids}
-    found = {s: p for s, paths in tried.items() if (p := next(filter(Path.is_file, paths), None))}
-    if missing := [s for s in tried if s not in found]:
-        names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        looked_for = ", ".join(str(p.relative_to(folder)) for p in tried[missing[0]])
-        got = f"none for {len(missing)} of {len(tried)} ({names}); looked for {looked_for}"
+    folder, kept = features_folder(folder, *KINDS), (*slide_suffixes(), *EMBEDDING_SUFFIXES)
+    found, missing = dict[str, Path](), dict[str, list[Path]]()
+    for slide_id in slide_ids:
+        suffix = Path(slide_id).suffix  # tables often keep it
+        names = [slide_id, slide_id.removesuffix(suffix)] if suffix.lower() in kept else [slide_id]
+        tried = [folder / f"{name}{of_file}" for name in names for of_file in EMBEDDING_SUFFIXES]
+        if there := next(filter(Path.is_file, tried), None):
+            found[slide_id] = there
+        else:
+            missing[slide_id] = tried
+    if missing:
+        some = ", ".join([*missing][:3]) + (", ..." if len(missing) > 3 else "")
+        looked_for = ", ".join(str(p.relative_to(folder)) for p in next(iter(missing.values())))
+        got = f"none for {len(missing)} of {len({*slide_ids})} ({some}); looked for {looked_for}"
         raise DatasetError(f"each slide must have embeddings in {str(folder)!r}, got {got}")
     return found
-
-
-def _candidates(folder: Path, slide_id: str) -> list[Path]:
-    names, suffix = [slide_id], Path(slide_id).suffix
-    if suffix.lower() in (*slide_suffixes(), *EMBEDDING_SUFFIXES):  # tables often keep it
-        names.append(slide_id.removesuffix(suffix))
-    return [folder / f"{name}{suffix}" for name in names for suffix in EMBEDDING_SUFFIXES]
 
 
 def drawn_classes(path: Path) -> dict[str, npt.NDArray]:
@@ -314,11 +341,3 @@ def drawn_classes(path: Path) -> dict[str, npt.NDArray]:
     tiles, prefix = path.parent.parent / "tiles" / path.name, "class_"
     columns = read_tiles(tiles).columns if tiles.is_file() else {}
     return {n.removeprefix(prefix): c for n, c in columns.items() if n.startswith(prefix)}
-
-
-def drawn_labels(path: Path) -> dict[int, str]:
-    """By row of a file of embeddings the class that covers more than half of the tile."""
-    names, shares = zip(*classes.items()) if (classes := drawn_classes(path)) else ((), ())
-    most = np.max(shares, axis=0) if shares else np.zeros(0)
-    of_row = np.argmax(shares, axis=0) if shares else most
-    return {row: names[of_row[row]] for row in np.flatnonzero(most > 0.5).tolist()}

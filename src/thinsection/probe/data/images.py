@@ -3,21 +3,19 @@
 Official test splits stay shut. docs/probes.md tells what each layout looks for.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from thinsection.errors import DatasetError, rewording
 from thinsection.probe.data import files
-from thinsection.probe.data.files import FOLDS, TRAIN, VAL
-from thinsection.probe.data.sets import Embeddings, ImageRef, LabelledRows, Labels, TileSet
-from thinsection.probe.groups import group_rows
-from thinsection.probe.statistics import IndexArray, first_fold
+from thinsection.probe.data.files import SPLITS, TRAIN, VAL, TextRow, check, label_rows, read_rows
+from thinsection.probe.data.sets import Embeddings, ImageRef, LabelledRows, TileSet
+from thinsection.probe.statistics import IndexArray
 from thinsection.types import MIB, RgbArray
 
 if TYPE_CHECKING:
@@ -27,219 +25,180 @@ if TYPE_CHECKING:
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 BATCH_BYTES = 64 * MIB  # of decoded images at a time (one image may be larger)
-BRACS_CLASSES = ("0_N", "1_PB", "2_UDH", "3_FEA", "4_ADH", "5_DCIS", "6_IC")
-BREAKHIS_CLASSES = {
-    **{"fibroadenoma": "benign", "tubular_adenoma": "benign"},
-    **{"ductal_carcinoma": "malignant", "mucinous_carcinoma": "malignant"},
-}
-
-# rows that validate, of the 400 images in the order of their names
+# rows of BACH that validate, of the 400 images in the order of their names
 BACH_VAL = ((41, 59), (60, 90), (139, 169), (240, 258), (260, 273), (345, 368))
 
-Names = tuple[str, ...]
 Encode = Callable[[RgbArray], "torch.Tensor"]  # uint8 (B, H, W, 3) to (B, D)
+LabelledImage = tuple[ImageRef, TextRow]  # the row as a manifest would have it
 
 
-def load_folder(root: Path, *, seed: int = 1337) -> LabelledRows:
+class Layout(NamedTuple):
+    """How a dataset lies in its folder."""
+
+    kind: str  # in errors
+    looked_for: tuple[str, ...]  # patterns, something of each must be there
+    form: str = ""  # of a path: what names label, split, slide_id and case_id
+    val: str = ""  # the word for split that validates; all others train
+    rule: str = "eva's"  # of the split; {}: the one drawn
+    class_names: tuple[str, ...] = ()  # of numbers; (): the labels as they are
+    places: tuple[str, ...] = ("", "*")  # below the folder that is named
+    name: str = ""  # in results, where it is not the layout's
+
+
+def load_images(layout: str, root: Path, *, seed: int = 1337) -> LabelledRows:
+    """The labelled images of a dataset's folder, split as published, else drawn by patient.
+
+    Raises DatasetError: it shows what is there and what was looked for.
+    """
+    known = LAYOUTS[layout]
+    places = [p for place in known.places for p in (sorted(root.glob(place)) if place else [root])]
+    whole = (p for p in places if all(any(p.glob(pattern)) for pattern in known.looked_for))
+    if (base := next(whole, None)) is None:
+        raise files.unexpected(root, known.kind, known.looked_for)
+    found = [*_READERS.get(layout, _told)(base, known)]
+    rows, images = [row for _, row in found], [image for image, _ in found]
+    names = known.class_names or sorted({row["label"] for row in rows})
+    told: dict[str, Any] = {"class_names": names, "rule": known.rule, "images": images}
+    name = root.name if layout == "folder" else known.name or layout
+    return label_rows(rows, name, where=repr(str(base)), seed=seed, **told)
+
+
+def _told(base: Path, layout: Layout) -> Iterator[LabelledImage]:
+    """Images whose paths say what they are."""
+    for path in (path for pattern in layout.looked_for for path in sorted(base.glob(pattern))):
+        found = re.match(layout.form, place := path.relative_to(base).as_posix())
+        rule = f"{layout.kind} file must be named as {layout.form}"
+        row = {k: v or "" for k, v in found.groupdict().items()} if found else {}
+        check(row, rule, repr(place))
+        if "split" in row:
+            row["split"] = VAL if row["split"] == layout.val else TRAIN
+        if row["label"].isdigit():
+            row["label"] = layout.class_names[int(row["label"])]
+        yield ImageRef(path), row
+
+
+def _folders(base: Path, layout: Layout) -> Iterator[LabelledImage]:
     """Images in one folder per class, with or without split folders above."""
-    splits: dict[str, Path] = {}
-    for path in _folders(root):
-        with suppress(DatasetError):  # a class folder, not a split
-            splits[files.split_name(path.name, str(root))] = path
-    if TRAIN in splits and VAL in splits:
-        (names, *train), (val_names, *val) = (_class_folders(splits[s]) for s in (TRAIN, VAL))
-        if names != val_names or len(names) < 2:
-            found = f"{list(names)} and {list(val_names)} in {str(root)!r}"
-            raise DatasetError(f"train and val must hold the same >= 2 class folders, got {found}")
-        return _published(root.name, names, train, val, rule="folders")
-    names, images, labels = _class_folders(root)
-    if splits or len(names) < 2:
-        looked_for = ["train/<class>/* and val/<class>/*", "<class>/* (at least two classes)"]
-        raise files.unexpected(root, "one folder per class", looked_for)
-    fold, rule = first_fold(labels, None, folds=FOLDS, seed=seed, class_names=names)
-    return LabelledRows(root.name, names, labels, fold, {"split_rule": rule}, images=images)
+
+    def by_class(folder: Path) -> dict[str, list[Path]]:
+        paths = [p for p in sorted(folder.glob("*/*")) if p.suffix.lower() in IMAGE_SUFFIXES]
+        return {name: [*of] for name, of in groupby(paths, key=lambda p: p.parent.name)}
+
+    splits = {SPLITS.get(p.name.lower(), ""): p for p in sorted(base.glob("*/"))}
+    if {TRAIN, VAL} <= splits.keys():
+        found = {split: by_class(splits[split]) for split in (TRAIN, VAL)}
+        train, val = ([*of_split] for of_split in found.values())
+        rule = "train and val must hold the same >= 2 class folders"
+        check(train == val and len(train) >= 2, rule, f"{train} and {val} in {str(base)!r}")
+    else:
+        found = {"": by_class(base)}
+        if splits.keys() - {""} or len(found[""]) < 2:
+            looked_for = ["train/<class>/* and val/<class>/*", "<class>/* (at least two classes)"]
+            raise files.unexpected(base, layout.kind, looked_for)
+    for split, classes in found.items():
+        for label, paths in classes.items():
+            yield from ((ImageRef(path), {"label": label, "split": split}) for path in paths)
 
 
-def load_bracs(root: Path, *, seed: int = 1337) -> LabelledRows:
-    """BRACS regions of interest: train/ and val/ with seven class folders."""
-    del seed  # its split is published
-    places = [root, root / "BRACS_RoI" / "latest_version", root / "latest_version"]
-    base = next((p for p in places if (p / TRAIN).is_dir() and (p / VAL).is_dir()), None)
-    if base is None:
-        looked_for = [f"{split}/{BRACS_CLASSES[0]}/*.png" for split in (TRAIN, VAL)]
-        raise files.unexpected(root, "BRACS_RoI", looked_for)
-    parts = []
-    for folder in (base / TRAIN, base / VAL):
-        names, *part = _class_folders(folder)
-        if names != BRACS_CLASSES:
-            looked_for = [f"{name}/*.png" for name in BRACS_CLASSES]
-            raise files.unexpected(folder, "BRACS_RoI", looked_for)
-        parts.append(part)
-    data = _published("bracs", BRACS_CLASSES, *parts, rule="published train and val")
-    slides = ["_".join(image.path.name.split("_")[:2]) for image in data.images]  # BRACS_<slide>
-    return replace(data, groups=group_rows(slides, where=repr(str(base))))
+def _mhist(base: Path, layout: Layout) -> Iterator[LabelledImage]:
+    """Only rows of its 'train' partition."""
+    table, label = base / "annotations.csv", "Majority Vote Label"
+    for row in read_rows(table, ("Image Name", label, "Partition")):
+        if files.split_name(row["Partition"], str(table)) == TRAIN:
+            path = base / "images" / row["Image Name"]
+            check(path.is_file(), "image must exist", f"{str(path)!r}, named in {str(table)!r}")
+            yield ImageRef(path), {"label": row[label]}
 
 
-def load_breakhis(root: Path, *, seed: int = 1337) -> LabelledRows:
-    """BreaKHis at 40X, four classes, split by patient (SOB_B_F-14-14134-40-001.png: 14-14134)."""
-    tail = Path("histology_slides") / "breast"
-    places = [root / "BreaKHis_v1" / tail, root / tail, root]
-    base = next((p for p in places if (p / "benign").is_dir()), None)
-    looked_for = [f"{g}/SOB/{c}/*/40X/*.png" for c, g in BREAKHIS_CLASSES.items()]
-    if base is None:
-        raise files.unexpected(root, "BreaKHis_v1/histology_slides/breast", looked_for)
-    texts: dict[Path, str] = {}
-    for name, group in BREAKHIS_CLASSES.items():
-        found = sorted((base / group / "SOB" / name).glob("*/40X/*.png"))
-        if not found:
-            raise files.unexpected(base / group, "BreaKHis", looked_for)
-        texts |= dict.fromkeys(found, name)
-    names, labels = files.encode_labels([*texts.values()], str(base))
-    patients = [breakhis_patient(path.name) for path in texts]
-    groups = group_rows((), patients, where=repr(str(base)))
-    fold, rule = first_fold(labels, groups, folds=FOLDS, seed=seed, class_names=names)
-    facts, images = {"split_rule": rule}, [*map(ImageRef, texts)]
-    return LabelledRows("break_his", names, labels, fold, facts, images=images, groups=groups)
+def _unitopatho(base: Path, layout: Layout) -> Iterator[LabelledImage]:
+    """train.csv trains, test.csv validates, as in eva (by patient)."""
+    rows: dict[str, TextRow] = {}
+    for table, split in zip(layout.looked_for[1:], (TRAIN, VAL), strict=True):
+        for row in read_rows(base / table, ("image_id", "top_label")):
+            label = layout.class_names[int(row["top_label"])]
+            rows[row["image_id"]] = {"label": label, "split": split}
+    paths = sorted(base.glob(layout.looked_for[0]))
+    absent = sorted(rows.keys() - {path.name for path in paths})
+    check(not absent, "image must exist", f"{absent[:1]}, named in its tables")
+    yield from ((ImageRef(path), rows[path.name]) for path in paths if path.name in rows)
 
 
-def breakhis_patient(file_name: str) -> str:
-    """'14-14134' of 'SOB_B_F-14-14134-40-001.png' (a letter suffix names a slide: '14-14134E')."""
-    pieces = file_name.rsplit(".", 1)[0].split("-")
-    if len(pieces) != 5 or not pieces[0].startswith("SOB_"):
-        form = "SOB_<B|M>_<type>-<year>-<slide>-<zoom>-<number>"
-        raise DatasetError(f"BreaKHis file must be named {form}, got {file_name!r}")
-    return f"{pieces[1]}-{pieces[2].rstrip('ABCDEFGHIJKLMNOPQRSTUVWXYZ')}"
-
-
-def load_mhist(root: Path, *, seed: int = 1337) -> LabelledRows:
-    """MHIST: annotations.csv and images/; only rows of its 'train' partition."""
-    table, images = root / "annotations.csv", root / "images"
-    if not table.is_file() or not images.is_dir():
-        raise files.unexpected(root, "MHIST", ["annotations.csv", "images/MHIST_*.png"])
-    rows = files.read_rows(table, ("Image Name", "Majority Vote Label", "Partition"))
-    rows = [r for r in rows if files.split_name(r["Partition"], str(table)) == TRAIN]
-    names, labels = files.encode_labels([r["Majority Vote Label"] for r in rows], str(table))
-    paths = [images / r["Image Name"] for r in rows]
-    if absent := [str(path) for path in paths if not path.is_file()]:
-        raise DatasetError(f"image must exist, got {absent[0]!r}, named in {str(table)!r}")
-    fold, drawn = first_fold(labels, None, folds=FOLDS, seed=seed, class_names=names)
-    rule = f"published train partition, {drawn} validates"
-    refs = [*map(ImageRef, paths)]
-    return LabelledRows("mhist", names, labels, fold, {"split_rule": rule}, images=refs)
-
-
-def load_pcam(root: Path, *, seed: int = 1337) -> LabelledRows:
-    """PatchCamelyon's HDF5 files, unzipped."""
+def _pcam(base: Path, layout: Layout) -> Iterator[LabelledImage]:
+    """Rows of HDF5 files."""
     import h5py
 
-    del seed  # its split is published
-    names = [f"camelyonpatch_level_2_split_{s}_{p}.h5" for s in ("train", "valid") for p in "xy"]
-    paths = [root / name for name in names]
-    if not all(path.is_file() for path in paths):
-        raise files.unexpected(root, "PatchCamelyon (unzip *.h5.gz first)", names)
-    parts = []
-    for x, y in (paths[:2], paths[2:]):
+    paths = [base / name for name in layout.looked_for]
+    for split, x, y in zip((TRAIN, VAL), paths[::2], paths[1::2], strict=True):
         rule = "PCam file must hold 'x' or 'y'"
         whole = rewording(rule, x, OSError, KeyError, error=DatasetError)
         with whole, h5py.File(x, "r") as images, h5py.File(y, "r") as labels:
-            n, truth = len(images["x"]), np.asarray(labels["y"]).ravel().astype(np.int64)
+            n, truth = len(images["x"]), np.asarray(labels["y"]).ravel().tolist()
         found = f"{n} and {len(truth)} in {str(x)!r}"
-        files.check(n == len(truth), "x and y must have the same N", found)
-        parts.append(([ImageRef(x, row) for row in range(n)], truth))
-    return _published("pcam", ("normal", "metastasis"), *parts, rule="published train and valid")
+        check(n == len(truth), "x and y must have the same N", found)
+        shared = [{"label": name, "split": split} for name in layout.class_names]
+        yield from ((ImageRef(x, i), shared[label]) for i, label in enumerate(truth))
 
 
-def load_bach(root: Path, *, seed: int = 1337) -> LabelledRows:
-    """BACH's 400 microscopy images, split by patient as eva does."""
-    paths, classes = _sorted(root, "Photos/*/*.tif"), ("Benign", "InSitu", "Invasive", "Normal")
-    files.check(len(paths) == 400, "BACH must be 400 images", f"{len(paths)} in {str(root)!r}")
-    val = {paths[i] for span in BACH_VAL for i in range(*span)}
-    return _told("bach", classes, paths, val.__contains__, lambda p: classes.index(p.parent.name))
+def _bach(base: Path, layout: Layout) -> Iterator[LabelledImage]:
+    """400 microscopy images, split by patient as eva does."""
+    found, val = [*_told(base, layout)], {i for span in BACH_VAL for i in range(*span)}
+    check(len(found) == 400, "BACH must be 400 images", f"{len(found)} in {str(base)!r}")
+    for i, (image, row) in enumerate(found):
+        yield image, {**row, "split": VAL if i in val else TRAIN}
 
 
-def load_crc(root: Path, *, seed: int = 1337) -> LabelledRows:
-    """NCT-CRC-HE-100K trains, CRC-VAL-HE-7K (other patients) validates, as in eva."""
-    paths = _sorted(root, "NCT-CRC-HE-100K/*/*.tif") + _sorted(root, "CRC-VAL-HE-7K/*/*.tif")
-    names = tuple(sorted({path.parent.name for path in paths}))
-    of_val = lambda p: p.parts[-3] == "CRC-VAL-HE-7K"  # noqa: E731
-    return _told("crc", names, paths, of_val, lambda p: names.index(p.parent.name))
-
-
-def load_unitopatho(root: Path, *, seed: int = 1337) -> LabelledRows:
-    """UniToPatho at 800 µm: train.csv trains, test.csv validates, as in eva (by patient)."""
-    names, paths = (
-        ("HP", "NORM", "TA.HG", "TA.LG", "TVA.HG", "TVA.LG"),
-        _sorted(root, "800/**/*.png"),
-    )
-    columns = ("image_id", "top_label")
-    train, val = (
-        {r["image_id"]: int(r["top_label"]) for r in files.read_rows(root / "800" / name, columns)}
-        for name in ("train.csv", "test.csv")
-    )
-    label, there = train | val, {path.name for path in paths}
-    absent = sorted(label.keys() - there)
-    files.check(not absent, "image must exist", f"{absent[:1]}, named in its tables")
-    paths = [path for path in paths if path.name in label]
-    return _told("unitopatho", names, paths, lambda p: p.name in val, lambda p: label[p.name])
-
-
-def load_gleason(root: Path, *, seed: int = 1337) -> LabelledRows:
-    """Arvaniti's Gleason patches: array ZT76 validates, as in eva; the test array stays shut."""
-    paths = _sorted(root, "train_validation_patches_750/**/*.jpg")
-    names = ("benign", "Gleason 3", "Gleason 4", "Gleason 5")
-    of_val = lambda p: p.stem.startswith("ZT76_")  # noqa: E731
-    return _told("gleason", names, paths, of_val, lambda p: int(p.stem.rsplit("_", 1)[-1]))
-
-
-def _sorted(root: Path, pattern: str) -> list[Path]:
-    found = sorted(root.glob(pattern)) or sorted(root.glob(f"*/{pattern}"))
-    if not found:
-        raise files.unexpected(root, "the published folder", [pattern])
-    return found
-
-
-def _told(
-    name: str,
-    names: Names,
-    paths: Sequence[Path],
-    of_val: Callable[[Path], bool],
-    label: Callable[[Path], int],
-) -> LabelledRows:
-    """Images whose split and label their places tell."""
-    labels, val = np.array([*map(label, paths)]), np.array([*map(of_val, paths)])
-    fold = (np.flatnonzero(~val), np.flatnonzero(val))
-    return LabelledRows(
-        name, names, labels, fold, {"split_rule": "eva's"}, images=[*map(ImageRef, paths)]
-    )
-
-
-LAYOUTS: dict[str, Callable[..., LabelledRows]] = {
-    **{"folder": load_folder, "bracs": load_bracs, "breakhis": load_breakhis},
-    **{"mhist": load_mhist, "pcam": load_pcam, "bach": load_bach, "crc": load_crc},
-    **{"unitopatho": load_unitopatho, "gleason": load_gleason},
+_READERS = {"folder": _folders, "mhist": _mhist, "pcam": _pcam}
+_READERS |= {"unitopatho": _unitopatho, "bach": _bach}
+_BRACS = ("0_N", "1_PB", "2_UDH", "3_FEA", "4_ADH", "5_DCIS", "6_IC")
+_BREAKHIS = "histology_slides/breast"
+_FOUR = "benign/SOB/fibroadenoma benign/SOB/tubular_adenoma malignant/SOB/ductal_carcinoma "
+_FOUR += "malignant/SOB/mucinous_carcinoma"
+_MHIST = "published train partition, {} validates"
+_PCAM = "camelyonpatch_level_2_split_"
+LAYOUTS = {
+    "folder": Layout("one folder per class", (), rule="folders"),
+    "bracs": Layout(
+        "BRACS_RoI",
+        tuple(f"{split}/{name}/*.png" for split in (TRAIN, VAL) for name in _BRACS),
+        r"(?P<split>\w+)/(?P<label>\w+)/(?P<slide_id>[^_/]+_[^_/]+)",  # BRACS_<slide>_<type>_1.png
+        val=VAL,
+        rule="published train and val",
+        places=("", "BRACS_RoI/latest_version", "latest_version"),
+    ),
+    "breakhis": Layout(  # at 40X; SOB_B_F-14-14134E-40-001.png is of patient 14-14134
+        "BreaKHis",
+        tuple(f"{name}/*/40X/*.png" for name in _FOUR.split()),
+        r"\w+/SOB/(?P<label>\w+)/[^/]+/40X/SOB_[^-]*-(?P<case_id>[^-]+-[^-]*?)[A-Z]*-[^-]+-[^-]+$",
+        name="break_his",
+        places=("", f"BreaKHis_v1/{_BREAKHIS}", _BREAKHIS),
+    ),
+    "mhist": Layout("MHIST", ("annotations.csv", "images"), rule=_MHIST),
+    "pcam": Layout(
+        "PatchCamelyon (unzip *.h5.gz first)",
+        tuple(f"{_PCAM}{part}.h5" for part in ("train_x", "train_y", "valid_x", "valid_y")),
+        rule="published train and valid",
+        class_names=("normal", "metastasis"),
+    ),
+    "bach": Layout("BACH", ("Photos/*/*.tif",), "Photos/(?P<label>[^/]+)"),
+    "crc": Layout(
+        "CRC",
+        ("NCT-CRC-HE-100K/*/*.tif", "CRC-VAL-HE-7K/*/*.tif"),
+        "(?P<split>[^/]+)/(?P<label>[^/]+)",
+        "CRC-VAL-HE-7K",
+    ),
+    "unitopatho": Layout(
+        "UniToPatho at 800 µm",
+        ("800/**/*.png", "800/train.csv", "800/test.csv"),
+        class_names=("HP", "NORM", "TA.HG", "TA.LG", "TVA.HG", "TVA.LG"),
+    ),
+    "gleason": Layout(  # Arvaniti's, by array; the test array stays shut
+        "Gleason patches",
+        ("train_validation_patches_750/**/*.jpg",),
+        r"(?:.*/)?(?P<split>ZT\d+)_[^/]*_(?P<label>\d)\.jpg$",
+        "ZT76",
+        class_names=("benign", "Gleason 3", "Gleason 4", "Gleason 5"),
+    ),
 }
-
-
-def _published(name: str, names: Names, train: Any, val: Any, *, rule: str) -> LabelledRows:
-    """`train` and `val`: images and labels that their owners put apart."""
-    images, labels = [*train[0], *val[0]], np.concatenate([train[1], val[1]])
-    first, second = np.split(np.arange(len(images)), [len(train[0])])
-    return LabelledRows(name, names, labels, (first, second), {"split_rule": rule}, images=images)
-
-
-def _class_folders(root: Path) -> tuple[Names, list[ImageRef], Labels]:
-    """Class names (folders with images in them), their images and labels."""
-    found: dict[str, list[ImageRef]] = {}
-    for folder in _folders(root):
-        for path in sorted(folder.iterdir()):
-            if path.suffix.lower() in IMAGE_SUFFIXES:
-                found.setdefault(folder.name, []).append(ImageRef(path))
-    labels = np.repeat(np.arange(len(found)), [*map(len, found.values())])
-    return tuple(found), [*chain(*found.values())], labels
-
-
-def _folders(root: Path) -> list[Path]:
-    return sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
 
 
 def embed_rows(data: LabelledRows, encoder: "TileEncoder", *, batch_size: int = 64) -> TileSet:

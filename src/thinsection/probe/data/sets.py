@@ -21,6 +21,7 @@ from thinsection.probe.statistics import Fold, IndexArray, draw_rows
 
 Embeddings = npt.NDArray[np.float32]  # (N, D)
 Labels = npt.NDArray[np.int64]  # (N,), 0..K-1
+_check = partial(require, error=DatasetError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +54,11 @@ class TileSet:
         Memory: both once more. Raises DatasetError: they have other classes.
         """
         names, rule = self.class_names, "test must have the classes of the data"
-        found = f"{', '.join(other.class_names)} for {', '.join(names)}"
-        require(other.class_names == names, rule, found, error=DatasetError)
+        _check(
+            other.class_names == names,
+            rule,
+            f"{', '.join(other.class_names)} for {', '.join(names)}",
+        )
         facts = {**self.facts, "split_rule": f"all rows train, all of {other.name!r} are scored"}
         train, val = join_splits(self.train, self.val), join_splits(other.train, other.val)
         return replace(self, train=train, val=val, facts=facts)
@@ -136,16 +140,9 @@ class _Cases:
     allow_leakage: bool = False  # whether the parts of a fold may share patients or vectors
     facts: dict[str, Any] = field(default_factory=dict)  # for the result file
 
-    _columns: ClassVar[tuple[str, ...]] = ()  # of a case, beside its vector
+    _columns: ClassVar[tuple[str, ...]]  # of a case, beside its vector; the first makes the strata
 
-    def hashes(self, folds: Sequence[Fold]) -> dict[str, str]:
-        """See `data_hashes`."""
-        names = [n for n in ("class_names", "labels", "event", "time") if hasattr(self, n)]
-        asked = [np.asarray(getattr(self, name)).tolist() for name in names]
-        by_fold = [(train.tolist(), val.tolist()) for train, val in folds]
-        return data_hashes([self.vectors], (self.ids, asked, by_fold))
-
-    def _check(self, *columns: str) -> None:
+    def __post_init__(self) -> None:
         """Vectors must be finite (n, D), columns (n,), ids distinct."""
         shape, n = self.vectors.shape, len(self.ids)
         fits = len(shape) == 2 and shape[0] == n and 0 not in shape
@@ -153,23 +150,32 @@ class _Cases:
         twice = next((i for i, times in Counter(self.ids).items() if times > 1), None)
         require(twice is None, "case ids must be distinct", f"{twice!r} twice")
         check_vectors(self.vectors, self.ids)
-        shapes = [getattr(self, name).shape for name in columns]
+        shapes = [getattr(self, name).shape for name in self._columns]
         found = f"{' and '.join(map(str, shapes))} for {n} cases"
-        require({*shapes} == {(n,)}, f"{' and '.join(columns)} must be one a case", found)
+        require({*shapes} == {(n,)}, f"{' and '.join(self._columns)} must be one a case", found)
+
+    def hashes(self, folds: Sequence[Fold]) -> dict[str, str]:
+        """See `data_hashes`."""
+        names = [n for n in ("class_names", *self._columns) if hasattr(self, n)]
+        asked = [np.asarray(getattr(self, name)).tolist() for name in names]
+        by_fold = [(train.tolist(), val.tolist()) for train, val in folds]
+        return data_hashes([self.vectors], (self.ids, asked, by_fold))
 
     def take(self, rows: IndexArray) -> Self:
         """Some of the cases, without the dataset's folds."""
-        kept = {name: getattr(self, name)[rows] for name in ("vectors", *self._columns)}
-        ids, files = (
-            tuple(self.ids[i] for i in rows),
-            tuple(self.files[i] for i in rows if self.files),
-        )
-        groups = self.groups and self.groups.take(rows)
-        return replace(self, ids=ids, files=files, folds=None, groups=groups, **kept)
+        kept: dict[str, Any] = {n: getattr(self, n)[rows] for n in ("vectors", *self._columns)}
+        kept["ids"] = tuple(self.ids[i] for i in rows)
+        kept["files"] = tuple(self.files[i] for i in rows if self.files)
+        return replace(self, folds=None, groups=self.groups and self.groups.take(rows), **kept)
 
     def relabelled(self, order: IndexArray) -> Self:
         """Each case with the label, or the follow-up, of another."""
         return replace(self, **{name: getattr(self, name)[order] for name in self._columns})
+
+    @property
+    def strata(self) -> Labels:
+        """What folds keep in proportion: labels, or events."""
+        return np.asarray(getattr(self, self._columns[0]), dtype=np.int64)
 
     @property
     def together(self) -> tuple[str, ...]:
@@ -179,12 +185,10 @@ class _Cases:
 
     def leakage(self, folds: Sequence[Fold]) -> str:
         """What the parts of any fold share; raises DatasetError where that is not allowed."""
-        labels, groups = np.zeros(len(self.ids), dtype=np.int64), self.groups
 
         def part(rows: IndexArray) -> Split:
-            ids, of_rows = tuple(self.ids[i] for i in rows), groups and groups.take(rows)
-            x, y = self.vectors[rows], labels[rows]
-            return Split(embeddings=x, labels=y, ids=ids, groups=of_rows)
+            ids, groups = tuple(self.ids[i] for i in rows), self.groups and self.groups.take(rows)
+            return Split(embeddings=self.vectors[rows], labels=rows, ids=ids, groups=groups)
 
         parts = [(part(train), part(val)) for train, val in folds]
         return check_leakage(parts, self.name, allowed=self.allow_leakage, rows="cases")
@@ -198,14 +202,6 @@ class CaseSet(_Cases):
     labels: Labels  # (n,)
     _columns: ClassVar[tuple[str, ...]] = ("labels",)
 
-    @property
-    def strata(self) -> Labels:
-        """What folds keep in proportion."""
-        return self.labels
-
-    def __post_init__(self) -> None:
-        self._check("labels")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalSet(_Cases):
@@ -215,13 +211,8 @@ class SurvivalSet(_Cases):
     time: npt.NDArray[np.float64]  # (n,), > 0, in the dataset's own unit
     _columns: ClassVar[tuple[str, ...]] = ("event", "time")
 
-    @property
-    def strata(self) -> Labels:
-        """What folds keep in proportion."""
-        return self.event.astype(np.int64)
-
     def __post_init__(self) -> None:
-        self._check("event", "time")
+        _Cases.__post_init__(self)
         for name, time in zip(self.ids, self.time, strict=True):
             found = f"{time} for case {name!r}"
             require(0 < time < np.inf, "time must be finite and > 0", found)
@@ -283,8 +274,7 @@ def make_split(
 def join_splits(*parts: Split) -> Split:
     """The rows of several splits. Memory: all of them."""
     x, labels = (np.concatenate(v) for v in zip(*((p.embeddings, p.labels) for p in parts)))
-    known = [p.groups for p in parts if p.groups]
-    groups = None
+    known, groups = [p.groups for p in parts if p.groups], None
     if len(known) == len(parts):
         of_row, slides = (sum(v, ()) for v in zip(*((g.of_row, g.slide_ids) for g in known)))
         groups = Groups(known[0].unit, of_row, slides)
@@ -336,24 +326,22 @@ def check_tile_set(data: TileSet) -> TileSet:
     """
     if "leakage" in data.facts:  # checked before
         return data
-    k, where = data.num_classes, f"in {data.name!r}"
-    widths = [str(split.embeddings.shape[1]) for split in (data.train, data.val)]
-    check = partial(require, error=DatasetError)
-    rule, found = "embeddings of train and val must have the same D", f"{' and '.join(widths)}"
-    check(widths[0] == widths[1], rule, f"{found} {where}")
-    for name, split in (("train", data.train), ("val", data.val)):
+    k, where, parts = data.num_classes, f"in {data.name!r}", {"train": data.train, "val": data.val}
+    widths = [str(split.embeddings.shape[1]) for split in parts.values()]
+    rule = "embeddings of train and val must have the same D"
+    _check(widths[0] == widths[1], rule, f"{' and '.join(widths)} {where}")
+    for name, split in parts.items():
         low, high = split.labels.min(), split.labels.max()
         rule = f"labels of {name} must lie in 0..{k - 1}"
-        check(low >= 0 and high < k, rule, f"{low}..{high} {where}")
+        _check(low >= 0 and high < k, rule, f"{low}..{high} {where}")
         check_vectors(split.embeddings, split.ids)
-    absent = sorted(set(range(k)) - set(data.train.labels.tolist()))
+    absent = sorted({*range(k)} - {*data.train.labels.tolist()})
     missing = f" (none of {', '.join(data.class_names[c] for c in absent)})" if absent else ""
     rule = "train must hold at least two classes, each with rows"
-    check(k >= 2 and not absent, rule, f"{k - len(absent)} of {k}{missing} {where}")
-    only = (
-        f"only {data.class_names[data.val.labels[0]]!r} {where}; split by patients of every class"
-    )
-    check(len(set(data.val.labels.tolist())) > 1, "val must hold at least two classes", only)
+    _check(k >= 2 and not absent, rule, f"{k - len(absent)} of {k}{missing} {where}")
+    only = f"only {data.class_names[data.val.labels[0]]!r} {where}"
+    several, rule = len({*data.val.labels.tolist()}) > 1, "val must hold at least two classes"
+    _check(several, rule, f"{only}; split by patients of every class")
     said = check_leakage([(data.train, data.val)], data.name, allowed=data.allow_leakage)
     return replace(data, facts={**data.facts, "leakage": said})
 
@@ -373,7 +361,7 @@ def check_leakage(
         told = [f"{len(ids)} {kind} ({_some(ids)})" for kind, ids in shared.items() if ids]
         rule = "train and validation must share no patient, slide or row"
         remedy = f"in {name!r}; split by patient, or pass --allow-leakage"
-        require(allowed or not told, rule, f"{', '.join(told)} {remedy}", error=DatasetError)
+        _check(allowed or not told, rule, f"{', '.join(told)} {remedy}")
         if told:
             return f"train and validation share {', '.join(told)}: the score flatters; allowed"
     units = {train.groups.unit if train.groups else None for train, _ in parts}
