@@ -21,12 +21,7 @@ from thinsection.stages.labels import features_label
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
 from thinsection.store.tile_tables import TILES, EmbeddingRows, TileTableFile, tile_table_files
-from thinsection.store.tiles_h5 import (
-    TilesFile,
-    damaged_datasets,
-    read_slide_embedding,
-    read_tiles,
-)
+from thinsection.store.tiles_h5 import TilesFile, damaged_datasets, read_slide_embedding, read_tiles
 from thinsection.units import format_bytes
 
 if TYPE_CHECKING:

@@ -291,10 +291,7 @@ def finish_run(
 
 
 def end_early(
-    task: RunTask,
-    entries: Sequence[SlideEntry],
-    report: Report[SlideResult],
-    error: BaseException,
+    task: RunTask, entries: Sequence[SlideEntry], report: Report[SlideResult], error: BaseException
 ) -> None:
     """Writes the tables of what is done, where there is room, and notes on the error how to go on.
 

@@ -19,11 +19,7 @@ from thinsection.files.sources import FsspecSource
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.store.identity import WholeSum, file_sum, fingerprint_reads
-from thinsection.store.ledger import (
-    SlideLedger,
-    StageRecord,
-    stage_key,
-)
+from thinsection.store.ledger import SlideLedger, StageRecord, stage_key
 
 _OF_COHORTS = ("patient_id", "label", "split")
 

@@ -21,13 +21,7 @@ from thinsection.stages.regions import ROI_SHARE, RegionsStage
 from thinsection.stages.segment import SegmentStage
 from thinsection.stages.stage import Output, Reads, SlideWork, Stage
 from thinsection.store.tile_tables import EmbeddingRows
-from thinsection.store.tiles_h5 import (
-    TilesFile,
-    TilesWriter,
-    open_h5,
-    read_tiles,
-    stored_dataset,
-)
+from thinsection.store.tiles_h5 import TilesFile, TilesWriter, open_h5, read_tiles, stored_dataset
 from thinsection.stream.plan import MAX_SCRATCH, read_bytes
 from thinsection.tiles import TileTable, load_filters, tile_grid
 from thinsection.tiles.grid import MASK_FILTER, TilesConfig, kept_by_rules
