@@ -1,6 +1,7 @@
 """Heatmaps: a planted lesion is found on a real slide; pictures, GeoJSON and sheets say so."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from thinsection.config import replace_flat
 from thinsection.errors import InvalidInputError
 from thinsection.predict.heatmap import HeatmapRunConfig, heatmap
 from thinsection.store.geojson import write_tiles_geojson
+from thinsection.store.tiles_h5 import TilesFile
 
 LESION: Box = (2100, 900, 2950, 1750)
 
@@ -114,8 +116,6 @@ def test_a_head_that_adds_nothing_up_is_refused_for_heatmaps(
 
 
 def replace_head(name: str) -> object:
-    from dataclasses import replace
-
     return replace(HEAD, head=name)
 
 
@@ -124,9 +124,15 @@ def test_geojson_leaves_out_what_json_does_not_know_and_holds_no_tiles_at_all(
 ) -> None:
     path = tmp_path / "a.geojson"
     coords = np.array([[0, 0], [8, 0]])
-    write_tiles_geojson(path, coords, (8, 6), {"a": np.array([1.0, np.nan]), "b": np.ones(2)})
+    table = TilesFile(
+        coords_l0=coords,
+        features=None,
+        attributes={"tile_size_l0": (8, 6)},
+        columns={"a": np.array([1.0, np.nan]), "b": np.ones(2)},
+    )
+    write_tiles_geojson(path, table)
     first, second = json.loads(path.read_text())["features"]
     assert first["properties"]["measurements"] == {"a": 1.0, "b": 1.0}
     assert second["properties"]["measurements"] == {"b": 1.0}
-    write_tiles_geojson(path, coords[:0], (8, 6), {})
+    write_tiles_geojson(path, replace(table, coords_l0=coords[:0], columns={}))
     assert json.loads(path.read_text())["features"] == []

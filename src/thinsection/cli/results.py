@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from thinsection.pipeline.peers import LAYOUTS
+from thinsection.pipeline.peer_export import LAYOUTS
 from thinsection.units import format_bytes
 
 FolderArgument = Annotated[Path, typer.Argument(help="A results folder.", show_default=False)]

@@ -4,6 +4,7 @@ import base64
 import csv
 import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
@@ -18,8 +19,9 @@ from thinsection.errors import InvalidInputError, StoreError, importing, require
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.pipeline.records import Record, read_records
 from thinsection.stages.labels import features_label
+from thinsection.stages.stage import OF_COHORTS
 from thinsection.store.identity import file_sum
-from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
+from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers
 from thinsection.store.tile_tables import TILES, EmbeddingRows, TileTableFile, tile_table_files
 from thinsection.store.tiles_h5 import TilesFile, damaged_datasets, read_slide_embedding, read_tiles
 from thinsection.units import format_bytes
@@ -41,7 +43,7 @@ def open_results(out: str | Path) -> "Results":
     return Results(folder=folder, ledgers={lg.slide_id: lg for lg in load_ledgers(folder)})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FolderRow:
     """One folder of results, over all slides."""
 
@@ -66,23 +68,22 @@ class Results:
     @cached_property
     def folders(self) -> tuple[FolderRow, ...]:
         """Every folder of results: masks, grids, embeddings, slide embeddings, pictures."""
-        found: dict[str, FolderRow] = {}
+        found: dict[str, list[StageRecord]] = {}
         for ledger in self.ledgers.values():
             for address, record in ledger.stages.items():
-                row = found.get(address)
-                found[address] = FolderRow(
-                    address=address,
-                    num_slides=(row.num_slides if row else 0) + 1,
-                    num_bytes=(row.num_bytes if row else 0) + sum(record.files.values()),
-                    facts=record.facts,
-                )
-        return tuple(sorted(found.values(), key=lambda row: (_of_grid(row.address), row.address)))
+                found.setdefault(address, []).append(record)
+        rows = []
+        for address in sorted(found, key=lambda name: (not name.startswith(f"{SLIDES}/"), name)):
+            records = found[address]
+            size = sum(sum(record.files.values()) for record in records)
+            rows.append(FolderRow(address, len(records), size, records[-1].facts))
+        return tuple(rows)
 
     @property
     def grids(self) -> tuple[str, ...]:
         """Names of the tile grids."""
-        names = [row.address for row in self.folders if _of_grid(row.address)]
-        return tuple(dict.fromkeys(name.split("/")[0] for name in names))
+        names = (row.address.split("/")[0] for row in self.folders)
+        return tuple(dict.fromkeys(name for name in names if name != SLIDES))
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -165,7 +166,7 @@ class Results:
         """
         return read_tiles(self.file(slide_id, one_address(self.features, features, "features")))
 
-    def embedding_rows(self, slide_id: str, features: str | None = None) -> "EmbeddingRows":
+    def embedding_rows(self, slide_id: str, features: str | None = None) -> EmbeddingRows:
         """The same embeddings, rows of which are read from the file when they are asked for."""
         return EmbeddingRows(self.file(slide_id, one_address(self.features, features, "features")))
 
@@ -180,24 +181,19 @@ class Results:
         Memory: 4 S D bytes.
         """
         address = one_address(self.slide_features, name, "slide features")
-        found = {
-            slide_id: read_slide_embedding(self.folder / file).slide_embedding
-            for slide_id, ledger in self.ledgers.items()
-            if address in ledger.stages
-            for file in ledger.stages[address].files
-        }
-        return tuple(found), np.stack(list(found.values())) if found else np.empty((0, 0), "f4")
+        stages = {name: ledger.stages.get(address) for name, ledger in self.ledgers.items()}
+        files = {name: self.folder / file for name, r in stages.items() if r for file in r.files}
+        found = [read_slide_embedding(path).slide_embedding for path in files.values()]
+        return tuple(files), np.stack(found) if found else np.empty((0, 0), "f4")
 
     def failures(self) -> dict[str, str]:
         """Slide id -> message of each slide whose last run failed, or whose ledger is damaged."""
         from thinsection.pipeline.results import read_failure
 
         names = [path.name for path in sorted((self.folder / SLIDES).iterdir()) if path.is_dir()]
-        found = {name: read_failure(self.folder, name) for name in names}
+        found = ((name, read_failure(self.folder, name)) for name in names)
         damaged = {name: lg.damage for name, lg in self.ledgers.items() if lg.damage}
-        return damaged | {
-            name: result.error for name, result in found.items() if result is not None
-        }
+        return damaged | {name: result.error for name, result in found if result is not None}
 
     def view(self, **settings: object) -> Any:
         """A `thinsection.view.Viewer` of the folder; as `Slide.view`."""
@@ -205,10 +201,9 @@ class Results:
 
     def __repr__(self) -> str:
         lines = [f"<Results {str(self.folder)!r}: {len(self.slides)} slides>"]
-        lines += [
-            f"  {row.address:<60} {row.num_slides:>6} slides {format_bytes(row.num_bytes):>10}"
-            for row in self.folders
-        ]
+        for row in self.folders:
+            size = format_bytes(row.num_bytes)
+            lines.append(f"  {row.address:<60} {row.num_slides:>6} slides {size:>10}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -236,14 +231,16 @@ class Results:
 
     def file(self, slide_id: str, address: str) -> Path:
         """The file of a slide in a folder of results. Raises StoreError: there is none."""
-        if slide_id not in self.ledgers:
-            raise InvalidInputError(
-                f"slide_id must be of this folder, got {slide_id!r}{nearest(slide_id, self.slides)}"
-            )
-        record = self.ledgers[slide_id].stages.get(address)
+        record = self.ledger(slide_id).stages.get(address)
         if record is None or not record.files:
             raise StoreError(f"{address} of {slide_id!r} must be there, got none; run it first")
         return self.folder / next(iter(record.files))
+
+    def ledger(self, slide_id: str) -> SlideLedger:
+        """What is known of a slide. Raises InvalidInputError: it is not of this folder."""
+        got = f"{slide_id!r}{nearest(slide_id, self.slides)}"
+        require(slide_id in self.ledgers, "slide_id must be of this folder", got)
+        return self.ledgers[slide_id]
 
 
 def one_address(known: Sequence[str], name: str | None, what: str) -> str:
@@ -251,16 +248,14 @@ def one_address(known: Sequence[str], name: str | None, what: str) -> str:
 
     Raises InvalidInputError: none or several of that name.
     """
-    found = []
-    for address in known:
+
+    def names(address: str) -> tuple[str, ...]:
         last = address.rpartition("/")[2]
-        short = (features_label(last), last.removeprefix("slide_features_"))
-        if name is None or name in (address, last, *short):
-            found.append(address)
-    if len(found) != 1:
-        raise InvalidInputError(
-            f"{what} must name one of {list(known)}, got {name!r}; pass the whole name"
-        )
+        return address, last, features_label(last), last.removeprefix("slide_features_")
+
+    found = [address for address in known if name is None or name in names(address)]
+    got = f"{name!r}; pass the whole name"
+    require(len(found) == 1, f"{what} must name one of {list(known)}", got)
     return found[0]
 
 
@@ -269,15 +264,9 @@ def _labels(path: Path) -> dict[str, dict[str, str]]:
     with rewording("labels must be a UTF-8 CSV", path, *errors, error=StoreError):
         rows = read_table(path)
     named = {row["slide_id"]: row for row in rows if "slide_id" in row}
-    if rows and not named:
-        raise StoreError(
-            f"labels must have a column slide_id, got {list(rows[0])} in {str(path)!r}"
-        )
+    got = f"{list(rows[0]) if rows else []} in {str(path)!r}"
+    require(named or not rows, "labels must have a column slide_id", got, error=StoreError)
     return named
-
-
-def _of_grid(address: str) -> bool:
-    return not address.startswith(f"{SLIDES}/")
 
 
 def verify(folder: Path) -> tuple[int, list[str]]:
@@ -311,6 +300,19 @@ def verify(folder: Path) -> tuple[int, list[str]]:
     return checked, wrong
 
 
+@contextmanager
+def leaving_out(
+    slide_id: str, told: Callable[[str], None] | None, *errors: type[Exception]
+) -> Iterator[None]:
+    """Tells of an error with a slide, which is left out; where nobody is told, it is raised."""
+    try:
+        yield
+    except errors as error:
+        if told is None:
+            raise
+        told(f"{slide_id}: left out: {error}")
+
+
 def export_anndata(
     folder: Path,
     target: Path,
@@ -337,31 +339,22 @@ def export_anndata(
     address = one_address(results.features, features, "features") if results.features else ""
     tables, arrays = [], []
     for slide_id, ledger in results.ledgers.items():
-        columns = {name: ledger.slide.get(name) for name in ("patient_id", "label", "split")}
-        try:
+        columns = {name: ledger.slide.get(name) for name in OF_COHORTS}
+        with leaving_out(slide_id, on_damage, StoreError, InvalidInputError):
             require(not ledger.damage, "ledger must be whole", ledger.damage, error=StoreError)
             if address not in ledger.stages:
                 continue
             stored = results.tile_embeddings(slide_id, address)
             columns |= dict(results.tiles(slide_id, address.split("/")[0]).columns)
-        except (StoreError, InvalidInputError) as error:
-            if on_damage is None:
-                raise
-            on_damage(f"{slide_id}: left out: {error}")
-            continue
-        if len(stored.coords_l0) == 0:
-            continue
-        names = [f"{slide_id}:{x}x{y}" for x, y in stored.coords_l0.tolist()]
-        tables.append(pd.DataFrame({"slide_id": slide_id, **columns}, index=names))
-        arrays.append((stored.features, stored.coords_l0))
-        encoder = str(stored.attributes.get("encoder", ""))
-    if not tables:
-        raise StoreError(
-            f"folder must hold tile embeddings, got none in {str(folder)!r}; "
-            "run `thinsection embed` first"
-        )
+            names = [f"{slide_id}:{x}x{y}" for x, y in stored.coords_l0.tolist()]
+            if names:
+                tables.append(pd.DataFrame({"slide_id": slide_id, **columns}, index=names))
+                arrays.append((stored.features, stored.coords_l0))
+                encoder = str(stored.attributes.get("encoder", ""))
+    got = f"none in {str(folder)!r}; run `thinsection embed` first"
+    require(tables, "folder must hold tile embeddings", got, error=StoreError)
     obs = pd.concat(tables, join="inner")
-    for name in ("slide_id", "patient_id", "label", "split"):
+    for name in ("slide_id", *OF_COHORTS):
         obs[name] = obs[name].astype("string").astype("category")
     embeddings, coords_l0 = map(np.concatenate, zip(*arrays))
     uns = {"encoder": encoder, "features": address}

@@ -17,6 +17,7 @@ from thinsection.encode.peer_names import our_name
 from thinsection.errors import StoreError, ThinsectionError, require, rewording
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.files.lock import LOCK_NAME, hold
+from thinsection.pipeline.folder import leaving_out
 from thinsection.pipeline.peer_sources import SOURCES, Found
 from thinsection.pipeline.records import begin_record, end_record
 from thinsection.pipeline.results import write_tables
@@ -24,6 +25,7 @@ from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry, load_cohort, named_columns, parse_mpp
 from thinsection.slide.readers import slide_suffixes
 from thinsection.stages.labels import slug
+from thinsection.stages.stage import OF_COHORTS
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledger, stage_key
 from thinsection.store.tiles_h5 import TilesWriter
@@ -65,14 +67,10 @@ def import_peer(
     listed, done = _listed(folder), set[str]()
     record = begin_record(out, "import", {"import": {"tool": tool, "folder": str(folder)}})
     for slide_id, sourced in found:
-        try:
+        with leaving_out(slide_id, on_left_out, ThinsectionError):
             told = _told(slide_id, listed.get(slide_id, {}), entries.get(slide_id))
             _take(out, tool, told, sourced(told), encoder)
             done.add(slide_id)
-        except ThinsectionError as error:
-            if on_left_out is None:
-                raise
-            on_left_out(f"{slide_id}: left out: {error}")
     require(done, rule, f"none that can be read in {str(folder)!r}", error=StoreError)
     write_tables(out, (), ())
     end_record(record, {"counts": {"imported": len(done)}})
@@ -108,13 +106,13 @@ def _plain(name: str) -> str:
 def _told(slide_id: str, row: Mapping[str, str], entry: SlideEntry | None) -> dict[str, Any]:
     """Facts of a slide for its ledger; of the opened slide where one is given."""
     facts: dict[str, Any] = {"slide_id": slide_id, "slide_path": row.get("slide_path", "")}
-    facts |= {name: row.get(name) for name in ("patient_id", "label", "split")}
+    facts |= {name: row.get(name) for name in OF_COHORTS}
     if row.get("slide_mpp"):
         where = f"the table's row of {slide_id!r}"
         facts["mpp_x"], facts["mpp_y"] = parse_mpp(row["slide_mpp"], where=where)
     if entry is None:
         return facts
-    said = {name: getattr(entry, name) for name in ("patient_id", "label", "split")}
+    said = {name: getattr(entry, name) for name in OF_COHORTS}
     facts |= {name: value for name, value in said.items() if value is not None}
     mpp = (facts["mpp_x"], facts["mpp_y"]) if "mpp_x" in facts else None
     with replace(entry, slide_mpp=entry.slide_mpp or mpp).open("auto") as slide:
@@ -145,18 +143,13 @@ def _take(
 
 
 def _attributes(tool: str, one: Found, told: Mapping[str, Any]) -> dict[str, Any]:
-    edge, px = one.edge_l0, one.tile_px
+    edge, px, power, mpp = one.edge_l0, one.tile_px, one.power, told.get("mpp_x")
     step = round(edge * (1 - one.overlap_px / px))
-    mpp = told.get("mpp_x")
     known = {
-        "name": told["slide_id"],
-        "patch_size": px,
-        "patch_size_level0": edge,
-        "overlap": one.overlap_px,
-        "target_magnification": one.power,
-        "level0_magnification": one.power and one.power * edge / px,
-        "tile_size_l0": [edge, edge],
-        "stride_l0": [step, step],
+        **{"name": told["slide_id"], "patch_size": px, "patch_size_level0": edge},
+        **{"overlap": one.overlap_px, "target_magnification": power},
+        "level0_magnification": power and power * edge / px,
+        **{"tile_size_l0": [edge, edge], "stride_l0": [step, step]},
         "tile_mpp": mpp and mpp * edge / px,
         "slide_mpp": mpp and [mpp, told.get("mpp_y") or mpp],
         "imported_from": tool,
@@ -168,19 +161,16 @@ def _write(
     ledger: SlideLedger, address: str, one: Found, attributes: Mapping[str, Any]
 ) -> SlideLedger:
     """The ledger with the file of a stage, which is written where it is not there yet."""
-    name, tool, features = (
-        f"{address}/{ledger.slide_id}.h5",
-        attributes["imported_from"],
-        one.features,
-    )
+    name, tool = f"{address}/{ledger.slide_id}.h5", attributes["imported_from"]
     target, facts = ledger.out / name, {"num_tiles": len(one.coords_l0), "imported_from": tool}
-    needs: tuple[str, ...] = ()
-    if features is not None:
+    needs, how = tuple[str, ...](), dict[str, Any](dim=0)
+    if (features := one.features) is not None:
         needs = (f"{address.rpartition('/')[0]}/tiles",)
-        facts |= {"encoder": attributes["encoder"], "dim": features.shape[1]}
-    how = {"dtype": "float16"} if features is not None and features.dtype == np.float16 else {}
+        how = {"dim": features.shape[1]}
+        facts |= {"encoder": attributes["encoder"], **how}
+        how |= {"dtype": "float16"} if features.dtype == np.float16 else {}
     with atomic_path(target) as tmp:
-        with TilesWriter(tmp, dim=facts.get("dim", 0), attributes=attributes, **how) as writer:
+        with TilesWriter(tmp, attributes=attributes, **how) as writer:
             writer.append(one.coords_l0, features)
         digest, size = file_sum(tmp), tmp.stat().st_size
         # no run's key has this form: never taken for a result of ours

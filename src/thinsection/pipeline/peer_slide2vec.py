@@ -7,14 +7,7 @@ from typing import Any
 import numpy as np
 
 from thinsection.files.atomic import write_json
-from thinsection.pipeline.peer_layouts import (
-    Layout,
-    PeerSlide,
-    Source,
-    Tables,
-    check_embedded,
-    write_pt,
-)
+from thinsection.pipeline.peer_export import Layout, PeerSlide, Source, Tables
 from thinsection.slide.geometry import nominal_mpp
 
 # keys of hs2p's metadata, which it asks for by name; those that we know are set below
@@ -49,46 +42,45 @@ def _slide2vec(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
 
     Its tiles are sorted by x, then y.
     """
-    check_embedded(slide, "slide2vec")
+    slide.check_embedded("slide2vec")
     x, y = slide.tiles.coords_l0.T
     order = np.lexsort((y, x))
-    fractions = slide.tiles.columns.get("tissue_fraction", np.ones(len(x)))
+    fractions = slide.tiles.columns.get("tissue_fraction", np.ones(len(x)))[order]
 
     def coordinates(path: Path) -> None:
         index = np.arange(len(order), dtype=np.int32)
         columns = {"x": x[order], "y": y[order], "tile_index": index}
         with path.open("wb") as file:
-            np.savez_compressed(
-                file, **columns, tissue_fractions=fractions[order].astype(np.float32)
-            )
+            np.savez_compressed(file, **columns, tissue_fractions=fractions.astype(np.float32))
 
-    edge, said, name = slide.edge_l0, slide.tiles.attributes, slide.slide_id
+    edge, px = slide.edge_l0, int(slide.tiles.attributes["patch_size"])
     embedded = {
-        "sample_id": name,
-        "artifact_type": "tile_embeddings",
-        "format": "pt",
-        "feature_dim": slide.dim,
-        "num_tiles": len(order),
-        "encoder_name": slide.encoder,
-        "encoder_level": "tile",
-        "coordinates_npz_path": str(slide.out / f"tiles/{name}.coordinates.npz"),
-        "coordinates_meta_path": str(slide.out / f"tiles/{name}.coordinates.meta.json"),
-        "tiles_tar_path": "",
-        "image_path": slide.path,
-        "mask_path": None,
-        "tile_size_lv0": edge,
-        "backend": "openslide",
-        "read_tile_size_px": edge,
-        "requested_tile_size_px": int(said["patch_size"]),
-        "encoder_input_size_px": None,
-        "requested_spacing_um": _asked_mpp(slide),
-        "annotation": None,
+        **{"sample_id": slide.slide_id, "artifact_type": "tile_embeddings", "format": "pt"},
+        **{"feature_dim": slide.dim, "num_tiles": len(order)},
+        **{"encoder_name": slide.encoder, "encoder_level": "tile"},
+        **_paths(slide),
+        **{"tiles_tar_path": "", "image_path": slide.path, "mask_path": None},
+        **{"tile_size_lv0": edge, "backend": "openslide", "read_tile_size_px": edge},
+        **{"requested_tile_size_px": px, "encoder_input_size_px": None},
+        **{"requested_spacing_um": _asked_mpp(slide), "annotation": None},
     }
-    meta = _hs2p_meta(slide)
-    yield f"tiles/{name}.coordinates.npz", coordinates
-    yield f"tiles/{name}.coordinates.meta.json", lambda path: write_json(path, meta)
-    yield f"tile_embeddings/{name}.pt", lambda path: write_pt(slide, path, order)
-    yield f"tile_embeddings/{name}.meta.json", lambda path: write_json(path, embedded)
+    meta, (npz, of_tiles) = _hs2p_meta(slide), _names(slide)
+    yield npz, coordinates
+    yield of_tiles, lambda path: write_json(path, meta)
+    home = f"tile_embeddings/{slide.slide_id}"
+    yield f"{home}.pt", lambda path: slide.write_pt(path, order)
+    yield f"{home}.meta.json", lambda path: write_json(path, embedded)
+
+
+def _names(slide: PeerSlide) -> tuple[str, str]:
+    """The files of its tiles."""
+    stem = f"tiles/{slide.slide_id}.coordinates"
+    return f"{stem}.npz", f"{stem}.meta.json"
+
+
+def _paths(slide: PeerSlide) -> dict[str, str]:
+    arrays, meta = (str(slide.out / name) for name in _names(slide))
+    return {"coordinates_npz_path": arrays, "coordinates_meta_path": meta}
 
 
 def _asked_mpp(slide: PeerSlide) -> float:
@@ -134,30 +126,19 @@ def _hs2p_meta(slide: PeerSlide) -> dict[str, Any]:
 
 def _slide2vec_tables(slides: Sequence[PeerSlide]) -> Tables:
     """The list that its pipeline goes on from, and the manifest of slides."""
-    lists = [
-        dict.fromkeys(_PROCESS.split())
-        | {
-            "sample_id": s.slide_id,
-            "annotation": "tissue",
-            "image_path": s.path,
-            "requested_backend": "openslide",
-            "backend": "openslide",
-            "tiling_status": "success",
-            "spacing_at_level_0": s.mpp[0],
-            "num_tiles": len(s.tiles.coords_l0),
-            "coordinates_npz_path": str(s.out / f"tiles/{s.slide_id}.coordinates.npz"),
-            "coordinates_meta_path": str(s.out / f"tiles/{s.slide_id}.coordinates.meta.json"),
-            "feature_status": "success",
-            "feature_path": str(s.out / f"tile_embeddings/{s.slide_id}.pt"),
-            "encoder_name": s.encoder,
-            "feature_kind": "tile",
-        }
-        for s in slides
-    ]
-    manifest = [
-        {"sample_id": s.slide_id, "image_path": s.path, "spacing_at_level_0": s.mpp[0]}
-        for s in slides
-    ]
+    lists, manifest = [], []
+    for s in slides:
+        known = {"sample_id": s.slide_id, "image_path": s.path, "spacing_at_level_0": s.mpp[0]}
+        manifest.append(known)
+        lists.append(
+            dict.fromkeys(_PROCESS.split())
+            | {"sample_id": s.slide_id, "annotation": "tissue", "image_path": s.path}
+            | {"requested_backend": "openslide", "backend": "openslide"}
+            | {"tiling_status": "success", "spacing_at_level_0": s.mpp[0]}
+            | {"num_tiles": len(s.tiles.coords_l0), **_paths(s), "feature_status": "success"}
+            | {"feature_path": str(s.out / f"tile_embeddings/{s.slide_id}.pt")}
+            | {"encoder_name": s.encoder, "feature_kind": "tile"}
+        )
     return {"process_list.csv": lists, "slides.csv": manifest}
 
 

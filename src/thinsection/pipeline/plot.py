@@ -13,16 +13,7 @@ import numpy.typing as npt
 from thinsection.config import nearest
 from thinsection.errors import importing, require
 from thinsection.pipeline.folder import Results, one_address
-from thinsection.report.draw import (
-    Layer,
-    Outline,
-    Tiles,
-    Values,
-    open_picture,
-    paint,
-    picture_files,
-    read_mask,
-)
+from thinsection.report import draw
 from thinsection.store.tiles_h5 import TilesFile
 
 if TYPE_CHECKING:
@@ -42,7 +33,7 @@ def tiles(
 ) -> "Axes":
     """The slide with its tissue and the tiles of a grid; `grid` as of `results.tiles`."""
     table = results.tiles(slide_id, grid)
-    layer = Tiles(table.coords_l0, _edges(table), f"{len(table.coords_l0):,} tiles")
+    layer = draw.Tiles(table.coords_l0, table.size_l0, f"{len(table.coords_l0):,} tiles")
     return _draw(results, slide_id, [layer], ax)
 
 
@@ -52,7 +43,7 @@ def heatmap(
     values: str | npt.NDArray[np.floating],
     grid: str | None = None,
     *,
-    colormap: str = Values.colormap,
+    colormap: str = draw.Values.colormap,
     ax: "Axes | None" = None,
 ) -> "Axes":
     """A number per tile as colour over the slide.
@@ -71,7 +62,7 @@ def heatmap(
     shape = (len(table.coords_l0),)
     require(numbers.shape == shape, f"values must be of shape {shape}", str(numbers.shape))
     label = values if isinstance(values, str) else "value"
-    layer = Values(table.coords_l0, _edges(table), numbers, label, colormap)
+    layer = draw.Values(table.coords_l0, table.size_l0, numbers, label, colormap)
     return _draw(results, slide_id, [layer], ax)
 
 
@@ -152,27 +143,17 @@ def _column(table: TilesFile, name: str) -> npt.NDArray[Any]:
     return table.columns[name]
 
 
-def _edges(table: TilesFile) -> tuple[int, int]:
-    """Width and height of a tile, level-0 px."""
-    edge = table.tile_px_l0 or 1
-    width, height = table.attributes.get("tile_size_l0", (edge, edge))
-    return int(width), int(height)
-
-
 def _axes(ax: "Axes | None") -> "Axes":
     with importing("plots must have matplotlib", "plot"):
         from matplotlib import pyplot
     return pyplot.subplots(layout="constrained")[1] if ax is None else ax
 
 
-def _draw(results: Results, slide_id: str, over: Sequence[Layer], ax: "Axes | None") -> "Axes":
+def _draw(results: Results, slide_id: str, over: Sequence[draw.Layer], ax: "Axes | None") -> "Axes":
     """The slide with layers and its tissue's outline, a legend and a colour bar."""
-    known, layers = results.slides, [*over]
-    rule = "slide_id must be of this folder"
-    require(slide_id in known, rule, f"{slide_id!r}{nearest(slide_id, known)}")
-    ledger, ax = results.ledgers[slide_id], _axes(ax)
-    picture, files = open_picture(ledger), picture_files(ledger.path.parent)
-    layers += [Outline(read_mask(path), "tissue", width=5.0) for path in files[1:]]
+    ledger, ax, layers = results.ledger(slide_id), _axes(ax), [*over]
+    picture, files = draw.open_picture(ledger), draw.picture_files(ledger.path.parent)
+    layers += [draw.Outline(draw.read_mask(path), "tissue", width=5.0) for path in files[1:]]
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.patches import Patch
@@ -180,10 +161,10 @@ def _draw(results: Results, slide_id: str, over: Sequence[Layer], ax: "Axes | No
     mpp = picture.slide_mpp or (1000.0, 1000.0)
     width, height = (px * um / 1000 for px, um in zip(picture.size_l0, mpp))
     unit, signs = "mm" if picture.slide_mpp else "px of level 0", []
-    ax.imshow(paint(picture, layers), extent=(0, width, height, 0))
+    ax.imshow(draw.paint(picture, layers), extent=(0, width, height, 0))
     ax.set(title=slide_id, xlabel=unit, ylabel=unit)
     for layer in layers:
-        if isinstance(layer, Values):
+        if isinstance(layer, draw.Values):
             scale = ScalarMappable(Normalize(*layer.shown_limits), layer.colormap)
             ax.figure.colorbar(scale, ax=ax, label=layer.label, alpha=layer.opacity, shrink=0.7)
         else:

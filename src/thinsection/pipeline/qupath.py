@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import InvalidInputError, StoreError, require
+from thinsection.errors import StoreError, require
 from thinsection.files.atomic import write_text
-from thinsection.pipeline.folder import Results, one_address, open_results
+from thinsection.pipeline.folder import Results, leaving_out, one_address, open_results
 from thinsection.store.geojson import tile_features, write_features
-from thinsection.store.tiles_h5 import TilesFile
 
 # families of columns of which the largest names a tile, and how large it must be
 _NAMING = (("score_", 0.0), ("class_", 0.5))
@@ -55,15 +54,11 @@ def export_qupath(
     """
     results, files = open_results(folder), dict[str, str]()
     named = one_address(results.grids, grid, "grid") if results.grids or grid else None
-    for slide_id in results.slides:
-        try:
+    for slide_id, ledger in results.ledgers.items():
+        with leaving_out(slide_id, on_left_out, StoreError, ValueError):
             write_features(out / f"{slide_id}.geojson", _features(results, slide_id, named))
-            image = Path(str(results.ledgers[slide_id].slide.get("slide_path", slide_id))).name
+            image = Path(str(ledger.slide.get("slide_path", slide_id))).name
             files[image] = f"{slide_id}.geojson"
-        except (StoreError, InvalidInputError, ValueError) as error:
-            if on_left_out is None:
-                raise
-            on_left_out(f"{slide_id}: left out: {error}")
     rule = "folder must hold slides with results"
     require(files, rule, f"none in {str(folder)!r}", error=StoreError)
     pairs = ",\n".join(f"    {_groovy(image)}: {_groovy(name)}" for image, name in files.items())
@@ -83,18 +78,15 @@ def _features(results: Results, slide_id: str, grid: str | None) -> list[dict[st
     for name in [name for address in of_grid for name in stages[address].files]:
         if name.endswith(".geojson"):
             features += json.loads((results.folder / name).read_text(encoding="utf-8"))["features"]
-    return features + (_tiles(results.tiles(slide_id, grid)) if tiles else [])
+    if tiles:
+        table = results.tiles(slide_id, grid)
+        classes = _classes(table.columns)
+        features += tile_features(table, "detection", digits=7, classes=classes)
+    return features
 
 
-def _tiles(found: TilesFile) -> list[dict[str, Any]]:
-    size = found.attributes.get("tile_size_l0", (found.tile_px_l0,) * 2)
-    classes = _classes(found.columns, len(found.coords_l0))
-    told: dict[str, Any] = {"digits": 7, "classes": classes}
-    return list(tile_features(found.coords_l0, size, found.columns, "detection", **told))
-
-
-def _classes(columns: Mapping[str, npt.NDArray], count: int) -> list[str]:
-    """The class of each tile; '' of none."""
+def _classes(columns: Mapping[str, npt.NDArray]) -> list[str]:
+    """The class of each tile, '' of none; [] where no column names any."""
     for prefix, least in _NAMING:
         of = {n.rpartition(prefix)[2]: c for n, c in columns.items() if prefix in n}
         if of:
@@ -102,4 +94,4 @@ def _classes(columns: Mapping[str, npt.NDArray], count: int) -> list[str]:
             best = zip(shares.argmax(axis=0).tolist(), shares.max(axis=0).tolist())
             return [names[which] if most >= least else "" for which, most in best]
     found = (c for n, c in columns.items() if n.rpartition(":")[2] == "cluster")
-    return [f"Cluster {value:g}" for value in next(found, [])] or [""] * count
+    return [f"Cluster {value:g}" for value in next(found, [])]

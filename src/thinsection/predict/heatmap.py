@@ -135,7 +135,7 @@ class _Drawn:
             write_drawing(path, picture, [layer])
         if config.geojson:
             drawn.append(home / f"{self.slide_id}.geojson")
-            write_tiles_geojson(drawn[-1], table.coords_l0, (width, height), columns)
+            write_tiles_geojson(drawn[-1], table)
         if config.top_tiles:
             drawn.append(home / f"{self.slide_id}.top.png")
             with atomic_path(drawn[-1]) as tmp:

@@ -21,7 +21,7 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.store.identity import WholeSum, file_sum, fingerprint_reads
 from thinsection.store.ledger import SlideLedger, StageRecord, stage_key
 
-_OF_COHORTS = ("patient_id", "label", "split")
+OF_COHORTS = ("patient_id", "label", "split")
 
 Reads = Literal["slide", "tiles", "store"]
 
@@ -115,7 +115,7 @@ class SlideWork:
 
     def __post_init__(self) -> None:
         # a later run may name the slide alone: what an earlier one's cohort said is kept
-        said = {name: getattr(self.entry, name) for name in _OF_COHORTS}
+        said = {name: getattr(self.entry, name) for name in OF_COHORTS}
         known = {name: value for name, value in said.items() if value is not None}
         known |= {"more": {**self.ledger.slide.get("more", {}), **self.entry.more}}
         self.ledger = replace(self.ledger, slide=self.ledger.slide | known)
@@ -241,7 +241,7 @@ class SlideWork:
             "rendering": slide.rendering,
             "warnings": "; ".join(slide.notes),
         }
-        facts |= {name: self.ledger.slide.get(name) for name in (*_OF_COHORTS, "more")}
+        facts |= {name: self.ledger.slide.get(name) for name in (*OF_COHORTS, "more")}
         self.ledger = replace(self.ledger, slide=facts)
 
     def facts(self) -> dict[str, Any]:

@@ -1,17 +1,17 @@
 """Masks as GeoJSON that QuPath opens as annotations: smooth outlines in level-0 px."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from thinsection.arrays.polygons import mask_outlines
 from thinsection.files.atomic import atomic_path, write_text
 from thinsection.qc.tissue import Color
-from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size
+from thinsection.store.tiles_h5 import TilesFile
+from thinsection.types import MaskArray, MaskFrame
 
 
 def write_masks_geojson(
@@ -53,23 +53,17 @@ def annotation(polygons: Any, name: str, color: Color) -> dict[str, Any]:
 
 
 def tile_features(
-    coords_l0: CoordsL0,
-    tile_size_l0: Size,
-    columns: Mapping[str, npt.NDArray],
-    kind: str,
-    *,
-    digits: int,
-    classes: Sequence[str] = (),
+    table: TilesFile, kind: str, *, digits: int, classes: Sequence[str] = ()
 ) -> Iterator[dict[str, Any]]:
     """Tiles as features of QuPath, their columns as measurements; `classes` has '' for none.
 
     NaN, which JSON does not know, is left out.
     """
-    width, height = (int(edge) for edge in tile_size_l0)
+    (width, height), columns = table.size_l0, table.columns.items()
     corners = [(0, 0), (width, 0), (width, height), (0, height), (0, 0)]
-    for i, (x, y) in enumerate(coords_l0.tolist()):
+    for i, (x, y) in enumerate(table.coords_l0.tolist()):
         ring = [[x + dx, y + dy] for dx, dy in corners]
-        known = {n: float(f"{v[i]:.{digits}g}") for n, v in columns.items() if np.isfinite(v[i])}
+        known = {n: float(f"{v[i]:.{digits}g}") for n, v in columns if np.isfinite(v[i])}
         named = {"classification": {"name": classes[i]}} if classes and classes[i] else {}
         yield {
             "type": "Feature",
@@ -78,13 +72,10 @@ def tile_features(
         }
 
 
-def write_tiles_geojson(
-    path: Path, coords_l0: CoordsL0, tile_size_l0: Size, columns: Mapping[str, npt.NDArray]
-) -> None:
+def write_tiles_geojson(path: Path, table: TilesFile) -> None:
     """Writes tiles as QuPath's tile objects, atomically. Memory: that of one tile's text."""
     with atomic_path(path) as tmp, tmp.open("w", encoding="utf-8") as file:
         file.write('{"type": "FeatureCollection", "features": [\n')
-        features = tile_features(coords_l0, tile_size_l0, columns, "tile", digits=6)
-        for i, feature in enumerate(features):
+        for i, feature in enumerate(tile_features(table, "tile", digits=6)):
             file.write(",\n" * (i > 0) + json.dumps(feature, allow_nan=False))
         file.write("\n]}\n")
