@@ -14,8 +14,8 @@ import tifffile
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, StoreError
 from thinsection.pipeline.folder import export_anndata, open_results
-from thinsection.pipeline.measured import distances
 from thinsection.pipeline.process import RunEvent
+from thinsection.pipeline.results import distances
 from thinsection.pipeline.run import RunSummary, run
 from thinsection.slide import open_slide
 from thinsection.stages.config import RunConfig

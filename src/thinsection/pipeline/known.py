@@ -28,6 +28,7 @@ from thinsection.stages.request import Models
 from thinsection.tiles.transforms import stain_target
 from thinsection.weights.origin import Origin
 
+Stamps = tuple[tuple[str, int, int, int], ...]  # name, size and times of files
 _PACKAGES = ("thinsection", "torch", "openvino", "timm", "transformers")
 
 
@@ -48,7 +49,7 @@ def recorded(models: Models, config: RunConfig) -> dict[str, Any]:
     for encoder in models.encoders:
         if encoder.origin.files is not None:
             told = {
-                "stamps": _stamps(encoder.origin.files),
+                "stamps": stamps(encoder.origin.files),
                 "where": _where(config),
                 "tokens": encoder.spec.supports_tokens,
             }
@@ -91,7 +92,8 @@ def _models(told: Mapping[str, Any], config: RunConfig) -> Models | None:
         read = said.get("read")
         if read is None or read["where"] != where:
             return None
-        if read["stamps"] != _stamps([stamp[0] for stamp in read["stamps"]]):
+        there = stamps([stamp[0] for stamp in read["stamps"]])
+        if there is None or read["stamps"] != list(map(list, there)):
             return None
         spec = SimpleNamespace(name=said["name"], supports_tokens=read["tokens"])
         known = {name: value for name, value in said.items() if name != "read"}
@@ -108,13 +110,13 @@ def _models(told: Mapping[str, Any], config: RunConfig) -> Models | None:
     return Models(encoders=ours, slide_encoders=tuple(slide_encoders), stain_target=target)
 
 
-def _stamps(files: Sequence[str]) -> list[list[Any]] | None:
+def stamps(files: Sequence[str]) -> Stamps | None:
     """Name, size and times of each; None where one is gone."""
     try:
         stats = [(path, Path(path).stat()) for path in files]
     except OSError:
         return None
-    return [[path, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for path, s in stats]
+    return tuple((path, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in stats)
 
 
 def _where(config: RunConfig) -> str:

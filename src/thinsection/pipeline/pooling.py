@@ -5,6 +5,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,6 +18,7 @@ from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.files.sweep import sweep_slide, unfinished
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.execute import execute
+from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.records import begin_record, end_record
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, Status, write_tables
 from thinsection.pipeline.task import set_threads
@@ -29,7 +31,7 @@ from thinsection.stages.config import AggregateRunConfig, PoolingConfig
 from thinsection.stages.labels import features_label
 from thinsection.stages.leaves import PoolingStage, pool_tiles
 from thinsection.stages.stage import RecordedStage, SlideWork
-from thinsection.store.ledger import SLIDES, load_ledger, load_ledgers
+from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.tiles_h5 import TilesFile, read_slide_embedding, read_tiles
 from thinsection.units import parse_bytes
 
@@ -41,8 +43,7 @@ class FeaturesFile:
     slide_id: str
     path: Path  # the HDF5 file
     out: Path  # where slide embeddings go: `OUT/slide_features_NAME/ID.h5`
-    # the results folder whose ledger knows the file; None for files of others
-    results: Path | None = None
+    results: Path | None = None  # folder whose ledger knows the file; None for files of others
 
     def ended(self, status: Status, **more: Any) -> SlideResult:
         """The end of this slide."""
@@ -102,15 +103,9 @@ def aggregate_folder(
     """A result per features file of a folder, pooled now or before with the same settings.
 
     In a results folder the embeddings of every grid and encoder are pooled (or those that
-    `pooling.features` names), into `GRID/slide_features_NAME/`; of other folders of HDF5 files
-    into `slide_features_NAME/` beside them, or below `out`.
-
-    Args:
-        folder: a results folder, or features of TRIDENT or CLAM; or one file.
-        out: other output folder; on a shared file system for workers of other nodes.
-        config: all settings.
-        on_result: told of each slide as it ends.
-        on_message: lines for the person who waits.
+    `pooling.features` names), into `GRID/slide_features_NAME/`; of other folders (TRIDENT's,
+    CLAM's) or one file into `slide_features_NAME/` beside them, or below `out`, which workers of
+    other nodes must see. `on_result` is told of each slide as it ends.
 
     Memory: in each worker one slide's embeddings, 4 N D bytes, and the slide encoder's own bound.
 
@@ -131,10 +126,10 @@ def aggregate_folder(
 
     home = files[0].results or out or (folder.parent if folder.is_file() else folder)
     record = begin_record(home, "aggregate", as_mapping(config))
+    task = PoolingTask(pooling=config.pooling, threads=config.executor.threads)
+    told: dict[str, Any] = {"on_report": take, "on_message": on_message}
     try:
         with writing(home):
-            task = PoolingTask(pooling=config.pooling, threads=config.executor.threads)
-            told: dict[str, Any] = {"on_report": take, "on_message": on_message}
             execute(files, task, config.executor, folder=record.folder, **told)
     except BaseException as error:
         done = f"{len(results)} of {len(files)} slides are done"
@@ -173,24 +168,17 @@ def find_features(
 
 
 def _of_results(folder: Path, out: Path | None, wanted: str | None) -> list[FeaturesFile]:
-    known = [
-        (ledger.slide_id, address, folder / next(iter(record.files)))
-        for ledger in load_ledgers(folder)
-        for address, record in ledger.stages.items()
-        if address.rpartition("/")[2].startswith("features_")
-    ]
-    found = [
-        FeaturesFile(
-            slide_id=slide_id,
-            path=path,
-            out=out / address.split("/")[0] if out else path.parent.parent,
-            results=None if out else folder,
-        )
-        for slide_id, address, path in known
-        if wanted is None or wanted in address
-    ]
-    addresses, given = {k[1] for k in known}, f" for --features {wanted!r}" if wanted else ""
-    got = f"{sorted(addresses) or 'none'}{given} in {str(folder)!r}; run `thinsection embed` first"
+    results = open_results(folder)
+    known = [name for name in results.features if wanted is None or wanted in name]
+    found = []
+    for slide_id, address in product(results.slides, known):
+        if address in results.ledgers[slide_id].stages:
+            path, grid = results.file(slide_id, address), address.split("/")[0]
+            where = {"out": out / grid} if out else {"out": folder / grid, "results": folder}
+            found.append(FeaturesFile(slide_id=slide_id, path=path, **where))
+    given = f" for --features {wanted!r}" if wanted else ""
+    there = [*results.features] or "none"
+    got = f"{there}{given} in {str(folder)!r}; run `thinsection embed` first"
     require(found, "results folder must hold embeddings", got, error=StoreError)
     return found
 
@@ -224,9 +212,9 @@ def _pool_foreign(
 ) -> SlideResult:
     """Of others: the key stands in the slide embedding itself."""
     tiles = read_tiles(file.path)
-    if tiles.features is None or len(tiles.features) == 0:
-        got = f"none in {str(file.path)!r}; run `thinsection embed` first"
-        raise StoreError(f"features file must hold embeddings, got {got}")
+    got = f"none in {str(file.path)!r}; run `thinsection embed` first"
+    there = tiles.features is not None and len(tiles.features)
+    require(there, "features file must hold embeddings", got, error=StoreError)
     edge = tiles.tile_px_l0 or tile_px_l0
     if edge is None:
         remedy = "pass --tile-px-l0 (512 for 512 px tiles of a 20x slide)"
@@ -234,8 +222,7 @@ def _pool_foreign(
     facts = _facts(tiles, fit_warnings(tiles, slide_encoder))
     name = slide_encoder.label(features_label(file.path.parent.name))
     folder = file.out / f"slide_features_{name}"
-    target = folder / f"{file.slide_id}.h5"
-    key = _content_key(tiles, slide_encoder)
+    target, key = folder / f"{file.slide_id}.h5", _content_key(tiles, slide_encoder)
     with hold(folder / f"{LOCK_NAME}-{file.slide_id}"):  # another process may have been at it
         for left in unfinished([folder]).get(file.slide_id, []):
             left.unlink(missing_ok=True)
@@ -260,12 +247,8 @@ def fit_warnings(tiles: TilesFile, slide_encoder: SlideEncoder) -> tuple[str, ..
     if mpp is None and power:  # TRIDENT's files say the power only
         mpp = nominal_mpp(float(power))
     px, name = attributes.get("patch_size"), attributes.get("encoder")
-    return check_fit(
-        slide_encoder,
-        None if name is None else str(name),
-        None if px is None else int(px),
-        None if mpp is None else float(mpp),
-    )
+    asked: list[tuple[Any, Any]] = [(str, name), (int, px), (float, mpp)]
+    return check_fit(slide_encoder, *(None if v is None else kind(v) for kind, v in asked))
 
 
 def _content_key(tiles: TilesFile, slide_encoder: SlideEncoder) -> str:

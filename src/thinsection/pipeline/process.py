@@ -12,14 +12,9 @@ from thinsection.errors import BudgetError, InvalidInputError, OutputError, Stor
 from thinsection.files.atomic import writing
 from thinsection.files.lock import LOCK_NAME, FileLock, heartbeat
 from thinsection.files.sweep import sweep_slide, unfinished
+from thinsection.pipeline import results as tables
 from thinsection.pipeline.records import RECORDS
-from thinsection.pipeline.results import (
-    SlideResult,
-    Status,
-    failure_path,
-    read_failure,
-    record_failure,
-)
+from thinsection.pipeline.results import SlideResult, Status, record_failure
 from thinsection.pipeline.sink import Item, ResultSink, encoder_of
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import Goal, RunConfig, batch_size_of, budget_of
@@ -56,19 +51,13 @@ _POLL_S = 1.0  # how often a slide that another process holds is looked at again
 
 @dataclass(frozen=True, kw_only=True)
 class RunEvent:
-    """Progress of a run; may be emitted from any thread.
+    """Progress of a run; may be emitted from any thread."""
 
-    Attributes:
-        kind: 'opening' (text: what is done before tiles are), 'started' (num_tiles to come),
-            'tiles' (num_tiles done, text: what sets their pace), 'ended' (result set), 'waiting'
-            (another process holds the slide).
-    """
-
-    kind: str
+    kind: str  # opening, started, tiles, ended; waiting: another process holds the slide
     slide_id: str
-    num_tiles: int = 0
-    text: str = ""
-    result: SlideResult | None = None
+    num_tiles: int = 0  # of 'started': to come; of 'tiles': done
+    text: str = ""  # of 'opening': what is done before tiles are; of 'tiles': what sets their pace
+    result: SlideResult | None = None  # of 'ended'
 
 
 OnEvent = Callable[[RunEvent], None]
@@ -101,19 +90,17 @@ class SlideJob:
     def process(self, entries: Sequence[SlideEntry]) -> list[SlideResult]:
         """A result per slide, in their order; a bad one is a failed result, never an exception."""
         with heartbeat(self.locks.values()):
-            waiting = list(entries)
-            while waiting:
-                self.held_elsewhere = []
+            self._pass(entries)
+            while waiting := self.held_elsewhere:
+                for entry in waiting:
+                    self.on_event(RunEvent(kind="waiting", slide_id=entry.slide_id))
+                threading.Event().wait(_POLL_S)
                 self._pass(waiting)
-                waiting = self.held_elsewhere
-                if waiting:
-                    for entry in waiting:
-                        self.on_event(RunEvent(kind="waiting", slide_id=entry.slide_id))
-                    threading.Event().wait(_POLL_S)
         return [self.results[entry.slide_id] for entry in entries]
 
     def _pass(self, entries: Sequence[SlideEntry]) -> None:
         """One pass over slides; those that others hold are left in `held_elsewhere`."""
+        self.held_elsewhere = []
         encoders, batches, allocate = self.models.encoders, None, None
         if encoders:
             from thinsection.encode.embed import BatchEncoder, pinned_allocator
@@ -223,7 +210,8 @@ class SlideJob:
             self._end(entry, record_failure(self.out, entry, stage, error))
             return
         with writing(self.out):
-            failure_path(self.out, entry.slide_id).unlink(missing_ok=True)  # of an earlier run
+            # of an earlier run
+            tables.failure_path(self.out, entry.slide_id).unlink(missing_ok=True)
         self._end(entry, SlideResult.of(entry, status, facts=work.facts() | work.fetched()))
 
     def _end(self, entry: SlideEntry, result: SlideResult) -> None:
@@ -248,26 +236,23 @@ def prepare(
     for images that are decoded whole: they wait for those before them.
     """
     grid = next((stage for stage in work.stages if isinstance(stage, TilesStage)), None)
+    tiles = None
     try:
         work.at = "open"
         work.check_stale()
         if any(stage.reads != "store" for stage in work.missing):
             _open(work, config, grid, wholes)
         check_quality(work)
-        tiles = None
         if work.slide is not None and grid is not None:
             tiles = _tiles(work, grid, config, target)
-        if work.slide is not None and tiles is None:  # nobody needs its tiles: closed at once
-            work.slide.close()
         return tiles or SlideTiles(key=work, slide=None, table=None)
     except OutputError:  # no slide's own: it ends the run
-        if work.slide is not None:
-            work.slide.close()
         raise
     except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded with its traceback
-        if work.slide is not None:
-            work.slide.close()
         return SlideFailed(key=work, stage=work.at, error=error)
+    finally:
+        if work.slide is not None and tiles is None:  # nobody needs its tiles: closed at once
+            work.slide.close()
 
 
 def check_quality(work: SlideWork) -> None:
@@ -307,23 +292,18 @@ def _tiles(
     work: SlideWork, grid: TilesStage, config: RunConfig, target: StainLook | None
 ) -> SlideTiles | None:
     """The grid, and which of its tiles are read; None where none is."""
-    work.at = grid.title
-    slide = work.slide
+    work.at, slide, missing = grid.title, work.slide, grid in work.missing
     assert slide is not None
-    missing = grid in work.missing
     streamed = missing and grid.reads == "tiles"
     table: TileTable = grid.candidates(work) if missing else work.value(grid)
     work.attributes = tile_attributes(work.entry.slide_id, slide, table, config=grid.config)
     if streamed:
         work.values["candidates"] = table
     elif missing:
-        work.begin(grid)
-        work.finish(grid, grid.write(work, table))
-    if not streamed:
-        for stage in [s for s in work.missing if isinstance(s, FeaturesStage)]:
-            found = stage.reuse(work, table)
-            if found is not None:
-                work.finish(stage, found)
+        work.record(grid, lambda: grid.write(work, table))
+    for stage in [s for s in work.missing if isinstance(s, FeaturesStage) and not streamed]:
+        if (found := stage.reuse(work, table)) is not None:
+            work.finish(stage, found)
     wanting = [stage for stage in work.missing if stage.reads == "tiles"]
     if not wanting:
         return None
@@ -375,17 +355,14 @@ def skipped_result(
     Without `models`: for goals that need none. Rules of quality control are for whoever has the
     slide's lock.
     """
-    if config.qc.qc_fail or read_failure(out, entry.slide_id) is not None:
+    if config.qc.qc_fail or tables.read_failure(out, entry.slide_id) is not None:
         return None
     try:
         work = slide_work(entry, stages_of(config, goal, models or Models()), out, config)
     except (StoreError, InvalidInputError):
         return None
-    return (
-        None
-        if work.missing or work.source_is_new
-        else SlideResult.of(entry, "skipped", facts=work.facts())
-    )
+    known = not (work.missing or work.source_is_new)
+    return SlideResult.of(entry, "skipped", facts=work.facts()) if known else None
 
 
 def wanted_of(work: SlideWork, encoders: Sequence["TileEncoder"]) -> list["Wanted"]:

@@ -1,6 +1,7 @@
-"""What a run says of each slide, the one failure record, and the tables that are made of both."""
+"""What a run says of each slide, the one failure record, and the tables that are made of them."""
 
 import json
+import math
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,19 +9,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from thinsection.config import coerce, from_mapping
-from thinsection.errors import ConfigError, QcExclusion
+from thinsection.errors import ConfigError, QcExclusion, StoreError, require
 from thinsection.files.atomic import write_json, write_table
 from thinsection.qc import qc_fail
 from thinsection.qc.checks.check import Score
 from thinsection.qc.engine import QcRule, parse_rule
-from thinsection.report.qc_files import QC_FORMAT, QC_JSON, judged, write_qc_csv, write_qc_sheet
+from thinsection.report import qc_files
+from thinsection.report.qc_files import QC_FORMAT, QC_JSON, Usual
 from thinsection.report.verdict import load_rules
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
 from thinsection.stages.masks import QcStage
-from thinsection.stages.request import mask_stage
+from thinsection.stages.measures import STAIN_COLUMNS, MeasuresStage
+from thinsection.stages.request import Models, mask_stage, stages_of
 from thinsection.stages.stage import ledger_facts
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
+from thinsection.store.tile_tables import MEASURED
+from thinsection.tiles.measures import MEASURES
 
 FAILURE_NAME = "failure.json"
 SUMMARY_COLUMNS = (
@@ -30,30 +35,24 @@ SUMMARY_COLUMNS = (
 )
 FAILED_COLUMNS = ("slide_id", "slide_path", "stage", "error", "details")
 LOST_STAGE = "worker"
+_MEASURED = (*STAIN_COLUMNS, *MEASURES)
+_DISTANCES = {"measures_distance": _MEASURED, "measures_stain_distance": STAIN_COLUMNS}
 
+Row = Mapping[str, float]
 Status = Literal["done", "skipped", "empty", "excluded", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlideResult:
-    """The end of one slide in one run: plain values that travel between processes.
+    """The end of one slide in one run: plain values that travel between processes."""
 
-    Attributes:
-        slide_id, slide_path: as in the cohort.
-        status: 'done' now, 'skipped' because it was done before, 'empty' (now or before) where no
-            tile was found, 'excluded' by a QC rule, 'failed'.
-        stage: where it failed: open, tissue, qc, tile, decode, encode, aggregate, write, ...
-        error: the message, one line, '' unless failed.
-        facts: what the summary shows.
-        seconds: that it took beyond the slide before it, with which it overlaps; 0 where unknown.
-    """
-
-    slide_id: str
+    slide_id: str  # as in the cohort, like the path
     slide_path: str
-    status: Status
-    stage: str = ""
-    error: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
+    status: Status  # 'empty': now or before no tile was found; 'excluded' by a QC rule
+    stage: str = ""  # where it failed: open, tissue, qc, tile, decode, encode, aggregate, ...
+    error: str = ""  # the message, one line, '' unless failed
+    facts: dict[str, Any] = field(default_factory=dict)  # what the summary shows
+    # that it took beyond the slide before it, with which it overlaps; 0 where unknown
     seconds: float = field(default=0.0, compare=False)
 
     @classmethod
@@ -66,16 +65,18 @@ class SlideResult:
 
 def describe(result: SlideResult) -> str:
     """One line on a slide that ended."""
-    if result.status == "failed":
-        return f"{result.slide_id}: failed ({result.stage}): {result.error}"
-    if result.status == "excluded":
-        return f"{result.slide_id}: {result.error}"
-    facts = result.facts
-    if result.status == "empty":
-        why = facts.get("warnings") or "no tile holds enough tissue"
-        return f"{result.slide_id}: empty: {why}"
-    count = f", {facts['num_tiles']} tiles" if facts.get("num_tiles") is not None else ""
-    if not count and facts.get("pixels_to_use") is not None:
+    name, facts = result.slide_id, result.facts
+    match result.status:
+        case "failed":
+            return f"{name}: failed ({result.stage}): {result.error}"
+        case "excluded":
+            return f"{name}: {result.error}"
+        case "empty":
+            return f"{name}: empty: {facts.get('warnings') or 'no tile holds enough tissue'}"
+    count = ""
+    if facts.get("num_tiles") is not None:
+        count = f", {facts['num_tiles']} tiles"
+    elif facts.get("pixels_to_use") is not None:
         count = f", {facts['pixels_to_use']:.0f} px to use"
     if facts.get("fetched_bytes"):
         share = facts["fetched_bytes"] / facts["file_bytes"]
@@ -83,10 +84,10 @@ def describe(result: SlideResult) -> str:
     count += f", {facts['stain']}" if facts.get("stain") else ""
     if pen := facts.get("pen_fraction"):
         count += f", pen on {pen:.1%} left out"
-    warning = f" (warning: {facts['warnings']})" if facts.get("warnings") else ""
     if result.status == "skipped":
-        return f"{result.slide_id}: done before with the same settings and input, skipped{count}"
-    return f"{result.slide_id}: done{count}{warning}"
+        return f"{name}: done before with the same settings and input, skipped{count}"
+    warning = f" (warning: {facts['warnings']})" if facts.get("warnings") else ""
+    return f"{name}: done{count}{warning}"
 
 
 def record_failure(out: Path, entry: SlideEntry, stage: str, error: BaseException) -> SlideResult:
@@ -131,19 +132,17 @@ def write_tables(out: Path, entries: Sequence[SlideEntry], results: Iterable[Sli
     rows: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []
     for slide_id in [*given, *others]:
-        result = by_id.get(slide_id) or read_failure(out, slide_id)
+        result, entry = by_id.get(slide_id) or read_failure(out, slide_id), given.get(slide_id)
         ledger = ledgers.get(slide_id) or SlideLedger(out=out, slide_id=slide_id)
         first = {"slide_id": slide_id, "slide_path": result.slide_path if result else ""}
-        if slide_id in given:
-            first |= asdict(given[slide_id])
-            first |= dict(given[slide_id].more)
-        known = slide_id not in given  # of this run nobody has said so
-        first["status"] = result.status if result else _stored_status(ledger if known else None)
+        said = dict(entry.more) if entry else {}
+        first |= asdict(entry) | said if entry else {}
+        known = None if entry else ledger  # of this run nobody has said so
+        first["status"] = result.status if result else _stored_status(known)
         rows += [first | row for row in grid_rows(ledger)]
         if result and result.status in ("failed", "excluded"):
             details = failure_path(out, slide_id).relative_to(out)
-            said = given[slide_id].more if slide_id in given else {}
-            failed.append({**said} | asdict(result) | {"details": str(details)})
+            failed.append(said | asdict(result) | {"details": str(details)})
     more = dict.fromkeys(n for lg in ledgers.values() for n in lg.slide.get("more", ()))
     more |= dict.fromkeys(n for entry in entries for n in entry.more)
     write_table(out / "summary.csv", rows, (*SUMMARY_COLUMNS, *more))
@@ -172,17 +171,12 @@ def grid_rows(ledger: SlideLedger) -> Iterator[dict[str, Any]]:
         folders = [a.split("/")[1] for a in ledger.stages if a.startswith(f"{grid}/")]
         tiles = ledger.stages.get(f"{grid}/tiles")
         addresses = [*(tiles.needs if tiles else ()), *(f"{grid}/{name}" for name in folders)]
-        also = [n for n in folders if not n.startswith(("features_", "slide_features_", "tiles"))]
-        columns = {
-            "features": _named(folders, "features_"),
-            "slide_features": _named(folders, "slide_features_"),
-            "also": "|".join(also),
-        }
-        yield slide | ledger_facts(ledger, addresses) | {"grid": grid} | columns
-
-
-def _named(folders: Iterable[str], prefix: str) -> str:
-    return "|".join(name.removeprefix(prefix) for name in folders if name.startswith(prefix))
+        columns = {"grid": grid}
+        for kind in ("features", "slide_features"):
+            named = [n.removeprefix(f"{kind}_") for n in folders if n.startswith(f"{kind}_")]
+            columns[kind] = "|".join(named)
+        others = (n for n in folders if not n.startswith(("features_", "slide_features_", "tiles")))
+        yield slide | ledger_facts(ledger, addresses) | columns | {"also": "|".join(others)}
 
 
 def qc_stage(config: RunConfig) -> QcStage:
@@ -208,10 +202,10 @@ def write_qc_tables(
     for row in rows:
         row.update(measured.get(str(row["slide_id"]), {}))
         row["fails"] = "|".join(str(rule) for slide, rule in failing if slide == row["slide_id"])
-    rules = load_rules(config.qc.qc_rules)
-    rows = judged(rows, rules)
-    write_qc_csv(out / f"qc_{stage.name}.csv", rows)
-    write_qc_sheet(out / f"qc_{stage.name}.html", rows, title="Quality control", rules=rules)
+    rules, page = load_rules(config.qc.qc_rules), out / f"qc_{stage.name}.html"
+    rows = qc_files.judged(rows, rules)
+    qc_files.write_qc_csv(out / f"qc_{stage.name}.csv", rows)
+    qc_files.write_qc_sheet(page, rows, title="Quality control", rules=rules)
 
 
 def qc_rows(out: Path, entries: Sequence[SlideEntry], stage: QcStage) -> list[dict[str, Score]]:
@@ -220,18 +214,17 @@ def qc_rows(out: Path, entries: Sequence[SlideEntry], stage: QcStage) -> list[di
     for entry in entries:
         folder = stage.folder(entry.slide_id)
         row: dict[str, Score] = {"slide_id": entry.slide_id, "slide_path": entry.slide_path}
-        row |= {"folder": folder, **entry.more}
+        row |= {"folder": folder, **entry.more, "status": "failed"}
         try:
             document = _qc_document(out / folder / QC_JSON)
         except ConfigError as damage:  # this slide's own
-            rows.append({**row, "status": "failed", "warnings": f"{QC_JSON} is damaged: {damage}"})
+            rows.append(row | {"warnings": f"{QC_JSON} is damaged: {damage}"})
             continue
         if document is not None:
-            found = {**document["facts"], **document["scores"]}
-            warnings = "|".join(document["warnings"])
-            rows.append({**row, "status": "done", **found, "warnings": warnings})
+            found = {"status": "done", **document["facts"], **document["scores"]}
+            rows.append(row | found | {"warnings": "|".join(document["warnings"])})
         elif (failure := read_failure(out, entry.slide_id)) is not None:
-            rows.append({**row, "status": "failed", "warnings": failure.error})
+            rows.append(row | {"warnings": failure.error})
     return rows
 
 
@@ -254,3 +247,73 @@ def failing_rules(
     parsed = [parse_rule(rule) for rule in rules]
     done = [row for row in rows if row["status"] == "done"]
     return [(str(row["slide_id"]), rule) for row in done for rule in parsed if qc_fail(row, rule)]
+
+
+def write_measures(out: Path, entries: Sequence[SlideEntry], config: RunConfig) -> dict[str, Row]:
+    """Writes `measures_GRID.csv`, a row per slide of the run that has a tile; the rows by slide.
+
+    Memory: some kB per slide of the folder and of the reference's.
+    """
+    stage = _stage(config)
+    stored, folder = measured_slides(out, stage), config.output.measures_reference
+    known = [entry for entry in entries if entry.slide_id in stored]
+    rows = [stored[entry.slide_id] for entry in known]
+    reference = rows if folder is None else list(measured_slides(folder, stage).values())
+    rows = [{**row, **far} for row, far in zip(rows, distances(rows, reference))]
+    lines = [{"slide_id": e.slide_id, **e.more, **row} for e, row in zip(known, rows)]
+    more = dict.fromkeys(name for entry in entries for name in entry.more)
+    columns = ("slide_id", *_DISTANCES, *_MEASURED, *more)
+    write_table(out / f"{MEASURED}_{stage.tiles.grid}.csv", lines, columns)
+    return {entry.slide_id: row for entry, row in zip(known, rows)}
+
+
+def check_reference(config: RunConfig) -> None:
+    """Refuses a reference that has no measures of this run's grid.
+
+    Raises:
+        ConfigError: so it is, or measures are not asked for.
+        StoreError: it is no results folder.
+    """
+    folder = config.output.measures_reference
+    if folder is None:
+        return
+    asked, got = config.output.measures, "none; pass --measures"
+    require(asked, "measures_reference must go with measures", got, error=ConfigError)
+    rule = f"measures_reference must be a results folder with {SLIDES}/ in it"
+    require((folder / SLIDES).is_dir(), rule, repr(str(folder)), error=StoreError)
+    stage = _stage(config)
+    got = f"none in {str(folder)!r}; run it with --measures and the same settings of tiles"
+    rule = f"measures_reference must hold {stage.address}"
+    require(measured_slides(folder, stage), rule, got, error=ConfigError)
+
+
+def measured_slides(folder: Path, stage: MeasuresStage) -> dict[str, Row]:
+    """What the stage's results say of each slide that has them and a tile."""
+    known = ((lg.slide_id, lg.stages.get(stage.address)) for lg in load_ledgers(folder))
+    facts = {slide_id: record.facts for slide_id, record in known if record}
+    rows = {name: {n: f[n] for n in _MEASURED if n in f} for name, f in facts.items()}
+    return {slide_id: row for slide_id, row in rows.items() if row}
+
+
+def distances(rows: Sequence[Row], reference: Sequence[Row]) -> list[dict[str, float]]:
+    """Per slide its distance to the reference: in all measures, and in the stains' alone.
+
+    The root of the mean of z² over the columns that the slide has, z = (value - median) /
+    (1.4826 MAD): median, and MAD the median absolute deviation, are of the reference's slides,
+    the divisor is at least 0.001 max(1, |median|). Fewer than 5 slides say nothing of what is
+    usual: there is no distance then.
+    """
+    usual = {name: qc_files.usual_of([row.get(name) for row in reference]) for name in _MEASURED}
+    named = [{n: _distance(row, of, usual) for n, of in _DISTANCES.items()} for row in rows]
+    return [{name: d for name, d in found.items() if d is not None} for found in named]
+
+
+def _distance(row: Row, names: Sequence[str], usual: Mapping[str, Usual]) -> float | None:
+    known = [(row[name], found) for name in names if name in row and (found := usual[name])]
+    squares = [qc_files.deviations(value, found) ** 2 for value, found in known]
+    return math.sqrt(sum(squares) / len(squares)) if squares else None
+
+
+def _stage(config: RunConfig) -> MeasuresStage:
+    stages = stages_of(config, "tile", Models())
+    return next(stage for stage in stages if isinstance(stage, MeasuresStage))

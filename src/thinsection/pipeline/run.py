@@ -28,26 +28,13 @@ from thinsection.jobs.contract import Report, merged
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import chosen_executor
 from thinsection.jobs.slurm import Submitted
+from thinsection.pipeline import records
+from thinsection.pipeline import results as tables
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.known import known_report
-from thinsection.pipeline.measured import check_reference, write_measures
 from thinsection.pipeline.process import OnEvent, RunEvent
-from thinsection.pipeline.records import (
-    RECORDS,
-    Record,
-    begin_record,
-    end_record,
-    log,
-    same_settings,
-    write_efficiency,
-)
-from thinsection.pipeline.results import (
-    SlideResult,
-    Status,
-    describe,
-    write_qc_tables,
-    write_tables,
-)
+from thinsection.pipeline.records import RECORDS, Record, log
+from thinsection.pipeline.results import SlideResult, Status
 from thinsection.pipeline.task import ENDS, RunTask, ended_slides, filesystem_now
 from thinsection.qc import load_pipeline, prepare_models
 from thinsection.qc.engine import parse_rule
@@ -146,9 +133,8 @@ def run(
     goal: Goal = coerce(stage, Goal, "stage")
     entries = cohort_of(slides, config, on_message)
     check_settings(config, goal)
-    work = functools.partial(
-        _run_in_folder, entries, config=config, goal=goal, on_message=on_message
-    )
+    said: dict[str, Any] = {"config": config, "goal": goal, "on_message": on_message}
+    work = functools.partial(_run_in_folder, entries, **said)
     if not is_url(str(out)):
         with writing(str(out)):
             return work(out=check_folder(Path(out)), executor=executor, on_event=on_event)
@@ -194,7 +180,10 @@ def _run_in_folder(
                 facts = task.facts(task.models())  # errors of settings and weights come first
             begun = True
             if known is None:
-                spent = functools.partial(_stage_seconds, reports)
+
+                def spent() -> Mapping[str, float]:
+                    return merged(reports).stage_seconds
+
                 with resource_monitor(task.record, facts=facts, stage_seconds=spent):
                     execute(entries, task, config.executor, **told)
             else:
@@ -220,7 +209,7 @@ def _logged(
 
     def event(one: RunEvent) -> None:
         if one.result is not None:
-            log(record, describe(one.result))
+            log(record, tables.describe(one.result))
         elif one.kind in ("opening", "waiting"):
             log(record, f"{one.slide_id}: {', then '.join(filter(None, (one.kind, one.text)))}")
         on_event(one)
@@ -232,15 +221,11 @@ def _logged(
     return event, message
 
 
-def _stage_seconds(reports: Sequence[Report[SlideResult]]) -> Mapping[str, float]:
-    return merged(reports).stage_seconds
-
-
 def make_task(out: Path, config: RunConfig, goal: Goal) -> RunTask:
     """The task of an invocation that begins now, and its record."""
     folder = out.resolve()
     command = "run" if goal == "aggregate" else goal  # each goal is a subcommand
-    record = begin_record(folder, command, as_mapping(config) | {"stage": goal})
+    record = records.begin_record(folder, command, as_mapping(config) | {"stage": goal})
     log(record.folder, f"thinsection {thinsection.__version__}: {command} into {folder}")
     by_slurm = chosen_executor(config.executor) == "slurm"
     return RunTask(
@@ -250,7 +235,7 @@ def make_task(out: Path, config: RunConfig, goal: Goal) -> RunTask:
         goal=goal,
         threads=config.executor.threads,
         started=filesystem_now(folder),
-        kept=tuple(one.folder for one in same_settings(folder, record)) if by_slurm else (),
+        kept=tuple(one.folder for one in records.same_settings(folder, record)) if by_slurm else (),
     )
 
 
@@ -263,28 +248,29 @@ def finish_run(
     """
     record = Record.read(task.record)
     spent = datetime.now(UTC) - datetime.fromisoformat(record.document["started"])
+    output = task.config.output
     summary = RunSummary(
         out=task.out,
         record=task.record,
         results=report.results,
         stage_seconds=dict(sorted(report.stage_seconds.items())),
         seconds=spent.total_seconds(),
-        allow_empty=task.config.output.allow_empty,
+        allow_empty=output.allow_empty,
     )
-    write_tables(task.out, entries, report.results)
+    tables.write_tables(task.out, entries, report.results)
     measures = task.config.output.measures and task.goal in ("tile", *ENCODING)
-    measured = write_measures(task.out, entries, task.config) if measures else {}
+    measured = tables.write_measures(task.out, entries, task.config) if measures else {}
     if task.config.qc.qc != "off":
-        write_qc_tables(task.out, entries, task.config, measured)
+        tables.write_qc_tables(task.out, entries, task.config, measured)
     facts = {
         "seconds": round(summary.seconds, 3),
         "counts": summary.counts,
         "models": dict(report.facts),
         "stage_seconds": {name: round(s, 3) for name, s in summary.stage_seconds.items()},
     }
-    end_record(record, facts)
+    records.end_record(record, facts)
     if summary.counts["done"]:
-        write_efficiency(task.record)
+        records.write_efficiency(task.record)
     log(task.record, f"ended: {summary!r}")
     write_index(task.out)
     return summary
@@ -303,11 +289,10 @@ def end_early(
     told = f"tables are in {task.out}"
     try:
         with writing(task.out):
-            write_tables(task.out, entries, results)
-            end_record(Record.read(task.record), {"ended_by": str(error) or type(error).__name__})
-            log(
-                task.record, f"ended early: {error or type(error).__name__}; {done} slides are done"
-            )
+            tables.write_tables(task.out, entries, results)
+            why = str(error) or type(error).__name__
+            records.end_record(Record.read(task.record), {"ended_by": why})
+            log(task.record, f"ended early: {why}; {done} slides are done")
             write_index(task.out)
     except OSError as full:
         told = f"the tables could not be written ({full})"
@@ -325,7 +310,7 @@ def check_settings(config: RunConfig, goal: Goal) -> None:
         BudgetError: the memory does not hold the stream's least.
     """
     check_encoder_names(config, goal)
-    check_reference(config)
+    tables.check_reference(config)
     load_filters(config.tiles.tile_filter)
     named = segment_stages(config, None)
     rule = "goal 'segment' must have a segmenter"
@@ -339,12 +324,10 @@ def check_settings(config: RunConfig, goal: Goal) -> None:
         raise ConfigError("qc_fail must go with --qc, got --qc off; pass --qc auto")
     if config.output.graph:
         parse_graph_spec(config.output.graph)
-    for name in config.output.write:
-        entry = FORMATS.entry(name)
+    for entry in map(FORMATS.entry, config.output.write):
         if entry.missing:
-            raise MissingDependencyError(
-                f"--write {name} needs {', '.join(entry.missing)}; {entry.remedy}"
-            )
+            needs = f"--write {entry.name} needs {', '.join(entry.missing)}"
+            raise MissingDependencyError(f"{needs}; {entry.remedy}")
     budget_of(config, batch_size_of(config, on_gpu=False) if config.encode.batch_size else 1)
 
 
@@ -363,17 +346,15 @@ def check_folder(out: Path) -> Path:
         free = shutil.disk_usage(out).free
     except OSError as error:
         raise StoreError(f"out must be a writable folder, got {str(out)!r}: {error}") from None
-    if free < MIN_FREE_BYTES:
-        raise DiskSpaceError(
-            f"out must have {format_bytes(MIN_FREE_BYTES)} free, got {format_bytes(free)} "
-            f"in {str(out)!r}; free some space or choose another disk"
-        )
+    got = f"{format_bytes(free)} in {str(out)!r}; free some space or choose another disk"
+    rule = f"out must have {format_bytes(MIN_FREE_BYTES)} free"
+    require(free >= MIN_FREE_BYTES, rule, got, error=DiskSpaceError)
     for folder in (out, *out.glob(f"{RECORDS}/*")):
         sweep_old(folder)
     ours = (out / SLIDES).is_dir() or (out / RECORDS).is_dir()
-    if not ours and ((out / "run.json").is_file() or any(out.glob("*/slide.json"))):
-        raise StoreError(
-            f"out must be a new folder or one of this layout, got {str(out)!r} with results of an "
-            "earlier version (<slide_id>/tiles.h5); choose another --out: nothing was changed"
-        )
+    earlier = (out / "run.json").is_file() or any(out.glob("*/slide.json"))
+    got = f"{str(out)!r} with results of an earlier version (<slide_id>/tiles.h5); "
+    got += "choose another --out: nothing was changed"
+    rule = "out must be a new folder or one of this layout"
+    require(ours or not earlier, rule, got, error=StoreError)
     return out

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Union
 
 import numpy as np
@@ -147,13 +148,9 @@ class ResultSink:
             kept = np.concatenate(self._kept or [np.empty(0, dtype=np.int64)])
             for stage in [s for s in work.missing if isinstance(s, TilesStage)]:
                 table = work.values["candidates"].select(kept)
-                work.at = stage.title
-                work.begin(stage)
-                work.finish(stage, stage.write(work, table))
+                work.record(stage, partial(stage.write, work, table))
             for measures in [s for s in work.missing if isinstance(s, MeasuresStage)]:
-                work.at = measures.title
-                work.begin(measures)
-                work.finish(measures, measures.write(work, kept))
+                work.record(measures, partial(measures.write, work, kept))
             for label, file in files:
                 work.at = file.stage.title
                 work.finish(file.stage, file.close((self._dims[label],)))

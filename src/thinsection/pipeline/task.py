@@ -17,7 +17,7 @@ from thinsection.files.atomic import TMP_MARK, writing
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.machine import cpu_count
-from thinsection.pipeline.known import recorded
+from thinsection.pipeline.known import Stamps, recorded, stamps
 from thinsection.pipeline.process import RunEvent, SlideJob, skipped_result
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
@@ -33,7 +33,6 @@ from thinsection.usage.monitor import resource_monitor
 if TYPE_CHECKING:
     from thinsection.jobs.request import JobRequest
 
-Stamps = tuple[tuple[str, int, int, int], ...]  # name, times and size of files
 ENDS = ("done", "skipped", "empty")  # of a slide that need not be looked at again
 _ENDED = "ended"  # folder of a record: a line of JSON per slide that a process finished
 
@@ -88,48 +87,33 @@ class RunTask(Task[SlideEntry, SlideResult]):
                         log.write(line.encode())
                 on_event(event)
 
-            job = SlideJob(
-                out=self.out,
-                config=self.config,
-                models=models,
-                goal=self.goal,
-                clock=clock,
-                on_event=note,
-            )
-            results = job.process(entries)
-        return Report(
-            results=tuple(self._truly(result) for result in results),
-            stage_seconds=clock.seconds(),
-            facts=recorded(models, self.config),
-        )
+            how: dict[str, Any] = {"out": self.out, "config": self.config, "goal": self.goal}
+            job = SlideJob(models=models, clock=clock, on_event=note, **how)
+            results = tuple(map(self._truly, job.process(entries)))
+        facts = recorded(models, self.config)
+        return Report(results=results, stage_seconds=clock.seconds(), facts=facts)
 
     def models(self) -> Models:
         """The encoders, loaded once per process, settings and files that these name."""
         plain = RunConfig()  # settings that change nothing about the encoders
         config = replace(self.config, qc=plain.qc, stream=plain.stream, executor=plain.executor)
         named = [*config.encode.encoders, config.encode.weights, config.aggregate.slide_weights]
-        files = [Path(name) for name in (*named, config.stain.stain_reference) if name]
-        stats = [(str(path), path.stat()) for path in files if path.is_file()]
-        stamps = tuple((name, s.st_mtime_ns, s.st_ctime_ns, s.st_size) for name, s in stats)
-        return load_models(config, self.goal, stamps)
+        files = [str(name) for name in (*named, config.stain.stain_reference) if name]
+        return load_models(config, self.goal, stamps([f for f in files if Path(f).is_file()]))
 
     def facts(self, models: Models) -> dict[str, Any]:
         """Settings that explain a resource record."""
-        encoders = models.encoders
-        return {
-            "device": str(encoders[0].device) if encoders else "cpu",
-            "precision": str(encoders[0].precision) if encoders else None,
-            "engine": encoders[0].engine if encoders else None,
-            "reader": self.config.slides.reader,
-            "decode_workers": self.config.stream.decode_workers or cpu_count(),
-        }
+        facts: dict[str, Any] = {"device": "cpu", "precision": None, "engine": None}
+        for one in models.encoders[:1]:
+            facts |= {"device": str(one.device), "precision": str(one.precision)}
+            facts |= {"engine": one.engine}
+        workers = self.config.stream.decode_workers or cpu_count()
+        return facts | {"reader": self.config.slides.reader, "decode_workers": workers}
 
     def on_worker(self, *, threads: int, monitored: bool) -> Self:
         """See `Task.on_worker`; 0 threads leave everything as it is."""
-        workers = self.config.stream.decode_workers or threads
-        return replace(
-            self._streaming(decode_workers=workers), threads=threads, monitored=monitored
-        )
+        decoding = self._streaming(decode_workers=self.config.stream.decode_workers or threads)
+        return replace(decoding, threads=threads, monitored=monitored)
 
     def smaller(self) -> Self:
         """Half the stream's memory, or what three batches need; one decoding thread.
@@ -243,7 +227,7 @@ def set_threads(threads: int, *, torch_too: bool) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def load_models(config: RunConfig, goal: Goal, stamps: Stamps = ()) -> Models:
+def load_models(config: RunConfig, goal: Goal, stamped: Stamps | None = ()) -> Models:
     """Loads what a run up to a goal needs, once per settings and stamps of the files they name.
 
     On a CPU this process then keeps freed memory.
@@ -255,27 +239,14 @@ def load_models(config: RunConfig, goal: Goal, stamps: Stamps = ()) -> Models:
     from thinsection.pool import load_slide_encoder
 
     options, pooling = config.encode, config.aggregate
-    encoders = tuple(
-        load_encoder(
-            name,
-            device=options.device,
-            precision=options.precision,
-            weights=options.weights,
-            pretrained=options.pretrained,
-            allow_remote_code=options.allow_remote_code,
-            seed=options.seed,
-            engine=options.engine,
-        )
-        for name in options.encoders
-    )
+    names = ("device", "precision", "weights", "pretrained", "allow_remote_code", "seed", "engine")
+    how = {name: getattr(options, name) for name in names}
+    encoders = tuple(load_encoder(name, **how) for name in options.encoders)
     if any(encoder.device.type == "cpu" for encoder in encoders):
         keep_freed_memory()
     budget_bytes = parse_bytes(pooling.aggregate_memory)
-    loaded = (
-        load_slide_encoder(
-            name, weights=pooling.slide_weights, device=options.device, budget_bytes=budget_bytes
-        )
-        for name in (pooling.slide_encoders if goal == "aggregate" else ())
-    )
+    how = {"weights": pooling.slide_weights, "device": options.device, "budget_bytes": budget_bytes}
+    wanted = pooling.slide_encoders if goal == "aggregate" else ()
+    loaded = tuple(load_slide_encoder(name, **how) for name in wanted)
     target = None if config.stain.stain_norm == "none" else stain_target(config.stain)
-    return Models(encoders=encoders, slide_encoders=tuple(loaded), stain_target=target)
+    return Models(encoders=encoders, slide_encoders=loaded, stain_target=target)

@@ -8,7 +8,7 @@ A run is the graph of the stages that were asked for. Three kinds differ in what
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -161,8 +161,13 @@ class SlideWork:
         self.at = stage.title
         for need in stage.needs:
             self.bring(need)
+        self.record(stage, lambda: stage.run(self))
+
+    def record(self, stage: Stage, make: Callable[[], Output]) -> None:
+        """Puts what is made now in the place of another result of the stage."""
+        self.at = stage.title
         self.begin(stage)
-        self.finish(stage, stage.run(self))
+        self.finish(stage, make())
 
     def settle_source(self) -> None:
         """Adds the hash of every byte to what the ledger knows of the file, once."""
