@@ -41,11 +41,8 @@ Sourced = Callable[[Mapping[str, Any]], Iterator[Found]]
 
 def _trident(folder: Path) -> Iterator[tuple[str, Sourced]]:
     """A job_dir, or one grid of it. Source: mahmoodlab/TRIDENT a91fa84, trident/IO.py."""
-    patches = sorted(folder.glob("patches/*_patches.h5")) or sorted(
-        folder.glob("*/patches/*_patches.h5")
-    )
-    by_slide: dict[str, list[Path]] = {}
-    for path in patches:
+    name, by_slide = "patches/*_patches.h5", dict[str, list[Path]]()
+    for path in sorted(folder.glob(name)) or sorted(folder.glob(f"*/{name}")):
         by_slide.setdefault(path.name.removesuffix("_patches.h5"), []).append(path)
     for slide_id, paths in by_slide.items():
         yield slide_id, partial(_of_trident, slide_id, paths)
@@ -73,11 +70,16 @@ def _of_trident(slide_id: str, paths: list[Path], told: Mapping[str, Any]) -> It
         if not embedded:
             yield bare
         for file in embedded:
-            found, encoder = read_tiles(file), file.parent.name.removeprefix("features_")
-            same = np.array_equal(found.coords_l0, tiles.coords_l0)
-            got = f"other coords in {str(file)!r}"
-            require(same, "features must be of the tiles in patches/", got, error=StoreError)
-            yield replace(bare, features=found.features, encoder=encoder)
+            encoder = file.parent.name.removeprefix("features_")
+            yield replace(bare, features=_features(file, bare.coords_l0), encoder=encoder)
+
+
+def _features(file: Path, coords_l0: CoordsL0) -> npt.NDArray[Any] | None:
+    """Those of the tiles at these corners. Raises StoreError: the file has others."""
+    found, got = read_tiles(file), f"other coords in {str(file)!r}"
+    same = np.array_equal(found.coords_l0, coords_l0)
+    require(same, "features must be of the tiles in patches/", got, error=StoreError)
+    return found.features
 
 
 def _clam(folder: Path) -> Iterator[tuple[str, Sourced]]:
@@ -92,19 +94,14 @@ def _of_clam(path: Path, file: Path, told: Mapping[str, Any]) -> Iterator[Found]
     missing = edge is None or "patch_level" not in said
     got = f"attributes {sorted(said)} in {str(path)!r}"
     require(not missing, "coords must say patch_size and patch_level", got, error=StoreError)
-    px, level = int(said["patch_size"]), int(said["patch_level"])
-    embedded = read_tiles(file) if file.exists() else None
-    same = embedded is None or np.array_equal(embedded.coords_l0, tiles.coords_l0)
-    got = f"other coords in {str(file)!r}"
-    require(same, "features must be of the tiles in patches/", got, error=StoreError)
-    width, height = np.ravel(said.get("level_dim", (0, 0))).tolist()
+    size = _size(*np.ravel(said.get("level_dim", (0, 0))).tolist())
     yield Found(
         grid="patches",  # a folder is one run: sizes in px may differ by scanner
         coords_l0=tiles.coords_l0,
         edge_l0=int(edge or 0),
-        tile_px=px,
-        size=_size(width, height) if level == 0 else None,
-        features=None if embedded is None else embedded.features,
+        tile_px=int(said["patch_size"]),
+        size=size if int(said["patch_level"]) == 0 else None,
+        features=_features(file, tiles.coords_l0) if file.exists() else None,
     )
 
 

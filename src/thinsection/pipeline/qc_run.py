@@ -100,12 +100,7 @@ def check_slides(
 ) -> QcSummary:
     """Looks at every slide and writes its files, then the table, the page and what else was asked.
 
-    Args:
-        slides: files, folders or cohort CSVs.
-        out: results folder; `run` with the same checks finds the results there.
-        config: all settings.
-        on_event: told of each slide as it ends.
-        on_message: lines of the executor for the person who waits.
+    `run` into the same folder with the same checks finds the results there.
 
     Memory: that of `run_qc`, in each worker.
 
@@ -119,42 +114,26 @@ def check_slides(
         name = f"{checks.from_histoqc.stem}-{short_hash(pipeline.as_mapping())}.toml"
         source = str(out.resolve() / RECORDS / "pipelines" / name)
         write_text(Path(source), dump_pipeline(pipeline))
-    settings = RunConfig(
-        slides=config.slides,
-        qc=QcConfig(
-            qc=source,
-            qc_fail=checks.qc_fail,
-            qc_rules=checks.qc_rules,
-            qc_strict=checks.qc_strict,
-            qc_device=work.device,
-        ),
-        output=OutputConfig(resume=work.resume, overwrite=work.overwrite),
-        executor=config.executor,
-    )
-    summary = run(
-        slides, out=out, config=settings, stage="qc", on_event=on_event, on_message=on_message
-    )
+    how: dict[str, Any] = {n: getattr(checks, n) for n in ("qc_fail", "qc_rules", "qc_strict")}
+    qc = QcConfig(qc=source, qc_device=work.device, **how)
+    output = OutputConfig(resume=work.resume, overwrite=work.overwrite)
+    rest: dict[str, Any] = {"slides": config.slides, "executor": config.executor}
+    settings = RunConfig(qc=qc, output=output, **rest)
+    told: dict[str, Any] = {"on_event": on_event, "on_message": on_message}
+    summary = run(slides, out=out, config=settings, stage="qc", **told)
     entries = [SlideEntry(slide_id=r.slide_id, slide_path=r.slide_path) for r in summary.results]
     stage = qc_stage(settings)
     rows = qc_rows(out, entries, stage)
     if "parquet" in work.write:
         write_qc_parquet(out / f"qc_{stage.name}.parquet", rows)
     if "histoqc" in work.write:
-        config_file = str(checks.from_histoqc or checks.pipeline)
-        write_histoqc(out, rows, _headers(out, summary.record.name, pipeline, config_file))
-    return QcSummary(
-        results=summary.results,
-        failing=tuple(failing_rules(rows, checks.qc_fail)),
-        page=out / f"qc_{stage.name}.html",
-    )
-
-
-def _headers(out: Path, started: str, pipeline: Pipeline, config_file: str) -> dict[str, str]:
-    """What stands above HistoQC's table."""
-    return {
-        "start_time": started,
-        "pipeline": " ".join(f"{c.kind}:{c.name}" for c in pipeline.checks),
-        "outdir": str(out.resolve()),
-        "config_file": config_file,
-        "command_line_args": " ".join(sys.argv[1:]),
-    }
+        headers = {
+            "start_time": summary.record.name,
+            "pipeline": " ".join(f"{c.kind}:{c.name}" for c in pipeline.checks),
+            "outdir": str(out.resolve()),
+            "config_file": str(checks.from_histoqc or checks.pipeline),
+            "command_line_args": " ".join(sys.argv[1:]),
+        }
+        write_histoqc(out, rows, headers)
+    failing, page = tuple(failing_rules(rows, checks.qc_fail)), out / f"qc_{stage.name}.html"
+    return QcSummary(results=summary.results, failing=failing, page=page)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from thinsection.errors import ConfigError, StoreError
+from thinsection.errors import ConfigError, StoreError, require
 from thinsection.files.atomic import TMP_MARK
 from thinsection.files.lock import LOCK_NAME
 from thinsection.files.sources import RemoteFolder
@@ -42,15 +42,12 @@ def uploads_to(
         ConfigError: another executor than inline, or quality control.
         StoreError: the target cannot be written.
     """
-    if executor is not None or not config.executor.in_process:
-        raise ConfigError(
-            f"out must be a folder for --executor {config.executor.executor}, got {out!r}; object "
-            "stores have no locks: run on a shared folder and copy it"
-        )
-    if config.qc.qc != "off":
-        raise ConfigError(
-            f"out must be a folder with --qc, got {out!r}; its contact sheet needs all pictures"
-        )
+    inline = executor is None and config.executor.in_process
+    got = f"{out!r}; object stores have no locks: run on a shared folder and copy it"
+    rule = f"out must be a folder for --executor {config.executor.executor}"
+    require(inline, rule, got, error=ConfigError)
+    got = f"{out!r}; its contact sheet needs all pictures"
+    require(config.qc.qc == "off", "out must be a folder with --qc", got, error=ConfigError)
     target = RemoteFolder(out)
     target.check()
     by_id = {entry.slide_id: entry for entry in entries}
@@ -68,10 +65,8 @@ class Uploads:
     folder: Path  # the local one
     entries: dict[str, SlideEntry]  # of the run, by slide id
     there: dict[str, int] = field(default_factory=dict)  # name -> bytes of what the target holds
-    # files of each slide that the target's ledger names
-    recorded: dict[str, set[str]] = field(default_factory=dict)
-    # slides whose files did not arrive, by id
-    failed: dict[str, SlideResult] = field(default_factory=dict)
+    recorded: dict[str, set[str]] = field(default_factory=dict)  # what its ledgers name, by slide
+    failed: dict[str, SlideResult] = field(default_factory=dict)  # whose files did not arrive
 
     def fetch_ledgers(self) -> None:
         """Brings home what the target says of its slides, so that the run resumes from it."""
@@ -120,10 +115,9 @@ class Uploads:
             for name in sorted(names, key=lambda name: name == last):
                 self.target.put(self.folder / name, name)
         except Exception as error:
-            raise StoreError(
-                f"out must be writable, got {error!r} for {self.target.url!r}; the slides that "
-                "arrived stay: run the same command again"
-            ) from error
+            remedy = "the slides that arrived stay: run the same command again"
+            got = f"got {error!r} for {self.target.url!r}; {remedy}"
+            raise StoreError(f"out must be writable, {got}") from error
 
     def _take(self, result: SlideResult) -> SlideResult:
         """The result of a slide whose files were moved; a failed one where they do not arrive."""

@@ -17,7 +17,7 @@ import torch
 
 from thinsection.config import as_mapping, from_mapping, option, replace_flat, section
 from thinsection.errors import OutputError, require
-from thinsection.files.atomic import atomic_path, write_json, write_table, writing
+from thinsection.files.atomic import write_json, write_table, writing
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
@@ -35,9 +35,10 @@ from thinsection.probe.groups import group_rows
 from thinsection.report.index import write_index
 from thinsection.report.verdict import GOOD, load_rules, verdict
 from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.tiles import write_columns
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, stage_key
-from thinsection.store.tiles_h5 import TilesWriter, open_h5
+from thinsection.store.tiles_h5 import open_h5
 from thinsection.stream.plan import StreamConfig
 from thinsection.weights.origin import slug
 from thinsection.weights.placement import resolve_device
@@ -213,10 +214,7 @@ def _write_heatmap(path: Path, features: Path, tiles: Mapping[str, np.ndarray]) 
     with open_h5(features) as file:
         coords, said = file["coords"][:], dict(file["coords"].attrs)
     said = {k: v for k, v in said.items() if not k.startswith("thinsection_")}
-    with atomic_path(path) as tmp, TilesWriter(tmp, dim=0, attributes=said) as writer:
-        writer.append(coords, None)
-        for name, values in tiles.items():
-            writer.add_column(name, values.astype(np.float32))
+    write_columns(path, coords, {n: v.astype(np.float32) for n, v in tiles.items()}, said)
 
 
 def predict(

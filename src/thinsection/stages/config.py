@@ -6,7 +6,7 @@ from typing import Literal
 
 from thinsection.config import option, section
 from thinsection.encode.peer_names import our_name, our_slide_encoder
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, require
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
 from thinsection.segment.segmenter import SegmentConfig
@@ -97,13 +97,15 @@ class EncodeConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "encoders", tuple(map(our_name, self.encoders)))
-        if self.batch_size < 0:
-            raise ConfigError(f"encode.batch_size must be >= 0, got {self.batch_size}")
-        if not self.encoders or len(set(self.encoders)) < len(self.encoders):
-            raise ConfigError(f"encode.encoders must be different names, got {self.encoders}")
-        if self.weights is not None and len(self.encoders) > 1:
-            got = f"got {len(self.encoders)}; run them one after the other into the same --out"
-            raise ConfigError(f"encode.weights must go with one encoder, {got}")
+        count, wrong = len(self.encoders), ConfigError
+        require(
+            self.batch_size >= 0, "encode.batch_size must be >= 0", self.batch_size, error=wrong
+        )
+        differ = 0 < count == len(set(self.encoders))
+        require(differ, "encode.encoders must be different names", self.encoders, error=wrong)
+        got, one = f"{count}; run them one after the other into the same --out", count < 2
+        rule = "encode.weights must go with one encoder"
+        require(one or self.weights is None, rule, got, error=wrong)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,12 +56,8 @@ def write_parquet(table: EmbeddingTable, path: Path) -> None:
     import pyarrow.parquet as pq
 
     values = np.ascontiguousarray(table.tile_embeddings, dtype=np.float32)
-    columns = {
-        "slide_id": [table.slide_id] * len(table.coords_l0),
-        "x_l0": table.coords_l0[:, 0],
-        "y_l0": table.coords_l0[:, 1],
-        **table.columns,
-    }
+    x, y = table.coords_l0.T
+    columns = {"slide_id": [table.slide_id] * len(x), "x_l0": x, "y_l0": y, **table.columns}
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
     arrays = {name: pa.array(column) for name, column in columns.items()}
     pq.write_table(pa.table(arrays | {"embedding": embedding}), path)

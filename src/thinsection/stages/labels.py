@@ -44,13 +44,11 @@ def variant(section: Any, *, leave_out: tuple[str, ...] = ()) -> str:
     name = join_label(*(f"{key}-{slug(value)}" for key, value in changed.items()))
     if len(name) > _MAX_PART:
         return short_hash(changed)
-    return name if all(map(_is_exact, changed.values())) else f"{name}-{short_hash(changed)}"
-
-
-def _is_exact(value: Any) -> bool:
-    """Whether no other value has its slug, within a name of several parts too."""
-    items = value if isinstance(value, tuple | list) else (value,)
-    return all(_EXACT.fullmatch(str(item)) and item != _NO_ITEMS for item in items)
+    listed = (v if isinstance(v, tuple | list) else (v,) for v in changed.values())
+    items = [item for each in listed for item in each]
+    # no other value has its slug, within a name of several parts too
+    exact = all(_EXACT.fullmatch(str(item)) and item != _NO_ITEMS for item in items)
+    return name if exact else f"{name}-{short_hash(changed)}"
 
 
 def slug(value: Any) -> str:

@@ -139,10 +139,8 @@ class GraphStage(Stage):
         wanted, slide = parse_graph_spec(self.spec), work.ledger.slide
         mpp = (slide["mpp_x"], slide["mpp_y"]) if slide.get("mpp_x") else None
         name = self.file(work.entry.slide_id)
-        with (
-            atomic_path(work.path(name)) as tmp,
-            h5py.File(tmp, "w", locking="best-effort") as file,
-        ):
+        path, how = work.path(name), {"locking": "best-effort"}
+        with atomic_path(path) as tmp, h5py.File(tmp, "w", **how) as file:
             file.attrs["spec"] = self.spec
             if len(table):
                 graph = tile_graph(table.coords_l0, **wanted, slide_mpp=mpp)
@@ -173,8 +171,7 @@ class FormatStage(Stage):
 
     @property
     def needs(self) -> tuple[Stage, ...]:
-        of_tiles = (self.features, self.features.tiles)
-        return (*of_tiles, self.measures) if self.measures else of_tiles
+        return (self.features, self.features.tiles, *filter(None, (self.measures,)))
 
     def run(self, work: SlideWork) -> Output:
         """Writes the file. Memory: the slide's embeddings, 4 N D bytes."""
@@ -183,14 +180,9 @@ class FormatStage(Stage):
         assert stored.features is not None
         columns = dict(sorted(work.value(self.features.tiles).columns.items()))  # as read back
         columns |= work.value(self.measures) if self.measures else {}
-        table = EmbeddingTable(
-            slide_id=work.entry.slide_id,
-            **{name: work.ledger.slide.get(name) for name in self.told},
-            coords_l0=stored.coords_l0,
-            tile_embeddings=stored.features,
-            columns=columns,
-        )
-        write = FORMATS.load(self.format)
+        known: dict[str, Any] = {n: work.ledger.slide.get(n) for n in self.told}
+        known |= {"slide_id": work.entry.slide_id, "coords_l0": stored.coords_l0}
+        table = EmbeddingTable(tile_embeddings=stored.features, columns=columns, **known)
         with atomic_path(work.path(name)) as tmp:
-            write(table, tmp)
+            FORMATS.load(self.format)(table, tmp)
         return Output(files=(name,))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from thinsection.qc import Pipeline, QcResult, pipeline_identity, qc_fail, run_q
 from thinsection.qc.engine import parse_rule
 from thinsection.qc.pipeline import preset_names
 from thinsection.qc.tissue import TISSUE_COLOR, TissueConfig, TissueMask, tissue_mask
-from thinsection.report.draw import PICTURE, save_picture, slide_picture
+from thinsection.report.draw import PICTURE, read_mask, save_picture, slide_picture
 from thinsection.report.qc_files import load_qc, write_qc
 from thinsection.slide.geometry import mean_mpp
 from thinsection.slide.readers import AUTO
@@ -62,13 +62,9 @@ class TissueStage(Stage):
         save_picture(work.path(picture), slide_picture(work.slide, tissue.thumbnail))
         outlines = [("Tissue", tissue.mask, TISSUE_COLOR)]
         write_masks_geojson(work.path(outline), outlines, tissue.frame)
-        facts = {
-            "tissue_fraction": round(tissue.tissue_fraction, 6),
-            "stain": tissue.stain,
-            "pen_fraction": round(tissue.pen_fraction, 6),
-            "mask_mpp": tissue.mask_mpp,
-            "size_l0": tissue.frame.size_l0,
-        }
+        share, pen = round(tissue.tissue_fraction, 6), round(tissue.pen_fraction, 6)
+        facts = {"tissue_fraction": share, "stain": tissue.stain, "pen_fraction": pen}
+        facts |= {"mask_mpp": tissue.mask_mpp, "size_l0": tissue.frame.size_l0}
         return Output(files=names, facts=facts, value=tissue)
 
     def find(self, work: SlideWork) -> TissueMask:
@@ -79,8 +75,7 @@ class TissueStage(Stage):
     def load(self, work: SlideWork) -> TissueMask:
         """The mask to the bit; the thumbnail as its JPEG has it."""
         mask_name, _, thumbnail_name, _ = self._names(work.entry.slide_id)
-        with Image.open(work.path(mask_name)) as picture:
-            mask = np.asarray(picture) > 0
+        mask = read_mask(work.path(mask_name))
         with Image.open(work.path(thumbnail_name)) as picture:
             thumbnail = np.array(picture)
         facts = work.ledger.stages[self.address].facts
@@ -98,10 +93,11 @@ class TissueStage(Stage):
         return {}
 
     def _names(self, slide_id: str) -> tuple[str, str, str, str]:
-        kinds = ("tissue.png", "tissue.geojson", "thumbnail.jpg", f"{PICTURE}.jpg")
-        parts = (kind.partition(".") for kind in kinds)
-        names = (f"{SLIDES}/{slide_id}/{join_label(n, self.label)}.{end}" for n, _, end in parts)
-        return cast(tuple[str, str, str, str], tuple(names))
+        def name(stem: str, end: str) -> str:
+            return f"{SLIDES}/{slide_id}/{join_label(stem, self.label)}.{end}"
+
+        first = name("tissue", "png"), name("tissue", "geojson")
+        return *first, name("thumbnail", "jpg"), name(PICTURE, "jpg")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,11 +149,9 @@ class QcStage(Stage):
     def run(self, work: SlideWork) -> Output:
         """Runs the checks. Memory: that of `run_qc`."""
         assert work.slide is not None
-        mpp = mean_mpp(work.entry.slide_mpp)
-        result = run_qc(
-            work.slide, self.pipeline, device=self.device, slide_mpp=mpp, strict=self.strict
-        )
-        folder = self.folder(work.entry.slide_id)
+        how: dict[str, Any] = {"device": self.device, "strict": self.strict}
+        mpp, folder = mean_mpp(work.entry.slide_mpp), self.folder(work.entry.slide_id)
+        result = run_qc(work.slide, self.pipeline, slide_mpp=mpp, **how)
         picture = slide_picture(work.slide, result.rgb)
         write_qc(result, work.path(folder), key=work.key(self), picture=picture)
         names = sorted(p.name for p in work.path(folder).iterdir() if TMP_MARK not in p.name)

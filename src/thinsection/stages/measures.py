@@ -1,6 +1,6 @@
 """Measures of the tiles and of the slide, taken while the tiles are in hand."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
-from thinsection.files.atomic import atomic_path, write_table
+from thinsection.files.atomic import write_table
 from thinsection.stages.stage import Output, SlideWork, Stage
-from thinsection.stages.tiles import TilesStage
+from thinsection.stages.tiles import TilesStage, write_columns
 from thinsection.store.tile_tables import MEASURED
-from thinsection.store.tiles_h5 import TilesWriter, read_tiles
+from thinsection.store.tiles_h5 import read_tiles
 from thinsection.tiles import TileTable
 from thinsection.tiles.measures import MEASURES, measure_tiles
 from thinsection.tiles.transforms import StainVectors
@@ -90,17 +90,10 @@ class MeasuresStage(Stage):
         made: TileMeasures = work.values.pop(f"{self.address}, of all tiles")
         columns = dict(zip(MEASURES, np.ascontiguousarray(made.values[kept].T)))
         name, text = (self.file(work.entry.slide_id, suffix) for suffix in (".h5", ".tsv"))
-        with (
-            atomic_path(work.path(name)) as tmp,
-            TilesWriter(tmp, dim=0, attributes=work.attributes) as writer,
-        ):
-            writer.append(table.coords_l0, None)
-            for column, values in columns.items():
-                writer.add_column(column, values)
-        shown = {"x_l0": table.coords_l0[:, 0], "y_l0": table.coords_l0[:, 1]}
+        write_columns(work.path(name), table.coords_l0, columns, work.attributes)
+        shown = dict(zip(("x_l0", "y_l0"), table.coords_l0.T))
         shown |= dict(sorted(table.columns.items())) | columns  # as a table that was read back
-        rows: Iterable[Any] = zip(*shown.values())
-        write_table(work.path(text), rows, tuple(shown))
+        write_table(work.path(text), zip(*shown.values()), tuple(shown))
         facts: dict[str, Any] = {"warnings": ""}
         if len(kept):
             facts |= {column: float(np.median(values)) for column, values in columns.items()}

@@ -15,8 +15,12 @@ from thinsection.stages.formats import PLAIN
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage, PoolingStage
 from thinsection.stages.masks import QcStage, TissueStage
 from thinsection.stages.measures import MeasuresStage
-from thinsection.stages.regions import DrawnTissueStage, RegionsStage
-from thinsection.stages.segment import SegmentedTissueStage, SegmentStage
+from thinsection.stages.regions import (
+    DrawnTissueStage,
+    RegionsStage,
+    SegmentedTissueStage,
+    SegmentStage,
+)
 from thinsection.stages.stage import Stage
 from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage
 from thinsection.tiles.transforms import StainLook
@@ -74,11 +78,9 @@ def stages_of(config: RunConfig, goal: Goal, models: Models) -> tuple[Stage, ...
         return (*first, *segments)
     tiles = TilesStage(config=config.tiles, mask=mask, segments=segments, roi=roi)
     first, output = [*first, *([roi] if roi else [])], config.output
-    of_grid = partial(FeaturesStage, tiles=tiles, stain=config.stain, target=models.stain_target)
-    features = [
-        of_grid(encoder=e.label, identity=e.provenance, dtype=output.embedding_dtype)
-        for e in models.encoders
-    ]
+    how: dict[str, Any] = {"target": models.stain_target, "dtype": output.embedding_dtype}
+    of_grid = partial(FeaturesStage, tiles=tiles, stain=config.stain, **how)
+    features = [of_grid(encoder=e.label, identity=e.provenance) for e in models.encoders]
     stages: list[Stage] = [*first, *segments, tiles, *features]
     if config.encode.tokens:
         pairs = zip(features, models.encoders)
@@ -111,15 +113,8 @@ def mask_stage(config: RunConfig) -> TissueStage | QcStage:
         return SegmentedTissueStage(config=config.tissue, reader=reader, segments=segments)
     if qc.qc == "off":
         return TissueStage(config=config.tissue, reader=reader)
-    pipeline = load_pipeline(qc.qc)
-    return QcStage(
-        pipeline=pipeline,
-        source=qc.qc,
-        strict=qc.qc_strict,
-        rules=qc.qc_fail,
-        reader=reader,
-        device=qc.qc_device,
-    )
+    how: dict[str, Any] = {"strict": qc.qc_strict, "rules": qc.qc_fail, "device": qc.qc_device}
+    return QcStage(pipeline=load_pipeline(qc.qc), source=qc.qc, reader=reader, **how)
 
 
 def segment_stages(
@@ -131,19 +126,14 @@ def segment_stages(
         ConfigError: no such segmenter, or two with a class of the same name.
         WeightsError: weights that are not there.
     """
-    wanted, device = config.segment, config.encode.device
-    found = [
-        load_segmenter(name, weights=wanted.segment_weights, device=device)
-        for name in wanted.segmenters
-    ]
+    wanted, reader, stream = config.segment, config.slides.reader, config.stream
+    load = partial(load_segmenter, weights=wanted.segment_weights, device=config.encode.device)
+    found = list(map(load, wanted.segmenters))
     names = [name for one in found for name in one.spec.classes]
     rule = "classes of a run's segmenters must have different names"
     require(len(set(names)) == len(names), rule, ", ".join(names), error=ConfigError)
-    reader, stream = config.slides.reader, config.stream
-    return tuple(
-        SegmentStage(segmenter=one, config=wanted, mask=mask, reader=reader, stream=stream)
-        for one in found
-    )
+    of_run = partial(SegmentStage, config=wanted, mask=mask, reader=reader, stream=stream)
+    return tuple(of_run(segmenter=one) for one in found)
 
 
 def _pooling(

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from thinsection.errors import StaleResultError
+from thinsection.errors import StaleResultError, require
 from thinsection.files.atomic import TMP_MARK, link_or_copy
 from thinsection.files.sources import FsspecSource
 from thinsection.slide import Slide
@@ -182,12 +182,12 @@ class SlideWork:
         is what somebody drew, which costs the tiles that changed.
         """
         for stage in self.missing:
-            if self._is_other(stage) and not (self.overwrite or stage.told or self._edited(stage)):
-                raise StaleResultError(
-                    f"{stage.address} of {self.entry.slide_id!r} must be of the same file and "
-                    "settings, got one of another slide file, mpp, weights or version; pass "
-                    "--overwrite to replace it and all that was made from it, or another --out"
-                )
+            free = self.overwrite or stage.told or not self._is_other(stage) or self._edited(stage)
+            what = f"{stage.address} of {self.entry.slide_id!r}"
+            rule = f"{what} must be of the same file and settings"
+            got = "one of another slide file, mpp, weights or version; pass --overwrite to replace "
+            got += "it and all that was made from it, or another --out"
+            require(free, rule, got, error=StaleResultError)
 
     def begin(self, stage: Stage) -> None:
         """Removes another result of the stage, and what was made from it.
@@ -232,19 +232,12 @@ class SlideWork:
         self.slide, self.remote = slide, getattr(slide, "source", None)
         mpp_x, mpp_y = slide.slide_mpp or (None, None)
         levels = [{"size": list(lv.size), "downsample": lv.downsample} for lv in slide.levels]
-        facts = {
-            "slide_id": self.entry.slide_id,
-            "slide_path": self.entry.slide_path,
-            "reader": slide.reader,
-            "width": slide.size[0],
-            "height": slide.size[1],
-            "levels": levels,
-            "mpp_x": mpp_x,
-            "mpp_y": mpp_y,
-            "objective_power": slide.objective_power,
-            "vendor": slide.vendor,
-            "rendering": slide.rendering,
-            "warnings": "; ".join(slide.notes),
+        facts: dict[str, Any] = {
+            **{"slide_id": self.entry.slide_id, "slide_path": self.entry.slide_path},
+            **{"reader": slide.reader, "width": slide.size[0], "height": slide.size[1]},
+            **{"levels": levels, "mpp_x": mpp_x, "mpp_y": mpp_y},
+            **{"objective_power": slide.objective_power, "vendor": slide.vendor},
+            **{"rendering": slide.rendering, "warnings": "; ".join(slide.notes)},
         }
         facts |= {name: self.ledger.slide.get(name) for name in (*OF_COHORTS, "more")}
         self.ledger = replace(self.ledger, slide=facts)

@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from thinsection.config import from_mapping
 from thinsection.errors import BudgetError
 from thinsection.files.atomic import atomic_path, link_or_copy
 from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.resize import resample_filter
 from thinsection.stages.labels import grid_label, join_label, variant
 from thinsection.stages.masks import QcStage, TissueStage
-from thinsection.stages.regions import ROI_SHARE, RegionsStage
-from thinsection.stages.segment import SegmentStage
+from thinsection.stages.regions import ROI_SHARE, RegionsStage, SegmentStage
 from thinsection.stages.stage import Output, Reads, SlideWork, Stage
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, TilesWriter, open_h5, read_tiles, stored_dataset
@@ -76,8 +76,7 @@ class TilesStage(Stage):
         BudgetError where one tile takes more pixels of the slide's levels than a worker may hold.
         """
         assert work.slide is not None
-        found = work.value(self.mask)
-        masked = MASK_FILTER in self.config.tile_filter
+        found, masked = work.value(self.mask), MASK_FILTER in self.config.tile_filter
         table = tile_grid(work.slide, self.config, tissue=found if masked else None)
         if not masked:
             fraction = found.fractions(table.coords_l0, table.plan.size_l0)
@@ -103,13 +102,7 @@ class TilesStage(Stage):
         elif self.config.resample == "fast" and work.slide and not work.slide.reduced:
             warning = "resampled exactly: its segments are no JPEG that the tiff reader decodes"
         name = self.file(work.entry.slide_id)
-        with (
-            atomic_path(work.path(name)) as tmp,
-            TilesWriter(tmp, dim=0, attributes=work.attributes) as writer,
-        ):
-            writer.append(table.coords_l0, None)
-            for column, values in table.columns.items():
-                writer.add_column(column, values)
+        write_columns(work.path(name), table.coords_l0, table.columns, work.attributes)
         plan = {"plan": asdict(table.plan), "tile_mpp": table.plan.tile_mpp}
         facts = {"num_tiles": len(table), "warnings": warning, **plan}
         return Output(files=(name,), facts=facts, value=table)
@@ -117,11 +110,21 @@ class TilesStage(Stage):
     def load(self, work: SlideWork) -> TileTable:
         """The stored grid."""
         stored = read_tiles(work.path(self.file(work.entry.slide_id)))
-        facts = work.ledger.stages[self.address].facts["plan"]  # JSON has lists for its tuples
-        plan: dict[str, Any] = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in facts.items()
-        }
-        return TileTable(coords_l0=stored.coords_l0, plan=ReadPlan(**plan), columns=stored.columns)
+        plan = from_mapping(ReadPlan, work.ledger.stages[self.address].facts["plan"])
+        return TileTable(coords_l0=stored.coords_l0, plan=plan, columns=stored.columns)
+
+
+def write_columns(
+    path: Path,
+    coords_l0: CoordsL0,
+    columns: Mapping[str, npt.NDArray],
+    attributes: Mapping[str, Any],
+) -> None:
+    """Writes a per-tile table, atomically."""
+    with atomic_path(path) as tmp, TilesWriter(tmp, dim=0, attributes=attributes) as writer:
+        writer.append(coords_l0, None)
+        for name, values in columns.items():
+            writer.add_column(name, values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,11 +147,10 @@ class FeaturesStage(Stage):
     @property
     def label(self) -> str:
         """Name of the embeddings: encoder, stored type, stain normalisation."""
-        dtype = "" if self.dtype == "float32" else self.dtype
-        if self.target is None:
-            return join_label(self.encoder, dtype)
-        rest = variant(self.stain, leave_out=("stain_norm",))
-        return join_label(self.encoder, dtype, self.stain.stain_norm, rest)
+        named = [self.encoder, "" if self.dtype == "float32" else self.dtype]
+        if self.target is not None:
+            named += [self.stain.stain_norm, variant(self.stain, leave_out=("stain_norm",))]
+        return join_label(*named)
 
     @property
     def address(self) -> str:
@@ -185,14 +187,12 @@ class FeaturesStage(Stage):
         content = self.content(work, table)
         for address, record in work.ledger.stages.items():
             same = record.facts.get("content") == content and address != self.address
-            if not (same and work.ledger.complete(record)):
-                continue
-            work.ledger = work.ledger.bring(record)
-            source = work.path(next(iter(record.files)))
-            name = self.file(work.entry.slide_id)
-            with atomic_path(work.path(name)) as tmp:
-                link_or_copy(source, tmp)
-            return Output(files=(name,), facts=record.facts)
+            if same and work.ledger.complete(record):
+                work.ledger = work.ledger.bring(record)
+                name, (source, *_) = self.file(work.entry.slide_id), record.files
+                with atomic_path(work.path(name)) as tmp:
+                    link_or_copy(work.path(source), tmp)
+                return Output(files=(name,), facts=record.facts)
         return None
 
     def known_rows(self, work: SlideWork, table: TileTable) -> "KnownRows | None":
@@ -329,8 +329,8 @@ class OpenResult:
         facts["warnings"] = "; ".join(work.warnings)
         if self.stage is features:
             table = work.value(features.tiles)
-            facts["content"] = features.content(work, table)
-            facts["rows"] = features.content(work, table, rows=True)
+            facts |= {"content": features.content(work, table)}
+            facts |= {"rows": features.content(work, table, rows=True)}
         return Output(files=(self._name,), facts=facts)
 
     def abandon(self) -> None:
@@ -342,12 +342,9 @@ class OpenResult:
 
     def _open(self, shape: tuple[int, ...]) -> TilesWriter:
         if self._writer is None:
-            features, embeds = self._features, self.stage is self._features
-            self._writer = TilesWriter(
-                self._tmp,
-                dim=shape,
-                dataset="features" if embeds else "tokens",
-                dtype=features.dtype if embeds else "float16",
-                attributes=self._work.attributes | features.attributes,
-            )
+            features, how = self._features, {"dataset": "tokens", "dtype": "float16"}
+            if self.stage is features:
+                how = {"dtype": features.dtype}
+            attributes = self._work.attributes | features.attributes
+            self._writer = TilesWriter(self._tmp, dim=shape, attributes=attributes, **how)
         return self._writer
