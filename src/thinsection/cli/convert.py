@@ -9,6 +9,7 @@ from rich.console import Console
 
 from thinsection.errors import InvalidInputError, ThinsectionError
 
+app = typer.Typer()
 SLIDES = typer.Argument(metavar="SLIDE...", help="Slide files.", show_default=False)
 OUT = typer.Option("--out", help="Folder for what is written.")
 TO = typer.Option(help="Format: ome-tiff.")
@@ -19,12 +20,7 @@ CHECK = typer.Option("--check", help="Only list what may identify somebody; exit
 OVERWRITE = typer.Option("--overwrite", help="Replace files that are there.")
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    app.command("convert", no_args_is_help=True)(convert)
-    app.command("deid", no_args_is_help=True)(deid)
-
-
+@app.command("convert", no_args_is_help=True)
 def convert(
     slides: Annotated[list[Path], SLIDES],
     *,
@@ -55,6 +51,7 @@ def convert(
     _each(slides, one)
 
 
+@app.command("deid", no_args_is_help=True)
 def deid(
     slides: Annotated[list[Path], SLIDES],
     out: Annotated[Path | None, OUT] = None,

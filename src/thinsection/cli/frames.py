@@ -2,26 +2,22 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-STRUCTURES = typer.Argument(
-    metavar="STRUCTURE...", help="mmCIF files (.cif, .cif.gz).", exists=True
-)
+app = typer.Typer()
+_HELP = "mmCIF files (.cif, .cif.gz)."
+STRUCTURES = typer.Argument(metavar="STRUCTURE...", help=_HELP, exists=True)
 OUT = typer.Option("--out", help="Table to write: .parquet or .csv; summary beside it.")
 ASSEMBLY = typer.Option(help="Build this biological assembly of each file, e.g. 1.")
 ANGLE = typer.Option(help="Degrees from a line; AlphaFold 3's 25 unless given.")
 ROWS = typer.Option(help="Search whole rows: the original's choice of equal distances.")
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command(no_args_is_help=True)(frames)
-
-
+@app.command("frames", no_args_is_help=True)
 def frames(
     structures: Annotated[list[Path], STRUCTURES],
     out: Annotated[Path, OUT] = Path("frames.parquet"),
@@ -43,10 +39,9 @@ def frames(
 
     threshold = ANGLE_THRESHOLD if angle_threshold is None else angle_threshold
     options = FrameOptions(impl="rows" if whole_rows else "chain")
+    how: dict[str, Any] = {"angle_threshold": threshold, "options": options}
     with atomic_path(out) as unfinished:
-        summaries = write_frames(
-            structures, unfinished, assembly=assembly, angle_threshold=threshold, options=options
-        )
+        summaries = write_frames(structures, unfinished, assembly=assembly, **how)
     rows = [asdict(summary) for summary in summaries]
     summary_path = out.with_suffix(".summary.json")
     write_json(summary_path, rows)

@@ -49,15 +49,12 @@ _EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    app.command()(doctor)
-    models = typer.Typer(help="List the encoders; say whether one would load here.", epilog=_EPILOG)
-    models.callback(invoke_without_command=True)(list_models)
-    models.command()(check)
-    app.add_typer(models, name="models")
+app = typer.Typer()
+models = typer.Typer(help="List the encoders; say whether one would load here.", epilog=_EPILOG)
+app.add_typer(models, name="models")
 
 
+@app.command("doctor")
 def doctor(
     out: Annotated[Path | None, typer.Option(help="Look at this folder's disk.")] = None,
 ) -> None:
@@ -145,6 +142,7 @@ def _places(out: Path) -> Iterator[Finding]:
     yield "disk", str(out.resolve()), free > 0, f"{format_bytes(free)} free"
 
 
+@models.callback(invoke_without_command=True)
 def list_models(context: typer.Context, as_json: AsJson = False) -> None:
     """List the encoders: dimension, tiles, licence, what they need, where they come from.
 
@@ -211,6 +209,7 @@ def _table(rows: list[dict[str, str]]) -> Table:
     return table
 
 
+@models.command()
 def check(
     name: Annotated[str, _NAME],
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",

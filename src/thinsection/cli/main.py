@@ -16,7 +16,7 @@ from thinsection.errors import OutputError, Stopped, ThinsectionError
 from thinsection.files.atomic import writing
 from thinsection.jobs.stop import stopping
 
-# command -> (module of this package that defines `register(app)`, its line in `thinsection --help`)
+# command -> (module of this package whose `app` has it, its line in `thinsection --help`)
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Everything: tissue, tiles, tile embeddings, slide embedding."),
     "qc": ("qc", "Quality control: masks, scores, a contact sheet; HistoQC's checks and more."),
@@ -75,12 +75,10 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     if called in COMMANDS:
         rest = arguments[arguments.index(called) + 1 :]
         module = importlib.import_module(f"thinsection.cli.{COMMANDS[called][0]}")
-        module.register(app, *([rest] if called == "probe" else []))
+        found = module.build(called, rest) if hasattr(module, "build") else module.app
         # the others of the module would each be built with their dozens of flags
-        named = [
-            (c, c.name or getattr(c.callback, "__name__", "")) for c in app.registered_commands
-        ]
-        app.registered_commands = [command for command, name in named if name == called]
+        app.registered_commands = [c for c in found.registered_commands if c.name == called]
+        app.registered_groups = [group for group in found.registered_groups if group.name == called]
     else:
         for name, (_, summary) in COMMANDS.items():
             app.command(name, help=summary)(lambda: None)

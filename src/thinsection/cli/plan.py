@@ -10,16 +10,13 @@ from rich.table import Table
 
 from thinsection.cli.options import with_config
 from thinsection.cli.run import SlidesArgument
+from thinsection.stages.config import RunConfig, check_encoder_names
+
+app = typer.Typer()
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    from thinsection.stages.config import RunConfig
-
-    app.command()(with_config(RunConfig)(plan))
-    app.command("config")(show_config)
-
-
+@app.command("plan")
+@with_config(RunConfig)
 def plan(
     slides: SlidesArgument,
     slurm: Annotated[bool, typer.Option("--slurm", help="Print #SBATCH lines too.")] = False,
@@ -30,7 +27,6 @@ def plan(
     Example: thinsection plan slides/ --gpu a40 --encoder uni2_h --slurm
     """
     from thinsection.slide.cohort import load_cohort
-    from thinsection.stages.config import check_encoder_names
 
     load_cohort(slides)  # a wrong path or name is said before what is slow
     check_encoder_names(config, "aggregate")
@@ -92,6 +88,7 @@ def _show_request(slides: list[str], config: Any, gpu_bytes: int) -> None:
         typer.echo(f"# {line}")
 
 
+@app.command("config")
 def show_config(
     write: Annotated[Path | None, typer.Option(help="Write to this new file.")] = None,
     config: Annotated[Path | None, typer.Option(help="Start from this TOML file, checked.")] = None,
@@ -103,7 +100,6 @@ def show_config(
     from thinsection.config import dump_toml, from_mapping, read_toml
     from thinsection.errors import ConfigError
     from thinsection.files.atomic import write_text
-    from thinsection.stages.config import RunConfig
 
     text = dump_toml(from_mapping(RunConfig, read_toml(config)) if config else RunConfig())
     if write is None:

@@ -6,7 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from thinsection.cli.options import with_config
+from thinsection.predict import heatmap as heatmaps
+from thinsection.predict import predicting
 
+app = typer.Typer()
+group = typer.Typer(no_args_is_help=True, help="Model files: what one was trained on.")
+group.callback()(lambda: None)
+app.add_typer(group, name="model")
 _MODEL = typer.Argument(help="Model file of `thinsection train`.", show_default=False)
 _SOURCE = typer.Argument(help="Model file, or a per-tile column: px_focus.", show_default=False)
 _CARD = typer.Option(help="Also write it as Markdown.")
@@ -17,19 +23,8 @@ SlidesArgument = Annotated[list[str], _SLIDES]
 Out = Annotated[Path | None, _OUT]
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    from thinsection.predict.heatmap import HeatmapRunConfig
-    from thinsection.predict.predicting import PredictRunConfig
-
-    app.command()(with_config(PredictRunConfig)(predict))
-    app.command()(with_config(HeatmapRunConfig)(heatmap))
-    group = typer.Typer(no_args_is_help=True, help="Model files: what one was trained on.")
-    group.command("show")(show)
-    group.callback()(lambda: None)
-    app.add_typer(group, name="model")
-
-
+@app.command("predict")
+@with_config(predicting.PredictRunConfig)
 def predict(model: ModelFile, slides: SlidesArgument, out: Out = None, config: Any = None) -> None:
     """Predict slides and their cases by a model: embeds what is not embedded, as the model says.
 
@@ -42,9 +37,8 @@ def predict(model: ModelFile, slides: SlidesArgument, out: Out = None, config: A
         thinsection predict grade.safetensors results --executor dask --workers 4
     """
     from thinsection.cli.progress import say
-    from thinsection.predict.predicting import predict as work
 
-    found = work(model, slides, out=out, config=config, on_message=say)
+    found = predicting.predict(model, slides, out=out, config=config, on_message=say)
     missing = [row for row in found.rows if not row.answers]
     for row in found.rows:
         for line in filter(None, (row.error, *row.warnings)):
@@ -53,6 +47,8 @@ def predict(model: ModelFile, slides: SlidesArgument, out: Out = None, config: A
     raise typer.Exit(3 if missing else 0)
 
 
+@app.command("heatmap")
+@with_config(heatmaps.HeatmapRunConfig)
 def heatmap(
     source: Annotated[str, _SOURCE], slides: SlidesArgument, out: Out = None, config: Any = None
 ) -> None:
@@ -65,12 +61,12 @@ def heatmap(
         thinsection heatmap px_focus results
     """
     from thinsection.cli.progress import say
-    from thinsection.predict.heatmap import heatmap as work
 
-    for path in work(source, slides, out=out, config=config, on_message=say):
+    for path in heatmaps.heatmap(source, slides, out=out, config=config, on_message=say):
         print(path)
 
 
+@group.command("show")
 def show(model: ModelFile, out: Annotated[Path | None, _CARD] = None) -> None:
     """Print the card of a model: intended use, data, figures, limits.
 

@@ -21,8 +21,12 @@ DATA = typer.Argument(metavar="DATA...", help="Manifests, folders, tile embeddin
 GridOut = Annotated[Path, typer.Option("--out", help="Folder for probes.csv and a folder per job.")]
 
 
-def register(root: typer.Typer, arguments: Sequence[str] = ()) -> None:
-    """Adds the group `probe`: flags and what they need for the one that is called."""
+def build(wanted: str, arguments: Sequence[str]) -> typer.Typer:
+    """`bench`, or the group `probe` with flags and what they need for the one that is called."""
+    root = typer.Typer()
+    if wanted == "bench":
+        root.command("bench")(_with_flags(_bench))
+        return root
     app = typer.Typer(no_args_is_help=True, help="Evaluate embeddings of tiles and slides.")
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
     called = next((a for a in arguments if not a.startswith("-")), None)
@@ -35,14 +39,11 @@ def register(root: typer.Typer, arguments: Sequence[str] = ()) -> None:
         else:
             command = _command(probe) if not arguments or name == called else lambda: None
             app.command(name, help=probe.function.__doc__)(command)
-    app.command("grid", help=_grid.__doc__)(
-        _with_flags(_grid) if not arguments or called == "grid" else lambda: None
-    )
+    grid = _with_flags(_grid) if not arguments or called == "grid" else lambda: None
+    app.command("grid", help=_grid.__doc__)(grid)
     app.command("compare", help=_compare.__doc__)(_compare)
     root.add_typer(app, name="probe")
-    root.command("bench", help=_bench.__doc__)(
-        _with_flags(_bench) if not arguments else lambda: None
-    )
+    return root
 
 
 def _command(probe: Probe) -> Callable[..., None]:

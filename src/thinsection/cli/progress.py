@@ -92,11 +92,8 @@ class RunProgress:
         (before, tiles), parts = self._recent[0], []
         if self._tiles:
             rate = (self._tiles - tiles) / max(now - before, 1e-3)
-            parts = [
-                f"{self._tiles:,} tiles",
-                f"{rate:.0f} tiles/s",
-                *[self._bound] * bool(self._bound),
-            ]
+            parts = [f"{self._tiles:,} tiles", f"{rate:.0f} tiles/s"]
+            parts += [self._bound] * bool(self._bound)
         if self._first and done > self._first[1] and done < self._num_slides:
             each = (now - self._first[0]) / (done - self._first[1])
             parts.append(f"{clock(each * (self._num_slides - done))} left")

@@ -6,18 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from thinsection.cli.options import with_config
+from thinsection.pipeline.qc_run import QcRunConfig, check_slides, chosen_pipeline
 
+app = typer.Typer()
 SLIDES = typer.Argument(help="Slides, folders, or a cohort CSV.")
 PIPELINE = typer.Option(help="Write the pipeline as TOML; without slides, only that.")
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    from thinsection.pipeline.qc_run import QcRunConfig
-
-    app.command()(with_config(QcRunConfig)(qc))
-
-
+@app.command("qc")
+@with_config(QcRunConfig)
 def qc(
     slides: Annotated[list[str] | None, SLIDES] = None,
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("qc"),
@@ -42,7 +39,6 @@ def qc(
 
     from thinsection.cli.progress import RunProgress
     from thinsection.files.atomic import write_text
-    from thinsection.pipeline.qc_run import check_slides, chosen_pipeline
     from thinsection.qc.pipeline import dump_pipeline
     from thinsection.slide.cohort import load_cohort
 

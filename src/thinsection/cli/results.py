@@ -2,18 +2,19 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from thinsection.pipeline.peer_export import LAYOUTS
+from thinsection.pipeline.peer_export import LAYOUTS, export_peer
 from thinsection.units import format_bytes
 
 FolderArgument = Annotated[Path, typer.Argument(help="A results folder.", show_default=False)]
 _ROOT = typer.Option("--cache-dir", help="Folder of caches. [default: the user's cache folder]")
 Root = Annotated[Path | None, _ROOT]
+_GRID = typer.Option(help="Which tile grid, where there are several.")
 _FEATURES = typer.Option(help="Which embeddings, where there are several.")
 Name = Annotated[str, typer.Argument(help="A name that `cache ls` shows.")]
 
@@ -21,24 +22,14 @@ EXIT_DAMAGED = 1
 EXIT_SOME_LEFT_OUT = 3
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    app.command()(ls)
-    app.command()(efficiency)
-    app.command()(verify)
-    app.command("import")(import_folder)
-    export = typer.Typer(no_args_is_help=True, help="Write results in other tools' formats.")
-    export.command("anndata")(export_anndata)
-    export.command("qupath")(export_qupath)
-    for entry in LAYOUTS:
-        export.command(entry.name, help=entry.help)(_exporter(entry.name))
-    cache = typer.Typer(no_args_is_help=True, help="Feature caches: list, verify, remove.")
-    for name, command in (("ls", list_caches), ("verify", verify_cache), ("rm", remove_cache)):
-        cache.command(name)(command)
-    app.add_typer(export, name="export")
-    app.add_typer(cache, name="cache")
+app = typer.Typer()
+exports = typer.Typer(no_args_is_help=True, help="Write results in other tools' formats.")
+caches = typer.Typer(no_args_is_help=True, help="Feature caches: list, verify, remove.")
+app.add_typer(exports, name="export")
+app.add_typer(caches, name="cache")
 
 
+@app.command("ls")
 def ls(folder: FolderArgument) -> None:
     """Show what a results folder holds: grids, embeddings, slide embeddings, invocations.
 
@@ -62,6 +53,7 @@ def ls(folder: FolderArgument) -> None:
         print(f"  records/{record.folder.name}  {record.document.get('command')}: {told}")
 
 
+@app.command("efficiency")
 def efficiency(folder: FolderArgument) -> None:
     """Requested against used by the newest invocation that did work, and what to ask for next.
 
@@ -86,6 +78,14 @@ def efficiency(folder: FolderArgument) -> None:
     console.print(f"page: {page}", markup=False)
 
 
+def _end(left_out: list[str], line: str) -> None:
+    """Says what was left out and what was done; exit code 3 where something was."""
+    print(*left_out, line, sep="\n")
+    if left_out:
+        raise typer.Exit(EXIT_SOME_LEFT_OUT)
+
+
+@exports.command("anndata")
 def export_anndata(
     folder: FolderArgument,
     out: Annotated[Path, typer.Option(help="The .h5ad file.")],
@@ -99,17 +99,14 @@ def export_anndata(
 
     left_out: list[str] = []
     count = export(folder, out, features=features, on_damage=left_out.append)
-    print(*left_out, f"wrote {count} tiles to {out}", sep="\n")
-    if left_out:
-        raise typer.Exit(EXIT_SOME_LEFT_OUT)
+    _end(left_out, f"wrote {count} tiles to {out}")
 
 
+@exports.command("qupath")
 def export_qupath(
     folder: FolderArgument,
     out: Annotated[Path, typer.Option(help="Folder of the GeoJSON files.")],
-    grid: Annotated[
-        str | None, typer.Option(help="Which tile grid, where there are several.")
-    ] = None,
+    grid: Annotated[str | None, _GRID] = None,
 ) -> None:
     """A GeoJSON file a slide: outlines as annotations, tiles with their columns as detections.
 
@@ -120,9 +117,7 @@ def export_qupath(
 
     left: list[str] = []
     count = export(folder, out, grid=grid, on_left_out=left.append)
-    print(*left, f"{count} slides are in {out}; {SCRIPT} there imports them", sep="\n")
-    if left:
-        raise typer.Exit(EXIT_SOME_LEFT_OUT)
+    _end(left, f"{count} slides are in {out}; {SCRIPT} there imports them")
 
 
 def _exporter(tool: str) -> Callable[..., None]:
@@ -134,19 +129,19 @@ def _exporter(tool: str) -> Callable[..., None]:
         features: Annotated[str | None, _FEATURES] = None,
         copy: Annotated[bool, typer.Option(help="Copies, no links.")] = False,
     ) -> None:
-        from thinsection.pipeline.peer_export import export_peer
-
         left: list[str] = []
-        count = export_peer(
-            folder, out, tool, features=features, copy=copy, on_left_out=left.append
-        )
-        print(*left, f"{count} slides are in {out} as {tool} reads them", sep="\n")
-        if left:
-            raise typer.Exit(EXIT_SOME_LEFT_OUT)
+        how: dict[str, Any] = {"features": features, "copy": copy, "on_left_out": left.append}
+        count = export_peer(folder, out, tool, **how)
+        _end(left, f"{count} slides are in {out} as {tool} reads them")
 
     return export
 
 
+for _layout in LAYOUTS:
+    exports.command(_layout.name, help=_layout.help)(_exporter(_layout.name))
+
+
+@app.command("import")
 def import_folder(
     tool: Annotated[str, typer.Argument(help="trident, clam, stamp or slide2vec.")],
     folder: Annotated[Path, typer.Argument(help="Its folder: job_dir, feat_dir, ...")],
@@ -161,14 +156,12 @@ def import_folder(
     from thinsection.pipeline.peer_import import import_peer
 
     left: list[str] = []
-    count = import_peer(
-        folder, out, tool, slides=slides or (), encoder=encoder, on_left_out=left.append
-    )
-    print(*left, f"{count} slides of {tool} are in {out}", sep="\n")
-    if left:
-        raise typer.Exit(EXIT_SOME_LEFT_OUT)
+    how: dict[str, Any] = {"encoder": encoder, "on_left_out": left.append}
+    count = import_peer(folder, out, tool, slides=slides or (), **how)
+    _end(left, f"{count} slides of {tool} are in {out}")
 
 
+@app.command("verify")
 def verify(folder: FolderArgument) -> None:
     """Read every file of results against its checksum; exit code 1 if one is damaged.
 
@@ -187,6 +180,7 @@ def verify(folder: FolderArgument) -> None:
         raise typer.Exit(EXIT_DAMAGED)
 
 
+@caches.command("ls")
 def list_caches(cache_dir: Root = None) -> None:
     """Lists caches with their size, shape, stored dtypes and state."""
     from thinsection.store import cache
@@ -209,6 +203,7 @@ def list_caches(cache_dir: Root = None) -> None:
     print(f"{len(entries)} caches in {root}")
 
 
+@caches.command("verify")
 def verify_cache(name: Name, cache_dir: Root = None) -> None:
     """Reads every byte of a cache against its checksums; exit code 1 if one is wrong."""
     from thinsection.store import cache
@@ -221,6 +216,7 @@ def verify_cache(name: Name, cache_dir: Root = None) -> None:
     print(f"{name}: whole")
 
 
+@caches.command("rm")
 def remove_cache(name: Name, cache_dir: Root = None) -> None:
     """Removes a cache; refused while a process writes it."""
     from thinsection.store import cache

@@ -7,7 +7,9 @@ import typer
 from rich.console import Console
 
 from thinsection.cli.options import with_config
+from thinsection.stages.config import AggregateRunConfig, RunConfig, check_encoder_names
 
+app = typer.Typer()
 _SLIDES = typer.Argument(help="Slide files, folders, URLs or cohort CSVs.", show_default=False)
 _OUT = typer.Option("--out", help="Results folder, or URL (s3://, ...).", show_default=False)
 SlidesArgument = Annotated[list[str], _SLIDES]
@@ -43,28 +45,20 @@ _LOOK_AT = {  # what lies where, relative to the results folder
 }
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    from thinsection.stages.config import AggregateRunConfig, RunConfig
-
-    for name, (stage, summary) in _STAGES.items():
-        command = with_config(RunConfig)(_up_to(stage))
-        app.command(name, help=summary + _EXAMPLES.format(name=name))(command)
-    app.command()(with_config(AggregateRunConfig)(aggregate))
-    app.command()(demo)
-
-
-def _up_to(stage: str) -> Any:
+def _add(name: str, stage: str, summary: str) -> None:
+    @app.command(name, help=summary + _EXAMPLES.format(name=name))
+    @with_config(RunConfig)
     def command(slides: SlidesArgument, out: Annotated[str, _OUT], config: Any = None) -> None:
         raise typer.Exit(_run_and_report(slides, out, config, stage))
 
-    return command
+
+for _name, (_stage, _summary) in _STAGES.items():
+    _add(_name, _stage, _summary)
 
 
 def _run_and_report(slides: list[str], out: str, config: Any, stage: str) -> int:
     """Runs with progress, prints where the results are, and gives the exit code."""
     from thinsection.slide.cohort import load_cohort
-    from thinsection.stages.config import check_encoder_names
 
     num_slides = len(load_cohort(slides))  # a wrong path or name is said before what is slow
     check_encoder_names(config, stage)
@@ -79,9 +73,8 @@ def _run_and_report(slides: list[str], out: str, config: Any, stage: str) -> int
         summary = run(slides, out=out, config=config, stage=stage, **told)
     counts = summary.counts
     line = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    console.print(
-        f"{line} in {summary.seconds:.1f} s -> {out}/index.html, summary.csv", highlight=False
-    )
+    where = f"{out}/index.html, summary.csv"
+    console.print(f"{line} in {summary.seconds:.1f} s -> {where}", highlight=False)
     if counts["empty"]:
         hint = "look at their overviews; --allow-empty takes it"
         console.print(f"{counts['empty']} without any tile: {hint}", style="red", highlight=False)
@@ -90,6 +83,8 @@ def _run_and_report(slides: list[str], out: str, config: Any, stage: str) -> int
     return summary.exit_code
 
 
+@app.command("aggregate")
+@with_config(AggregateRunConfig)
 def aggregate(
     folder: Annotated[Path, typer.Argument(help="A results folder, or features of others.")],
     out: Annotated[Path | None, typer.Option(help="Other output folder.")] = None,
@@ -120,6 +115,7 @@ def aggregate(
     raise typer.Exit(EXIT_SOME_FAILED if failed else 0)
 
 
+@app.command("demo")
 def demo(
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("demo"),
     slide: Annotated[Path | None, typer.Option(help="Your slide; else one is generated.")] = None,
@@ -128,7 +124,6 @@ def demo(
 
     Example: thinsection demo --out demo --slide my.svs
     """
-    from thinsection.stages.config import RunConfig
     from thinsection.testing.synthetic import write_he_slide
 
     if slide is None:

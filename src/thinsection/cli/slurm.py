@@ -14,6 +14,9 @@ from rich.table import Table
 
 from thinsection.registry import Entry, Registry
 
+app = typer.Typer()
+group = typer.Typer(no_args_is_help=True, help="Work as job arrays of Slurm.")
+app.add_typer(group, name="slurm")
 FolderArgument = Annotated[Path, typer.Argument(help="Output folder of the arrays.")]
 RETRY = typer.Option(help="Submit what died once more, each entry alone, with more.")
 _CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -30,17 +33,7 @@ TASKS: Registry[Any] = Registry(
 _COMMANDS = ("run", "tissue", "tile", "embed", "qc", "aggregate", "probe")
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the group of commands."""
-    group = typer.Typer(no_args_is_help=True, help="Work as job arrays of Slurm.")
-    group.command("script", context_settings=_CONTEXT)(_script)
-    group.command("submit", context_settings=_CONTEXT)(_submit)
-    group.command("status")(_status)
-    group.command("collect")(_collect)
-    group.command("array-task", hidden=True)(_array_task)
-    app.add_typer(group, name="slurm")
-
-
+@group.command("script", context_settings=_CONTEXT)
 def _script(context: typer.Context) -> None:
     """Write the array of what is missing, and show its batch script.
 
@@ -53,6 +46,7 @@ def _script(context: typer.Context) -> None:
         typer.echo(f"# written to {array.script}; submit it with: sbatch --parsable", err=True)
 
 
+@group.command("submit", context_settings=_CONTEXT)
 def _submit(context: typer.Context) -> None:
     """Write and submit the array of what is missing, and return.
 
@@ -86,6 +80,7 @@ def _hand_over(arguments: list[str], queue: str) -> Any:
     return None
 
 
+@group.command("status")
 def _status(out: FolderArgument) -> None:
     """Show the state of every array of a folder."""
     from thinsection.jobs.slurm import array_status
@@ -99,6 +94,7 @@ def _status(out: FolderArgument) -> None:
     Console().print(table)
 
 
+@group.command("collect")
 def _collect(out: FolderArgument, retry: Annotated[bool, RETRY] = True) -> None:
     """Merge what the array tasks reported; of a run into its tables and its efficiency page.
 
@@ -135,6 +131,7 @@ def _collect(out: FolderArgument, retry: Annotated[bool, RETRY] = True) -> None:
     raise typer.Exit(3 if bad else 0)
 
 
+@group.command("array-task", hidden=True)
 def _array_task(
     folder: Annotated[Path, typer.Argument(help="Folder of the array.")],
     index: Annotated[int, typer.Option(help="Array index, from 1.")],

@@ -6,24 +6,18 @@ from typing import Annotated, Any
 import typer
 
 from thinsection.cli.options import with_config
-from thinsection.predict.experiment import TrainConfig
+from thinsection.predict.experiment import TrainConfig, train
 from thinsection.probe.result import METRIC_WORDS
 
-Data = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RESULTS", help="Results folder, or features of TRIDENT, CLAM, STAMP, slide2vec."
-    ),
-]
+app = typer.Typer()
+_DATA = "Results folder, or features of TRIDENT, CLAM, STAMP, slide2vec."
+Data = Annotated[Path, typer.Argument(metavar="RESULTS", help=_DATA)]
 Out = Annotated[Path, typer.Option(help="Folder of the experiment: RESULTS/experiments/NAME.")]
 Against = Annotated[Path | None, typer.Option(help="Experiment to compare with, case by case.")]
 
 
-def register(root: typer.Typer) -> None:
-    """Adds `train`."""
-    root.command("train")(with_config(TrainConfig)(train_command))
-
-
+@app.command("train")
+@with_config(TrainConfig)
 def train_command(data: Data, out: Out, config: Any, against: Against = None) -> None:
     """Train a head on stored embeddings; test each case by a model that has not seen it.
 
@@ -36,8 +30,6 @@ def train_command(data: Data, out: Out, config: Any, against: Against = None) ->
       thinsection train results/ --labels labels.csv --target dead --time days --head clam_sb
       --grid lr=1e-4,5e-4 --out results/experiments/survival
     """
-    from thinsection.predict.experiment import train
-
     told = train(data, out=out, config=config, against=against, on_message=typer.echo)
     words, (low, high) = METRIC_WORDS.get(told["metric"], told["metric"]), told["interval"]
     typer.echo(f"{words} {told['value']:.4f} [{low:.4f}, {high:.4f}], by {told['interval_by']}")

@@ -5,15 +5,13 @@ from typing import Annotated, Any
 import typer
 
 from thinsection.cli.options import with_config
+from thinsection.view import ViewConfig, Viewer
+
+app = typer.Typer()
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    from thinsection.view.slides import ViewConfig
-
-    app.command()(with_config(ViewConfig)(view))
-
-
+@app.command("view")
+@with_config(ViewConfig)
 def view(
     paths: Annotated[list[str], typer.Argument(help="Slides, folders, cohort CSV, results.")],
     config: Any = None,
@@ -26,8 +24,6 @@ def view(
 
         thinsection view results slides/ --port 8765
     """
-    from thinsection.view import Viewer
-
     with Viewer(paths, config) as viewer:
         port = viewer.url.split("/")[2].partition(":")[2]
         print(f"{viewer.url}\nopen this address in a browser of this machine; Ctrl-C ends it")

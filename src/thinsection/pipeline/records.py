@@ -66,10 +66,8 @@ def begin_record(out: Path, command: str, config: Mapping[str, Any]) -> Record:
             folder.mkdir(parents=True)
             break
     document = {
-        "thinsection_version": thinsection.__version__,
-        "command": command,
-        "started": now.isoformat(timespec="milliseconds"),
-        "host": platform.node(),
+        **{"thinsection_version": thinsection.__version__, "command": command},
+        **{"started": now.isoformat(timespec="milliseconds"), "host": platform.node()},
         "config": dict(config),
     }
     write_json(folder / RECORD_NAME, document)

@@ -97,10 +97,8 @@ class EncodeConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "encoders", tuple(map(our_name, self.encoders)))
-        count, wrong = len(self.encoders), ConfigError
-        require(
-            self.batch_size >= 0, "encode.batch_size must be >= 0", self.batch_size, error=wrong
-        )
+        count, size, wrong = len(self.encoders), self.batch_size, ConfigError
+        require(size >= 0, "encode.batch_size must be >= 0", size, error=wrong)
         differ = 0 < count == len(set(self.encoders))
         require(differ, "encode.encoders must be different names", self.encoders, error=wrong)
         got, one = f"{count}; run them one after the other into the same --out", count < 2
