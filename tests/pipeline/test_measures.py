@@ -19,7 +19,7 @@ from thinsection.pipeline.results import distances
 from thinsection.pipeline.run import RunSummary, run
 from thinsection.slide import open_slide
 from thinsection.stages.config import RunConfig
-from thinsection.stages.measures import STAIN_COLUMNS, TileMeasures
+from thinsection.stages.leaves import STAIN_COLUMNS, TileMeasures
 from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.stream import iter_tiles
 from thinsection.testing.synthetic import write_he_slide

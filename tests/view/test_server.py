@@ -14,7 +14,7 @@ from thinsection.pipeline.folder import Results
 from thinsection.slide import open_slide
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.view import ViewConfig, Viewer
-from thinsection.view.slides import ShownSlides
+from thinsection.view.server import ShownSlides
 
 
 def ask(viewer: Viewer, path: str, *, raw: bool = False) -> tuple[int, bytes, dict[str, str]]:

@@ -103,14 +103,15 @@ def _flag_parameters(cls: type) -> dict[str, Parameter]:
             choices = names if len(names) <= _LISTED else ()
         listed = f" [{'|'.join(map(str, choices))}]" if choices else ""
         suffix = "" if default is None or shown == "" else f" [default: {shown}]"
-        option = typer.Option(
-            *declared,
-            help=f"{f.metadata.get('help', '')}{listed}{suffix}",
-            rich_help_panel=section.replace("_", " ").capitalize(),
-            show_default=False,
-        )
-        parameters[name] = _optional(name, Annotated[_flag_type(kind), option])
+        text = f"{f.metadata.get('help', '')}{listed}{suffix}"
+        parameters[name] = _flag(name, _flag_type(kind), section, text, *declared)
     return parameters
+
+
+def _flag(name: str, kind: Any, section: str, text: str, *declared: str) -> Parameter:
+    panel = section.replace("_", " ").capitalize()
+    option = typer.Option(*declared, help=text, rich_help_panel=panel, show_default=False)
+    return _optional(name, Annotated[kind, option])
 
 
 def _other_words(cls: type) -> dict[str, tuple[str, Callable[[str], tuple[Any, str]], Parameter]]:
@@ -119,10 +120,8 @@ def _other_words(cls: type) -> dict[str, tuple[str, Callable[[str], tuple[Any, s
     for setting, (section, f, _) in flat_fields(cls).items():
         for flag, mean in (f.metadata.get("also") or {}).items():
             name = flag.removeprefix("--").replace("-", "_")
-            panel = section.replace("_", " ").capitalize()
-            help = f"{mean.__doc__} In place of --{setting.replace('_', '-')}."
-            option = typer.Option(flag, help=help, rich_help_panel=panel, show_default=False)
-            found[name] = (setting, mean, _optional(name, Annotated[str | None, option]))
+            text = f"{mean.__doc__} In place of --{setting.replace('_', '-')}."
+            found[name] = (setting, mean, _flag(name, str | None, section, text, flag))
     return found
 
 

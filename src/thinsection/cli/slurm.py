@@ -119,12 +119,9 @@ def _collect(out: FolderArgument, retry: Annotated[bool, RETRY] = True) -> None:
             from thinsection.jobs.contract import Report
             from thinsection.pipeline.run import finish_run
 
-            report: Report[Any] = Report(
-                results=tuple(found.results[n] for n in found.entries if n in found.results),
-                stage_seconds=found.stage_seconds,
-                facts=found.facts,
-            )
-            finish_run(found.task, list(found.entries.values()), report)
+            ended = tuple(found.results[n] for n in found.entries if n in found.results)
+            told = {"stage_seconds": found.stage_seconds, "facts": found.facts}
+            finish_run(found.task, [*found.entries.values()], Report(results=ended, **told))
             typer.echo(f"-> {out / 'summary.csv'}, {out / 'failed.csv'}")
         elif not found.waiting:
             typer.echo("its tables: the same command again, which keeps what is done")

@@ -20,7 +20,7 @@ def view(
 
     Examples:
 
-        thinsection view slides/
+        thinsection.view.server/
 
         thinsection view results slides/ --port 8765
     """

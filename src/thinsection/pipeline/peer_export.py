@@ -139,13 +139,10 @@ def export_peer(
     What is there is never replaced by other bytes; doing it again adds slides that are new. Files
     that are equal in both are hard links (copies across file systems, or with `copy`).
 
-    Args:
-        folder: a results folder.
-        out: the tool's folder: job_dir of TRIDENT, feat_dir of CLAM, ...
-        tool: name of `LAYOUTS`.
-        features: 'GRID/features_NAME' or NAME; None where there is one, or coordinates alone.
-        copy: no hard links: for tools that are told to write over their files.
-        on_left_out: told of each slide that cannot be exported; None: that is an error.
+    `out` is job_dir of TRIDENT, feat_dir of CLAM, ...; `tool` of `LAYOUTS`; `features`
+    'GRID/features_NAME' or NAME, None where there is one, or coordinates alone; `copy` is for
+    tools that write over their files; `on_left_out` is told of each slide that cannot be exported:
+    with None that is an error.
 
     Memory: a slide's embeddings, 4 N D bytes; some kB per slide.
 
@@ -200,17 +197,12 @@ def _slide(
     told = stages[address].facts if address else {}
     label = address.rpartition("/")[2].removeprefix("features_")
     encoder = peer_encoder(tool, str(told.get("encoder", "")), label)
-    return PeerSlide(
-        slide_id=ledger.slide_id,
-        out=out,
-        facts=ledger.slide,
-        tiles=read_tiles(files[f"{grid}/tiles"]),
-        tiles_path=files[f"{grid}/tiles"],
-        encoder=encoder,
-        dim=int(told.get("dim", 0)),
-        features_path=files[address] if address else None,
-        slide_features={a.removeprefix(prefix).replace(label, encoder): files[a] for a in pooled},
-    )
+    tiles = files[f"{grid}/tiles"]
+    named = {a.removeprefix(prefix).replace(label, encoder): files[a] for a in pooled}
+    embedded: dict[str, Any] = {"encoder": encoder, "dim": int(told.get("dim", 0))}
+    embedded |= {"features_path": files.get(address), "slide_features": named}
+    known: dict[str, Any] = {"facts": ledger.slide, "tiles": read_tiles(tiles), **embedded}
+    return PeerSlide(slide_id=ledger.slide_id, out=out, tiles_path=tiles, **known)
 
 
 def _place(target: Path, source: Source, *, copy: bool = False) -> None:

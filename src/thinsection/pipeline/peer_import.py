@@ -45,15 +45,11 @@ def import_peer(
     Tables (`*.csv`) in the tool's folder give patients, labels, paths and resolutions. The same
     files again are left as they are; others under a name that is there are refused.
 
-    Args:
-        folder: job_dir of TRIDENT, feat_dir of CLAM (with patches/), feature_dir of STAMP, output
-            folder of slide2vec.
-        out: the results folder.
-        tool: 'trident', 'clam', 'stamp' or 'slide2vec'.
-        slides: as of `run`: files, folders, a cohort CSV; for size and µm/px. STAMP's coordinates
-            are µm, so that it needs them, or a table with the resolution.
-        encoder: whose features these are, where the tool's files do not say (CLAM).
-        on_left_out: told of each slide that cannot be imported; None: that is an error.
+    `folder` is job_dir of TRIDENT, feat_dir of CLAM (with patches/), feature_dir of STAMP, output
+    folder of slide2vec; `slides` as of `run`, for size and µm/px: STAMP's coordinates are µm, so
+    that it needs them, or a table with the resolution; `encoder` whose features these are, where
+    the tool's files do not say (CLAM). `on_left_out` is told of each slide that cannot be imported:
+    with None that is an error.
 
     Memory: a slide's embeddings, 8 N D bytes; some kB per slide.
 

@@ -189,9 +189,6 @@ def _size(width: Any, height: Any) -> Size | None:
     return (int(width), int(height)) if width and height else None
 
 
-SOURCES: Mapping[str, Callable[[Path], Iterator[tuple[str, Sourced]]]] = {
-    "trident": _trident,
-    "clam": _clam,
-    "stamp": _stamp,
-    "slide2vec": _slide2vec,
-}
+_Source = Callable[[Path], Iterator[tuple[str, Sourced]]]
+_NAMED: dict[str, _Source] = {"trident": _trident, "clam": _clam, "stamp": _stamp}
+SOURCES: Mapping[str, _Source] = {**_NAMED, "slide2vec": _slide2vec}

@@ -18,8 +18,8 @@ from thinsection.pipeline.results import SlideResult, Status, record_failure
 from thinsection.pipeline.sink import Item, ResultSink, encoder_of
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import Goal, RunConfig, batch_size_of, budget_of
+from thinsection.stages.leaves import MeasuresStage
 from thinsection.stages.masks import QcStage
-from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.regions import drawn_sums
 from thinsection.stages.request import Models, stages_of
 from thinsection.stages.stage import SlideWork, Stage, source_key

@@ -44,11 +44,8 @@ def export_qupath(
     the tiles of a grid with every per-tile column as a measurement. The class of a tile is that of
     its largest `score_*`, or of the `class_*` that covers half of it, or its `cluster`.
 
-    Args:
-        folder: a results folder.
-        out: where the files go; those of an earlier export are replaced.
-        grid: of the results; None where there is one, or none.
-        on_left_out: told of each slide that cannot be exported; None: that is an error.
+    Files of an earlier export are replaced. `grid` is None where there is one, or none;
+    `on_left_out` is told of each slide that cannot be exported: with None that is an error.
 
     Memory: a slide's columns as text, about 30 bytes a value and 250 a tile.
     """

@@ -117,9 +117,8 @@ def efficiency(out: Path) -> tuple[Efficiency, Path]:
     """
     worked = [r for r in read_records(out) if r.document.get("counts", {}).get("done")]
     if not worked:
-        raise StoreError(
-            f"out must hold records of a run that did work, got none in {str(out / RECORDS)!r}"
-        )
+        rule = "out must hold records of a run that did work"
+        raise StoreError(f"{rule}, got none in {str(out / RECORDS)!r}")
     return write_efficiency(worked[-1].folder), worked[-1].folder / PAGE_NAME
 
 

@@ -19,8 +19,8 @@ from thinsection.report.qc_files import QC_FORMAT, QC_JSON, Usual
 from thinsection.report.verdict import load_rules
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
+from thinsection.stages.leaves import STAIN_COLUMNS, MeasuresStage
 from thinsection.stages.masks import QcStage
-from thinsection.stages.measures import STAIN_COLUMNS, MeasuresStage
 from thinsection.stages.request import Models, mask_stage, stages_of
 from thinsection.stages.stage import ledger_facts
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers

@@ -228,15 +228,10 @@ def make_task(out: Path, config: RunConfig, goal: Goal) -> RunTask:
     record = records.begin_record(folder, command, as_mapping(config) | {"stage": goal})
     log(record.folder, f"thinsection {thinsection.__version__}: {command} into {folder}")
     by_slurm = chosen_executor(config.executor) == "slurm"
-    return RunTask(
-        out=folder,
-        record=record.folder,
-        config=config,
-        goal=goal,
-        threads=config.executor.threads,
-        started=filesystem_now(folder),
-        kept=tuple(one.folder for one in records.same_settings(folder, record)) if by_slurm else (),
-    )
+    kept = tuple(one.folder for one in records.same_settings(folder, record)) if by_slurm else ()
+    how: dict[str, Any] = {"config": config, "goal": goal, "threads": config.executor.threads}
+    how |= {"started": filesystem_now(folder), "kept": kept}
+    return RunTask(out=folder, record=record.folder, **how)
 
 
 def finish_run(
@@ -248,17 +243,12 @@ def finish_run(
     """
     record = Record.read(task.record)
     spent = datetime.now(UTC) - datetime.fromisoformat(record.document["started"])
-    output = task.config.output
-    summary = RunSummary(
-        out=task.out,
-        record=task.record,
-        results=report.results,
-        stage_seconds=dict(sorted(report.stage_seconds.items())),
-        seconds=spent.total_seconds(),
-        allow_empty=output.allow_empty,
-    )
+    output, busy = task.config.output, dict(sorted(report.stage_seconds.items()))
+    told: dict[str, Any] = {"seconds": spent.total_seconds(), "allow_empty": output.allow_empty}
+    told |= {"results": report.results, "stage_seconds": busy}
+    summary = RunSummary(out=task.out, record=task.record, **told)
     tables.write_tables(task.out, entries, report.results)
-    measures = task.config.output.measures and task.goal in ("tile", *ENCODING)
+    measures = output.measures and task.goal in ("tile", *ENCODING)
     measured = tables.write_measures(task.out, entries, task.config) if measures else {}
     if task.config.qc.qc != "off":
         tables.write_qc_tables(task.out, entries, task.config, measured)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import OutputError
-from thinsection.stages.measures import MeasuresStage
+from thinsection.stages.leaves import MeasuresStage
 from thinsection.stages.stage import SlideWork, Stage
 from thinsection.stages.tiles import FeaturesStage, OpenResult, TilesStage, TokensStage
 from thinsection.stream import SlideFailed, SlideFinished, StageClock, TileBatch

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,9 +76,8 @@ def write_zarr(table: EmbeddingTable, path: Path) -> None:
 
 def _exported(name: str, help: str, target: Format, suffix: str, needs: str) -> Entry:
     """A format whose package is of the extra 'export'."""
-    return Entry(
-        name=name, help=help, target=target, suffixes=(suffix,), needs=(needs,), extra="export"
-    )
+    how: dict[str, Any] = {"suffixes": (suffix,), "needs": (needs,), "extra": "export"}
+    return Entry(name=name, help=help, target=target, **how)
 
 
 PLAIN = ("tsv", "zarr")  # have no columns beside the embeddings

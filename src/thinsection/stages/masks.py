@@ -79,14 +79,10 @@ class TissueStage(Stage):
         with Image.open(work.path(thumbnail_name)) as picture:
             thumbnail = np.array(picture)
         facts = work.ledger.stages[self.address].facts
-        return TissueMask(
-            mask=mask,
-            frame=MaskFrame(size_th=mask.shape[::-1], size_l0=tuple(facts["size_l0"])),
-            mask_mpp=facts["mask_mpp"] and tuple(facts["mask_mpp"]),
-            thumbnail=thumbnail,
-            stain=facts["stain"],
-            pen_fraction=facts["pen_fraction"],
-        )
+        frame = MaskFrame(size_th=mask.shape[::-1], size_l0=tuple(facts["size_l0"]))
+        told = {name: facts[name] for name in ("stain", "pen_fraction")}
+        mpp = facts["mask_mpp"] and tuple(facts["mask_mpp"])
+        return TissueMask(mask=mask, frame=frame, mask_mpp=mpp, thumbnail=thumbnail, **told)
 
     def tile_columns(self, work: SlideWork, table: TileTable) -> Mapping[str, npt.NDArray]:
         """Further columns of the tile table: none."""

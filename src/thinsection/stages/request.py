@@ -12,9 +12,14 @@ from thinsection.segment import load_segmenter
 from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.stages.config import Goal, RunConfig
 from thinsection.stages.formats import PLAIN
-from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage, PoolingStage
+from thinsection.stages.leaves import (
+    FormatStage,
+    GraphStage,
+    MeasuresStage,
+    OverviewStage,
+    PoolingStage,
+)
 from thinsection.stages.masks import QcStage, TissueStage
-from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.regions import (
     DrawnTissueStage,
     RegionsStage,

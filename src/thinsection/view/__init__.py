@@ -1,6 +1,5 @@
 """A local viewer of slides and results: deep zoom, layers, similar tiles."""
 
-from thinsection.view.server import Viewer
-from thinsection.view.slides import ViewConfig, ViewerConfig
+from thinsection.view.server import ViewConfig, Viewer, ViewerConfig
 
 __all__ = ["ViewConfig", "Viewer", "ViewerConfig"]
