@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -157,7 +157,10 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
     others = {e.name: e.help for e in map(ENCODERS.entry, ENCODERS.names()[len(specs) :])}
     slide = {entry.name: entry.help for entry in SLIDE_ENCODERS}
     if as_json:
-        declared = [_plain(spec) for spec in specs.values()]
+        declared = [dataclasses.asdict(spec) for spec in specs.values()]
+        for plain, spec in zip(declared, specs.values()):
+            plain["architecture"]["options"] = dict(spec.architecture.options)
+            plain["needs"] = list(spec.needs)
         found = {"encoders": declared, "plugins": others, "slide_encoders": slide}
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return
@@ -167,17 +170,9 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
     else:
         lines = [[*rows[0]], *([*row.values()] for row in rows)]
         print(*map("\t".join, lines), sep="\n")
-    for name, line in others.items():
-        print(f"{name}\tbrought by another package: {line}")
-    print(_ALSO)
-    for name, line in slide.items():
-        print(f"slide encoder\t{name}\t{line}")
-
-
-def _plain(spec: "EncoderSpec") -> dict[str, Any]:
-    plain = dataclasses.asdict(spec)
-    plain["architecture"]["options"] = dict(spec.architecture.options)
-    return plain | {"needs": list(spec.needs)}
+    lines = [[name, f"brought by another package: {line}"] for name, line in others.items()]
+    lines += [[_ALSO], *(["slide encoder", *item] for item in slide.items())]
+    print(*map("\t".join, lines), sep="\n")
 
 
 def _row(spec: "EncoderSpec") -> dict[str, str]:

@@ -98,14 +98,14 @@ def show_config(
     Example: thinsection config --write run.toml
     """
     from thinsection.config import dump_toml, from_mapping, read_toml
-    from thinsection.errors import ConfigError
+    from thinsection.errors import ConfigError, require
     from thinsection.files.atomic import write_text
 
     text = dump_toml(from_mapping(RunConfig, read_toml(config)) if config else RunConfig())
     if write is None:
         print(text, end="")
         return
-    if write.exists():
-        raise ConfigError(f"write must name a new file, got {str(write)!r}; it exists")
+    got = f"{str(write)!r}; it exists"
+    require(not write.exists(), "write must name a new file", got, error=ConfigError)
     write_text(write, text)
     print(f"wrote {write}")

@@ -48,11 +48,8 @@ def recorded(models: Models, config: RunConfig) -> dict[str, Any]:
     found = models.identities
     for encoder in models.encoders:
         if encoder.origin.files is not None:
-            told = {
-                "stamps": stamps(encoder.origin.files),
-                "where": _where(config),
-                "tokens": encoder.spec.supports_tokens,
-            }
+            stamped, tokens = stamps(encoder.origin.files), encoder.spec.supports_tokens
+            told = {"stamps": stamped, "where": _where(config), "tokens": tokens}
             found[encoder.label] = found[encoder.label] | {"read": told}
     return found
 

@@ -99,8 +99,7 @@ def _hs2p_meta(slide: PeerSlide) -> dict[str, Any]:
     known: dict[str, dict[str, Any]] = {
         "provenance": {"sample_id": slide.slide_id, "image_path": slide.path, **read},
         "slide": {
-            "dimensions": list(slide.size),
-            "base_spacing_um": mpp,
+            **{"dimensions": list(slide.size), "base_spacing_um": mpp},
             "level_downsamples": [float(lv["downsample"]) for lv in levels],
         },
         "tiling": {

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinsection.errors import BudgetError, InvalidInputError, OutputError, StoreError
+from thinsection.errors import BudgetError, InvalidInputError, OutputError, StoreError, require
 from thinsection.files.atomic import writing
 from thinsection.files.lock import LOCK_NAME, FileLock, heartbeat
 from thinsection.files.sweep import sweep_slide, unfinished
@@ -113,12 +114,12 @@ class SlideJob:
         wholes = Scratch(parse_bytes(self.config.stream.memory) - taken)
         stream = TileStream(
             self._claim(entries),
-            lambda work: prepare(work, self.config, wholes, target=self.models.stain_target),
+            partial(prepare, config=self.config, wholes=wholes, target=self.models.stain_target),
             budget=budget,
             batch_size=batch_size,
+            allocate=allocate,
             filters=load_filters(self.config.tiles.tile_filter),
             prefetch_slides=self.config.stream.prefetch_slides,
-            allocate=allocate,
             clock=self.clock,
         )
         dims = {encoder.label: encoder.dim for encoder in encoders}
@@ -273,11 +274,11 @@ def _open(work: SlideWork, config: RunConfig, grid: TilesStage | None, wholes: S
     """
     slide = work.entry.open(config.slides.reader)
     work.opened(slide)
-    if (held := slide.held_bytes) > wholes.total:
-        rule = f"memory must leave {format_bytes(held)} for an image that is decoded whole"
-        got = f"got {format_bytes(int(wholes.total))} beside the tiles"
-        remedy = "raise --memory, lower --batch-size, or convert it to a tiled TIFF"
-        raise BudgetError(f"{rule}, {got} in {Path(slide.slide_path).name!r}; {remedy}")
+    held, name = slide.held_bytes, Path(slide.slide_path).name
+    rule = f"memory must leave {format_bytes(held)} for an image that is decoded whole"
+    got = f"{format_bytes(int(wholes.total))} beside the tiles in {name!r}"
+    got += "; raise --memory, lower --batch-size, or convert it to a tiled TIFF"
+    require(held <= wholes.total, rule, got, error=BudgetError)
     if held:
         stack = ExitStack()
         stack.enter_context(wholes.taken(held))
@@ -332,15 +333,14 @@ def slide_work(
         InvalidInputError: nobody drew on it.
     """
     ledger, options = load_ledger(out, entry.slide_id), config.output
-    drawn = drawn_sums(config.regions, entry)
     identity = Identity.of(entry.slide_path, ledger.source, config.slides.fingerprint)
     work = SlideWork(
         entry=entry,
         out=out,
-        source=source_key(identity.source, entry, drawn),
-        ledger=replace(ledger, source=asdict(identity)),
         stages=stages,
         overwrite=options.overwrite,
+        source=source_key(identity.source, entry, drawn_sums(config.regions, entry)),
+        ledger=replace(ledger, source=asdict(identity)),
         source_is_new=bool(ledger.stages) and ledger.source != asdict(identity),
     )
     work.missing = [stage for stage in stages if not options.resume or not work.done(stage)]

@@ -19,7 +19,7 @@ from typing import Any
 
 import thinsection
 from thinsection.config import coerce
-from thinsection.errors import StoreError
+from thinsection.errors import StoreError, require
 from thinsection.files.atomic import write_json, write_text, writing
 from thinsection.store.ledger import check_kinds
 from thinsection.usage.analysis import Efficiency, analyse, efficiency_page
@@ -116,9 +116,8 @@ def efficiency(out: Path) -> tuple[Efficiency, Path]:
     Raises StoreError: no invocation did work there, or it left no record of what it used.
     """
     worked = [r for r in read_records(out) if r.document.get("counts", {}).get("done")]
-    if not worked:
-        rule = "out must hold records of a run that did work"
-        raise StoreError(f"{rule}, got none in {str(out / RECORDS)!r}")
+    got = f"none in {str(out / RECORDS)!r}"
+    require(worked, "out must hold records of a run that did work", got, error=StoreError)
     return write_efficiency(worked[-1].folder), worked[-1].folder / PAGE_NAME
 
 
@@ -127,9 +126,9 @@ def write_efficiency(folder: Path) -> Efficiency:
 
     Raises StoreError: no process left a record of what it used.
     """
-    usages = read_usage(folder)
-    if not any(usage.samples for usage in usages):
-        raise StoreError(f"record must hold usage/*.jsonl of a run, got none in {str(folder)!r}")
+    usages, got = read_usage(folder), f"none in {str(folder)!r}"
+    there = any(usage.samples for usage in usages)
+    require(there, "record must hold usage/*.jsonl of a run", got, error=StoreError)
     analysis = analyse(usages)
     write_text(folder / PAGE_NAME, efficiency_page(analysis, usages))
     document = asdict(analysis)

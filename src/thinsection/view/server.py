@@ -56,6 +56,7 @@ _BASE_BYTES = 320 * MIB  # of the process, with PyTorch, which a search for simi
 _OPEN_BYTES = CACHE_BYTES + 32 * MIB  # of an open slide
 _THUMBNAIL_PX, _CROP_PX, _SIMILAR = 240, 160, 12
 _IDENTIFYING = ("label", "macro")
+_NOTHING = Results(folder=Path(), ledgers={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ def _slides_of(
     source: Results | Sequence[str | Path], config: ViewConfig
 ) -> tuple[Results, list[SlideEntry]]:
     """The results, and the slides: theirs, then those that are named, whose paths hold."""
-    results, paths = Results(folder=Path(), ledgers={}), list[str | Path]()
+    results, paths = _NOTHING, list[str | Path]()
     if isinstance(source, Results):
         results = source
     else:
@@ -89,12 +90,10 @@ def _slides_of(
         require(len(made) < 2, "paths must name at most one results folder", made)
         results = open_results(made[0]) if made else results
         paths = [path for path in source if path not in made]
-    found = []
-    for name, ledger in results.ledgers.items():
-        path, mpp = str(ledger.slide.get("slide_path", "")), None
-        if ledger.slide.get("mpp_x") and ledger.slide.get("mpp_y"):
-            mpp = (ledger.slide["mpp_x"], ledger.slide["mpp_y"])
-        look = config.slides.look
+    found, look = [], config.slides.look
+    for name, said in ((name, ledger.slide) for name, ledger in results.ledgers.items()):
+        path, x, y = str(said.get("slide_path", "")), said.get("mpp_x"), said.get("mpp_y")
+        mpp = (x, y) if x and y else None
         found.append(SlideEntry(slide_id=name, slide_path=path, slide_mpp=mpp, look=look))
     if paths or not found:
         found += cohort_of(paths, RunConfig(slides=config.slides))
@@ -123,7 +122,7 @@ class ShownSlides:
         self._most, self._cache = max(1, 2 * self._budget // _OPEN_BYTES), BytesCache(self._budget)
         self._open = OrderedDict[str, tuple[DeepZoom, list[Layer]]]()
         if isinstance(source, Slide):  # whoever opened it closes it
-            name, self._results = Path(source.slide_path).name, Results(folder=Path(), ledgers={})
+            name, self._results = Path(source.slide_path).name, _NOTHING
             self._entries = {name: SlideEntry(slide_id=name, slide_path=source.slide_path)}
             self._open[name] = DeepZoom(source), self._layers(name)
             return
