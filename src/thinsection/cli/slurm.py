@@ -27,9 +27,8 @@ _TASKS = (
     ("aggregate", "Tile embeddings.", "thinsection.pipeline.pooling:PoolingTask"),
     ("probe", "Probes.", "thinsection.probe.grid:ProbeTask"),
 )
-TASKS: Registry[Any] = Registry(
-    "kind of task", "thinsection.tasks", [Entry(name=n, help=h, target=t) for n, h, t in _TASKS]
-)
+_ENTRIES = [Entry(name=name, help=help, target=target) for name, help, target in _TASKS]
+TASKS: Registry[Any] = Registry("kind of task", "thinsection.tasks", _ENTRIES)
 _COMMANDS = ("run", "tissue", "tile", "embed", "qc", "aggregate", "probe")
 
 

@@ -136,8 +136,7 @@ class Results:
         table, *others = self.tile_tables(slide_id, grid)
         found = table.read()
         columns = dict(found.columns)
-        for other in others:
-            more = other.read()
+        for other, more in ((other, other.read()) for other in others):
             if np.array_equal(more.coords_l0, found.coords_l0):
                 columns |= {other.label(name): values for name, values in more.columns.items()}
         return replace(found, columns=columns)
@@ -207,23 +206,20 @@ class Results:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{html.escape(row.address)}</td><td>{row.num_slides}</td>"
-            f"<td>{format_bytes(row.num_bytes)}</td></tr>"
-            for row in self.folders
-        )
-        return (
-            f"<b>{html.escape(str(self.folder))}</b>: {len(self.slides)} slides"
-            f"<div>{''.join(self._thumbnails())}</div>"
-            f"<table><tr><th>folder</th><th>slides</th><th>size</th></tr>{rows}</table>"
-        )
-
-    def _thumbnails(self) -> Iterator[str]:
+        pictures, rows = "", ""
         for slide_id in self.slides[:_SHOWN_SLIDES]:
             for path in sorted((self.folder / SLIDES / slide_id).glob("thumbnail*.jpg"))[:1]:
-                data = base64.b64encode(path.read_bytes()).decode()
+                source = "data:image/jpeg;base64," + base64.b64encode(path.read_bytes()).decode()
                 title = html.escape(slide_id, quote=True)
-                yield f'<img height="96" title="{title}" src="data:image/jpeg;base64,{data}"> '
+                pictures += f'<img height="96" title="{title}" src="{source}"> '
+        for row in self.folders:
+            cells = (html.escape(row.address), row.num_slides, format_bytes(row.num_bytes))
+            rows += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        return (
+            f"<b>{html.escape(str(self.folder))}</b>: {len(self.slides)} slides"
+            f"<div>{pictures}</div>"
+            f"<table><tr><th>folder</th><th>slides</th><th>size</th></tr>{rows}</table>"
+        )
 
     def _addresses(self, prefix: str) -> tuple[str, ...]:
         named = [row.address for row in self.folders]

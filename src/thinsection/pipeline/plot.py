@@ -138,8 +138,8 @@ def _sampled(
 
 def _column(table: TilesFile, name: str) -> npt.NDArray[Any]:
     known = sorted(table.columns)
-    rule = f"column must be one of {', '.join(known)}"
-    require(name in table.columns, rule, f"{name!r}{nearest(name, known)}")
+    got = f"{name!r}{nearest(name, known)}"
+    require(name in known, f"column must be one of {', '.join(known)}", got)
     return table.columns[name]
 
 

@@ -171,7 +171,8 @@ class SlideJob:
                 self.locks[entry.slide_id] = lock
                 self.claimed[entry.slide_id] = time.monotonic()
                 if left is None:
-                    left = unfinished(self._result_folders())
+                    grids = [p for p in self.out.glob("*") if p.name not in (SLIDES, RECORDS)]
+                    left = unfinished([folder for grid in grids for folder in grid.glob("*")])
                 with writing(lock.path):
                     sweep_slide(entry.slide_id, lock.path.parent, left)
                 work = slide_work(entry, self.stages, self.out, self.config)
@@ -195,11 +196,6 @@ class SlideJob:
                 self._ended(work, work.at, error)
             else:
                 self._ended(work, "", None, status="skipped")
-
-    def _result_folders(self) -> list[Path]:
-        """The folders that hold a file of each slide."""
-        grids = [path for path in self.out.glob("*") if path.name not in (SLIDES, RECORDS)]
-        return [folder for grid in grids for folder in grid.glob("*")]
 
     def _ended(
         self, work: SlideWork, stage: str, error: Exception | None, *, status: Status = "done"
