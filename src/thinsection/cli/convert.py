@@ -1,11 +1,13 @@
-"""`thinsection convert` and `thinsection deid`: slides written anew, image data copied."""
+"""Files into files: `thinsection convert` and `deid` write slides anew, `frames` tables."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from thinsection.errors import InvalidInputError, ThinsectionError
 
@@ -18,6 +20,12 @@ READER = typer.Option(help="Reader, as of `run`.")
 MPP = typer.Option(help="µm/px, where the slide does not say it.")
 CHECK = typer.Option("--check", help="Only list what may identify somebody; exit code 3 if any.")
 OVERWRITE = typer.Option("--overwrite", help="Replace files that are there.")
+_HELP = "mmCIF files (.cif, .cif.gz)."
+STRUCTURES = typer.Argument(metavar="STRUCTURE...", help=_HELP, exists=True)
+TABLE = typer.Option("--out", help="Table to write: .parquet or .csv; summary beside it.")
+ASSEMBLY = typer.Option(help="Build this biological assembly of each file, e.g. 1.")
+ANGLE = typer.Option(help="Degrees from a line; AlphaFold 3's 25 unless given.")
+ROWS = typer.Option(help="Search whole rows: the original's choice of equal distances.")
 
 
 @app.command("convert", no_args_is_help=True)
@@ -97,3 +105,36 @@ def _each(slides: Sequence[Path], one: Callable[[Path], str], found: Sequence[st
         from thinsection.pipeline.run import EXIT_SOME_FAILED
 
         raise typer.Exit(EXIT_SOME_FAILED)
+
+
+@app.command("frames", no_args_is_help=True)
+def frames(
+    structures: Annotated[list[Path], STRUCTURES],
+    out: Annotated[Path, TABLE] = Path("frames.parquet"),
+    assembly: Annotated[str | None, ASSEMBLY] = None,
+    angle_threshold: Annotated[float | None, ANGLE] = None,
+    whole_rows: Annotated[bool, ROWS] = False,
+) -> None:
+    """Frames of residues, nucleotides and ligand atoms, as AlphaFold 3 defines them.
+
+    Examples:
+
+      thinsection frames 2q2k.cif --out 2q2k.csv
+
+      thinsection frames *.cif.gz --assembly 1 --out frames.parquet
+    """
+    from thinsection.files.atomic import atomic_path, write_json
+    from thinsection.structures import FrameOptions, write_frames
+    from thinsection.structures.frames import ANGLE_THRESHOLD
+
+    threshold = ANGLE_THRESHOLD if angle_threshold is None else angle_threshold
+    options = FrameOptions(impl="rows" if whole_rows else "chain")
+    how: dict[str, Any] = {"angle_threshold": threshold, "options": options}
+    with atomic_path(out) as unfinished:
+        rows = [*map(asdict, write_frames(structures, unfinished, assembly=assembly, **how))]
+    write_json(summary := out.with_suffix(".summary.json"), rows)
+    table, console = Table(*(name.replace("_", " ") for name in rows[0])), Console()
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    console.print(table)
+    console.print(f"{out}\n{summary}", markup=False, highlight=False, soft_wrap=True)

@@ -18,9 +18,7 @@ _GRID = typer.Option(help="Which tile grid, where there are several.")
 _FEATURES = typer.Option(help="Which embeddings, where there are several.")
 Name = Annotated[str, typer.Argument(help="A name that `cache ls` shows.")]
 
-EXIT_DAMAGED = 1
-EXIT_SOME_LEFT_OUT = 3
-
+EXIT_DAMAGED, EXIT_SOME_LEFT_OUT = 1, 3
 
 app = typer.Typer()
 exports = typer.Typer(no_args_is_help=True, help="Write results in other tools' formats.")
@@ -61,8 +59,7 @@ def efficiency(folder: FolderArgument) -> None:
     """
     from thinsection.pipeline.records import efficiency as analyse
 
-    analysis, page = analyse(folder)
-    console = Console()
+    (analysis, page), console = analyse(folder), Console()
     table = Table("resource", "requested", "used", "share")
     for share in analysis.shares:
         part = "" if share.fraction is None else f"{share.fraction:.0%}"
@@ -70,12 +67,11 @@ def efficiency(folder: FolderArgument) -> None:
     console.print(table)
     for warning in analysis.warnings:
         console.print(f"warning: {warning}", style="bold red", markup=False)
-    console.print(analysis.bottleneck, markup=False)
+    lines = [analysis.bottleneck]
     if analysis.next_request is not None:
-        console.print("ask for this next time:")
-        for line in analysis.next_request.sbatch_lines():
-            console.print(f"  {line}", markup=False)
-    console.print(f"page: {page}", markup=False)
+        asked = (f"  {line}" for line in analysis.next_request.sbatch_lines())
+        lines += ["ask for this next time:", *asked]
+    console.print("\n".join([*lines, f"page: {page}"]), markup=False)
 
 
 def _end(left_out: list[str], line: str) -> None:
@@ -97,9 +93,9 @@ def export_anndata(
     """
     from thinsection.pipeline.folder import export_anndata as export
 
-    left_out: list[str] = []
-    count = export(folder, out, features=features, on_damage=left_out.append)
-    _end(left_out, f"wrote {count} tiles to {out}")
+    left: list[str] = []
+    count = export(folder, out, features=features, on_damage=left.append)
+    _end(left, f"wrote {count} tiles to {out}")
 
 
 @exports.command("qupath")
@@ -172,9 +168,7 @@ def verify(folder: FolderArgument) -> None:
     from thinsection.pipeline.folder import verify as verified
 
     checked, damaged = verified(folder)
-    for line in damaged:
-        print(line)
-    print(f"{checked} checksums, {len(damaged)} damaged")
+    print(*damaged, f"{checked} checksums, {len(damaged)} damaged", sep="\n")
     if damaged:
         print("remove the damaged files and run the same command again: only these are made anew")
         raise typer.Exit(EXIT_DAMAGED)
@@ -185,8 +179,7 @@ def list_caches(cache_dir: Root = None) -> None:
     """Lists caches with their size, shape, stored dtypes and state."""
     from thinsection.store import cache
 
-    root = cache_dir or cache.default_root()
-    entries = cache.list_caches(root)
+    entries = cache.list_caches(root := cache_dir or cache.default_root())
     for entry in entries:
         facts = [entry.name, entry.state, format_bytes(entry.data_bytes)]
         if (manifest := entry.manifest) is not None:

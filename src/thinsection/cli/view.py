@@ -20,7 +20,7 @@ def view(
 
     Examples:
 
-        thinsection.view.server/
+        thinsection view slides/
 
         thinsection view results slides/ --port 8765
     """

@@ -69,15 +69,14 @@ class Results:
     def folders(self) -> tuple[FolderRow, ...]:
         """Every folder of results: masks, grids, embeddings, slide embeddings, pictures."""
         found: dict[str, list[StageRecord]] = {}
-        for ledger in self.ledgers.values():
-            for address, record in ledger.stages.items():
-                found.setdefault(address, []).append(record)
-        rows = []
-        for address in sorted(found, key=lambda name: (not name.startswith(f"{SLIDES}/"), name)):
-            records = found[address]
-            size = sum(sum(record.files.values()) for record in records)
-            rows.append(FolderRow(address, len(records), size, records[-1].facts))
-        return tuple(rows)
+        for address, record in (item for lg in self.ledgers.values() for item in lg.stages.items()):
+            found.setdefault(address, []).append(record)
+        rows = [
+            FolderRow(name, len(of), sum(sum(r.files.values()) for r in of), of[-1].facts)
+            for name, of in found.items()
+        ]
+        in_order = sorted(rows, key=lambda r: (not r.address.startswith(f"{SLIDES}/"), r.address))
+        return tuple(in_order)
 
     @property
     def grids(self) -> tuple[str, ...]:
@@ -103,20 +102,15 @@ class Results:
     def rows(self, labels: str | Path | None = None) -> list[dict[str, Any]]:
         """A row per slide and grid, as summary.csv has them.
 
-        Args:
-            labels: a CSV with a column slide_id, whose other columns are joined by it.
+        `labels` is a CSV with a column slide_id, whose other columns are joined by it.
 
-        Raises:
-            StoreError: the labels cannot be read.
+        Raises StoreError: the labels cannot be read.
         """
-        from thinsection.pipeline import results  # what a run is made of: not for a listing
+        from thinsection.pipeline.results import grid_rows  # a run is made of it: not for a listing
 
         joined = {} if labels is None else _labels(Path(labels))
-        return [
-            {"slide_id": slide_id} | row | joined.get(slide_id, {})
-            for slide_id, ledger in self.ledgers.items()
-            for row in results.grid_rows(ledger)
-        ]
+        rows = ((name, row) for name, ledger in self.ledgers.items() for row in grid_rows(ledger))
+        return [{"slide_id": name} | row | joined.get(name, {}) for name, row in rows]
 
     def table(self, labels: str | Path | None = None) -> "pandas.DataFrame":
         """`rows` as a data frame. Raises MissingDependencyError: pandas is not installed."""
@@ -127,9 +121,7 @@ class Results:
     def tiles(self, slide_id: str, grid: str | None = None) -> TilesFile:
         """Coordinates and columns of a slide's tile grid: those of every table of the same tiles.
 
-        Args:
-            slide_id: of `slides`.
-            grid: of `grids`; None where there is one.
+        `slide_id` is of `slides`, `grid` of `grids`: None where there is one.
 
         Memory: 16 bytes a tile, and 4 of each column.
         """
@@ -144,8 +136,6 @@ class Results:
     def tile_tables(self, slide_id: str, grid: str | None = None) -> tuple[TileTableFile, ...]:
         """The per-tile tables of a slide: tiles, measures, heatmaps; no values are read.
 
-        Args: as of `tiles`.
-
         Raises StoreError: the slide has no such grid.
         """
         named = one_address(self.grids, grid, "grid")
@@ -157,9 +147,7 @@ class Results:
     def tile_embeddings(self, slide_id: str, features: str | None = None) -> TilesFile:
         """Embeddings (N, D) and coordinates of a slide's tiles.
 
-        Args:
-            slide_id: of `slides`.
-            features: of `features`, or its last part without 'features_'; None where there is one.
+        `features` is of `features`, or its last part without 'features_'; None where there is one.
 
         Memory: 4 N D bytes.
         """
@@ -174,8 +162,7 @@ class Results:
     ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
         """Slide ids and their embeddings, float32 (S, D), of the slides that have one.
 
-        Args:
-            name: of `slide_features`, or its last part; None where there is one.
+        `name` is of `slide_features`, or its last part; None where there is one.
 
         Memory: 4 S D bytes.
         """
@@ -210,8 +197,7 @@ class Results:
         for slide_id in self.slides[:_SHOWN_SLIDES]:
             for path in sorted((self.folder / SLIDES / slide_id).glob("thumbnail*.jpg"))[:1]:
                 source = "data:image/jpeg;base64," + base64.b64encode(path.read_bytes()).decode()
-                title = html.escape(slide_id, quote=True)
-                pictures += f'<img height="96" title="{title}" src="{source}"> '
+                pictures += f'<img height="96" title="{html.escape(slide_id)}" src="{source}"> '
         for row in self.folders:
             cells = (html.escape(row.address), row.num_slides, format_bytes(row.num_bytes))
             rows += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
@@ -324,9 +310,7 @@ def export_anndata(
 
     Memory: the embeddings of all slides, twice while they are joined.
 
-    Raises:
-        StoreError: no embeddings in the folder.
-        InvalidInputError: several embeddings and none named.
+    Raises StoreError: no embeddings in the folder; InvalidInputError: several and none named.
     """
     with importing("export needs anndata", "export"):
         import anndata

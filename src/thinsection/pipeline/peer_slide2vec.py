@@ -58,29 +58,24 @@ def _slide2vec(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
         **{"sample_id": slide.slide_id, "artifact_type": "tile_embeddings", "format": "pt"},
         **{"feature_dim": slide.dim, "num_tiles": len(order)},
         **{"encoder_name": slide.encoder, "encoder_level": "tile"},
-        **_paths(slide),
+        **_paths(slide, f"{slide.out}/"),
         **{"tiles_tar_path": "", "image_path": slide.path, "mask_path": None},
         **{"tile_size_lv0": edge, "backend": "openslide", "read_tile_size_px": edge},
         **{"requested_tile_size_px": px, "encoder_input_size_px": None},
         **{"requested_spacing_um": _asked_mpp(slide), "annotation": None},
     }
-    meta, (npz, of_tiles) = _hs2p_meta(slide), _names(slide)
+    meta, home = _hs2p_meta(slide), f"tile_embeddings/{slide.slide_id}"
+    npz, of_tiles = _paths(slide, "").values()
     yield npz, coordinates
     yield of_tiles, lambda path: write_json(path, meta)
-    home = f"tile_embeddings/{slide.slide_id}"
     yield f"{home}.pt", lambda path: slide.write_pt(path, order)
     yield f"{home}.meta.json", lambda path: write_json(path, embedded)
 
 
-def _names(slide: PeerSlide) -> tuple[str, str]:
+def _paths(slide: PeerSlide, folder: str) -> dict[str, str]:
     """The files of its tiles."""
-    stem = f"tiles/{slide.slide_id}.coordinates"
-    return f"{stem}.npz", f"{stem}.meta.json"
-
-
-def _paths(slide: PeerSlide) -> dict[str, str]:
-    arrays, meta = (str(slide.out / name) for name in _names(slide))
-    return {"coordinates_npz_path": arrays, "coordinates_meta_path": meta}
+    stem = f"{folder}tiles/{slide.slide_id}.coordinates"
+    return {"coordinates_npz_path": f"{stem}.npz", "coordinates_meta_path": f"{stem}.meta.json"}
 
 
 def _asked_mpp(slide: PeerSlide) -> float:
@@ -129,8 +124,9 @@ def _slide2vec_tables(slides: Sequence[PeerSlide]) -> Tables:
             | {"sample_id": s.slide_id, "annotation": "tissue", "image_path": s.path}
             | {"requested_backend": "openslide", "backend": "openslide"}
             | {"tiling_status": "success", "spacing_at_level_0": s.mpp[0]}
-            | {"num_tiles": len(s.tiles.coords_l0), **_paths(s), "feature_status": "success"}
-            | {"feature_path": str(s.out / f"tile_embeddings/{s.slide_id}.pt")}
+            | {"num_tiles": len(s.tiles.coords_l0), **_paths(s, f"{s.out}/")}
+            | {"feature_status": "success"}
+            | {"feature_path": f"{s.out}/tile_embeddings/{s.slide_id}.pt"}
             | {"encoder_name": s.encoder, "feature_kind": "tile"}
         )
     return {"process_list.csv": lists, "slides.csv": manifest}

@@ -48,14 +48,10 @@ def heatmap(
 ) -> "Axes":
     """A number per tile as colour over the slide.
 
-    Args:
-        results, slide_id, grid: as of `results.tiles`.
-        values: a column of the tile table ('tissue_fraction', 'px_focus'), or (N,) numbers.
-        colormap: of `report.draw.COLORMAPS`.
-        ax: axes to draw on.
+    `values` is a column of the tile table ('tissue_fraction', 'px_focus'), or (N,) numbers; `grid`
+    as of `results.tiles`; `colormap` of `report.draw.COLORMAPS`.
 
-    Raises:
-        InvalidInputError: no such column, or another number of values than tiles.
+    Raises InvalidInputError: no such column, or another number of values than tiles.
     """
     table = results.tiles(slide_id, grid)
     numbers = _column(table, values) if isinstance(values, str) else np.asarray(values)
@@ -78,18 +74,15 @@ def embedding(
     """Tile embeddings in two dimensions, a dot a tile.
 
     Args:
-        results: of `open_results`.
         features: as of `results.tile_embeddings`.
         color: 'slide_id', what else the cohort says of a slide ('label', 'patient_id'), or a column
             of the tile table ('qc_focus', 'tissue_fraction', 'px_focus').
         method: 'pca', or 'umap' of the first 50 principal components, seeded.
         max_tiles: as many are taken, evenly over the tiles of each slide.
-        ax: axes to draw on.
 
     Memory: 12 max_tiles D bytes.
 
-    Raises:
-        InvalidInputError: no such column, or fewer than three tiles.
+    Raises InvalidInputError: no such column, or fewer than three tiles.
     """
     rows, colors = _sampled(results, features, color, max_tiles)
     centred = rows - rows.mean(axis=0)
@@ -109,8 +102,8 @@ def embedding(
             ax.scatter(*points[colors == name].T, label=str(name), **dots)
         if len(names) <= _MOST_NAMES:
             ax.legend(markerscale=3, title=color)
-    first, second = (f"{'UMAP' if method == 'umap' else 'principal component'} {n}" for n in (1, 2))
-    ax.set(xlabel=first, ylabel=second, title=f"{len(points):,} tiles")
+    axis = "UMAP" if method == "umap" else "principal component"
+    ax.set(xlabel=f"{axis} 1", ylabel=f"{axis} 2", title=f"{len(points):,} tiles")
     return ax
 
 

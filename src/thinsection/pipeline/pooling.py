@@ -109,8 +109,7 @@ def aggregate_folder(
 
     Memory: in each worker one slide's embeddings, 4 N D bytes, and the slide encoder's own bound.
 
-    Raises:
-        ThinsectionError: bad settings, no files, or the cluster; a bad file is a failed result.
+    Raises ThinsectionError: bad settings, no files, or the cluster; a bad file is a failed result.
     """
     config = config or AggregateRunConfig()
     require(folder.exists(), "folder must exist", repr(str(folder)), error=StoreError)

@@ -104,9 +104,10 @@ class SlideJob:
         self.held_elsewhere = []
         encoders, batches, allocate = self.models.encoders, None, None
         if encoders:
-            from thinsection.encode.embed import BatchEncoder, pinned_allocator
+            from thinsection.encode import embed
 
-            batches, allocate = BatchEncoder(encoders, clock=self.clock), pinned_allocator(encoders)
+            batches = embed.BatchEncoder(encoders, clock=self.clock)
+            allocate = embed.pinned_allocator(encoders)
         on_gpu = any(encoder.device.type != "cpu" for encoder in encoders)
         batch_size = batch_size_of(self.config, on_gpu=on_gpu)
         budget = budget_of(self.config, batch_size)
@@ -186,6 +187,7 @@ class SlideJob:
                 self._tell("opening", work, 0, ", ".join(titles) or "what is stored")
                 yield work
                 continue
+            failure: Exception | None = None
             try:
                 if work.source_is_new:  # so that every byte is compared once only
                     work.ledger.save(keep_time=work.ledger.path.exists())
@@ -193,9 +195,8 @@ class SlideJob:
             except OutputError:
                 raise
             except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded
-                self._ended(work, work.at, error)
-            else:
-                self._ended(work, "", None, status="skipped")
+                failure = error
+            self._ended(work, work.at, failure, status="skipped")
 
     def _ended(
         self, work: SlideWork, stage: str, error: Exception | None, *, status: Status = "done"
@@ -206,8 +207,7 @@ class SlideJob:
             error.add_note(f"slide {entry.slide_id!r}, stage {stage}")
             self._end(entry, record_failure(self.out, entry, stage, error))
             return
-        with writing(self.out):
-            # of an earlier run
+        with writing(self.out):  # one of an earlier run
             tables.failure_path(self.out, entry.slide_id).unlink(missing_ok=True)
         self._end(entry, SlideResult.of(entry, status, facts=work.facts() | work.fetched()))
 
@@ -253,10 +253,7 @@ def prepare(
 
 
 def check_quality(work: SlideWork) -> None:
-    """Leaves the slide out where a rule of the run's quality control holds.
-
-    Raises QcExclusion: names the rule and the value.
-    """
+    """Raises QcExclusion where a rule of the run's quality control holds: rule and value."""
     for stage in work.stages:
         if isinstance(stage, QcStage) and stage.rules:
             work.at = stage.title

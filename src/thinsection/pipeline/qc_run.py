@@ -22,6 +22,9 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesConfig
 from thinsection.stages.labels import short_hash
 
+_PIPELINES = "auto, histoqc-default (-light, -ihc, -clinical, -v2.1), or a .toml file."
+_FURTHER = "Further outputs: histoqc (results.tsv, pictures), parquet (the table)."
+
 
 def _same(section_type: type, name: str) -> Any:
     """The setting of a section of a run: default, help and choices."""
@@ -33,9 +36,7 @@ def _same(section_type: type, name: str) -> Any:
 class ChecksConfig:
     """Which checks, and when a slide fails them."""
 
-    pipeline: str = option(
-        "auto", "auto, histoqc-default (-light, -ihc, -clinical, -v2.1), or a .toml file."
-    )
+    pipeline: str = option("auto", _PIPELINES)
     from_histoqc: Path | None = option(None, "Take the pipeline from HistoQC's config.ini.")
     qc_fail: tuple[str, ...] = _same(QcConfig, "qc_fail")
     qc_rules: Path | None = _same(QcConfig, "qc_rules")
@@ -49,11 +50,7 @@ class WorkConfig:
     device: str = _same(QcConfig, "qc_device")
     resume: bool = _same(OutputConfig, "resume")
     overwrite: bool = _same(OutputConfig, "overwrite")
-    write: tuple[str, ...] = option(
-        (),
-        "Further outputs: histoqc (results.tsv, pictures), parquet (the table).",
-        choices=lambda: ("histoqc", "parquet"),
-    )
+    write: tuple[str, ...] = option((), _FURTHER, choices=lambda: ("histoqc", "parquet"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +82,8 @@ def chosen_pipeline(config: QcRunConfig) -> tuple[Pipeline, list[str]]:
 
     Raises ConfigError: no such pipeline, or an unknown key.
     """
-    if config.checks.from_histoqc is not None:
-        return pipeline_from_ini(config.checks.from_histoqc)
-    return load_pipeline(config.checks.pipeline), []
+    ini = config.checks.from_histoqc
+    return (load_pipeline(config.checks.pipeline), []) if ini is None else pipeline_from_ini(ini)
 
 
 def check_slides(
@@ -123,9 +119,9 @@ def check_slides(
     summary = run(slides, out=out, config=settings, stage="qc", **told)
     entries = [SlideEntry(slide_id=r.slide_id, slide_path=r.slide_path) for r in summary.results]
     stage = qc_stage(settings)
-    rows = qc_rows(out, entries, stage)
+    rows, name = qc_rows(out, entries, stage), f"qc_{stage.name}"
     if "parquet" in work.write:
-        write_qc_parquet(out / f"qc_{stage.name}.parquet", rows)
+        write_qc_parquet(out / f"{name}.parquet", rows)
     if "histoqc" in work.write:
         headers = {
             "start_time": summary.record.name,
@@ -135,5 +131,5 @@ def check_slides(
             "command_line_args": " ".join(sys.argv[1:]),
         }
         write_histoqc(out, rows, headers)
-    failing, page = tuple(failing_rules(rows, checks.qc_fail)), out / f"qc_{stage.name}.html"
-    return QcSummary(results=summary.results, failing=failing, page=page)
+    failing = tuple(failing_rules(rows, checks.qc_fail))
+    return QcSummary(results=summary.results, failing=failing, page=out / f"{name}.html")

@@ -36,7 +36,7 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Record:
     """One invocation."""
 
@@ -53,7 +53,7 @@ class Record:
             check_kinds(document, _KINDS, RECORD_NAME)
         except (OSError, ValueError) as error:
             raise StoreError(f"record must be readable, got {error} in {str(path)!r}") from None
-        return cls(folder=folder, document=document)
+        return cls(folder, document)
 
 
 def begin_record(out: Path, command: str, config: Mapping[str, Any]) -> Record:
@@ -70,8 +70,7 @@ def begin_record(out: Path, command: str, config: Mapping[str, Any]) -> Record:
         **{"started": now.isoformat(timespec="milliseconds"), "host": platform.node()},
         "config": dict(config),
     }
-    write_json(folder / RECORD_NAME, document)
-    return Record(folder=folder, document=document)
+    return end_record(Record(folder, {}), document)
 
 
 def log(folder: Path, text: str) -> None:
@@ -83,7 +82,7 @@ def log(folder: Path, text: str) -> None:
 
 def end_record(record: Record, facts: Mapping[str, Any]) -> Record:
     """Adds to run.json what came of it: counts, seconds, models."""
-    ended = Record(folder=record.folder, document={**record.document, **facts})
+    ended = Record(record.folder, {**record.document, **facts})
     write_json(record.folder / RECORD_NAME, ended.document)
     return ended
 
@@ -91,7 +90,7 @@ def end_record(record: Record, facts: Mapping[str, Any]) -> Record:
 def read_records(out: Path) -> list[Record]:
     """The invocations of a results folder, oldest first; unreadable ones are left out."""
     found = []
-    for path in sorted((Path(out) / RECORDS).glob(f"*/{RECORD_NAME}")):
+    for path in sorted((out / RECORDS).glob(f"*/{RECORD_NAME}")):
         with contextlib.suppress(StoreError):
             found.append(Record.read(path.parent))
     # names tell seconds and processes only

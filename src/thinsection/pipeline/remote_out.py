@@ -52,9 +52,7 @@ def uploads_to(
     target.check()
     by_id = {entry.slide_id: entry for entry in entries}
     with scratch_folder("out") as folder:
-        uploads = Uploads(target=target, folder=folder.resolve(), entries=by_id)
-        uploads.fetch_ledgers()
-        yield uploads
+        yield Uploads(target=target, folder=folder.resolve(), entries=by_id)
 
 
 @dataclass(kw_only=True)
@@ -64,12 +62,11 @@ class Uploads:
     target: RemoteFolder
     folder: Path  # the local one
     entries: dict[str, SlideEntry]  # of the run, by slide id
-    there: dict[str, int] = field(default_factory=dict)  # name -> bytes of what the target holds
+    there: dict[str, int] = field(init=False)  # name -> bytes of what the target holds
     recorded: dict[str, set[str]] = field(default_factory=dict)  # what its ledgers name, by slide
     failed: dict[str, SlideResult] = field(default_factory=dict)  # whose files did not arrive
 
-    def fetch_ledgers(self) -> None:
-        """Brings home what the target says of its slides, so that the run resumes from it."""
+    def __post_init__(self) -> None:  # what the target says of its slides: the run resumes from it
         self.there = self.target.sizes()
         for name in self.there:
             if name.startswith(f"{SLIDES}/") and name.rpartition("/")[2] in _KEPT:

@@ -74,13 +74,13 @@ def describe(result: SlideResult) -> str:
         case "empty":
             return f"{name}: empty: {facts.get('warnings') or 'no tile holds enough tissue'}"
     count = ""
-    if facts.get("num_tiles") is not None:
-        count = f", {facts['num_tiles']} tiles"
-    elif facts.get("pixels_to_use") is not None:
-        count = f", {facts['pixels_to_use']:.0f} px to use"
-    if facts.get("fetched_bytes"):
-        share = facts["fetched_bytes"] / facts["file_bytes"]
-        count += f", {share:.0%} of the file fetched in {facts['requests']} requests"
+    if (tiles := facts.get("num_tiles")) is not None:
+        count = f", {tiles} tiles"
+    elif (usable := facts.get("pixels_to_use")) is not None:
+        count = f", {usable:.0f} px to use"
+    if fetched := facts.get("fetched_bytes"):
+        share = f"{fetched / facts['file_bytes']:.0%} of the file"
+        count += f", {share} fetched in {facts['requests']} requests"
     count += f", {facts['stain']}" if facts.get("stain") else ""
     if pen := facts.get("pen_fraction"):
         count += f", pen on {pen:.1%} left out"
@@ -129,17 +129,18 @@ def write_tables(out: Path, entries: Sequence[SlideEntry], results: Iterable[Sli
     ledgers = {ledger.slide_id: ledger for ledger in load_ledgers(out)}
     recorded = {path.parent.name for path in (out / SLIDES).glob(f"*/{FAILURE_NAME}")}
     others = sorted((ledgers.keys() | recorded) - given.keys())
-    rows: list[dict[str, Any]] = []
-    failed: list[dict[str, Any]] = []
+    rows, failed = list[dict[str, Any]](), list[dict[str, Any]]()
     for slide_id in [*given, *others]:
         result, entry = by_id.get(slide_id) or read_failure(out, slide_id), given.get(slide_id)
         ledger = ledgers.get(slide_id) or SlideLedger(out=out, slide_id=slide_id)
         first = {"slide_id": slide_id, "slide_path": result.slide_path if result else ""}
         said = dict(entry.more) if entry else {}
         first |= asdict(entry) | said if entry else {}
-        known = None if entry else ledger  # of this run nobody has said so
-        first["status"] = result.status if result else _stored_status(known)
-        rows += [first | row for row in grid_rows(ledger)]
+        status: str = result.status if result else "missing"
+        if result is None and entry is None and ledger.stages:  # of this run nobody has said so
+            empty = ledger_facts(ledger, ledger.stages).get("num_tiles") == 0
+            status = "empty" if empty else "done"
+        rows += [first | {"status": status} | row for row in grid_rows(ledger)]
         if result and result.status in ("failed", "excluded"):
             details = failure_path(out, slide_id).relative_to(out)
             failed.append(said | asdict(result) | {"details": str(details)})
@@ -147,13 +148,6 @@ def write_tables(out: Path, entries: Sequence[SlideEntry], results: Iterable[Sli
     more |= dict.fromkeys(n for entry in entries for n in entry.more)
     write_table(out / "summary.csv", rows, (*SUMMARY_COLUMNS, *more))
     write_table(out / "failed.csv", failed, (*FAILED_COLUMNS, *more))
-
-
-def _stored_status(ledger: SlideLedger | None) -> str:
-    """Of a slide of an earlier run."""
-    if ledger is None or not ledger.stages:
-        return "missing"
-    return "empty" if ledger_facts(ledger, ledger.stages).get("num_tiles") == 0 else "done"
 
 
 def grid_rows(ledger: SlideLedger) -> Iterator[dict[str, Any]]:
@@ -202,29 +196,28 @@ def write_qc_tables(
     for row in rows:
         row.update(measured.get(str(row["slide_id"]), {}))
         row["fails"] = "|".join(str(rule) for slide, rule in failing if slide == row["slide_id"])
-    rules, page = load_rules(config.qc.qc_rules), out / f"qc_{stage.name}.html"
+    rules, name = load_rules(config.qc.qc_rules), f"qc_{stage.name}"
     rows = qc_files.judged(rows, rules)
-    qc_files.write_qc_csv(out / f"qc_{stage.name}.csv", rows)
-    qc_files.write_qc_sheet(page, rows, title="Quality control", rules=rules)
+    qc_files.write_qc_csv(out / f"{name}.csv", rows)
+    qc_files.write_qc_sheet(out / f"{name}.html", rows, title="Quality control", rules=rules)
 
 
 def qc_rows(out: Path, entries: Sequence[SlideEntry], stage: QcStage) -> list[dict[str, Score]]:
     """The line of each slide: what its qc.json says, or why there is none."""
-    rows: list[dict[str, Score]] = []
+    rows = list[dict[str, Score]]()
     for entry in entries:
-        folder = stage.folder(entry.slide_id)
-        row: dict[str, Score] = {"slide_id": entry.slide_id, "slide_path": entry.slide_path}
-        row |= {"folder": folder, **entry.more, "status": "failed"}
+        folder, found = stage.folder(entry.slide_id), dict[str, Any]()
         try:
-            document = _qc_document(out / folder / QC_JSON)
+            if (document := _qc_document(out / folder / QC_JSON)) is not None:
+                found = {"status": "done", **document["facts"], **document["scores"]}
+                found["warnings"] = "|".join(document["warnings"])
+            elif (failure := read_failure(out, entry.slide_id)) is not None:
+                found["warnings"] = failure.error
         except ConfigError as damage:  # this slide's own
-            rows.append(row | {"warnings": f"{QC_JSON} is damaged: {damage}"})
-            continue
-        if document is not None:
-            found = {"status": "done", **document["facts"], **document["scores"]}
-            rows.append(row | found | {"warnings": "|".join(document["warnings"])})
-        elif (failure := read_failure(out, entry.slide_id)) is not None:
-            rows.append(row | {"warnings": failure.error})
+            found["warnings"] = f"{QC_JSON} is damaged: {damage}"
+        if found:
+            of_slide = {"slide_id": entry.slide_id, "slide_path": entry.slide_path}
+            rows.append({**of_slide, "folder": folder, **entry.more, "status": "failed"} | found)
     return rows
 
 
@@ -274,8 +267,7 @@ def check_reference(config: RunConfig) -> None:
         ConfigError: so it is, or measures are not asked for.
         StoreError: it is no results folder.
     """
-    folder = config.output.measures_reference
-    if folder is None:
+    if (folder := config.output.measures_reference) is None:
         return
     asked, got = config.output.measures, "none; pass --measures"
     require(asked, "measures_reference must go with measures", got, error=ConfigError)

@@ -13,14 +13,7 @@ from typing import Any, get_args
 
 import thinsection
 from thinsection.config import as_mapping, coerce, replace_flat
-from thinsection.errors import (
-    ConfigError,
-    DiskSpaceError,
-    MissingDependencyError,
-    StoreError,
-    ThinsectionError,
-    require,
-)
+from thinsection.errors import DiskSpaceError, StoreError, ThinsectionError, require
 from thinsection.files.atomic import atomic_path, writing
 from thinsection.files.sources import is_url
 from thinsection.files.sweep import sweep_old
@@ -36,24 +29,11 @@ from thinsection.pipeline.process import OnEvent, RunEvent
 from thinsection.pipeline.records import RECORDS, Record, log
 from thinsection.pipeline.results import SlideResult, Status
 from thinsection.pipeline.task import ENDS, RunTask, ended_slides, filesystem_now
-from thinsection.qc import load_pipeline, prepare_models
-from thinsection.qc.engine import parse_rule
 from thinsection.report.index import write_index
-from thinsection.report.verdict import load_rules
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import (
-    ENCODING,
-    Goal,
-    RunConfig,
-    batch_size_of,
-    budget_of,
-    check_encoder_names,
-)
-from thinsection.stages.formats import FORMATS
-from thinsection.stages.leaves import parse_graph_spec
-from thinsection.stages.request import cohort_of, segment_stages
+from thinsection.stages.config import ENCODING, Goal, RunConfig
+from thinsection.stages.request import check_settings, cohort_of
 from thinsection.store.ledger import SLIDES
-from thinsection.tiles import load_filters
 from thinsection.types import MIB
 from thinsection.units import format_bytes
 from thinsection.usage.monitor import resource_monitor
@@ -133,6 +113,7 @@ def run(
     goal: Goal = coerce(stage, Goal, "stage")
     entries = cohort_of(slides, config, on_message)
     check_settings(config, goal)
+    tables.check_reference(config)
     said: dict[str, Any] = {"config": config, "goal": goal, "on_message": on_message}
     work = functools.partial(_run_in_folder, entries, **said)
     if not is_url(str(out)):
@@ -166,11 +147,9 @@ def _run_in_folder(
     """`run` on checked settings and a folder that exists; `settle` has the last word on a slide."""
     task = make_task(out, config, goal)
     on_event, on_message = _logged(task.record, on_event, on_message)
-    reports: list[Report[SlideResult]] = []
-    facts: dict[str, Any] = {}
+    reports, facts, begun = list[Report[SlideResult]](), dict[str, Any](), False
     told: dict[str, Any] = {"on_event": on_event, "on_message": on_message}
     told |= {"on_report": reports.append, "cluster": executor, "folder": task.record}
-    begun = False
     try:
         with writing(out):
             known = known_report(out, Record.read(task.record), entries, config, goal)
@@ -252,13 +231,9 @@ def finish_run(
     measured = tables.write_measures(task.out, entries, task.config) if measures else {}
     if task.config.qc.qc != "off":
         tables.write_qc_tables(task.out, entries, task.config, measured)
-    facts = {
-        "seconds": round(summary.seconds, 3),
-        "counts": summary.counts,
-        "models": dict(report.facts),
-        "stage_seconds": {name: round(s, 3) for name, s in summary.stage_seconds.items()},
-    }
-    records.end_record(record, facts)
+    facts = {"seconds": round(summary.seconds, 3), "counts": summary.counts}
+    rounded = {name: round(seconds, 3) for name, seconds in busy.items()}
+    records.end_record(record, facts | {"models": dict(report.facts), "stage_seconds": rounded})
     if summary.counts["done"]:
         records.write_efficiency(task.record)
     log(task.record, f"ended: {summary!r}")
@@ -290,43 +265,10 @@ def end_early(
     error.add_note(f"{done} of {len(entries)} slides are done, {told}; {go_on}")
 
 
-def check_settings(config: RunConfig, goal: Goal) -> None:
-    """Finds out in seconds what would else fail slide by slide.
-
-    Raises:
-        UnknownEncoderError: no such encoder.
-        ConfigError: unknown tile filter, a graph that is not one, a rule without checks.
-        MissingDependencyError: a format whose package is not installed.
-        BudgetError: the memory does not hold the stream's least.
-    """
-    check_encoder_names(config, goal)
-    tables.check_reference(config)
-    load_filters(config.tiles.tile_filter)
-    named = segment_stages(config, None)
-    rule = "goal 'segment' must have a segmenter"
-    require(named or goal != "segment", rule, "none; pass --segmenter", error=ConfigError)
-    load_rules(config.qc.qc_rules)
-    for rule in config.qc.qc_fail:
-        parse_rule(rule)
-    if config.qc.qc != "off":
-        prepare_models(load_pipeline(config.qc.qc))
-    elif config.qc.qc_fail or goal == "qc":
-        raise ConfigError("qc_fail must go with --qc, got --qc off; pass --qc auto")
-    if config.output.graph:
-        parse_graph_spec(config.output.graph)
-    for entry in map(FORMATS.entry, config.output.write):
-        if entry.missing:
-            needs = f"--write {entry.name} needs {', '.join(entry.missing)}"
-            raise MissingDependencyError(f"{needs}; {entry.remedy}")
-    budget_of(config, batch_size_of(config, on_gpu=False) if config.encode.batch_size else 1)
-
-
 def check_folder(out: Path) -> Path:
     """The results folder, made and proved writable and with room.
 
-    Raises:
-        StoreError: it cannot be made or written, or holds the results of an earlier layout.
-        DiskSpaceError: fewer than 256 MiB are free.
+    Raises StoreError: it cannot be made or written, holds an earlier layout, or has no 256 MiB.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -68,16 +68,14 @@ class RunTask(Task[SlideEntry, SlideResult]):
         """See `Task.__call__`; each slide is noted in the record as it ends."""
         set_threads(self.threads, torch_too=self.goal in ENCODING)
         models, clock = self.models(), StageClock()
-        worker = f"{socket.gethostname()}-{os.getpid()}"
-        folder = self.record / _ENDED
+        path = self.record / _ENDED / f"{socket.gethostname()}-{os.getpid()}.jsonl"
         with contextlib.ExitStack() as stack:
-            stack.enter_context(writing(folder))
-            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(writing(path.parent))
+            path.parent.mkdir(parents=True, exist_ok=True)
             if self.monitored:
                 facts = self.facts(models)
                 monitor = resource_monitor(self.record, facts=facts, stage_seconds=clock.seconds)
                 stack.enter_context(monitor)
-            path = folder / f"{worker}.jsonl"
             log = stack.enter_context(path.open("ab", buffering=0))
 
             def note(event: RunEvent) -> None:
@@ -104,9 +102,8 @@ class RunTask(Task[SlideEntry, SlideResult]):
     def facts(self, models: Models) -> dict[str, Any]:
         """Settings that explain a resource record."""
         facts: dict[str, Any] = {"device": "cpu", "precision": None, "engine": None}
-        for one in models.encoders[:1]:
-            facts |= {"device": str(one.device), "precision": str(one.precision)}
-            facts |= {"engine": one.engine}
+        for e in models.encoders[:1]:
+            facts = {"device": str(e.device), "precision": str(e.precision), "engine": e.engine}
         workers = self.config.stream.decode_workers or cpu_count()
         return facts | {"reader": self.config.slides.reader, "decode_workers": workers}
 

@@ -211,8 +211,7 @@ def budget_of(config: RunConfig, batch_size: int) -> StreamBudget:
 def check_encoder_names(config: RunConfig, goal: str) -> None:
     """Refuses unknown encoders before torch, a network or a slide is touched.
 
-    Raises:
-        UnknownEncoderError: no such name.
+    Raises UnknownEncoderError: no such name.
     """
     if goal not in ENCODING:
         return

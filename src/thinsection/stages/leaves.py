@@ -202,8 +202,7 @@ class OverviewStage(Stage):
 def parse_graph_spec(text: str) -> dict[str, Any]:
     """The arguments of `tile_graph` that 'knn:8' or 'radius:100' (µm) names.
 
-    Raises:
-        ConfigError: it names none.
+    Raises ConfigError: it names none.
     """
     match = _SPEC.fullmatch(text)
     kind, value = match.groups() if match else ("", "0")

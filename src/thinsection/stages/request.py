@@ -6,28 +6,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinsection.errors import ConfigError, InvalidInputError, require
-from thinsection.qc import load_pipeline
+from thinsection.errors import ConfigError, InvalidInputError, MissingDependencyError, require
+from thinsection.qc import load_pipeline, prepare_models
+from thinsection.qc.engine import parse_rule
+from thinsection.report.verdict import load_rules
 from thinsection.segment import load_segmenter
 from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
-from thinsection.stages.config import Goal, RunConfig
-from thinsection.stages.formats import PLAIN
-from thinsection.stages.leaves import (
-    FormatStage,
-    GraphStage,
-    MeasuresStage,
-    OverviewStage,
-    PoolingStage,
-)
+from thinsection.stages import leaves, regions
+from thinsection.stages.config import Goal, RunConfig, batch_size_of, budget_of, check_encoder_names
+from thinsection.stages.formats import FORMATS, PLAIN
 from thinsection.stages.masks import QcStage, TissueStage
-from thinsection.stages.regions import (
-    DrawnTissueStage,
-    RegionsStage,
-    SegmentedTissueStage,
-    SegmentStage,
-)
 from thinsection.stages.stage import Stage
 from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage
+from thinsection.tiles import load_filters
 from thinsection.tiles.transforms import StainLook
 
 if TYPE_CHECKING:
@@ -51,6 +42,36 @@ def cohort_of(
     return entries
 
 
+def check_settings(config: RunConfig, goal: Goal) -> None:
+    """Finds out in seconds what would else fail slide by slide.
+
+    Raises:
+        UnknownEncoderError: no such encoder.
+        ConfigError: unknown tile filter, a graph that is not one, a rule without checks.
+        MissingDependencyError: a format whose package is not installed.
+        BudgetError: the memory does not hold the stream's least.
+    """
+    check_encoder_names(config, goal)
+    load_filters(config.tiles.tile_filter)
+    named = segment_stages(config, None)
+    rule = "goal 'segment' must have a segmenter"
+    require(named or goal != "segment", rule, "none; pass --segmenter", error=ConfigError)
+    load_rules(config.qc.qc_rules)
+    for rule in config.qc.qc_fail:
+        parse_rule(rule)
+    if config.qc.qc != "off":
+        prepare_models(load_pipeline(config.qc.qc))
+    elif config.qc.qc_fail or goal == "qc":
+        raise ConfigError("qc_fail must go with --qc, got --qc off; pass --qc auto")
+    if config.output.graph:
+        leaves.parse_graph_spec(config.output.graph)
+    for entry in map(FORMATS.entry, config.output.write):
+        if entry.missing:
+            needs = f"--write {entry.name} needs {', '.join(entry.missing)}"
+            raise MissingDependencyError(f"{needs}; {entry.remedy}")
+    budget_of(config, batch_size_of(config, on_gpu=False) if config.encode.batch_size else 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Models:
     """What a process loads once for all its slides; empty for goals that embed nothing."""
@@ -69,16 +90,15 @@ class Models:
 def stages_of(config: RunConfig, goal: Goal, models: Models) -> tuple[Stage, ...]:
     """Every stage of a run up to a goal, each after what it needs.
 
-    Raises:
-        InvalidInputError: a slide encoder takes none of the encoders' embeddings.
+    Raises InvalidInputError: a slide encoder takes none of the encoders' embeddings.
     """
     mask = mask_stage(config)
     first: list[Stage] = [*mask.needs, mask]
     if goal in ("tissue", "qc"):
         return tuple(first)
-    by_network = isinstance(mask, SegmentedTissueStage)
+    by_network = isinstance(mask, regions.SegmentedTissueStage)
     segments = () if by_network else segment_stages(config, mask)
-    roi = RegionsStage(config=config.regions, role="roi") if config.regions.roi else None
+    roi = regions.RegionsStage(config=config.regions, role="roi") if config.regions.roi else None
     if goal == "segment":
         return (*first, *segments)
     tiles = TilesStage(config=config.tiles, mask=mask, segments=segments, roi=roi)
@@ -90,15 +110,15 @@ def stages_of(config: RunConfig, goal: Goal, models: Models) -> tuple[Stage, ...
     if config.encode.tokens:
         pairs = zip(features, models.encoders)
         stages += [TokensStage(features=f) for f, e in pairs if e.spec.supports_tokens]
-    measures = MeasuresStage(tiles=tiles) if output.measures else None
+    measures = leaves.MeasuresStage(tiles=tiles) if output.measures else None
     stages += [measures] if measures else []
     if output.overview:
-        stages.append(OverviewStage(tiles=tiles))
+        stages.append(leaves.OverviewStage(tiles=tiles))
     if output.graph:
-        stages.append(GraphStage(tiles=tiles, spec=output.graph))
+        stages.append(leaves.GraphStage(tiles=tiles, spec=output.graph))
     for name in output.write:
         known = None if name in PLAIN else measures
-        stages += [FormatStage(features=f, format=name, measures=known) for f in features]
+        stages += [leaves.FormatStage(features=f, format=name, measures=known) for f in features]
     return (*stages, *_pooling(config, features, models))
 
 
@@ -111,11 +131,11 @@ def mask_stage(config: RunConfig) -> TissueStage | QcStage:
     got = f"{qc.qc!r}; pass --qc off"
     require(len(given) + (qc.qc != "off") < 2 or not given, rule, got, error=ConfigError)
     if config.regions.tissue:
-        drawn = RegionsStage(config=config.regions, role="tissue")
-        return DrawnTissueStage(config=config.tissue, reader=reader, regions=drawn)
+        drawn = regions.RegionsStage(config=config.regions, role="tissue")
+        return regions.DrawnTissueStage(config=config.tissue, reader=reader, regions=drawn)
     if network:
         (segments,) = segment_stages(config, None)
-        return SegmentedTissueStage(config=config.tissue, reader=reader, segments=segments)
+        return regions.SegmentedTissueStage(config=config.tissue, reader=reader, segments=segments)
     if qc.qc == "off":
         return TissueStage(config=config.tissue, reader=reader)
     how: dict[str, Any] = {"strict": qc.qc_strict, "rules": qc.qc_fail, "device": qc.qc_device}
@@ -124,7 +144,7 @@ def mask_stage(config: RunConfig) -> TissueStage | QcStage:
 
 def segment_stages(
     config: RunConfig, mask: TissueStage | QcStage | None
-) -> tuple[SegmentStage, ...]:
+) -> tuple[regions.SegmentStage, ...]:
     """A stage for each segmenter; `mask` says where they look, None: everywhere.
 
     Raises:
@@ -137,13 +157,13 @@ def segment_stages(
     names = [name for one in found for name in one.spec.classes]
     rule = "classes of a run's segmenters must have different names"
     require(len(set(names)) == len(names), rule, ", ".join(names), error=ConfigError)
-    of_run = partial(SegmentStage, config=wanted, mask=mask, reader=reader, stream=stream)
+    of_run = partial(regions.SegmentStage, config=wanted, mask=mask, reader=reader, stream=stream)
     return tuple(of_run(segmenter=one) for one in found)
 
 
 def _pooling(
     config: RunConfig, features: Sequence[FeaturesStage], models: Models
-) -> Iterator[PoolingStage]:
+) -> Iterator[leaves.PoolingStage]:
     """Each slide encoder over the embeddings that it takes."""
     from thinsection.pool import check_fit
 
@@ -156,6 +176,6 @@ def _pooling(
             except InvalidInputError as error:
                 refused.append(error)
                 continue
-            yield PoolingStage(features=stage, slide_encoder=slide_encoder, warnings=tuple(fit))
+            yield leaves.PoolingStage(features=stage, slide_encoder=slide_encoder, warnings=fit)
         if len(refused) == len(features):
             raise refused[0]
