@@ -25,8 +25,7 @@ from thinsection.predict.bags import Bags
 from thinsection.predict.experiment import FoldsConfig, TrainConfig, train
 from thinsection.predict.heads.config import HeadConfig, build_head
 from thinsection.predict.labels import LabelsConfig, read_cohort
-from thinsection.predict.splits import Part
-from thinsection.predict.training import FitConfig, Trainer
+from thinsection.predict.training import FitConfig, Part, Trainer
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB
 

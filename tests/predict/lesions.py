@@ -12,9 +12,16 @@ from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.run import run
 from thinsection.predict.bags import Bags
 from thinsection.predict.heads.config import HeadConfig, build_head
-from thinsection.predict.inputs import training_inputs
 from thinsection.predict.labels import Target
-from thinsection.predict.model_file import Member, Model, ModelCard, Usual, case_mark, save_model
+from thinsection.predict.model_file import (
+    Member,
+    Model,
+    ModelCard,
+    Usual,
+    case_mark,
+    save_model,
+    training_inputs,
+)
 from thinsection.slide import open_slide
 from thinsection.testing.synthetic import PyramidKind, write_levels
 

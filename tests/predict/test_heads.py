@@ -8,8 +8,9 @@ import torch
 from torch.nn import functional as F
 
 from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.predict.bags import grid_cells
 from thinsection.predict.heads.config import HEADS, build_head
-from thinsection.predict.heads.head import Head, HeadOutput, grid_cells
+from thinsection.predict.heads.head import Head, HeadOutput
 
 DIM, SETTINGS = 12, {"hidden_dim": 8, "attention_dim": 6, "num_heads": 2, "instances": 3}
 ADDITIVE = ("linear", "abmil", "clam_sb", "clam_mb", "dsmil", "transformer")

@@ -8,8 +8,8 @@ import pytest
 from tests.predict.planted import write_embeddings
 
 from thinsection.errors import ConfigError, DatasetError, InvalidInputError
+from thinsection.predict.folds import make_parts
 from thinsection.predict.labels import LabelsConfig, Target, read_cohort
-from thinsection.predict.splits import make_parts
 
 
 def cohort_of(root: Path, table: str, names: list[str], **config: object):

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from thinsection.errors import ConfigError, ThinsectionError, WeightsError
 from thinsection.predict.heads.config import HeadConfig, build_head
-from thinsection.predict.inputs import Inputs
 from thinsection.predict.labels import Target
 from thinsection.predict.model_file import (
     KEY,
+    Inputs,
     Member,
     Model,
     ModelCard,

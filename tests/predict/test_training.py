@@ -226,9 +226,8 @@ def test_the_losses_of_survival_are_those_of_the_papers() -> None:
 
 
 def test_cox_by_slopes_has_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
-    from thinsection.predict.folds import Study
+    from thinsection.predict.folds import Study, make_parts
     from thinsection.predict.labels import read_cohort
-    from thinsection.predict.splits import make_parts
     from thinsection.predict.training import Trainer
 
     root = survival_cohort(tmp_path / "f")

@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import DatasetError, require
-from thinsection.predict.heads.head import grid_cells
 from thinsection.probe.data.files import read_embeddings
 from thinsection.probe.data.sets import check_finite
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, open_h5, stored_dataset
-from thinsection.types import Closing
+from thinsection.types import Closing, CoordsL0
 
 PREFETCH = 1  # bags that are read ahead
 _INDEX = 8192  # bytes of what is kept of a slide that is not
@@ -142,3 +141,17 @@ def _cells(paths: Sequence[Path]) -> Rows:
         require(edge, rule, f"{got}; take a head without places", error=DatasetError)
         found.append((at, int(edge or 1)))
     return grid_cells(found)
+
+
+def grid_cells(slides: Sequence[tuple[CoordsL0, int]]) -> Rows:
+    """Column and row (N, 2) of each tile of a bag; its slides lie side by side, 1,024 cells apart.
+
+    Args:
+        slides: for each slide its tiles' corners, level-0 px, and a tile's edge, level-0 px.
+    """
+    parts, left = [], 0
+    for coords_l0, edge in slides:
+        cells = (coords_l0 - coords_l0.min(0)) // edge + np.array([left, 0])
+        left = int(cells[:, 0].max()) + 1024
+        parts.append(cells)
+    return np.concatenate(parts).astype(np.int64)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from thinsection.config import as_mapping, nearest, option, section
 from thinsection.errors import ClusterError, ConfigError, StoreError, require, rewording
@@ -22,39 +21,19 @@ from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.jobs.contract import Report
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
+from thinsection.predict import folds as studies
+from thinsection.predict import model_file, tested
 from thinsection.predict.bags import Bags
-from thinsection.predict.folds import (
-    FoldDone,
-    FoldJob,
-    FoldResult,
-    Study,
-    TrainTask,
-    fold_key,
-    read_fold,
-)
+from thinsection.predict.folds import FoldDone, FoldJob, FoldResult, Study, TrainTask
 from thinsection.predict.heads.config import HeadConfig, build_head
-from thinsection.predict.inputs import training_inputs
 from thinsection.predict.labels import LabelsConfig, read_cohort
-from thinsection.predict.model_file import (
-    Member,
-    Model,
-    ModelCard,
-    Usual,
-    case_mark,
-    save_model,
-    versions,
-)
-from thinsection.predict.page import experiment_page
-from thinsection.predict.splits import make_parts
-from thinsection.predict.tested import EXPERIMENT_NAME, Tested, compare, lines_of, tested_of
+from thinsection.predict.tested import Tested
 from thinsection.predict.training import FitConfig
 from thinsection.probe import paired
 from thinsection.report.index import write_index
 from thinsection.store.identity import file_sum
 
-MODEL_NAME, PREDICTIONS_NAME = "model.safetensors", "predictions.csv"
 GRID = ("lr", "weight_decay", "bag_size", "dropout")  # that may be tried
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,27 +84,25 @@ def train(
 
     Memory: `cross.memory` in each process.
 
-    Raises:
-        ThinsectionError: labels that do not fit, bad settings, a damaged file, a lost cluster.
+    Raises ThinsectionError: labels that do not fit, bad settings, a damaged file, a lost cluster.
     """
     config, out = config or TrainConfig(), Path(out).absolute()
-    cohort = read_cohort(Path(data), config.labels)
+    cohort, cross, seed = read_cohort(Path(data), config.labels), config.cross, config.fit.seed
     for line in cohort.account:
         on_message(line)
-    cross, seed = config.cross, config.fit.seed
     drawn = {"folds": cross.folds, "inner": cross.inner_folds, "seed": seed}
-    study = Study(cohort=cohort, parts=make_parts(cohort, cross.splits, **drawn))
+    study = Study(cohort=cohort, parts=studies.make_parts(cohort, cross.splits, **drawn))
     study.save(out)
     results = _train_all(study, config, out, on_message)
-    tested, slides = tested_of(study, results)
-    document = _document(config, study, tested, results, out.name)
+    told, slides = tested.tested_of(study, results)
+    document = _document(config, study, told, results, out.name)
     if against is not None:
-        document["against"] = compare(tested, Path(against))
+        document["against"] = tested.compare(told, Path(against))
     _write_model(out, config, study, results, document["scores"])
-    write_table(out / PREDICTIONS_NAME, lines_of(tested, slides))
+    write_table(out / "predictions.csv", tested.lines_of(told, slides))
     grid = Path(data).absolute() / cohort.place.split("/")[0]
-    write_text(out / "index.html", experiment_page(document, tested, grid, out))
-    write_json(out / EXPERIMENT_NAME, document)
+    write_text(out / "index.html", tested.experiment_page(document, told, grid, out))
+    write_json(out / tested.EXPERIMENT_NAME, document)
     if (out.parent.parent / "summary.csv").is_file():  # RESULTS/experiments/NAME
         write_index(out.parent.parent)
     return document
@@ -135,11 +112,10 @@ def _train_all(
     study: Study, config: TrainConfig, out: Path, on_message: Callable[[str], None]
 ) -> list[FoldResult]:
     """Of each fold the head of the setting whose inner loss is lowest, the first of equals."""
-    tries = list(_tries(config))
+    tries, folds = list(enumerate(_tries(config))), range(len(study.parts))
     jobs = [
-        FoldJob(fold=fold, setting=i, head=head, fit=fit)
-        for fold in range(len(study.parts))
-        for i, (head, fit) in enumerate(tries)
+        [FoldJob(fold=fold, setting=i, head=head, fit=fit) for i, (head, fit) in tries]
+        for fold in folds
     ]
     failed: list[str] = []
 
@@ -150,19 +126,23 @@ def _train_all(
     # a fold may take long: each is a task of its own
     executor = replace(config.executor, chunk_slides=config.executor.chunk_slides or 1)
     told = {"on_event": lambda done: on_message(done.words), "on_message": on_message}
-    execute(jobs, task, executor, folder=out, on_report=take, **told)
+    execute(
+        [job for own in jobs for job in own], task, executor, folder=out, on_report=take, **told
+    )
     if failed:
         raise ClusterError(f"each fold must be trained, got {failed[0]}; run the command again")
-    found = [read_fold(out, job.name, fold_key(job, study)) for job in jobs]
-    whole = [result for result in found if result is not None]
-    require(len(whole) == len(jobs), "each fold must have its file", "fewer", error=StoreError)
-    parts = [whole[at : at + len(tries)] for at in range(0, len(whole), len(tries))]
-    return [min(of_fold, key=lambda result: result.stop_loss) for of_fold in parts]
+    best = []
+    for own in jobs:
+        found = [studies.read_fold(out, job.name, studies.fold_key(job, study)) for job in own]
+        whole = [result for result in found if result is not None]
+        require(len(whole) == len(own), "each fold must have its file", "fewer", error=StoreError)
+        best.append(min(whole, key=lambda result: result.stop_loss))
+    return best
 
 
 def _tries(config: TrainConfig) -> Iterator[tuple[HeadConfig, FitConfig]]:
     """Every combination of the grid."""
-    names, values = [], []
+    grid: dict[str, list[Any]] = {}
     for item in config.cross.grid:
         name, _, listed = item.partition("=")
         rule = f"grid must name a setting as {GRID[0]}=1e-4,1e-3, got {item!r}"
@@ -170,45 +150,38 @@ def _tries(config: TrainConfig) -> Iterator[tuple[HeadConfig, FitConfig]]:
             raise ConfigError(f"{rule}{nearest(name, GRID)}")
         kind = int if name == "bag_size" else float
         with rewording("grid must list numbers", item, ValueError, error=ConfigError):
-            values.append([kind(text) for text in listed.split(",")])
-        names.append(name)
-    for chosen in product(*values):
-        given: dict[str, Any] = dict(zip(names, chosen, strict=True))
+            grid[name] = [kind(text) for text in listed.split(",")]
+    for chosen in product(*grid.values()):
+        given = dict(zip(grid, chosen, strict=True))
         dropout = given.pop("dropout", config.head.dropout)
         yield replace(config.head, dropout=dropout), replace(config.fit, **given)
 
 
 def _document(
-    config: TrainConfig, study: Study, tested: Tested, results: Sequence[FoldResult], name: str
+    config: TrainConfig, study: Study, told: Tested, results: Sequence[FoldResult], name: str
 ) -> dict[str, Any]:
     """What experiment.json holds."""
-    scorers, seed = tested.scorers(), config.fit.seed
-    rows, cases = list(scorers.values()), tested.cases
+    scorers, cases, target = told.scorers(), told.cases, study.cohort.target
+    rows, seed = list(scorers.values()), config.fit.seed
     drawn = paired.resample(rows, len(cases), groups=cases, seed=seed)
     ends = np.nanpercentile(drawn.values, (2.5, 97.5), axis=0).T.tolist()
     scores = {
         metric: {"value": float(value), "low": low, "high": high}
         for metric, value, (low, high) in zip(scorers, drawn.observed, ends, strict=True)
     }
-    folds = [
-        {
-            "train": len(part.train),
-            "stop": len(part.stop),
-            "test": len(part.test),
-            "epochs": len(result.losses),
-            "best_epoch": result.best,
-            "temperature": result.temperature,
-            "score": tested.of_fold(fold),
-        }
-        for fold, (part, result) in enumerate(zip(study.parts, results, strict=True))
-    ]
-    headline, target = scores[tested.metric], study.cohort.target
+    folds = []
+    for fold, (part, result) in enumerate(zip(study.parts, results, strict=True)):
+        sizes = {side: len(rows) for side, rows in as_mapping(part).items()}
+        epochs = {"epochs": len(result.losses), "best_epoch": result.best}
+        said = {"temperature": result.temperature, "score": told.of_fold(fold)}
+        folds.append(sizes | epochs | said)
+    headline = scores[told.metric]
     return {
         "name": name,
         "task": target.kind,
         "target": ", ".join(target.columns),
         "head": config.head.head,
-        "metric": tested.metric,
+        "metric": told.metric,
         "value": headline["value"],
         "interval": [headline["low"], headline["high"]],
         "interval_by": f"{drawn.groups} cases",
@@ -218,7 +191,7 @@ def _document(
         "heads": [result.name for result in results],
         "account": list(study.cohort.account),
         "settings": as_mapping(config),
-        "versions": versions(),
+        "versions": model_file.versions(),
     }
 
 
@@ -226,23 +199,21 @@ def _write_model(
     out: Path, config: TrainConfig, study: Study, results: Sequence[FoldResult], scores: Any
 ) -> None:
     """The heads of all folds as one file."""
-    cohort, heads = study.cohort, []
-    files = [[Path(path) for path in paths] for paths in cohort.files]
-    inputs = training_inputs([path for paths in files for path in paths])
+    cohort, files, heads, members = study.cohort, study.cohort.paths, [], []
+    inputs = model_file.training_inputs([path for paths in files for path in paths])
     seen = {i for part in study.parts for i in part.test}
     with Bags(files) as bags:  # cases that no fold tests: by a draw of their tiles
         others = bags.stream([i for i in range(len(bags)) if i not in seen], most=2048, seed=[0])
-        means = [bag.features.mean(axis=0) for _, bag in others]
-    usual = Usual.of(np.concatenate([*(r.means for r in results), *(m[None] for m in means)]))
-    members = []
+        means = [bag.features.mean(axis=0, keepdims=True) for _, bag in others]
+    usual = model_file.Usual.of(np.concatenate([*(r.means for r in results), *means]))
     for part, result in zip(study.parts, results, strict=True):
         head = build_head(config.head.head, inputs.dim, len(cohort.target.names), config.head)
         head.load_state_dict(result.state)
         heads.append(head.eval())
-        names = [name for i in part.test for name in (cohort.cases[i], *cohort.slides[i])]
-        held_out = tuple(map(case_mark, dict.fromkeys(names)))
-        members.append(Member(temperature=result.temperature, held_out=held_out))
-    card = ModelCard(
+        names = dict.fromkeys(n for i in part.test for n in (cohort.cases[i], *cohort.slides[i]))
+        held_out = tuple(map(model_file.case_mark, names))
+        members.append(model_file.Member(temperature=result.temperature, held_out=held_out))
+    card = model_file.ModelCard(
         name=out.name,
         head=config.head,
         target=cohort.target,
@@ -253,6 +224,7 @@ def _write_model(
         table_sha256=file_sum(Path(config.labels.labels or "")),
         data={"account": "; ".join(cohort.account)},
         scores={k: "{value:.4f} [{low:.4f}, {high:.4f}]".format(**s) for k, s in scores.items()},
-        versions=versions(),
+        versions=model_file.versions(),
     )
-    save_model(out / MODEL_NAME, Model(card=card, heads=tuple(heads), usual=usual))
+    model = model_file.Model(card=card, heads=tuple(heads), usual=usual)
+    model_file.save_model(out / "model.safetensors", model)

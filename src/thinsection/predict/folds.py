@@ -1,4 +1,4 @@
-"""Folds as jobs of an executor: each leaves one file, with its head and what it says of its cases.
+"""Which cases train, say when to stop, and test; and each such fold as a job of an executor.
 
 OUT/cohort.json            cases, files, labels, folds: what every worker reads
 OUT/folds/<job>.safetensors    weights `head.*`; `logits` (n, K) of the test cases, `means`
@@ -8,7 +8,8 @@ OUT/folds/<job>.safetensors    weights `head.*`; `logits` (n, K) of the test cas
 """
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -16,30 +17,122 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 import psutil
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from thinsection.config import as_mapping, from_mapping
+from thinsection.errors import DatasetError, rewording
 from thinsection.files.atomic import atomic_path, write_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.contract import Report, Task
 from thinsection.pipeline.task import set_threads
 from thinsection.predict.bags import Bags
 from thinsection.predict.heads.config import HEADS, HeadConfig
-from thinsection.predict.labels import Cohort
-from thinsection.predict.splits import Part
+from thinsection.predict.labels import Cohort, Floats
 from thinsection.predict.training import (
     TOLD,
     FitConfig,
     Fitted,
+    Losses,
+    Part,
     State,
     Trainer,
+    read_told,
 )
+from thinsection.probe.data.cases import PATHOBENCH_TABLE
+from thinsection.probe.data.files import TEST, TRAIN, VAL, check, read_rows, split_name
+from thinsection.probe.groups import CASE_COLUMNS
+from thinsection.probe.statistics import IndexArray, stratified_folds
 from thinsection.store.ledger import stage_key
 from thinsection.units import parse_bytes
 
 COHORT_NAME, FOLDS = "cohort.json", "folds"
+SIDES = (TRAIN, VAL, TEST)
 _BAGS_AT_WORK = 9  # of the largest bag: two that are read, what one takes in a head of 512 channels
+_CLAM = re.compile(r"splits_\d+\.csv")  # and not splits_0_bool.csv beside it
+_IDS = ("cases", "case_ids", "slides", "slide_ids", "ids")  # nanopath's words for them
+
+
+def make_parts(
+    cohort: Cohort, splits: Path | None = None, *, folds: int, inner: int, seed: int
+) -> tuple[Part, ...]:
+    """The folds of a file, else `folds` stratified ones.
+
+    Where a fold has nobody to stop by, every `inner`-th of its training cases is, stratified.
+
+    Raises DatasetError, InvalidInputError: a case on two sides, a side without cases, a class with
+    fewer cases than folds.
+    """
+    strata, target = cohort.strata, cohort.target
+    names = target.names if target.exclusive else ()
+    if splits is not None:
+        triples = [_sides(cohort, words, splits) for words in _read_splits(splits)]
+    else:
+        drawn = stratified_folds(strata, folds=folds, seed=seed, class_names=names)
+        triples = [(train, train[:0], test) for train, test in drawn]
+    parts = []
+    for fold, (train, stop, test) in enumerate(triples):
+        if not len(stop):
+            own = strata[train]
+            most = max(2, min(inner, int(np.unique(own, return_counts=True)[1].min())))
+            held = stratified_folds(own, folds=most, seed=seed + fold + 1, class_names=names)
+            train, stop = (train[part] for part in held[0])  # noqa: PLW2901
+        sides = {"train": train, "stop": stop, "test": test}
+        parts.append(Part(**{side: tuple(rows.tolist()) for side, rows in sides.items()}))
+    return tuple(parts)
+
+
+def _sides(
+    cohort: Cohort, words: Mapping[str, str], path: Path
+) -> tuple[IndexArray, IndexArray, IndexArray]:
+    """Cases that train, stop and test; where nobody tests, those that stop do."""
+    sides: dict[str, list[int]] = {side: [] for side in SIDES}
+    for i, (case, slides) in enumerate(zip(cohort.cases, cohort.slides, strict=True)):
+        found = sorted({words[name] for name in (case, *slides) if name in words})
+        check(len(found) < 2, "a case must be on one side of a split", f"{case!r} in {found}")
+        for side in found:
+            sides[side].append(i)
+    if not sides[TEST]:
+        sides[TEST], sides[VAL] = sides[VAL], []
+    got = f"{len(sides[TRAIN])} and {len(sides[TEST])} of {len(cohort.cases)} in {str(path)!r}"
+    check(sides[TRAIN] and sides[TEST], "a split must have cases to train and to test", got)
+    train, stop, test = (np.array(sides[name], dtype=np.int64) for name in SIDES)
+    return train, stop, test
+
+
+def _read_splits(path: Path) -> Iterator[dict[str, str]]:
+    """For each fold: id of a case or slide -> train, val or test.
+
+    A folder of CLAM's splits_0.csv, ...; Patho-Bench's k=all.tsv or its folder; nanopath's JSON; a
+    table with the columns fold_0, ... or split, beside case_id or slide_id.
+    """
+    file = path / PATHOBENCH_TABLE if path.is_dir() else path
+    if path.is_dir() and not file.exists():
+        files = sorted(p for p in path.iterdir() if _CLAM.fullmatch(p.name))
+        rule = f"splits must hold {PATHOBENCH_TABLE} or splits_0.csv"
+        check(files, rule, f"none in {str(path)!r}")
+        for rows in (read_rows(file, (TRAIN, TEST)) for file in files):
+            yield {row[side]: side for row in rows for side in SIDES if row.get(side)}
+    elif path.suffix == ".json":
+        with rewording("splits must be JSON", path, OSError, ValueError, error=DatasetError):
+            document = json.loads(path.read_text(encoding="utf-8"))
+        for fold in document.get("folds", [document]):
+            yield {str(i): side for side in SIDES if side in fold for i in _listed(fold[side])}
+    else:
+        rows = read_rows(file, ())
+        key = next((c for c in (*CASE_COLUMNS, "slide_id") if c in rows[0]), "")
+        columns = [c for c in rows[0] if c.startswith("fold_") or c == "split"]
+        got = f"{', '.join(rows[0])} in {str(file)!r}"
+        check(key and columns, "splits must have case_id or slide_id, and fold_0 or split", got)
+        for column in columns:
+            yield {r[key]: split_name(r[column], str(file)) for r in rows if r[column]}
+
+
+def _listed(ids: Any) -> list[Any]:
+    """The ids of a side: a list, or under one of nanopath's words."""
+    found = next((ids[w] for w in _IDS if w in ids), []) if isinstance(ids, dict) else ids
+    check(isinstance(found, list), "a side of a split must be a list of ids", repr(found))
+    return [*found]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +181,11 @@ class FoldResult(NamedTuple):
 
     name: str  # of its job
     state: State  # of its head
-    losses: tuple[tuple[float, float], ...]  # training, inner
+    losses: Losses
     best: int  # epoch, from 1
     temperature: float
-    logits: npt.NDArray[np.float64]  # (n, K) of the test cases
-    slides: npt.NDArray[np.float64]  # (m, K)
+    logits: Floats  # (n, K) of the test cases
+    slides: Floats  # (m, K)
     means: npt.NDArray[np.float32]  # (n, D)
 
     @property
@@ -120,17 +213,16 @@ class TrainTask(Task[FoldJob, FoldDone]):
     ) -> Report[FoldDone]:
         """See `Task.__call__`. Memory: `memory`, of the whole process."""
         set_threads(self.threads, torch_too=True)
-        study = Study.load(self.out)
-        files = [[Path(path) for path in paths] for paths in study.cohort.files]
+        study, results = Study.load(self.out), []
+        files = study.cohort.paths
         largest = max(sum(path.stat().st_size for path in paths) for paths in files)
         rest = parse_bytes(self.memory) - psutil.Process().memory_info().rss
         cells = any(HEADS.load(job.head.head).needs_cells for job in entries)
         with Bags(files, budget_bytes=rest - _BAGS_AT_WORK * largest, cells=cells) as bags:
-            results = []
             for job in entries:
                 results.append(self._run(job, study, bags))
                 on_event(results[-1])
-            return Report(results=tuple(results))
+        return Report(results=tuple(results))
 
     def on_worker(self, *, threads: int, monitored: bool) -> Self:
         """See `Task.on_worker`."""
@@ -146,8 +238,7 @@ class TrainTask(Task[FoldJob, FoldDone]):
 
     def finished(self, entry: FoldJob) -> FoldDone | None:
         """Whether the fold's file is of these settings and labels."""
-        study = Study.load(self.out)
-        done = read_fold(self.out, entry.name, fold_key(entry, study)) is not None
+        done = read_fold(self.out, entry.name, fold_key(entry, Study.load(self.out)))
         return FoldDone(name=entry.name) if done else None
 
     def ended(self, result: FoldDone) -> FoldDone:
@@ -158,23 +249,23 @@ class TrainTask(Task[FoldJob, FoldDone]):
         key, home = fold_key(job, study), self.out / FOLDS
         with hold(home / job.name / LOCK_NAME):  # another process at the same fold is waited for
             if (result := read_fold(self.out, job.name, key)) is None:
-                trainer = Trainer(
-                    bags, study.cohort, study.parts[job.fold], fold=job.fold, fit=job.fit
-                )
+                part = study.parts[job.fold]
+                trainer = Trainer(bags, study.cohort, part, fold=job.fold, fit=job.fit)
                 checkpoint = home / job.name / "checkpoint.safetensors"
                 fitted = trainer.run(job.head, checkpoint, key)
-                result = _write(home / f"{job.name}.safetensors", key, trainer, fitted)
+                _write_fold(home / f"{job.name}.safetensors", key, trainer, fitted)
                 checkpoint.unlink(missing_ok=True)
-        words = (
-            f"best epoch {result.best} of {len(result.losses)}, inner loss {result.stop_loss:.4f}"
-        )
-        return FoldDone(name=job.name, words=f"{job.name}: {words}")
+                result = read_fold(self.out, job.name, key)
+                assert result is not None
+        best = f"best epoch {result.best} of {len(result.losses)}"
+        words = f"{job.name}: {best}, inner loss {result.stop_loss:.4f}"
+        return FoldDone(name=job.name, words=words)
 
 
 def fold_key(job: FoldJob, study: Study) -> str:
     """Hash of all that decides a fold's bytes; of embeddings the sizes of their files."""
     cohort, part = study.cohort, study.parts[job.fold]
-    sizes = [Path(path).stat().st_size for paths in cohort.files for path in paths]
+    sizes = [path.stat().st_size for paths in cohort.paths for path in paths]
     fit = replace(job.fit, checkpoint_s=0.0)
     known = {"cases": cohort.cases, "slides": cohort.slides, "values": cohort.values}
     told = {"target": as_mapping(cohort.target), "part": as_mapping(part), "sizes": sizes}
@@ -184,46 +275,32 @@ def fold_key(job: FoldJob, study: Study) -> str:
 def read_fold(out: Path, name: str, key: str | None = None) -> FoldResult | None:
     """A fold's file; None where it is not there, damaged, or has another key than is asked for."""
     try:
-        return _read(out / FOLDS / f"{name}.safetensors", key)
+        said, tensors = read_told(out / FOLDS / f"{name}.safetensors")
     except (OSError, SafetensorError):
         return None
+    own: dict[str, Any] = {k: tensors.pop(k).numpy() for k in ("logits", "slides", "means")}
+    own |= {"best": said["best"], "temperature": said["temperature"]}
+    state = {k.removeprefix("head."): v for k, v in tensors.items()}
+    losses = [(train, stop) for train, stop in said["losses"]]
+    fits = key is None or said["key"] == key
+    return FoldResult(name=name, state=state, losses=losses, **own) if fits else None
 
 
-def _read(path: Path, key: str | None = None) -> FoldResult | None:
-    with safe_open(path, framework="pt") as file:
-        said = json.loads(file.metadata()[TOLD])
-        if key is not None and said["key"] != key:
-            return None
-        tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 - no mapping
-    return FoldResult(
-        name=path.stem,
-        state={k.removeprefix("head."): v for k, v in tensors.items() if k.startswith("head.")},
-        losses=tuple((a, b) for a, b in said["losses"]),
-        best=said["best"],
-        temperature=said["temperature"],
-        **{k: tensors[k].numpy() for k in ("logits", "slides", "means")},
-    )
-
-
-def _write(path: Path, key: str, trainer: Trainer, fitted: Fitted) -> FoldResult:
+def _write_fold(path: Path, key: str, trainer: Trainer, fitted: Fitted) -> None:
     """Writes the head, and what it says of the test cases and their slides, whole and in fp32."""
-    part, cohort = trainer.part, trainer.cohort
-    stop, _ = trainer.whole(trainer.bags, part.stop)
-    logits, means = trainer.whole(trainer.bags, part.test)
-    single = [[Path(f)] for case in part.test for f in several(cohort.files[case])]
-    with Bags(single, cells=trainer.bags.cells) as bags:
-        slides, _ = trainer.whole(bags, range(len(bags)))
+    part, cohort, bags = trainer.part, trainer.cohort, trainer.bags
+    stop, _ = trainer.whole(bags, part.stop)
+    logits, means = trainer.whole(bags, part.test)
+    single = [[Path(file)] for case in part.test for file in several(cohort.files[case])]
+    with Bags(single, cells=bags.cells) as each:
+        slides, _ = trainer.whole(each, range(len(each)))
     said = {"key": key, "losses": fitted.losses, "best": fitted.best}
-    said["temperature"] = trainer.temperature(stop)
-    told = {TOLD: json.dumps(said)}
+    told = {TOLD: json.dumps(said | {"temperature": trainer.temperature(stop)})}
     tensors = {f"head.{k}": v.cpu().contiguous() for k, v in fitted.head.state_dict().items()}
     with atomic_path(path) as tmp:
         save_file({**tensors, "logits": logits, "slides": slides, "means": means}, tmp, told)
-    result = _read(path)
-    assert result is not None
-    return result
 
 
-def several(items: tuple[str, ...]) -> tuple[str, ...]:
+def several(items: Sequence[Any]) -> Sequence[Any]:
     """Slides (or files) of a case that has several; of another its case says all."""
     return items if len(items) > 1 else ()

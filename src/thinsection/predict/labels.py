@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,27 +13,22 @@ from scipy.special import expit, softmax
 from thinsection.config import option
 from thinsection.errors import ConfigError, require
 from thinsection.pipeline.folder import one_address, open_results
-from thinsection.probe.data.files import (
-    EMBEDDING_SUFFIXES,
-    TextRow,
-    check,
-    encode_labels,
-    features_folder,
-    read_rows,
-)
+from thinsection.probe.data import files as stored
+from thinsection.probe.data.files import TextRow, check
 from thinsection.probe.groups import CASE_COLUMNS, group_rows, patient_of
 from thinsection.stages.stage import ledger_facts
 from thinsection.store.ledger import SLIDES
 
 Kind = Literal["binary", "multiclass", "multilabel", "regression", "cox", "discrete"]
 TaskName = Literal["auto", "binary", "multiclass", "multilabel", "regression", "cox", "discrete"]
-Texts = Sequence[tuple[str, ...]]
+Floats = npt.NDArray[np.float64]
 INTERVALS = 4  # of time in 'discrete', with equally many events each
 MOST_CLASSES = 10  # different numbers that are taken for classes
 _SHOWN = 3  # names in a line of the account
 _HOMES = ("h5_files", "pt_files", "tile_embeddings")  # of embeddings: CLAM's, slide2vec's
 _NAMES = {"PATIENT": "case_id", "FILENAME": "slide_id"}  # STAMP's columns
-_YES, _NO = ("1", "1.0", "true", "yes"), ("0", "0.0", "false", "no")
+_FLAGS = dict.fromkeys(("1", "1.0", "true", "yes"), 1.0)
+_FLAGS |= dict.fromkeys(("0", "0.0", "false", "no"), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +40,11 @@ class LabelsConfig:
     time: str | None = option(None, "column of the time to the event or the end; target: the event")
     task: TaskName = option("auto", "what the target is; auto: by its values, and it is said")
     features: str | None = option(None, "embeddings, where RESULTS has several: NAME or GRID/NAME")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Of the table: what is learnt, and the time."""
+        return (*self.target, *filter(None, [self.time]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Target:
         """Whether a case is of one class."""
         return self.kind in ("binary", "multiclass")
 
-    def answers(self, logits: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    def answers(self, logits: npt.NDArray[np.floating]) -> Floats:
         """What logits (n, K) say, (n, K), column by column as `names`.
 
         Probabilities of classes or labels; the value; the log risk; of 'discrete' the probability
@@ -80,9 +80,24 @@ class Target:
             return np.asarray(before * hazard)
         return self.center + self.spread * z
 
-    def risk(self, answers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def risk(self, answers: Floats) -> Floats:
         """One number (n,) that is higher the earlier the event: minus the mean interval."""
         return answers[:, 0] if self.kind == "cox" else -answers @ np.arange(len(self.names))
+
+    def cells(self, answers: Sequence[float]) -> dict[str, Any]:
+        """Answers (K,) as cells of a table, empty ones for (): the class or risk, then each."""
+        said, first = np.array([answers]), dict[str, Any]()
+        if self.exclusive:
+            first["prediction"] = self.names[int(said.argmax())] if said.size else None
+        elif self.kind == "discrete":
+            first["risk"] = float(self.risk(said)[0]) if said.size else None
+        begin = "" if self.kind in ("cox", "regression") else "p_"
+        return first | self.named(begin, answers)
+
+    def named(self, begin: str, values: Sequence[float]) -> dict[str, Any]:
+        """A cell for each output, its name with `begin` before it; empty ones for ()."""
+        cells: Sequence[float | None] = values or [None for _ in self.names]
+        return {begin + name: cell for name, cell in zip(self.names, cells)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +113,14 @@ class Cohort:
     account: tuple[str, ...] = ()  # what matched, what did not, and why
 
     @property
-    def array(self) -> npt.NDArray[np.float64]:
+    def array(self) -> Floats:
         """`values`, (n, T)."""
         return np.array(self.values, dtype=np.float64)
+
+    @property
+    def paths(self) -> list[list[Path]]:
+        """`files`."""
+        return [[Path(file) for file in files] for files in self.files]
 
     @property
     def strata(self) -> npt.NDArray[np.int64]:
@@ -132,10 +152,10 @@ def feature_files(
         lacking = dict.fromkeys(empty, "no tiles") | results.failures()
         return {s: p for s, p in found.items() if s not in empty}, lacking, address
     home = next((data / n for n in _HOMES if (data / n).is_dir()), None)
-    folder = home or features_folder(data, "features")
+    folder, suffixes = home or stored.features_folder(data, "features"), stored.EMBEDDING_SUFFIXES
     check(folder.is_dir(), "data must be a folder", repr(str(folder)))
-    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in EMBEDDING_SUFFIXES)
-    got = f"none of {', '.join(EMBEDDING_SUFFIXES)} in {str(folder)!r}; run `thinsection embed`"
+    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in suffixes)
+    got = f"none of {', '.join(suffixes)} in {str(folder)!r}; run `thinsection embed`"
     check(files, "data must hold embeddings", got)
     return {p.stem: p for p in files}, {}, folder.name
 
@@ -154,8 +174,8 @@ def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
     """
     rule, got = "labels and target must be given", "none; pass --labels FILE --target COLUMN"
     require(config.labels and config.target, rule, got, error=ConfigError)
-    path, columns = Path(config.labels or ""), (*config.target, *filter(None, [config.time]))
-    rows = [{_NAMES.get(k, k): v for k, v in row.items()} for row in read_rows(path, columns)]
+    path, columns = Path(config.labels or ""), config.columns
+    rows = [{_NAMES.get(k, k): v for k, v in r.items()} for r in stored.read_rows(path, columns)]
     case_column = next((name for name in CASE_COLUMNS if name in rows[0]), "")
     key = "slide_id" if "slide_id" in rows[0] else case_column
     found = f"{', '.join(rows[0])} in {str(path)!r}"
@@ -164,7 +184,8 @@ def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
     slides_of = _slides_by(key, data, files)
     pairs, missing, blank = list[tuple[str, TextRow]](), list[str](), list[str]()
     for row in rows:
-        name = _bare(row[key], slides_of)
+        bare = Path(row[key]).stem  # tables often keep the suffix of a file
+        name = bare if row[key] not in slides_of and bare in slides_of else row[key]
         if not all(row[c] for c in columns):
             blank.append(name)
         elif name not in slides_of:
@@ -182,35 +203,34 @@ def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
     ]
     check(pairs, "labels must match embeddings", "; ".join(["none", *lines]))
     cases = [row[case_column] for _, row in pairs] if case_column else ()
-    groups = group_rows(used, cases, where=path.name)
-    of_case = _by_case(pairs, groups.of_row, columns, path.name)
-    texts = [tuple(next(iter(own.values()))[c] for c in columns) for own in of_case.values()]
-    target, values = _learnt(texts, config, path.name)
+    of_row = group_rows(used, cases, where=path.name).of_row
+    texts, slides = _by_case(pairs, of_row, columns, path.name)
+    target, values = _learnt([*texts.values()], config, path.name)
     kind = f"{target.kind}{' (by its values)' * (config.task == 'auto')}"
-    told = [f"{len(set(used))} slides of {len(of_case)} cases train", *lines]
+    told = [f"{len(set(used))} slides of {len(texts)} cases train", *lines]
     return Cohort(
         target=target,
         place=place,
-        cases=tuple(of_case),
-        slides=tuple(tuple(own) for own in of_case.values()),
-        files=tuple(tuple(str(files[s].absolute()) for s in own) for own in of_case.values()),
-        values=values,
+        cases=tuple(texts),
+        slides=tuple(tuple(own) for own in slides.values()),
+        files=tuple(tuple(str(files[s].absolute()) for s in own) for own in slides.values()),
+        values=tuple(map(tuple, values.tolist())),
         account=(*told, f"{', '.join(columns)}: {kind}: {_spread(target, values)}"),
     )
 
 
 def _by_case(
     pairs: Sequence[tuple[str, TextRow]], cases: Sequence[str], columns: Sequence[str], where: str
-) -> dict[str, dict[str, TextRow]]:
-    """Case -> slide -> row, all rows of a case with the same label."""
-    found: dict[str, dict[str, TextRow]] = defaultdict(dict)
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Case -> its label's texts, which all of its rows have, and case -> its slides."""
+    texts, slides = dict[str, list[str]](), defaultdict[str, list[str]](list)
     for (slide, row), case in zip(pairs, cases, strict=True):
-        first = next(iter(found[case].values()), row)
-        labels = [[one[c] for c in columns] for one in (first, row)]
-        got = f"{labels[0]} and {labels[1]} for {case!r} in {where!r}"
-        check(labels[0] == labels[1], "slides of a case must have the same label", got)
-        found[case][slide] = row
-    return found
+        own = [row[c] for c in columns]
+        first = texts.setdefault(case, own)
+        got = f"{first} and {own} for {case!r} in {where!r}"
+        check(first == own, "slides of a case must have the same label", got)
+        slides[case] += [slide] * (slide not in slides[case])
+    return texts, slides
 
 
 def _slides_by(key: str, data: Path, files: dict[str, Path]) -> dict[str, list[str]]:
@@ -222,12 +242,7 @@ def _slides_by(key: str, data: Path, files: dict[str, Path]) -> dict[str, list[s
     for slide in files:
         patient = told[slide].slide.get("patient_id") if slide in told else None
         of_case[str(patient or patient_of(slide))].append(slide)
-    return dict(of_case)
-
-
-def _bare(name: str, known: dict[str, list[str]]) -> str:
-    """The name, without a suffix of a file where only that is known: tables often keep it."""
-    return name if name in known or Path(name).stem not in known else Path(name).stem
+    return of_case
 
 
 def _listed(names: Sequence[str], what: str) -> list[str]:
@@ -236,65 +251,58 @@ def _listed(names: Sequence[str], what: str) -> list[str]:
 
 
 def _learnt(
-    texts: Texts, config: LabelsConfig, where: str
-) -> tuple[Target, tuple[tuple[float, ...], ...]]:
-    """The target, and the value of each case."""
+    texts: Sequence[Sequence[str]], config: LabelsConfig, where: str
+) -> tuple[Target, Floats]:
+    """The target, and the values (n, T) of the cases."""
     kind = config.task if config.task != "auto" else _kind(texts, config)
-    columns = (*config.target, *filter(None, [config.time]))
-    survival = kind in ("cox", "discrete")
+    survival, columns = kind in ("cox", "discrete"), config.columns
     right = len(config.target) == 1 or kind == "multilabel"
     rule = f"{kind} must have {'one target and --time' if survival else 'one target, no --time'}"
     require(right and survival == bool(config.time), rule, columns, error=ConfigError)
-    if kind in ("binary", "multiclass"):
-        names, labels = encode_labels([text for (text,) in texts], where)
+    target = Target(kind=kind, columns=columns, names=columns)
+    if target.exclusive:
+        names, labels = stored.encode_labels([text for (text,) in texts], where)
         need = len(names) == 2 if kind == "binary" else len(names) >= 2
         check(need, f"{kind} must have {'two' if kind == 'binary' else 'several'} classes", names)
-        return Target(kind=kind, columns=columns, names=names), tuple((float(c),) for c in labels)
+        return replace(target, names=names), labels[:, None].astype(np.float64)
     flags = [kind == "multilabel" or (survival and c == config.target[0]) for c in columns]
-    rows = tuple(
-        tuple(
-            _number(text, c, flag, where) for text, c, flag in zip(row, columns, flags, strict=True)
-        )
-        for row in texts
-    )
-    values, known = np.array(rows), Target(kind=kind, columns=columns, names=columns)
+    numbers = [[_number(*cell, where) for cell in zip(row, columns, flags)] for row in texts]
+    values = np.array(numbers, dtype=np.float64)
     if kind == "multilabel":
-        return known, rows
+        return target, values
     if kind == "regression":
-        spread = float(values.std()) or 1.0
-        return replace(known, center=float(values.mean()), spread=spread), rows
+        center, spread = float(values.mean()), float(values.std()) or 1.0
+        return replace(target, center=center, spread=spread), values
     events, times = values[:, 0] == 1, values[:, 1]
     check(events.any(), "event must be seen in some case", f"only censored cases in {where!r}")
     check(times.min() > 0, "time must be > 0", f"{times.min()} in {where!r}")
     if kind == "cox":
-        return replace(known, names=("risk",)), rows
-    share = np.linspace(0, 1, INTERVALS + 1)[1:-1]
-    edges = tuple(float(e) for e in np.unique(np.quantile(times[events], share)))
+        return replace(target, names=("risk",)), values
+    cuts = np.quantile(times[events], np.linspace(0, 1, INTERVALS + 1)[1:-1])
+    edges = tuple(np.unique(cuts).tolist())
     names = (*(f"<= {e:g}" for e in edges), f"> {edges[-1]:g}")
-    return replace(known, names=names, edges=edges), rows
+    return replace(target, names=names, edges=edges), values
 
 
-def _kind(texts: Texts, config: LabelsConfig) -> Kind:
+def _kind(texts: Sequence[Sequence[str]], config: LabelsConfig) -> Kind:
     """By the columns and the values: two are classes, many numbers are a measure."""
-    if config.time:
-        return "cox"
-    if len(config.target) > 1:
-        return "multilabel"
+    if config.time or len(config.target) > 1:
+        return "cox" if config.time else "multilabel"
     values = {text for (text,) in texts}
     try:
         numbers = {float(value) for value in values}
     except ValueError:
-        return "binary" if len(values) == 2 else "multiclass"
+        numbers = set()
     if len(numbers) > MOST_CLASSES or any(number % 1 for number in numbers):
         return "regression"
     return "binary" if len(values) == 2 else "multiclass"
 
 
 def _number(text: str, column: str, flag: bool, where: str) -> float:
-    found, word = f"{text!r} in {where!r}", text.lower()
+    found = f"{text!r} in {where!r}"
     if flag:
-        check(word in (*_YES, *_NO), f"{column} must be 0 or 1", found)
-        return float(word in _YES)
+        check(text.lower() in _FLAGS, f"{column} must be 0 or 1", found)
+        return _FLAGS[text.lower()]
     try:
         value = float(text)
     except ValueError:
@@ -303,15 +311,14 @@ def _number(text: str, column: str, flag: bool, where: str) -> float:
     return value
 
 
-def _spread(target: Target, values: tuple[tuple[float, ...], ...]) -> str:
+def _spread(target: Target, values: Floats) -> str:
     """How the labels are spread over cases."""
-    array = np.array(values)
-    if target.kind in ("binary", "multiclass"):
-        counts = Counter(array[:, 0].astype(int).tolist())
+    if target.exclusive:
+        counts = Counter(values[:, 0].astype(int).tolist())
         return ", ".join(f"{name} {counts[c]}" for c, name in enumerate(target.names))
     if target.kind == "multilabel":
-        sums = array.sum(axis=0).astype(int)
+        sums = values.sum(axis=0).astype(int)
         return ", ".join(f"{n} {c}" for n, c in zip(target.names, sums, strict=True))
     if target.kind == "regression":
-        return f"{array.min():g} to {array.max():g}, median {np.median(array):g}"
-    return f"{int(array[:, 0].sum())} events, median time {np.median(array[:, 1]):g}"
+        return f"{values.min():g} to {values.max():g}, median {np.median(values):g}"
+    return f"{int(values[:, 0].sum())} events, median time {np.median(values[:, 1]):g}"

@@ -26,10 +26,10 @@ from thinsection.pipeline.records import begin_record
 from thinsection.pipeline.results import grid_rows, qc_rows, qc_stage
 from thinsection.pipeline.run import run
 from thinsection.pipeline.task import set_threads
+from thinsection.predict import model_file
 from thinsection.predict.bags import Bag, Bags
-from thinsection.predict.inputs import Inputs, check_inputs, read_inputs, run_config
 from thinsection.predict.labels import Target, feature_files
-from thinsection.predict.model_file import Model, ModelCard, case_mark, load_model, read_card
+from thinsection.predict.model_file import Inputs, Model, ModelCard
 from thinsection.probe.data.files import EMBEDDING_SUFFIXES
 from thinsection.probe.groups import group_rows
 from thinsection.report.index import write_index
@@ -129,7 +129,7 @@ class PredictTask(Task[Prediction, Prediction]):
 
     def name(self, entry: Prediction) -> str:
         """See `Task.name`: also of its file; a case's name may be no file's."""
-        return entry.name if entry.level == "slide" else f"case-{case_mark(entry.name)}"
+        return entry.name if entry.level == "slide" else f"case-{model_file.case_mark(entry.name)}"
 
     def finished(self, entry: Prediction) -> Prediction | None:
         """See `Task.finished`: by the same model, of the same files."""
@@ -152,35 +152,31 @@ class PredictTask(Task[Prediction, Prediction]):
     def _answer(self, model: Model, entry: Prediction) -> Prediction:
         paths, key, card = [Path(path) for path in entry.files], self._key(entry), model.card
         for path in paths:
-            check_inputs(card.inputs, read_inputs(path), path.stem)
+            model_file.check_inputs(card.inputs, model_file.read_inputs(path), path.stem)
         with Bags([paths], cells=model.heads[0].needs_cells) as bags:
             bag = bags.read(0)
-        members = model.asked(entry.name, entry.case_id)
+        members, warnings = model.asked(entry.name, entry.case_id), []
         logits, tiles = through(model, members, bag, self.device, tiles=self.heatmaps)
-        answers, warnings = model.answers(logits, members), []
+        answers = model.answers(logits, members)
         distance = model.usual.distance(bag.features.mean(0, dtype=np.float64))
         if distance > card.threshold:
             than = f"distance {distance:.4g}, threshold {card.threshold:.4g}"
             warnings.append(f"unlike the training set ({than})")
         if len(members) < len(model.heads):
             warnings.append("of the training set: answered by heads that have not seen it")
-        found = replace(
-            entry,
-            answers=tuple(answers.mean(0).tolist()),
-            spread=tuple(answers.std(0).tolist()) if len(members) > 1 else (),
-            members=len(members),
-            distance=distance,
-            warnings=tuple(warnings),
-        )
+        spread = answers.std(0).tolist() if len(members) > 1 else ()
+        told: dict[str, Any] = {"answers": tuple(answers.mean(0).tolist()), "spread": tuple(spread)}
+        told |= {"members": len(members), "distance": distance, "warnings": tuple(warnings)}
         if self.heatmaps and entry.level == "slide":
             _write_heatmap(self._heatmap(entry), paths[0], tiles)
+        found = replace(entry, **told)
         write_json(self.folder / f"{self.name(entry)}.json", asdict(found) | {"key": key})
         return found
 
 
 @functools.lru_cache(maxsize=1)
 def _loaded(path: Path, model_sum: str) -> Model:
-    return load_model(path)
+    return model_file.load_model(path)
 
 
 @torch.inference_mode()
@@ -245,17 +241,18 @@ def predict(
         ThinsectionError: bad settings, no model, no slides. A bad slide is a row with its error.
     """
     config = replace_flat(config or PredictRunConfig(), settings)
-    model, card = Path(model).absolute(), read_card(Path(model))
+    model, card = Path(model).absolute(), model_file.read_card(Path(model))
     given = [slides] if isinstance(slides, str | Path) else list(slides)
     data, wanted = Path(given[0]).absolute(), None
     if len(given) > 1 or not _has_embeddings(data):
         require(out is not None, "out must be given with slides", None)
+        data = Path(str(out)).absolute()
         told: dict[str, Any] = {"on_event": on_event, "on_message": on_message}
-        data, wanted = _embedded(given, Path(str(out)), card, config, told)
-    home = Path(out).absolute() if out else data
-    address, files, lacking = _embeddings(data, card.inputs, config.predict.features)
+        wanted = _embed(given, card, config, out=str(out), **told)
+    home, name = Path(out).absolute() if out else data, f"predictions_{slug(card.name)}"
+    address, files, lacking = _embeddings(data, card.inputs, config.predict.features, wanted)
     results = open_results(data) if (data / SLIDES).is_dir() else None
-    entries, name = list(_bags(files, results, wanted)), f"predictions_{slug(card.name)}"
+    entries = list(_bags(files, results))
     asked: dict[str, Any] = {"device": config.predict.device, "heatmaps": heatmaps}
     task = PredictTask(model=model, model_sum=file_sum(model), folder=home / name, **asked)
     done: dict[str, Prediction] = {}
@@ -265,34 +262,25 @@ def predict(
 
     with writing(home):
         place = begin_record(home, "predict", as_mapping(config) | {"model": str(model)}).folder
-        how: dict[str, Any] = {"on_report": take, "on_message": on_message}
-        execute(entries, task, config.executor, folder=place, **how)
+        told = {"folder": place, "on_report": take, "on_message": on_message}
+        execute(entries, task, config.executor, **told)
     rows = [done[task.name(entry)] for entry in entries]
-    absent = [s for s in lacking if s not in files and (wanted is None or s in wanted)]
-    rows += [Prediction("slide", slide_id, "", error=lacking[slide_id]) for slide_id in absent]
-    if results is not None:
-        said = _slide_warnings(results, address.split("/")[0], card.inputs)
-        rows = [replace(r, warnings=(*r.warnings, *said.get(r.name, ()))) for r in rows]
+    rows += [Prediction("slide", s, "", error=lacking[s]) for s in lacking if s not in files]
+    said = _slide_warnings(results, address.split("/")[0], card.inputs) if results else {}
+    rows = [replace(r, warnings=(*r.warnings, *said.get(r.name, ()))) for r in rows]
     write_table(home / f"{name}.csv", [_line(row, card.target) for row in rows])
-    if results is not None and home == data:
+    if results and home == data:
         write_index(home)
     return Predictions(home / f"{name}.csv", data, address, rows)
 
 
-def _embedded(
-    slides: Sequence[str | Path],
-    out: Path,
-    card: ModelCard,
-    config: PredictRunConfig,
-    told: Mapping[str, Any],
-) -> tuple[Path, set[str]]:
-    """The results folder with what the model takes of these slides, and their ids."""
-    made = run_config(card.inputs, card.name)
+def _embed(slides: Any, card: ModelCard, config: PredictRunConfig, **how: Any) -> set[str]:
+    """Embeds slides as the model says; their ids."""
+    made = model_file.run_config(card.inputs, card.name)
     encode = replace(made.encode, device=config.predict.device)
     made = replace(made, encode=encode, stream=config.stream, executor=config.executor)
     stage = "aggregate" if card.inputs.level == "slide" else "embed"
-    summary = run(slides, out=str(out), config=made, stage=stage, **told)
-    return out.absolute(), {result.slide_id for result in summary.results}
+    return {result.slide_id for result in run(slides, config=made, stage=stage, **how).results}
 
 
 def _has_embeddings(folder: Path) -> bool:
@@ -302,9 +290,11 @@ def _has_embeddings(folder: Path) -> bool:
 
 
 def _embeddings(
-    data: Path, inputs: Inputs, named: str | None
+    data: Path, inputs: Inputs, named: str | None, wanted: set[str] | None
 ) -> tuple[str, dict[str, Path], dict[str, str]]:
     """Address, files by slide, and why others have none: of the embeddings that the model takes.
+
+    Of the wanted slides, or of all.
 
     Raises InvalidInputError: none are; says what is wrong with those that come nearest.
     """
@@ -315,29 +305,25 @@ def _embeddings(
     tried = []
     for address in known or [None]:
         files, lacking, place = feature_files(data, address)
-        found = read_inputs(next(iter(files.values())))
+        found = model_file.read_inputs(next(iter(files.values())))
         alike = sum(getattr(found, n) == value for n, value in asdict(inputs).items())
-        tried.append((alike, found, (place, files, lacking)))
-    _, found, best = max(tried, key=lambda one: one[0])
-    check_inputs(inputs, found, next(iter(best[1])))
-    return best
+        tried.append((alike, found, place, files, lacking))
+    _, found, place, files, lacking = max(tried, key=lambda one: one[0])
+    model_file.check_inputs(inputs, found, next(iter(files)))
+    kept = {*files, *lacking} if wanted is None else wanted
+    lacking = {s: why for s, why in lacking.items() if s in kept}
+    return place, {s: file for s, file in files.items() if s in kept}, lacking
 
 
-def _bags(
-    files: Mapping[str, Path], results: Results | None, wanted: set[str] | None
-) -> Iterator[Prediction]:
+def _bags(files: Mapping[str, Path], results: Results | None) -> Iterator[Prediction]:
     """What is asked: each slide, then each case of several slides."""
-    slides = [slide for slide in files if wanted is None or slide in wanted]
-    told = (
-        {s: ledger.slide.get("patient_id") for s, ledger in results.ledgers.items()}
-        if results
-        else {}
-    )
-    cases = group_rows(slides, [told.get(s) or "" for s in slides], where="the results").of_row
+    ledgers = results.ledgers if results else {}
+    told = [str(ledgers[s].slide.get("patient_id") or "") if s in ledgers else "" for s in files]
     paths: dict[str, list[str]] = {}
-    for slide, case in zip(slides, cases, strict=True):
-        paths.setdefault(case, []).append(str(files[slide]))
-        yield Prediction("slide", slide, case, (str(files[slide]),))
+    of_row = group_rows([*files], told, where="the results").of_row
+    for (slide, path), case in zip(files.items(), of_row, strict=True):
+        paths.setdefault(case, []).append(str(path))
+        yield Prediction("slide", slide, case, (str(path),))
     yield from (Prediction("case", c, c, tuple(own)) for c, own in paths.items() if len(own) > 1)
 
 
@@ -345,7 +331,7 @@ def _slide_warnings(results: Results, grid: str, inputs: Inputs) -> dict[str, li
     """What the run and quality control say of each slide."""
     told = [row for ledger in results.ledgers.values() for row in grid_rows(ledger)]
     said = {r["slide_id"]: [r["warnings"]] for r in told if r["grid"] == grid and r["warnings"]}
-    config = run_config(inputs, "the model") if inputs.run else None
+    config = model_file.run_config(inputs, "the model") if inputs.run else None
     if config is not None and config.qc.qc != "off":
         entries = [SlideEntry(slide_id=s, slide_path="") for s in results.slides]
         for row in qc_rows(results.folder, entries, qc_stage(config)):
@@ -357,16 +343,8 @@ def _slide_warnings(results: Results, grid: str, inputs: Inputs) -> dict[str, li
 
 def _line(row: Prediction, target: Target) -> dict[str, Any]:
     """A row of predictions_MODEL.csv."""
-    line: dict[str, Any] = {"level": row.level, "case_id": row.case_id}
-    line["slide_id"] = row.name if row.level == "slide" else ""
-    if target.exclusive:
-        line["prediction"] = target.names[int(np.argmax(row.answers))] if row.answers else None
-    elif target.kind == "discrete":
-        line["risk"] = float(target.risk(np.array([row.answers]))[0]) if row.answers else None
-    begin = "" if target.kind in ("cox", "regression") else "p_"
-    for start, values in ((begin, row.answers), ("sd_", row.spread)):
-        line |= dict(
-            zip([f"{start}{n}" for n in target.names], values or [None] * len(target.names))
-        )
+    slide = row.name if row.level == "slide" else ""
+    line: dict[str, Any] = {"level": row.level, "case_id": row.case_id, "slide_id": slide}
+    line |= target.cells(row.answers) | target.named("sd_", row.spread)
     line |= {"members": row.members, "distance": row.distance}
     return line | {"warnings": "; ".join((*row.warnings, *filter(None, [row.error])))}

@@ -6,14 +6,14 @@ state that would have to be kept. A checkpoint holds weights, optimiser and hist
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -25,8 +25,7 @@ from thinsection.files.atomic import atomic_path
 from thinsection.predict.bags import Bag, Bags
 from thinsection.predict.heads.config import HeadConfig, build_head
 from thinsection.predict.heads.head import Criterion, Head, HeadOutput
-from thinsection.predict.labels import Cohort, Target
-from thinsection.predict.splits import Part
+from thinsection.predict.labels import Cohort, Floats, Target
 from thinsection.weights.placement import resolve_device
 
 State = dict[str, torch.Tensor]
@@ -35,6 +34,15 @@ TOLD = "told"  # all metadata are one value: several have no order of their own
 _STOP = 1 << 30  # in place of an epoch, in seeds
 TEMPERATURES = (0.2, 8.0)  # few inner cases would else ask for 0 or infinity
 COX_CASES = 16  # whose risks are compared in a step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A fold, as indices of cases."""
+
+    train: tuple[int, ...]
+    stop: tuple[int, ...]  # inner: they choose the epoch, the settings, the temperature
+    test: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +67,16 @@ class FitConfig:
 
 
 class Fitted(NamedTuple):
-    """A head at its best epoch."""
+    """A head at its best epoch, from 1."""
 
     head: Head
-    best: int  # epoch, from 1
-    losses: tuple[tuple[float, float], ...]  # of training and of the stop part, by epoch
+    best: int
+    losses: Losses
 
 
-def targets_of(target: Target, values: npt.NDArray[np.float64]) -> torch.Tensor:
+def targets_of(target: Target, values: Floats) -> torch.Tensor:
     """What the criterion takes, a row a case: class; labels; scaled value; event and time."""
-    if target.kind in ("binary", "multiclass"):
+    if target.exclusive:
         return torch.from_numpy(values[:, 0].astype(np.int64))
     if target.kind == "regression":
         values = (values - target.center) / target.spread
@@ -80,16 +88,14 @@ def targets_of(target: Target, values: npt.NDArray[np.float64]) -> torch.Tensor:
 
 def criterion_of(target: Target, train: torch.Tensor, *, weighted: bool) -> Criterion:
     """The loss of one case, logits (K,) and its target; 'cox' has none, see `cox_loss`."""
-    if target.kind in ("binary", "multiclass"):
+    if target.exclusive:
         counts = torch.bincount(train, minlength=len(target.names))
         share = len(train) / (len(counts) * counts) if weighted else torch.ones(len(counts))
         return lambda z, y: F.cross_entropy(z.float(), y) * share.to(z.device)[y]
     if target.kind == "multilabel":
-        up = train.sum(0)
+        up, loss = train.sum(0), F.binary_cross_entropy_with_logits
         share = (len(train) - up) / up if weighted else torch.ones_like(up)
-        return lambda z, y: F.binary_cross_entropy_with_logits(
-            z.float(), y, pos_weight=share.to(z.device)
-        )
+        return lambda z, y: loss(z.float(), y, pos_weight=share.to(z.device))
     if target.kind == "regression":
         return lambda z, y: F.mse_loss(z.float(), y)
     return discrete_loss
@@ -127,11 +133,10 @@ class Trainer:
     ) -> None:
         self.bags, self.cohort, self.part, self.fold, self.fit = bags, cohort, part, fold, fit
         self.target = target = cohort.target
-        y = targets_of(target, cohort.array)
         self.device = resolve_device(fit.device, mps=False)
-        self.bf16 = fit.precision == "bf16" or (
-            fit.precision == "auto" and self.device.type == "cuda"
-        )
+        auto = fit.precision == "auto" and self.device.type == "cuda"
+        self.bf16 = auto or fit.precision == "bf16"
+        y = targets_of(target, cohort.array)
         self.y, self.cox = y.to(self.device), target.kind == "cox"
         self.criterion = criterion_of(target, y[list(part.train)], weighted=fit.class_weights)
 
@@ -141,11 +146,11 @@ class Trainer:
         Raises InvalidInputError: the loss is not finite.
         """
         first = self.bags.read(self.part.train[0], most=1, rng=np.random.default_rng(0))
-        dim = first.features.shape[1]
+        dim, outputs = first.features.shape[1], len(self.target.names)
         cards = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=cards):
             self._seed(_STOP, 0)
-            self.head = build_head(config.head, dim, len(self.target.names), config).to(self.device)
+            self.head = build_head(config.head, dim, outputs, config).to(self.device)
             fit, parameters = self.fit, self.head.parameters()
             self.optimizer = torch.optim.AdamW(parameters, fit.lr, weight_decay=fit.weight_decay)
             losses, best = self._restore(checkpoint, key)
@@ -161,18 +166,21 @@ class Trainer:
                     self._save(best, losses, checkpoint, key)
                     saved = time.monotonic()
         self.head.load_state_dict(best)
-        return Fitted(self.head.eval(), _best(losses), tuple(losses))
+        return Fitted(self.head.eval(), _best(losses), losses)
 
     def _seed(self, epoch: int, case: int) -> None:
         words = np.random.SeedSequence([self.fit.seed, self.fold, epoch, case]).generate_state(1)
         torch.manual_seed(int(words[0]))
 
+    def _put(self, bag: Bag) -> list[torch.Tensor | None]:
+        """The bag on the device: features, cells."""
+        return [None if part is None else torch.from_numpy(part).to(self.device) for part in bag]
+
     def _forward(self, bag: Bag, epoch: int, case: int) -> HeadOutput:
         """The bag through the head, with the dropout of this epoch and case."""
         self._seed(epoch, case)
-        cells = None if bag.cells is None else torch.from_numpy(bag.cells).to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            output: HeadOutput = self.head(torch.from_numpy(bag.features).to(self.device), cells)
+            output: HeadOutput = self.head(*self._put(bag))
         return output
 
     def _epoch(self, epoch: int) -> float:
@@ -203,9 +211,8 @@ class Trainer:
         with torch.no_grad():
             risks = [self._forward(bag, epoch, case).logits[0].float() for case, bag in batch]
         risk = torch.stack(risks).requires_grad_()
-        cox_loss(risk, self.y[[case for case, _ in batch]]).backward()  # type: ignore[no-untyped-call]
-        assert risk.grad is not None
-        return list(risk.grad)
+        loss = self._loss_of(risk[:, None], [case for case, _ in batch])
+        return list(torch.autograd.grad(loss, risk)[0])
 
     def _stop_loss(self) -> float:
         """Mean loss of the inner cases, on the same draw of their tiles after every epoch."""
@@ -214,9 +221,9 @@ class Trainer:
         self.head.eval()
         with torch.no_grad():
             logits = torch.stack([self._forward(bag, _STOP, case).logits for case, bag in bags])
-            return float(self.loss_of(logits, rows))
+            return float(self._loss_of(logits, rows))
 
-    def loss_of(self, logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    def _loss_of(self, logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Mean loss of some cases by their logits (n, K)."""
         y = self.y[list(rows)]
         if self.cox:
@@ -225,15 +232,15 @@ class Trainer:
 
     def whole(self, bags: Bags, cases: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (n, K) float64 and mean embeddings (n, D) of whole bags, in fp32."""
-        rows = []
+        logits, means = [], []
         self.head.eval()
         with torch.inference_mode():
             for _, bag in bags.stream(cases):
-                x, cells = (None if a is None else torch.from_numpy(a).to(self.device) for a in bag)
+                logits.append(self.head(*self._put(bag)).logits.double().cpu())
                 mean = bag.features.mean(axis=0, dtype=np.float64).astype(np.float32)
-                rows.append((self.head(x, cells).logits.double().cpu(), torch.from_numpy(mean)))
-        logits, means = zip(*rows, strict=True) if rows else ([torch.zeros(0)], [torch.zeros(0)])
-        return torch.stack(logits), torch.stack(means)
+                means.append(torch.from_numpy(mean))
+        none = [torch.zeros(0)]
+        return torch.stack(logits or none), torch.stack(means or none)
 
     def temperature(self, stop: torch.Tensor) -> float:
         """What logits (n, K) of the inner cases are divided by, for probabilities that hold.
@@ -250,38 +257,38 @@ class Trainer:
 
         return float(min(tried, key=loss))
 
-    def _save(
-        self, best: State, losses: Sequence[tuple[float, float]], path: Path, key: str
-    ) -> None:
-        state = self.optimizer.state_dict()["state"]
-        parts = {"head": self.head.state_dict(), "best": best}
-        parts |= {f"adam{i}": values for i, values in state.items()}
+    def _save(self, best: State, losses: Losses, path: Path, key: str) -> None:
+        states = {f"adam{i}": own for i, own in self.optimizer.state_dict()["state"].items()}
+        states = {"head": self.head.state_dict(), "best": best, **states}
         flat = {
-            f"{p}.{k}": v.contiguous() for p, values in parts.items() for k, v in values.items()
+            f"{part}.{k}": v.contiguous() for part, own in states.items() for k, v in own.items()
         }
         with atomic_path(path) as tmp:
             save_file(flat, tmp, {TOLD: json.dumps({"key": key, "losses": losses})})
 
     def _restore(self, path: Path, key: str) -> tuple[Losses, State]:
         """The history and the best weights so far; head and optimiser are put where they were."""
-        if not path.exists():
+        said, flat = read_told(path) if path.exists() else ({}, {})
+        if said.get("key") != key:
             return [], {}
-        with safe_open(path, framework="pt") as file:
-            said = json.loads(file.metadata()[TOLD])
-            flat = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 - no mapping
-        if said["key"] != key:
-            return [], {}
-        parts: dict[str, State] = {}
+        states = defaultdict[str, State](dict)
         for name, value in flat.items():
             part, _, rest = name.partition(".")
-            parts.setdefault(part, {})[rest] = value
-        self.head.load_state_dict(parts.pop("head"))
-        best, told = parts.pop("best"), self.optimizer.state_dict()
-        told["state"] = {int(part.removeprefix("adam")): values for part, values in parts.items()}
+            states[part][rest] = value
+        self.head.load_state_dict(states.pop("head"))
+        best, told = states.pop("best"), self.optimizer.state_dict()
+        told["state"] = {int(part.removeprefix("adam")): own for part, own in states.items()}
         self.optimizer.load_state_dict(told)
         return [(train, stop) for train, stop in said["losses"]], best
 
 
-def _best(losses: Sequence[tuple[float, float]]) -> int:
+def read_told(path: Path) -> tuple[dict[str, Any], State]:
+    """What a file of ours tells in its metadata, and its tensors."""
+    with safe_open(path, framework="pt") as file:
+        tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 - no mapping
+        return json.loads(file.metadata()[TOLD]), tensors
+
+
+def _best(losses: Losses) -> int:
     """The epoch of the lowest inner loss, from 1, the first of equals; 0 before any."""
     return 1 + min(range(len(losses)), key=lambda i: losses[i][1]) if losses else 0

@@ -19,6 +19,7 @@ from PIL import Image
 
 from thinsection.files.atomic import atomic_path, read_table, write_text
 from thinsection.files.pages import render_page
+from thinsection.qc.checks.check import EMPTY_SCORE
 from thinsection.report.draw import Outline, Picture, paint, picture_files, read_mask
 from thinsection.store.ledger import SLIDES
 
@@ -33,6 +34,7 @@ _NUMBERS = {  # column of a QC or measures table -> what the page calls its dist
     "deconv_c0_mean": "hematoxylin (mean)",
     "deconv_c1_mean": "eosin (mean)",
 }
+_NOTHING = f"{EMPTY_SCORE:g}"  # in such a column: HistoQC's word for nothing to measure
 _SHOWN = {  # tables -> the columns that the page has of them; of others all
     "qc_*.csv": ("slide_id", "verdict", "why", *_NUMBERS),
     "measures_*.csv": ("slide_id", *_NUMBERS),
@@ -55,13 +57,16 @@ def write_index(out: Path) -> None:
     slides = dict.fromkeys(row["slide_id"] for row in tables.get("summary.csv", ()))
     pictures = {name: picture_files(out / SLIDES / name) for name in slides}
     found = {name: files for name, files in pictures.items() if files}
+    heatmaps: dict[str, list[str]] = {}  # of each slide, `GRID/heatmap_NAME/ID.COLUMN.png`
+    for path in sorted(out.glob("*/heatmap_*/*.*.png")):
+        heatmaps.setdefault(path.stem.rpartition(".")[0], []).append(str(path.relative_to(out)))
     experiments = sorted((out / "experiments").glob("*/experiment.json"))
     data = {
         "tables": dict(sorted(tables.items())),
         "thumbs": write_sheets(out / THUMBNAILS, "slides", found, _outlined),
         "experiments": [_experiment(path) for path in experiments],
         "pages": sorted(path.name for path in out.glob("qc_*.html")),
-        "heatmaps": _heatmaps(out),
+        "heatmaps": heatmaps,
         "numbers": _NUMBERS,
     }
     runs = {
@@ -76,20 +81,14 @@ def write_index(out: Path) -> None:
 
 
 def _rows(path: Path, shown: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a table that name a slide, with these columns or all."""
+    """The rows of a table that name a slide, with these columns or all; no empty cells."""
+    found = []
     with contextlib.suppress(OSError, ValueError):
-        rows = [row for row in read_table(path) if row.get("slide_id")]
-        rows = [{k: v for k, v in row.items() if v and (not shown or k in shown)} for row in rows]
-        done = {"status": "done"}  # also by an earlier run
-        return [row | done if row.get("status") == "skipped" else row for row in rows]
-    return []
-
-
-def _heatmaps(out: Path) -> dict[str, list[str]]:
-    """The pictures `GRID/heatmap_NAME/ID.COLUMN.png` of each slide."""
-    found: dict[str, list[str]] = {}
-    for path in sorted(out.glob("*/heatmap_*/*.*.png")):
-        found.setdefault(path.stem.rpartition(".")[0], []).append(str(path.relative_to(out)))
+        for row in filter(lambda row: row.get("slide_id"), read_table(path)):
+            kept = {k: v for k, v in row.items() if v and (not shown or k in shown)}
+            kept = {k: v for k, v in kept.items() if k not in _NUMBERS or v != _NOTHING}
+            done = {"status": "done"} if row.get("status") == "skipped" else {}  # by an earlier run
+            found.append(kept | done)
     return found
 
 

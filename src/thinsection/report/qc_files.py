@@ -6,7 +6,7 @@ import re
 import shutil
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -25,26 +25,12 @@ from thinsection.qc.checks.measures import SavedMask
 from thinsection.qc.engine import QcResult
 from thinsection.qc.pipeline import pipeline_from_mapping
 from thinsection.qc.tissue import TISSUE_COLOR
-from thinsection.report.draw import (
-    PICTURE,
-    Layer,
-    Outline,
-    Picture,
-    Tint,
-    save_picture,
-    write_drawing,
-)
+from thinsection.report import verdict as verdicts
+from thinsection.report.draw import Layer, Outline, Picture, Tint, save_picture, write_drawing
 from thinsection.report.index import THUMBNAILS, drop_sheets, write_sheets
-from thinsection.report.verdict import (
-    VerdictRule,
-    column_order,
-    group_of,
-    load_rules,
-    natural_key,
-    verdict,
-)
+from thinsection.report.verdict import VerdictRule, load_rules
 from thinsection.store.geojson import write_masks_geojson
-from thinsection.types import MaskFrame, Mpp, RgbArray
+from thinsection.types import MaskFrame, RgbArray
 
 Row = Mapping[str, Score]  # of one slide, by column name
 QC_FORMAT = "thinsection-qc/2"
@@ -57,14 +43,12 @@ _SMALL_EDGE_PX = 500  # in HistoQC's folders
 _OUTLIER_DEVIATIONS = 3.5  # of the median absolute deviation, scaled to a normal's sigma
 _MIN_SLIDES = 5  # fewer say nothing about what is usual
 Usual = tuple[float, float] | None  # a column's median and scaled median absolute deviation
-_PLOTTED = (
-    *("grayscale_brightness", "chan1_brightness", "chan3_brightness"),
-    *("deconv_c0_mean", "deconv_c1_mean"),
+_PLOTTED = "grayscale_brightness chan1_brightness chan3_brightness deconv_c0_mean deconv_c1_mean"
+# HistoQC's first columns, of the file itself; those of the checks follow
+_HISTOQC_FIRST = (
+    "filename comments image_bounding_box base_mag type levels height width mpp_x mpp_y"
 )
-_HISTOQC_FIRST = (  # HistoQC's first columns, of the file itself; those of the checks follow
-    *("filename", "comments", "image_bounding_box", "base_mag", "type", "levels", "height"),
-    *("width", "mpp_x", "mpp_y", "comment"),
-)
+_HISTOQC_FIRST += " comment"
 _HISTOQC_LAST = ("pixels_to_use", "warnings")
 _HISTOQC_NAMES = {"tissue_pieces_num_regions": "#pieces_of_tissue"}
 _NO_CHECKS = {"slide_id", "slide_path", "folder", "status", "fails"}  # our own columns of a row
@@ -73,8 +57,7 @@ _HEADERS = ("start_time", "pipeline", "outdir", "config_file", "command_line_arg
 _SUFFIXES = {  # our picture -> the end of HistoQC's file name
     **{"thumbnail": "thumb", "flat_areas": "flat", "histogram": "hist"},
     **{"small_filled": "small_fill", "small_removed": "small_remove"},
-    "equalised": "equalized_thumb",
-}
+} | {"equalised": "equalized_thumb"}
 
 
 def write_qc(
@@ -96,35 +79,27 @@ def write_qc(
     for name, pixels in {**pictures, **drawn}.items():
         _write_png(folder / f"{name}.png", pixels)
     if picture is not None:
-        save_picture(folder / f"{PICTURE}.jpg", picture)
-    base = Picture(
-        rgb=result.rgb if picture is None else picture,
-        size_l0=result.frame.size_l0,
-        slide_mpp=_mpp_l0(result),
-    )
+        save_picture(folder / "picture.jpg", picture)
+    frame, rgb = result.frame, result.rgb if picture is None else picture
+    x, y = (result.mpp_th / downsample for downsample in frame.downsample_xy)
+    base = Picture(rgb=rgb, size_l0=frame.size_l0, slide_mpp=(x, y))
     write_drawing(folder / "overlay.png", base, _overlay_layers(result))
     for check in result.pipeline.checks:
         if isinstance(check, SavedMask) and check.geojson and check.name in result.tables:
             saved = [(check.name, result.tables[check.name] > 0, TISSUE_COLOR)]
-            write_masks_geojson(folder / f"{check.name}.geojson", saved, result.frame)
+            write_masks_geojson(folder / f"{check.name}.geojson", saved, frame)
     masks = [("Usable tissue", result.mask_use, TISSUE_COLOR)]
     masks += [(name, result.masks[name], color) for name, color in result.colors.items()]
-    write_masks_geojson(folder / "qc.geojson", masks, result.frame)
+    write_masks_geojson(folder / "qc.geojson", masks, frame)
     document = {
         **{"format": QC_FORMAT, "key": key, "warnings": result.warnings},
         **{name: getattr(result, name) for name in _PLAIN},
-        **{"size_l0": result.frame.size_l0, "size_th": result.frame.size_th},
+        **{"size_l0": frame.size_l0, "size_th": frame.size_th},
         "masks": [name for name in pictures if name != "thumbnail"],
         "pipeline": result.pipeline.as_mapping(),
-        "tables": dict.fromkeys(result.tables)
-        | {name: density.tolist() for name, density in densities.items()},
+        "tables": dict.fromkeys(result.tables) | {n: t.tolist() for n, t in densities.items()},
     }
     write_json(folder / QC_JSON, document)
-
-
-def _mpp_l0(result: QcResult) -> Mpp:
-    x, y = result.frame.downsample_xy
-    return result.mpp_th / x, result.mpp_th / y
 
 
 def _overlay_layers(result: QcResult) -> list[Layer]:
@@ -150,33 +125,28 @@ def load_qc(folder: Path) -> QcResult:
         ConfigError: the pipeline names a check that is not installed.
     """
     path = folder / QC_JSON
-    with _rewording("qc result must be whole", path, OSError, ValueError):
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    tampered = (AttributeError, KeyError, TypeError, ValueError)  # a list where a table is due
+    tampered = (OSError, AttributeError, KeyError, TypeError, ValueError)  # a list for a table
     with _rewording("qc result must be whole", path, *tampered):
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         got = f"{document.get('format')!r} in {str(path)!r}; {_REMEDY}"
         written = document.get("format") == QC_FORMAT
         require(written, f"qc result must be {QC_FORMAT!r}", got, error=StoreError)
-        return _qc_result(document, folder)
-
-
-def _qc_result(document: Mapping[str, Any], folder: Path) -> QcResult:
-    masks = {name: _read_png(folder / f"{name}.png") for name in document["masks"]}
-    tables = {
-        name: _read_png(folder / f"{name}.png") if rows is None else np.array(rows)
-        for name, rows in document["tables"].items()
-    }
-    return QcResult(
-        mask_use=masks.pop("mask_use"),
-        kept=masks.pop("mask_kept", None),
-        frame=MaskFrame(size_th=tuple(document["size_th"]), size_l0=tuple(document["size_l0"])),
-        masks=masks,
-        warnings=tuple(document["warnings"]),
-        pipeline=pipeline_from_mapping(document["pipeline"]),
-        rgb=_read_png(folder / "thumbnail.png"),
-        tables=tables,
-        **{name: document[name] for name in _PLAIN},
-    )
+        masks = {name: _read_png(folder / f"{name}.png") for name in document["masks"]}
+        tables = {
+            name: _read_png(folder / f"{name}.png") if rows is None else np.array(rows)
+            for name, rows in document["tables"].items()
+        }
+        return QcResult(
+            mask_use=masks.pop("mask_use"),
+            kept=masks.pop("mask_kept", None),
+            frame=MaskFrame(size_th=tuple(document["size_th"]), size_l0=tuple(document["size_l0"])),
+            masks=masks,
+            warnings=tuple(document["warnings"]),
+            pipeline=pipeline_from_mapping(document["pipeline"]),
+            rgb=_read_png(folder / "thumbnail.png"),
+            tables=tables,
+            **{name: document[name] for name in _PLAIN},
+        )
 
 
 def _read_png(path: Path) -> npt.NDArray[Any]:
@@ -232,11 +202,10 @@ def write_qc_parquet(path: Path, rows: Sequence[Row]) -> None:
 
 def judged(rows: Sequence[Row], rules: Sequence[VerdictRule]) -> list[dict[str, Score]]:
     """The rows with columns `verdict` and `why`; what is unusual is so among these rows."""
-    usual = _usual(rows)
-    found: list[dict[str, Score]] = []
+    usual, found = _usual(rows), list[dict[str, Score]]()
     for row in rows:
         outliers = [name for name in usual if is_outlier(row.get(name), usual[name])]
-        said, why = verdict(row, rules, outliers)
+        said, why = verdicts.verdict(row, rules, outliers)
         first = {n: row[n] for n in ("slide_id", "slide_path", "folder", "status") if n in row}
         found.append({**first, "verdict": said, "why": why, **row})
     return found
@@ -244,7 +213,8 @@ def judged(rows: Sequence[Row], rules: Sequence[VerdictRule]) -> list[dict[str, 
 
 def _usual(rows: Sequence[Row]) -> dict[str, Usual]:
     names = dict.fromkeys(n for row in rows for n, v in row.items() if not isinstance(v, str))
-    return {n: usual_of([row.get(n) for row in rows]) for n in column_order(list(names))}
+    ordered = verdicts.column_order(list(names))
+    return {n: usual_of([row.get(n) for row in rows]) for n in ordered}
 
 
 def write_qc_sheet(
@@ -256,29 +226,27 @@ def write_qc_sheet(
     to the page's folder. Thumbnails lie in sheets in the folder `index` beside it, and the larger
     pictures are links. No server, no address outside.
     """
-    rules = rules or load_rules(None)
-    rows = sorted(judged(rows, rules), key=lambda row: natural_key(str(row["slide_id"])))
-    overlays = {str(r["slide_id"]): (path.parent / _home(r) / "overlay.png",) for r in rows}
+    rules, home = rules or load_rules(None), path.parent
+    in_order = sorted(rows, key=lambda row: verdicts.natural_key(str(row["slide_id"])))
+    lines, usual = judged(in_order, rules), _usual(in_order)
+    overlays = {str(r["slide_id"]): (home / _home(r) / "overlay.png",) for r in lines}
     there = {key: files for key, files in overlays.items() if files[0].is_file()}
-    thumbs = write_sheets(path.parent / THUMBNAILS, path.stem, there, Image.open)
-    usual = _usual(rows)
-    lines = [_line(row, usual, path.parent, thumbs.get(str(row["slide_id"]))) for row in rows]
-    groups = [(name, len(list(of))) for name, of in groupby(usual, key=group_of)]
-    values: dict[str, Any] = {"title": title, "columns": list(usual), "lines": lines}
-    values["groups"] = groups
-    values["rules"] = [f"{rule.verdict}: {rule.words} ({rule.rule})" for rule in rules]
-    values["counts"] = Counter(line["verdict"] for line in lines)
-    values["points"] = [_point(row) for row in rows if row["status"] != "failed"]
-    values["num_failed"] = sum(line["failed"] for line in lines)
-    values["num_outliers"] = sum(line["num_outliers"] > 0 for line in lines)
-    page = render_page("thinsection.report", "qc_sheet.html", **values)
+    thumbs = write_sheets(home / THUMBNAILS, path.stem, there, Image.open)
+    shown = [_line(row, usual, home, thumbs.get(str(row["slide_id"]))) for row in lines]
+    page = render_page(
+        "thinsection.report",
+        "qc_sheet.html",
+        title=title,
+        columns=list(usual),
+        lines=shown,
+        groups=[(name, len(list(of))) for name, of in groupby(usual, key=verdicts.group_of)],
+        rules=[f"{rule.verdict}: {rule.words} ({rule.rule})" for rule in rules],
+        counts=Counter(line["verdict"] for line in shown),
+        points=[_point(row) for row in lines if row["status"] != "failed"],
+        num_outliers=sum(line["num_outliers"] > 0 for line in shown),
+    )
     write_text(path, page)
-    drop_sheets(path.parent / THUMBNAILS, path.stem, page)
-
-
-def _order(first: Sequence[str]) -> Callable[[str], int]:
-    """The telling names first, the others as they come."""
-    return lambda name: first.index(name) if name in first else len(first)
+    drop_sheets(home / THUMBNAILS, path.stem, page)
 
 
 def usual_of(column: Sequence[Score | None]) -> Usual:
@@ -306,22 +274,23 @@ def deviations(value: float, usual: tuple[float, float]) -> float:
 
 def _point(row: Row) -> dict[str, Any]:
     """What the page's plots of batches show of a slide."""
-    found = {name: row.get(name) for name in _PLOTTED}
-    known = {n: v for n, v in found.items() if isinstance(v, float) and v != EMPTY_SCORE}
-    numbers = dict.fromkeys(_PLOTTED) | known
-    folder = Path(str(row["slide_path"])).parent.name
-    where = {"scanner": str(row.get("type", "")), "folder": folder}
-    return {"slide": str(row["slide_id"]), **where, **numbers}
+    found = {name: row.get(name) for name in _PLOTTED.split()}
+    known = {n: v if isinstance(v, float) and v != EMPTY_SCORE else None for n, v in found.items()}
+    where = {
+        "scanner": str(row.get("type", "")),
+        "folder": Path(str(row["slide_path"])).parent.name,
+    }
+    return {"slide": str(row["slide_id"]), **where, **known}
 
 
 def _line(
     row: Row, usual: Mapping[str, Usual], folder: Path, thumb: tuple[str, int, int] | None
 ) -> dict[str, Any]:
     """What the page's template shows of a slide."""
-    cells = [_cell(row.get(name), usual[name]) for name in usual]
-    where = _home(row)
-    names = sorted(path.stem for path in (folder / where).glob("*.png"))
-    order = _order(("overlay", "thumbnail", "mask_use"))
+    cells, where = [_cell(row.get(name), usual[name]) for name in usual], _home(row)
+    names = {path.stem for path in (folder / where).glob("*.png")}
+    telling = [name for name in ("overlay", "thumbnail", "mask_use") if name in names]
+    names_in_order = [*telling, *sorted(names.difference(telling))]
     return {
         "verdict": row["verdict"],
         "why": row["why"],
@@ -329,7 +298,7 @@ def _line(
         "failed": row["status"] == "failed",
         "warnings": [w for w in str(row.get("warnings", "")).split("|") if w],
         "thumb": thumb and (quote(thumb[0]), thumb[1] // 2, thumb[2] // 2),
-        "pictures": [(n, quote(f"{where}/{n}.png")) for n in sorted(names, key=order)],
+        "pictures": [(name, quote(f"{where}/{name}.png")) for name in names_in_order],
         "cells": cells,
         "num_outliers": sum(cell["outlier"] for cell in cells),
     }
@@ -361,14 +330,15 @@ def write_histoqc(out: Path, rows: Sequence[Row], headers: Mapping[str, str]) ->
     """
     lines = [f"#{key}:\t{_BREAKS.sub(' ', headers[key])}" for key in _HEADERS]
     done = [row for row in rows if row["status"] != "failed"]
-    apart = {*_HISTOQC_FIRST, *_HISTOQC_LAST, *_NO_CHECKS}
+    first = _HISTOQC_FIRST.split()
+    apart = {*first, *_HISTOQC_LAST, *_NO_CHECKS}
     found = dict.fromkeys(n for row in sorted(done, key=len, reverse=True) for n in row)
-    columns = (*_HISTOQC_FIRST, *(name for name in found if name not in apart), *_HISTOQC_LAST)
+    columns = (*first, *(name for name in found if name not in apart), *_HISTOQC_LAST)
     names = (_HISTOQC_NAMES.get(name, name) for name in columns)
     lines.append("#dataset:" + "\t".join(names))
     for row in done:
         name = f"{row['slide_id']}{Path(str(row['slide_path'])).suffix or '.slide'}"
-        _copy_pictures(out / str(row.get("folder", row["slide_id"])), out / name)
+        _copy_pictures(out / _home(row), out / name)
         known = {"warnings": "", **row, "filename": name, "comments": " "}
         if "width" in row:
             width, height = _plain_number(row["width"]), _plain_number(row["height"])

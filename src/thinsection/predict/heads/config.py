@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from thinsection.predict.heads.head import Head
 
 _OURS = {
-    "linear": ("additive:LinearHead", "Linear on the mean of the rows; on slide embeddings too."),
-    "mlp": ("additive:MlpHead", "Two layers on the mean of the rows; on slide embeddings too."),
-    "abmil": ("additive:AbmilHead", "Gated attention (Ilse 2018)."),
-    "clam_sb": ("additive:ClamHead", "CLAM, one attention, instance loss (Lu 2021)."),
-    "clam_mb": ("additive:ClamBranchesHead", "CLAM, an attention a class, instance loss."),
-    "dsmil": ("additive:DsmilHead", "Dual stream around the critical tile (Li 2021)."),
+    "linear": ("head:LinearHead", "Linear on the mean of the rows; on slide embeddings too."),
+    "mlp": ("head:MlpHead", "Two layers on the mean of the rows; on slide embeddings too."),
+    "abmil": ("head:AbmilHead", "Gated attention (Ilse 2018)."),
+    "clam_sb": ("head:ClamHead", "CLAM, one attention, instance loss (Lu 2021)."),
+    "clam_mb": ("head:ClamBranchesHead", "CLAM, an attention a class, instance loss."),
+    "dsmil": ("head:DsmilHead", "Dual stream around the critical tile (Li 2021)."),
     "transmil": ("tokens:TransmilHead", "Nyström attention, convolutions for place (Shao 2021)."),
     "transformer": ("tokens:TransformerHead", "Attention with 2-D ALiBi in O(N) memory."),
 }

@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from thinsection.attention import alibi2d_attention, alibi_slopes
 from thinsection.encode.networks import mlp
 from thinsection.errors import ConfigError, require
-from thinsection.predict.heads.additive import AbmilHead
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.heads.head import Head, HeadOutput
+from thinsection.predict.heads.head import AbmilHead, Head, HeadOutput
 
 PINV_ITERATIONS, RESIDUAL_KERNEL = 6, 33  # of the Nyström attention, as published
 
