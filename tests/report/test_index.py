@@ -223,3 +223,17 @@ def test_what_cannot_be_read_is_left_out_and_an_empty_folder_has_a_page(tmp_path
     (out / "experiments" / "one" / "experiment.json").write_text("[]")
     write_index(out)
     assert '"slide_id": "b"' in (out / INDEX).read_text()
+
+
+def test_what_histoqc_could_not_measure_is_missing_in_distributions(tmp_path: Path) -> None:
+    out = make_folder(tmp_path / "out", ["s0", "s1"], pictures=0)
+    rows = [
+        {"slide_id": "s0", "verdict": "good", "deconv_c0_mean": -100, "deconv_c1_mean": 0.25},
+        {"slide_id": "s1", "verdict": "good", "deconv_c0_mean": "-100.0", "deconv_c1_mean": -99.5},
+    ]
+    write_table(out / "qc_histoqc.csv", rows)
+    write_index(out)
+    text = (out / INDEX).read_text().split('id="data">')[1].split("</script>")[0]
+    told = json.loads(text)["tables"]["qc_histoqc.csv"]
+    assert all("deconv_c0_mean" not in row for row in told)
+    assert [row["deconv_c1_mean"] for row in told] == ["0.25", "-99.5"]

@@ -192,27 +192,26 @@ class Trainer:
         self.head.train()
         while batch := list(islice(stream, size)):
             self.optimizer.zero_grad(set_to_none=True)
-            slopes = self._slopes(batch, epoch) if self.cox else [None] * len(batch)
-            for (case, bag), slope in zip(batch, slopes, strict=True):
-                loss = self._loss(self._forward(bag, epoch, case), case, slope)
+            criteria = self._slopes(batch, epoch) if self.cox else [self.criterion] * len(batch)
+            for (case, bag), criterion in zip(batch, criteria, strict=True):
+                loss = self.head.loss(self._forward(bag, epoch, case), self.y[case], criterion)
                 total += float(loss.detach())
                 (loss if self.cox else loss / len(batch)).backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
         return total / len(order)
 
-    def _loss(self, output: HeadOutput, case: int, slope: torch.Tensor | None) -> torch.Tensor:
-        """Of one case; with a slope what has the same gradient as its share of Cox' loss."""
-        if slope is None:
-            return self.head.loss(output, self.y[case], self.criterion)
-        return self.head.loss(output, self.y[case], lambda z, y: (z * slope).sum())
+    def _slopes(self, batch: Sequence[tuple[int, Bag]], epoch: int) -> list[Criterion]:
+        """For each case what has the gradient of its share of Cox' loss: z times d loss / d risk.
 
-    def _slopes(self, batch: Sequence[tuple[int, Bag]], epoch: int) -> Sequence[torch.Tensor]:
-        """d loss / d risk of each case: so one bag at a time is held with its gradients."""
+        So one bag at a time is held with its gradients.
+        """
         with torch.no_grad():
             risks = [self._forward(bag, epoch, case).logits[0].float() for case, bag in batch]
         risk = torch.stack(risks).requires_grad_()
         loss = self._loss_of(risk[:, None], [case for case, _ in batch])
-        return list(torch.autograd.grad(loss, risk)[0])
+        return [
+            lambda z, y, by=slope: (z * by).sum() for slope in torch.autograd.grad(loss, risk)[0]
+        ]
 
     def _stop_loss(self) -> float:
         """Mean loss of the inner cases, on the same draw of their tiles after every epoch."""

@@ -34,7 +34,7 @@ _NUMBERS = {  # column of a QC or measures table -> what the page calls its dist
     "deconv_c0_mean": "hematoxylin (mean)",
     "deconv_c1_mean": "eosin (mean)",
 }
-_NOTHING = f"{EMPTY_SCORE:g}"  # in such a column: HistoQC's word for nothing to measure
+_NOTHING = {"", f"{EMPTY_SCORE:g}", f"{EMPTY_SCORE}"}  # in such a column; HistoQC's is -100
 _SHOWN = {  # tables -> the columns that the page has of them; of others all
     "qc_*.csv": ("slide_id", "verdict", "why", *_NUMBERS),
     "measures_*.csv": ("slide_id", *_NUMBERS),
@@ -85,8 +85,8 @@ def _rows(path: Path, shown: Sequence[str]) -> list[dict[str, str]]:
     found = []
     with contextlib.suppress(OSError, ValueError):
         for row in filter(lambda row: row.get("slide_id"), read_table(path)):
-            kept = {k: v for k, v in row.items() if v and (not shown or k in shown)}
-            kept = {k: v for k, v in kept.items() if k not in _NUMBERS or v != _NOTHING}
+            known = {k: v for k, v in row.items() if v and (k not in _NUMBERS or v not in _NOTHING)}
+            kept = {k: v for k, v in known.items() if not shown or k in shown}
             done = {"status": "done"} if row.get("status") == "skipped" else {}  # by an earlier run
             found.append(kept | done)
     return found
