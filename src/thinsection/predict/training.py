@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -209,9 +210,7 @@ class Trainer:
             risks = [self._forward(bag, epoch, case).logits[0].float() for case, bag in batch]
         risk = torch.stack(risks).requires_grad_()
         loss = self._loss_of(risk[:, None], [case for case, _ in batch])
-        return [
-            lambda z, y, by=slope: (z * by).sum() for slope in torch.autograd.grad(loss, risk)[0]
-        ]
+        return [partial(_times, slope) for slope in torch.autograd.grad(loss, risk)[0]]
 
     def _stop_loss(self) -> float:
         """Mean loss of the inner cases, on the same draw of their tiles after every epoch."""
@@ -279,6 +278,10 @@ class Trainer:
         told["state"] = {int(part.removeprefix("adam")): own for part, own in states.items()}
         self.optimizer.load_state_dict(told)
         return [(train, stop) for train, stop in said["losses"]], best
+
+
+def _times(slope: torch.Tensor, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (logits * slope).sum()
 
 
 def read_told(path: Path) -> tuple[dict[str, Any], State]:
