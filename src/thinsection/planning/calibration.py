@@ -32,12 +32,12 @@ from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import TMP_MARK, write_json
 from thinsection.machine import cpu_count, cpu_model
 
-# CPU-seconds per slide for tissue, polygons, pictures and files, beside decoding its thumbnail
-SLIDE_S = 0.35
 _FILE = "plan.json"
 _DECODE_S, _RATE_S = 0.5, 2.0  # CPU-seconds that a rate is measured for
 _TILE_PX, _RATE_TILES = 256, 8
 _PEAK_BATCHES, _PEAK_TIMES, _PEAK_FLOPS = 2.5, 3, 2e12
+
+Engine = Literal["torch", "openvino"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Calibration:
     process_bytes: int  # resident memory of a process that has loaded the libraries
     start_s: float  # CPU-seconds until it has
     decode_px_per_s: float  # JPEG px decoded per CPU-second
-    slide_s: float = SLIDE_S  # CPU-seconds of small work per slide
+    slide_s: float = 0.35  # CPU-seconds of a slide's tissue, polygons, pictures and files
     encoders: dict[str, float] = field(default_factory=dict)  # key -> tiles per CPU-second
     # key and batch size -> peak bytes of a process that encodes such batches
     peaks: dict[str, int] = field(default_factory=dict)
@@ -61,26 +61,21 @@ class EncoderSize:
     batch_bytes: int  # of one batch in work, weights not counted
     dim: int  # of an embedding
     flops_per_tile: float  # multiply-adds count as two
-    # measured peak of a process that encodes such batches on this machine's CPU, with libraries
-    # and weights; None where it was not measured
-    cpu_peak_bytes: int | None = None
+    cpu_peak_bytes: int | None = None  # measured, of a process with libraries and weights
 
 
 def machine_key() -> str:
     """Names this machine and the versions that its rates depend on."""
-    parts = [platform.machine(), platform.processor(), cpu_model(), str(cpu_count())]
-    parts += [version(name) for name in ("thinsection", "torch", "simplejpeg", "numpy")]
-    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+    versions = map(version, ("thinsection", "torch", "simplejpeg", "numpy"))
+    machine = (platform.machine(), platform.processor(), cpu_model(), str(cpu_count()))
+    return hashlib.sha256("|".join((*machine, *versions)).encode()).hexdigest()[:16]
 
 
 def calibrate(measure: Callable[[], Calibration] | None = None) -> Calibration:
     """The kept measurements of this machine, made now if there are none."""
-    kept = _kept().get(machine_key())
-    if kept is not None:
-        return Calibration(**kept)
-    found = (measure or measure_machine)()
-    keep(found)
-    return found
+    if not is_calibrated():
+        keep((measure or measure_machine)())
+    return Calibration(**_kept()[machine_key()])
 
 
 def is_calibrated(key: str | None = None) -> bool:
@@ -116,23 +111,15 @@ def _kept() -> dict[str, Any]:
 
 def measure_machine() -> Calibration:
     """Measures in a fresh process (memory) and in this one (decoding); about 10 s."""
-    seconds, peak = run_probe(_START_PROBE)
+    seconds, peak = _run_probe(_START_PROBE)
     return Calibration(process_bytes=int(peak), start_s=seconds, decode_px_per_s=measure_decoding())
 
 
-def run_probe(code: str, *arguments: str) -> list[float]:
-    """What a fresh process prints as JSON, in which a run's libraries are loaded before `code`.
-
-    Raises:
-        StoreError: it failed; with the end of what it said.
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", _IMPORTS + code, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )
+def _run_probe(code: str, *arguments: str) -> list[float]:
+    """What a fresh process prints as JSON, in which a run's libraries are loaded before `code`."""
+    command = [sys.executable, "-c", _IMPORTS + code, *arguments]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:
         raise StoreError(f"calibration must run, got: {done.stderr.strip()[-500:]}")
     found: list[float] = json.loads(done.stdout.splitlines()[-1])
@@ -160,35 +147,27 @@ def encoder_size(
     batch_size: int,
     tile_px: int,
     on_gpu: bool = False,
-    engine: Literal["torch", "openvino"] = "torch",
+    engine: Engine = "torch",
 ) -> EncoderSize:
     """What the encoder takes for a batch, by dry passes on a CPU's or a GPU's behalf.
 
     `engine` is the one that it is planned for, not the one that it runs by.
 
-    Raises:
-        InvalidInputError: another package's encoder, which cannot be looked into.
+    Raises InvalidInputError: another package's encoder, which cannot be looked into.
     """
     if not isinstance(encoder, NetworkTileEncoder):
-        raise InvalidInputError(
-            f"encoder must be one of ours to be planned, got {encoder.spec.name!r}; give it a "
-            "first run and take 'thinsection efficiency'"
-        )
+        remedy = "give it a first run and take 'thinsection efficiency'"
+        got = f"{encoder.spec.name!r}; {remedy}"
+        raise InvalidInputError(f"encoder must be one of ours to be planned, got {got}")
     at_once = batch_size if on_gpu else None
     batch = batch_bytes(encoder, batch_size=batch_size, tile_px=tile_px, at_once=at_once)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         encoder.encode(torch.zeros((1, tile_px, tile_px, 3), dtype=torch.uint8))
-    return EncoderSize(
-        weights_bytes=weights_bytes(encoder, engine=engine),
-        batch_bytes=batch,
-        dim=encoder.dim,
-        flops_per_tile=float(counter.get_total_flops()),
-    )
+    held, flops = weights_bytes(encoder, engine=engine), float(counter.get_total_flops())
+    return EncoderSize(weights_bytes=held, batch_bytes=batch, dim=encoder.dim, flops_per_tile=flops)
 
 
-def measure_rate(
-    encoder: TileEncoder, *, tile_px: int, engine: Literal["torch", "openvino"] = "torch"
-) -> float:
+def measure_rate(encoder: TileEncoder, *, tile_px: int, engine: Engine = "torch") -> float:
     """Tiles per CPU-second, over all threads, after a warm-up; memory is kept as in a run.
 
     For OpenVINO the encoder, which has random weights, is converted and the graph not kept.
@@ -217,8 +196,8 @@ def measure_cpu_peak(
     with _graphs() as folder:
         arguments = (name, precision, str(tile_px), str(batch_size), engine, str(folder))
         if engine == "openvino":
-            run_probe(_PEAK_PROBE, *arguments)  # converts, as only the first run of all does
-        peaks = [run_probe(_PEAK_PROBE, *arguments)[0] for _ in range(_PEAK_TIMES)]
+            _run_probe(_PEAK_PROBE, *arguments)  # converts, as only the first run of all does
+        peaks = [_run_probe(_PEAK_PROBE, *arguments)[0] for _ in range(_PEAK_TIMES)]
     return int(statistics.mean(peaks))
 
 

@@ -97,8 +97,8 @@ class TimePlan:
 
     start_s: float  # imports and weights, once per process
     prepare_s: float  # opening, tissue, grid, pictures; CPU-seconds
-    decode_s: float  # CPU-seconds
-    encode_s: float  # CPU-seconds, or seconds of the GPU
+    decode_s: float = 0.0  # CPU-seconds
+    encode_s: float = 0.0  # CPU-seconds, or seconds of the GPU
     wall_s: float  # of the run
 
     @property
@@ -116,27 +116,18 @@ class Gpu:
     half_flops: float  # dense half-precision operations per second
 
 
+_CARDS = (  # name, GiB, teraflops
+    *(("t4", 16, 65.0), ("v100", 16, 125.0), ("v100-32", 32, 125.0), ("a40", 48, 149.7)),
+    *(("l40s", 48, 362.0), ("a100-40", 40, 312.0), ("a100-80", 80, 312.0), ("h100", 80, 989.0)),
+)
 GPUS = {
     name: Gpu(name=name, memory_bytes=gib * GIB, half_flops=teraflops * 1e12)
-    for name, gib, teraflops in (
-        ("t4", 16, 65),
-        ("v100", 16, 125),
-        ("v100-32", 32, 125),
-        ("a40", 48, 149.7),
-        ("l40s", 48, 362),
-        ("a100-40", 40, 312),
-        ("a100-80", 80, 312),
-        ("h100", 80, 989),
-    )
+    for name, gib, teraflops in _CARDS
 }
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of that name.
-
-    Raises:
-        ConfigError: not known; names the nearest.
-    """
+    """The GPU of that name. Raises ConfigError: not known; names the nearest."""
     if name not in GPUS:
         raise ConfigError(f"gpu must be a known one, got {name!r}{nearest(name, GPUS)}")
     return GPUS[name]
@@ -198,21 +189,19 @@ class Planner:
         start, rate = self.machine.start_s, self.machine.decode_px_per_s
         thumbnails = sum(s.thumbnail_px for s in slides) / rate
         prepare = len(slides) * self.machine.slide_s + thumbnails
-        decode = encode = 0.0
-        wall = start + prepare
-        if self.encoder is not None:
-            tiles = sum(s.num_tiles for s in slides)
-            decode = sum(s.num_tiles * s.read_px for s in slides) / rate
-            if self.gpu is None:
-                encode = tiles / self.tiles_per_s
-                wall = start + (prepare + decode + encode) / cpus
-            else:
-                flops_per_s = self.gpu.half_flops * ASSUMED_EFFICIENCY
-                encode = tiles * self.encoder.flops_per_tile / flops_per_s
-                wall = start + max(encode, (prepare + decode) / cpus)
-        return TimePlan(
-            start_s=start, prepare_s=prepare, decode_s=decode, encode_s=encode, wall_s=wall
-        )
+        parts = {"start_s": start, "prepare_s": prepare}
+        if self.encoder is None:
+            return TimePlan(**parts, wall_s=start + prepare)
+        tiles = sum(s.num_tiles for s in slides)
+        decode = sum(s.num_tiles * s.read_px for s in slides) / rate
+        if self.gpu is None:
+            encode = tiles / self.tiles_per_s
+            wall = start + (prepare + decode + encode) / cpus
+        else:
+            flops_per_s = self.gpu.half_flops * ASSUMED_EFFICIENCY
+            encode = tiles * self.encoder.flops_per_tile / flops_per_s
+            wall = start + max(encode, (prepare + decode) / cpus)
+        return TimePlan(**parts, decode_s=decode, encode_s=encode, wall_s=wall)
 
 
 def qc_peak_bytes(num_px_l0: int, *, slide_mpp: float, work_mpp: float = COARSEST_MPP) -> int:

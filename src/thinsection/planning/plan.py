@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from thinsection.encode import load_encoder
 from thinsection.encode.engine import PRECISIONS, engine_version, why_torch
@@ -16,6 +16,7 @@ from thinsection.jobs.request import DEFAULT, JobRequest, Numbers, all_given, jo
 from thinsection.machine import cpu_count
 from thinsection.planning.calibration import (
     EncoderSize,
+    Engine,
     calibrate,
     encoder_number,
     encoder_size,
@@ -94,17 +95,10 @@ def plan(
     found, unreadable = look_into(cohort_of(slides, config), look)
     if not found:
         raise BudgetError(f"slides must hold one that opens, got none: {unreadable}")
-    cpus = config.executor.job_cpus or cpu_count()
-    by = planner(config, on_message=on_message)
-    memory = by.memory(found, cpus=cpus)
-    return RunPlan(
-        slides=found,
-        unreadable=unreadable,
-        memory=memory,
-        time=by.time(found, cpus=cpus),
-        gpu=by.gpu,
-        warnings=_warnings(memory, by),
-    )
+    by, cpus = planner(config, on_message=on_message), config.executor.job_cpus or cpu_count()
+    memory, time = by.memory(found, cpus=cpus), by.time(found, cpus=cpus)
+    told: dict[str, Any] = {"unreadable": unreadable, "warnings": _warnings(memory, by)}
+    return RunPlan(slides=found, memory=memory, time=time, gpu=by.gpu, **told)
 
 
 def planner(
@@ -124,29 +118,17 @@ def planner(
     """
     if stage not in ENCODING:
         return Planner(config=config, gpu=None, encoder=None, machine=calibrate(), tiles_per_s=0)
-    gpu, px = planned_gpu(config), config.tiles.tile_px
+    gpu, tile_px = planned_gpu(config), config.tiles.tile_px
     batch_size = batch_size_of(config, on_gpu=gpu is not None)
-    sizes, seconds_per_tile = [], 0.0
     if not is_calibrated():
         on_message("measuring this machine: start of a process, decoding (about 10 s, once)")
-    calibrate()
-    for name in config.encode.encoders:
-        size, rate = measured_size(
-            name,
-            config.encode,
-            batch_size=batch_size,
-            tile_px=px,
-            gpu=gpu,
-            on_message=on_message,
-        )
-        sizes.append(size)
-        seconds_per_tile += 1 / rate
+    machine = calibrate()
+    asked: dict[str, Any] = {"batch_size": batch_size, "tile_px": tile_px, "gpu": gpu}
+    measure = partial(measured_size, settings=config.encode, on_message=on_message, **asked)
+    sizes, rates = zip(*map(measure, config.encode.encoders))
+    encoder, tiles_per_s = encoders_together(sizes), 1 / sum(1 / rate for rate in rates)
     return Planner(
-        config=config,
-        gpu=gpu,
-        encoder=encoders_together(sizes),
-        machine=calibrate(),
-        tiles_per_s=1 / seconds_per_tile,
+        config=config, gpu=gpu, encoder=encoder, machine=machine, tiles_per_s=tiles_per_s
     )
 
 
@@ -167,8 +149,8 @@ def measured_size(
     encoder = load_encoder(name, device="cpu", precision=settings.precision, pretrained=False)
     refused = why_torch(settings.engine, encoder.device, is_random=not settings.pretrained)
     on_cpu, can = gpu is None, not refused and encoder.precision in PRECISIONS
-    engine: Literal["torch", "openvino"] = "openvino" if can and on_cpu else "torch"
-    size = encoder_size(encoder, on_gpu=gpu is not None, engine=engine, **sizes)
+    engine: Engine = "openvino" if can and on_cpu else "torch"
+    size = encoder_size(encoder, on_gpu=not on_cpu, engine=engine, **sizes)
     key = f"{name}|{encoder.precision}|{tile_px}|{engine_version(engine)}"
     if not is_calibrated(key):
         on_message(f"measuring {name}: tiles per CPU-second, then memory (once a machine)")
@@ -185,7 +167,7 @@ def measured_size(
         if half > BF16_GAIN * tiles_per_s:
             told = f"bf16 {half:.3g} tiles/CPU-s against {tiles_per_s:.3g} in fp32, measured here"
             on_message(f"{name}: {told}; --precision bf16 gives other embeddings")
-    if gpu is None and is_quick(size, batch_size=batch_size):
+    if on_cpu and is_quick(size, batch_size=batch_size):
         process = partial(measure_cpu_peak, name, precision=encoder.precision, engine=engine)
         found = encoder_number("peaks", f"{key}|{batch_size}", partial(process, **sizes))
         size = replace(size, cpu_peak_bytes=int(found))
@@ -195,8 +177,7 @@ def measured_size(
 def planned_gpu(config: RunConfig) -> Gpu | None:
     """The card that a run is planned for: the named one, or the slowest where only 'cuda' is said.
 
-    Raises:
-        ConfigError: no such card.
+    Raises ConfigError: no such card.
     """
     settings = config.executor.at(Rung())
     if settings.gpu is not None:
@@ -240,21 +221,18 @@ def slide_size(entry: SlideEntry, config: RunConfig) -> SlideSize:
 def _warnings(memory: MemoryPlan, by: Planner) -> tuple[str, ...]:
     found = []
     asked, gpu, size = by.config.executor.at(Rung()).job_memory, by.gpu, by.encoder
+    host, on_gpu = format_bytes(memory.host_bytes), format_bytes(memory.gpu_bytes)
     if asked is not None and parse_bytes(asked) < memory.host_bytes:
-        found.append(
-            f"--job-memory {asked} cannot hold the run: it needs "
-            f"{format_bytes(memory.host_bytes)}; raise it, or lower --memory or --batch-size"
-        )
+        remedy = "raise it, or lower --memory or --batch-size"
+        found.append(f"--job-memory {asked} cannot hold the run: it needs {host}; {remedy}")
     if gpu is not None and by.config.executor.gpu is None:
         found.append(f"planned for a {gpu.name}; name another card with --gpu")
     if gpu is not None and size is not None and memory.gpu_bytes > gpu.memory_bytes:
         fits = by.batch_size * (gpu.memory_bytes - (memory.gpu_bytes - size.batch_bytes))
         fits = max(0, fits // max(size.batch_bytes, 1))
-        remedy = f"--batch-size {fits}" if fits else "a larger GPU"
-        found.append(
-            f"a {gpu.name} has {format_bytes(gpu.memory_bytes)}, the run needs "
-            f"{format_bytes(memory.gpu_bytes)} on it: use {remedy}"
-        )
+        remedy = f"the run needs {on_gpu} on it: use "
+        remedy += f"--batch-size {fits}" if fits else "a larger GPU"
+        found.append(f"a {gpu.name} has {format_bytes(gpu.memory_bytes)}, {remedy}")
     return tuple(found)
 
 
@@ -281,10 +259,8 @@ def run_request(
         count = max(len(chunk) for chunk in chunks)
         try:
             sample = sample_entries([entry for chunk in chunks for entry in chunk])
-            if stage == "qc":
-                numbers |= _qc_numbers(sample, count, config)
-            else:
-                numbers |= _run_numbers(sample, count, config, stage)
+            of_run = partial(_run_numbers, stage=stage)
+            numbers |= (_qc_numbers if stage == "qc" else of_run)(sample, count, config)
         except (ConfigError, BudgetError):
             raise
         except ThinsectionError as error:
@@ -295,14 +271,12 @@ def run_request(
 def sample_entries(entries: Sequence[SlideEntry]) -> list[SlideEntry]:
     """At most `MAX_OPENED` local slides, evenly over their file sizes, the largest among them.
 
-    Raises:
-        CohortError: none is a local file.
+    Raises CohortError: none is a local file.
     """
     local = [e for e in entries if not is_url(e.slide_path) and Path(e.slide_path).exists()]
     if not local:
-        raise CohortError(
-            "no slide is a local file; those by URL are not opened before the job runs"
-        )
+        rest = "those by URL are not opened before the job runs"
+        raise CohortError(f"no slide is a local file; {rest}")
     if len(local) <= MAX_OPENED:
         return local
     ranked = sorted(local, key=lambda e: Path(e.slide_path).stat().st_size, reverse=True)
@@ -355,10 +329,8 @@ def _cpus(by: Planner, slides: Sequence[SlideSize]) -> tuple[int, str]:
         return DEFAULT.cpus, "default"
     host_s = time.prepare_s + time.decode_s
     cpus = min(max(_MIN_GPU_CPUS, math.ceil(host_s / time.encode_s) + 1), _MAX_GPU_CPUS)
-    return cpus, (
-        f"decoding takes {host_s:.0f} CPU-s, the {by.gpu.name} encodes in {time.encode_s:.0f} s; "
-        f"one more, {_MIN_GPU_CPUS} to {_MAX_GPU_CPUS}"
-    )
+    pace = f"decoding takes {host_s:.0f} CPU-s, the {by.gpu.name} encodes in {time.encode_s:.0f} s"
+    return cpus, f"{pace}; one more, {_MIN_GPU_CPUS} to {_MAX_GPU_CPUS}"
 
 
 def _qc_numbers(sample: Sequence[SlideEntry], count: int, config: RunConfig) -> Numbers:
