@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from thinsection.files.lock import LOCK_NAME
-from thinsection.files.sweep import (
+from thinsection.files.lock import (
+    LOCK_NAME,
     scratch_bytes,
     scratch_folder,
     sweep_old,
@@ -60,7 +60,7 @@ def test_scratch_of_a_killed_process_goes_and_folders_of_similar_names_stay(
     own_tmpdir: Path,
 ) -> None:
     code = (
-        "import os, tempfile; from thinsection.files.sweep import scratch_folder; "
+        "import os, tempfile; from thinsection.files.lock import scratch_folder; "
         f"tempfile.tempdir = {str(own_tmpdir)!r}; "
         "held = scratch_folder('staged', 700); held.__enter__(); os._exit(9)"
     )

@@ -61,39 +61,33 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
     The parent folder is made. The temporary path lies in the same folder (rename stays atomic) and
     has the same suffix, but for `.h5`. On any exception it is removed and `path` stays as it was.
-    After a SIGKILL a file named `*.tmp-*` may stay; nothing reads it, `files.sweep` removes it.
+    After a SIGKILL a file named `*.tmp-*` may stay; nothing reads it, `files.lock` sweeps it.
 
     Raises OutputError: see `writing`.
     """
-    with writing(path), _replacing(Path(path)) as tmp:
-        yield tmp
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(path)
     # other tools list every *.h5 of a folder, hidden ones too
     suffix = "" if path.suffix == ".h5" else path.suffix
     mark = f"{TMP_MARK}{os.getpid()}-{secrets.token_hex(4)}"
     tmp = path.with_name(f".{path.stem}{mark}{suffix}")
-    try:
-        yield tmp
-        _fsync(tmp)
-        tmp.replace(path)
-        _fsync(path.parent)
-    finally:
-        with contextlib.suppress(OSError):  # of a file system that is lost: swept later
-            tmp.unlink(missing_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield tmp
+            _fsync(tmp)
+            tmp.replace(path)
+            _fsync(path.parent)
+        finally:
+            with contextlib.suppress(OSError):  # of a file system that is lost: swept later
+                tmp.unlink(missing_ok=True)
 
 
 def link_or_copy(source: Path, target: Path, *, copy: bool = False) -> None:
     """Makes `target` a hard link of the file, or a copy: if asked, or where no link can be."""
     if not copy:
-        try:
+        with contextlib.suppress(OSError):  # another file system, or one without hard links
             os.link(source, target)
             return
-        except OSError:  # another file system, or one without hard links
-            pass
     shutil.copyfile(source, target)
 
 

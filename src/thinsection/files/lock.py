@@ -1,31 +1,36 @@
-"""Locks between processes and nodes on a shared file system, which go stale when their owner dies.
+"""Locks between processes and nodes on a shared file system; what killed processes left is swept.
 
 A lock is a file made with O_EXCL that names host, process and a random token; its owner touches it
-while it lives. It is stale when its process is gone (same host) or it was not touched for
+while it lives. It goes stale when its process is gone (same host) or it was not touched for
 `STALE_AFTER_S` (another host), measured against the file system's own clock.
 """
 
 import contextlib
 import json
 import os
+import re
 import secrets
+import shutil
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from itertools import chain
+from pathlib import Path, PurePath
 
 import psutil
 
 from thinsection.errors import StoreError, rewording
-from thinsection.files.atomic import writing
+from thinsection.files.atomic import TMP_MARK, writing
 
 LOCK_NAME = ".lock"  # in the folder of a slide or of a job
 STALE_AFTER_S = 60.0
 _HEARTBEAT_S = 10.0
 _POLL_S = 0.5
+_PREFIX = "thinsection"  # of scratch folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +179,70 @@ def hold(path: Path) -> Iterator[None]:
         threading.Event().wait(_POLL_S)
     with heartbeat({lock}):
         yield
+
+
+def unfinished(folders: Iterable[Path]) -> dict[str, list[Path]]:
+    """Unfinished files of some folders, by the stem of the file that they were to become.
+
+    They may be of processes that live: whoever removes one holds the lock that guards it.
+    """
+    found: dict[str, list[Path]] = {}
+    for folder in folders:
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                stem, mark, _ = entry.name.removeprefix(".").rpartition(TMP_MARK)
+                if mark:
+                    found.setdefault(stem, []).append(Path(entry.path))
+    return found
+
+
+def sweep_slide(slide_id: str, folder: Path, others: dict[str, list[Path]]) -> None:
+    """Removes what killed processes left of a slide; the caller holds its lock.
+
+    The lock guards all of `folder`; `others` is `unfinished` of those with a file of each slide.
+    """
+    inner = [Path(e.path) for e in os.scandir(folder) if e.is_dir(follow_symlinks=False)]
+    files = [path for paths in unfinished([folder, *inner]).values() for path in paths]
+    for stem in [s for s in others if s == slide_id or PurePath(s).stem == slide_id]:
+        files += others.pop(stem)  # 'ID' of ID.h5, 'ID.zarr' of ID.zarr.zip
+    old = time.time() - STALE_AFTER_S
+    files += [p for p in folder.glob(f"{LOCK_NAME}.*") if p.lstat().st_mtime < old]
+    for path in files:
+        path.unlink(missing_ok=True)
+
+
+def sweep_old(folder: Path) -> None:
+    """Removes unfinished files of a folder that no lock guards: those that nobody writes any more.
+
+    That is after ten times the silence by which a lock goes stale.
+    """
+    for path in chain.from_iterable(unfinished([folder]).values()):
+        with contextlib.suppress(OSError):
+            if path.is_file() and time.time() - path.stat().st_mtime > 10 * STALE_AFTER_S:
+                path.unlink()
+
+
+@contextmanager
+def scratch_folder(kind: str, num_bytes: int = 0) -> Iterator[Path]:
+    """A temporary folder that will hold so many bytes; what killed processes left goes first."""
+    scratch_bytes(kind)
+    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}-{kind}-{num_bytes}-") as name:
+        FileLock(Path(name) / LOCK_NAME).acquire()
+        yield Path(name)
+
+
+def scratch_bytes(kind: str) -> int:
+    """What the scratch folders of a kind hold that living processes of this machine have."""
+    named, total = re.compile(rf"{_PREFIX}-{kind}-(\d+)-[a-z0-9_]+"), 0
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}-{kind}-*"):
+        match = named.fullmatch(path.name)
+        if match is None or not path.is_dir():
+            continue
+        owner = FileLock(path / LOCK_NAME).owner()
+        with contextlib.suppress(FileNotFoundError):  # its process removes it
+            age_s = time.time() - path.stat().st_mtime
+            if is_gone(owner) if owner else age_s > STALE_AFTER_S:
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                total += int(match[1])
+    return total

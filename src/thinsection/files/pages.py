@@ -48,11 +48,9 @@ def notebook_html(picture: "RgbArray | None", title: str, lines: Sequence[str]) 
 
 @cache
 def _environment(room: str) -> "Environment":
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-    def escaped(name: str | None) -> bool:
-        return name is None or not name.endswith(".md.j2")
-
+    escaped = select_autoescape(disabled_extensions=("md.j2",), default=True)
     found = Environment(loader=PackageLoader(room), autoescape=escaped, undefined=StrictUndefined)
     found.trim_blocks = found.lstrip_blocks = True
     return found

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from thinsection.errors import MissingDependencyError, SlideOpenError, SlideReadError, StoreError
+from thinsection.errors import (
+    MissingDependencyError,
+    SlideOpenError,
+    SlideReadError,
+    StoreError,
+    importing,
+)
 from thinsection.files.atomic import TMP_MARK, atomic_path
 from thinsection.types import KIB
 
@@ -36,10 +42,11 @@ class FileSource:
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes; SlideReadError where the source ends before."""
-        descriptor = self._descriptor  # kept alive here while `close` runs elsewhere
-        if descriptor is None:
+        if (descriptor := self._descriptor) is None:  # kept alive here while `close` runs elsewhere
             raise closed_error(self.name)
-        return _whole(os.pread(descriptor, length, offset), self._file, offset, length)
+        data = os.pread(descriptor, length, offset)
+        _check_whole(len(data), length, self._file, offset)
+        return data
 
     def read_into(self, offset: int, arrays: Sequence[Any]) -> None:
         """Fills C-contiguous arrays, one after the other, from `offset` on, without a copy."""
@@ -76,7 +83,8 @@ class FsspecSource:
         with self._lock:
             self.fetched_bytes += len(data)
             self.requests += 1
-        return _whole(data, self.name, offset, length)
+        _check_whole(len(data), length, self.name, offset)
+        return data
 
     def read_into(self, offset: int, arrays: Sequence[Any]) -> None:
         """See `FileSource.read_into`; here the bytes are copied."""
@@ -108,11 +116,8 @@ def metadata_file(source: FsspecSource) -> Any:
 
 def filesystem(url: str) -> tuple[Any, str]:
     """fsspec's file system of a URL, and the path in it."""
-    try:
+    with importing("URLs need fsspec", "cloud"):
         import fsspec
-    except ImportError as error:
-        remedy = "pip install 'thinsection[cloud]'"
-        raise MissingDependencyError(f"URLs need fsspec, got {error}; {remedy}") from None
     try:
         found, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
@@ -121,12 +126,6 @@ def filesystem(url: str) -> tuple[Any, str]:
     except ValueError as error:
         raise SlideOpenError(f"URL must have a known protocol, got {url!r}: {error}") from None
     return found, str(path)
-
-
-def _whole(data: bytes, name: str, offset: int, length: int) -> bytes:
-    """The bytes of a range, if none is missing."""
-    _check_whole(len(data), length, name, offset)
-    return data
 
 
 def _check_whole(found: int, length: int, name: str, offset: int) -> None:
@@ -146,9 +145,7 @@ class RemoteFolder:
 
     Object stores have no lock that holds: one process at a time may put files here.
 
-    Raises:
-        MissingDependencyError: fsspec or the protocol's own package is not installed.
-        SlideOpenError: unknown protocol.
+    Raises MissingDependencyError (no package for the protocol), SlideOpenError (not a known one).
     """
 
     def __init__(self, url: str) -> None:

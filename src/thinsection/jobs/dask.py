@@ -11,12 +11,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from thinsection.config import as_mapping, from_mapping
-from thinsection.errors import ClusterError, ConfigError, MissingDependencyError
+from thinsection.errors import ClusterError, ConfigError, MissingDependencyError, importing
 from thinsection.files.atomic import write_text
-from thinsection.files.sweep import scratch_folder
+from thinsection.files.lock import scratch_folder
 from thinsection.jobs.contract import Backend, Ended, Job, Report, Task, connecting
 from thinsection.jobs.executor import CPUS_PER_WORKER, LOGS, local_memory, local_shape
 from thinsection.types import MIB
@@ -36,6 +37,7 @@ _SETTINGS: dict[str, Any] = {
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": 0.95,
 }
+_ANY_PORT = {"dashboard_address": "localhost:0"}
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +52,9 @@ class DaskBackend(Backend):
     def open(self) -> None:
         """Connects to what the settings ask for, or starts it, and waits for a worker."""
         import dask
-        import distributed  # noqa: F401 - brings its defaults, which must outlive our settings
+        import distributed  # brings its defaults, which must outlive our settings
 
+        self._distributed: Any = distributed
         self._worker_of: dict[Any, str] = {}  # future -> address
         self._seen = time.monotonic()  # when there was a worker
         self._asked = 0
@@ -85,14 +88,12 @@ class DaskBackend(Backend):
         """See `Backend.poll`."""
         self._resize(waiting + len(self.sent))
         before = self._addresses()
-        ended = _wait(list(self.sent))
+        ended = self._wait()
         if ended or before:
             self._seen = time.monotonic()
         elif time.monotonic() - self._seen > _NO_WORKERS_S:
-            raise ClusterError(
-                f"the cluster must have a worker, got none for {_NO_WORKERS_S:.0f} s; what is "
-                "done stays: run the same command again"
-            )
+            rule = f"the cluster must have a worker, got none for {_NO_WORKERS_S:.0f} s"
+            raise ClusterError(f"{rule}; what is done stays: run the same command again")
         found = []
         for future in ended or self._stranded(before):
             del self._worker_of[future]
@@ -100,13 +101,22 @@ class DaskBackend(Backend):
             future.release()
         return found
 
-    def _ended(self, job: Job, future: Any) -> Ended:
-        from distributed.scheduler import KilledWorker
+    def _wait(self) -> list[Any]:
+        """The futures that ended, after waiting for one for a while."""
+        if not self.sent:
+            threading.Event().wait(_RESTART_POLL_S)
+            return []
+        with suppress(TimeoutError):
+            how = {"timeout": _POLL_S, "return_when": "FIRST_COMPLETED"}
+            return list(self._distributed.wait(list(self.sent), **how).done)
+        return []
 
+    def _ended(self, job: Job, future: Any) -> Ended:
         if future.status == "finished":
             return Ended(job=job, how="reported", report=future.result())
         error = future.exception() if future.status == "error" else None
-        if isinstance(error, KilledWorker) or (error is None and self._foreign):
+        killed = isinstance(error, self._distributed.scheduler.KilledWorker)
+        if killed or (error is None and self._foreign):
             reason = f"its worker died; see {self._logs / LOG_NAME}"
             return Ended(job=job, how="died", reason=reason, want="memory")
         error = error or ClusterError("task was lost")
@@ -133,34 +143,25 @@ class DaskBackend(Backend):
 
     def _connect(self) -> Any:
         """A client of a cluster that runs already, and is not taken down."""
-        import distributed
-
-        self.monitored = not isinstance(self.site.cluster, distributed.LocalCluster)
-        self.threads = self.config.threads
-        self.climbs = ()
-        client = self.site.cluster
-        if not isinstance(client, distributed.Client):
+        client, make = self.site.cluster, self._distributed.Client
+        self.monitored = not isinstance(client, self._distributed.LocalCluster)
+        self.threads, self.climbs = self.config.threads, ()
+        if not isinstance(client, make):
             where = self.config.scheduler if client is None else client
             with connecting(where):
-                client = self.stack.enter_context(distributed.Client(where, timeout=_CONNECT_S))
+                client = self.stack.enter_context(make(where, timeout=_CONNECT_S))
         client.wait_for_workers(1, timeout=_WAIT_S)
         self.workers = self.config.workers or len(client.scheduler_info(n_workers=-1)["workers"])
         return client
 
     def _start(self) -> Any:
         """A client of a cluster of our own."""
-        import distributed
-
         config = self.config
         self.monitored = config.jobqueue is not None
         self.workers, self.threads = local_shape(config)
         scratch = str(self.stack.enter_context(scratch_folder("dask")))
-        local = {
-            "threads_per_worker": 1,
-            "memory_limit": local_memory(config, self.workers),
-            "local_directory": scratch,
-            "dashboard_address": "localhost:0",
-        }
+        local: dict[str, Any] = {"threads_per_worker": 1, "local_directory": scratch, **_ANY_PORT}
+        local["memory_limit"] = local_memory(config, self.workers)
         if config.jobqueue is not None:
             self.workers = config.workers or 1
             self.threads = config.threads or config.job_cpus or CPUS_PER_WORKER
@@ -169,17 +170,16 @@ class DaskBackend(Backend):
         elif config.gpu_ids:
             cluster = self._gpu_cluster(local)
         else:
-            cluster = distributed.LocalCluster(n_workers=self.workers, **local)
+            cluster = self._distributed.LocalCluster(n_workers=self.workers, **local)
         self._cluster = self.stack.enter_context(cluster)
-        self._client = self.stack.enter_context(distributed.Client(cluster))
+        self._client = self.stack.enter_context(self._distributed.Client(cluster))
         self._resize(self.workers)
         try:
             self._client.wait_for_workers(1, timeout=_WAIT_S)
         except TimeoutError as error:
-            raise ClusterError(
-                f"a dask worker must start within {_WAIT_S:.0f} s, got none; see {self._logs} and "
-                "the queue (squeue --me)"
-            ) from error
+            rule = f"a dask worker must start within {_WAIT_S:.0f} s, got none"
+            where = f"{self._logs} and the queue (squeue --me)"
+            raise ClusterError(f"{rule}; see {where}") from error
         return self._client
 
     def _resize(self, wanted: int) -> None:
@@ -193,22 +193,16 @@ class DaskBackend(Backend):
         try:
             from dask_cuda import LocalCUDACluster
         except ImportError as error:
-            raise MissingDependencyError(
-                f"--gpus needs dask-cuda with executor 'dask', got {error}; pip install dask-cuda, "
-                "or use --executor pool, or start one run per GPU on the same --out with "
-                "CUDA_VISIBLE_DEVICES set: they share the work"
-            ) from None
+            need = f"--gpus needs dask-cuda with executor 'dask', got {error}"
+            remedy = "pip install dask-cuda, or use --executor pool, or start one run per GPU on "
+            remedy += "the same --out with CUDA_VISIBLE_DEVICES set: they share the work"
+            raise MissingDependencyError(f"{need}; {remedy}") from None
         gpus = list(self.config.gpu_ids)
         return LocalCUDACluster(CUDA_VISIBLE_DEVICES=gpus, device_memory_limit=0, **local)
 
     def _slurm_cluster(self) -> Any:
-        try:
+        with importing("--jobqueue slurm needs dask-jobqueue", "cluster"):
             from dask_jobqueue import SLURMCluster
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"--jobqueue slurm needs dask-jobqueue, got {error}; "
-                "pip install 'thinsection[cluster]'"
-            ) from None
         config = self.config
         if shlex.quote(str(self._logs)) != str(self._logs):
             got = f"{str(self._logs)!r}; dask-jobqueue does not quote it: use --executor slurm"
@@ -228,7 +222,7 @@ class DaskBackend(Backend):
             job_extra_directives=[*config.directive, *gres],
             log_directory=str(self._logs),
             local_directory=tempfile.gettempdir(),
-            scheduler_options={"dashboard_address": "localhost:0"},
+            scheduler_options=_ANY_PORT,
         )
 
     def _save_logs(self) -> None:
@@ -255,16 +249,3 @@ def run_job(task: Task[Any, Any], entries: tuple[Any, ...], topic: str) -> Repor
         worker.log_event(topic, {"event": as_mapping(event)})
 
     return task(entries, on_event=send)
-
-
-def _wait(futures: Sequence[Any]) -> list[Any]:
-    """The futures that ended, after waiting for one for a while."""
-    from distributed import wait
-
-    if not futures:
-        threading.Event().wait(_RESTART_POLL_S)
-        return []
-    try:
-        return list(wait(futures, timeout=_POLL_S, return_when="FIRST_COMPLETED").done)
-    except TimeoutError:
-        return []

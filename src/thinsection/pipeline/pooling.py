@@ -14,8 +14,7 @@ import numpy as np
 from thinsection.config import as_mapping
 from thinsection.errors import OutputError, StoreError, require
 from thinsection.files.atomic import writing
-from thinsection.files.lock import LOCK_NAME, hold
-from thinsection.files.sweep import sweep_slide, unfinished
+from thinsection.files.lock import LOCK_NAME, hold, sweep_slide, unfinished
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.execute import execute
 from thinsection.pipeline.folder import open_results

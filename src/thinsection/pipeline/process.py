@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from thinsection.errors import BudgetError, InvalidInputError, OutputError, StoreError, require
 from thinsection.files.atomic import writing
-from thinsection.files.lock import LOCK_NAME, FileLock, heartbeat
-from thinsection.files.sweep import sweep_slide, unfinished
+from thinsection.files.lock import LOCK_NAME, FileLock, heartbeat, sweep_slide, unfinished
 from thinsection.pipeline import results as tables
 from thinsection.pipeline.records import RECORDS
 from thinsection.pipeline.results import SlideResult, Status, record_failure
@@ -28,16 +27,8 @@ from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage, unk
 from thinsection.store.identity import Identity, WholeSum
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.tiles_h5 import tile_attributes
-from thinsection.stream import (
-    SlideFailed,
-    SlideFinished,
-    SlideStarted,
-    SlideTiles,
-    StageClock,
-    TileBatch,
-    TileStream,
-)
-from thinsection.stream.batches import Scratch
+from thinsection.stream import StageClock, TileBatch, TileStream
+from thinsection.stream.batches import Scratch, SlideFailed, SlideFinished, SlideStarted, SlideTiles
 from thinsection.tiles import TileTable, load_filters
 from thinsection.tiles.transforms import StainLook, fit_stain
 from thinsection.units import format_bytes, parse_bytes

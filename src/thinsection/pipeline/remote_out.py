@@ -14,9 +14,8 @@ from typing import Any
 
 from thinsection.errors import ConfigError, StoreError, require
 from thinsection.files.atomic import TMP_MARK
-from thinsection.files.lock import LOCK_NAME
+from thinsection.files.lock import LOCK_NAME, scratch_folder
 from thinsection.files.sources import RemoteFolder
-from thinsection.files.sweep import scratch_folder
 from thinsection.pipeline.process import OnEvent, RunEvent
 from thinsection.pipeline.records import RECORD_NAME, RECORDS
 from thinsection.pipeline.results import FAILURE_NAME, SlideResult, record_failure

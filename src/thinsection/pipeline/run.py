@@ -15,8 +15,8 @@ import thinsection
 from thinsection.config import as_mapping, coerce, replace_flat
 from thinsection.errors import DiskSpaceError, StoreError, ThinsectionError, require
 from thinsection.files.atomic import atomic_path, writing
+from thinsection.files.lock import sweep_old
 from thinsection.files.sources import is_url
-from thinsection.files.sweep import sweep_old
 from thinsection.jobs.contract import Report, merged
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import chosen_executor

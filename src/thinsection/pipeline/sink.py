@@ -12,8 +12,8 @@ from thinsection.errors import OutputError
 from thinsection.stages.leaves import MeasuresStage
 from thinsection.stages.stage import SlideWork, Stage
 from thinsection.stages.tiles import FeaturesStage, OpenResult, TilesStage, TokensStage
-from thinsection.stream import SlideFailed, SlideFinished, StageClock, TileBatch
-from thinsection.stream.batches import Channel, ChannelClosed
+from thinsection.stream import StageClock, TileBatch
+from thinsection.stream.batches import Channel, ChannelClosed, SlideFailed, SlideFinished
 
 if TYPE_CHECKING:
     from thinsection.encode.embed import EmbeddedBatch

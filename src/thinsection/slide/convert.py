@@ -13,8 +13,8 @@ from PIL import Image
 
 from thinsection.errors import InvalidInputError, OutputError
 from thinsection.files.atomic import atomic_path
+from thinsection.files.lock import scratch_folder
 from thinsection.files.sources import FileSource
-from thinsection.files.sweep import scratch_folder
 from thinsection.slide.base import Slide
 from thinsection.slide.geometry import l0_from_lv
 from thinsection.slide.open import open_slide

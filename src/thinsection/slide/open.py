@@ -18,8 +18,8 @@ from thinsection.errors import (
     SlideOpenError,
     SlideReadError,
 )
+from thinsection.files.lock import scratch_bytes, scratch_folder
 from thinsection.files.sources import FsspecSource, is_url, metadata_file
-from thinsection.files.sweep import scratch_bytes, scratch_folder
 from thinsection.slide.base import Slide
 from thinsection.slide.child import try_in_child
 from thinsection.slide.geometry import believed_mpp, l0_from_lv
