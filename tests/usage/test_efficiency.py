@@ -25,8 +25,7 @@ from thinsection.usage.analysis import (
     format_walltime,
     timeline_svg,
 )
-from thinsection.usage.limits import Requested
-from thinsection.usage.monitor import ProcessUsage, Sample, read_usage, resource_monitor
+from thinsection.usage.monitor import ProcessUsage, Requested, Sample, read_usage, resource_monitor
 
 
 @pytest.fixture(autouse=True)

@@ -8,14 +8,15 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from thinsection.config import option
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, require
 from thinsection.registry import Entry as Named
 from thinsection.registry import Registry
 from thinsection.units import parse_bytes
-from thinsection.usage.limits import read_limits
+from thinsection.usage.monitor import read_limits
 
 if TYPE_CHECKING:
     from thinsection.jobs.contract import Backend
@@ -110,25 +111,24 @@ class ExecutorConfig:
     )
 
     def __post_init__(self) -> None:
+        check = partial(require, error=ConfigError)
         for name in ("workers", "threads", "chunk_slides", "retries", "job_cpus"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"executor.{name} must be >= 0, got {getattr(self, name)}")
+            check(getattr(self, name) >= 0, f"executor.{name} must be >= 0", getattr(self, name))
         for name in ("worker_memory", "job_memory"):
             for size in _listed(getattr(self, name)):
                 parse_bytes(size, name=f"executor.{name}")
         for name in ("partition", "account", "gres", "gpu"):
-            value = getattr(self, name)
-            if value is not None and not _WORD.fullmatch(value):
-                raise ConfigError(f"executor.{name} must be one word without quotes, got {value!r}")
+            fits = (value := getattr(self, name)) is None or _WORD.fullmatch(value)
+            check(fits, f"executor.{name} must be one word without quotes", repr(value))
         if self.walltime is not None:
             parse_walltime(self.walltime)
-        if self.jobqueue not in (None, "slurm"):
-            raise ConfigError(f"executor.jobqueue must be slurm, got {self.jobqueue!r}")
+        known = self.jobqueue in (None, "slurm")
+        check(known, "executor.jobqueue must be slurm", repr(self.jobqueue))
         for line in self.directive:
-            if not line.startswith("-") or CONTROL.search(line):
-                raise ConfigError(f"executor.directive must start with '-', got {line!r}")
-        if sum(x is not None for x in (self.scheduler, self.gpus, self.jobqueue)) > 1:
-            raise ConfigError("executor must have one of scheduler, gpus and jobqueue, got several")
+            plain = line.startswith("-") and not CONTROL.search(line)
+            check(plain, "executor.directive must start with '-'", repr(line))
+        places = sum(x is not None for x in (self.scheduler, self.gpus, self.jobqueue))
+        check(places < 2, "executor must have one of scheduler, gpus and jobqueue", "several")
 
     @property
     def in_process(self) -> bool:
@@ -215,17 +215,15 @@ def make_chunks(
 
     Without a number of workers they are those of a batch array.
     """
-    size = config.chunk_slides or chunk_size(
-        len(entries), workers or config.workers or ARRAY_WORKERS
-    )
+    workers = workers or config.workers or ARRAY_WORKERS
+    size = config.chunk_slides or chunk_size(len(entries), workers)
     return chunked(entries, max(size, -(-len(entries) // MAX_ARRAY)))
 
 
 def parse_walltime(text: str) -> int:
     """Seconds of Slurm's 'MM', 'MM:SS', 'HH:MM:SS', 'D-HH', 'D-HH:MM' or 'D-HH:MM:SS'.
 
-    Raises:
-        ConfigError: the text is none of these.
+    Raises ConfigError: the text is none of these.
     """
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")

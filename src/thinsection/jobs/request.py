@@ -13,7 +13,7 @@ from thinsection.jobs.executor import CONTROL, MAX_ARRAY, ExecutorConfig, Rung, 
 from thinsection.types import GIB, MIB
 from thinsection.units import format_bytes, parse_bytes
 from thinsection.usage.analysis import Request, format_walltime
-from thinsection.usage.limits import TIME_LIMIT_VARIABLE
+from thinsection.usage.monitor import TIME_LIMIT_VARIABLE
 
 DEFAULT = Request(cpus=4, memory_bytes=8 * GIB, gpus=0, walltime_s=4 * 3600)
 SINFO = ("sinfo", "--noheader", "--format=%P|%D|%t|%c|%m|%l|%G")  # a row per kind of node and state
@@ -60,11 +60,6 @@ def job_request(
     return JobRequest(request=request, origins=origins, warning=warning)
 
 
-def all_given(config: ExecutorConfig) -> bool:
-    """Whether flags say everything, so that nothing needs to be predicted."""
-    return bool(config.job_cpus and config.job_memory and config.walltime)
-
-
 def batch_script(
     folder: Path,
     config: ExecutorConfig,
@@ -76,8 +71,7 @@ def batch_script(
 ) -> str:
     """The script of an array whose settings name one card; notes say where the request comes from.
 
-    Raises:
-        ConfigError: Slurm would refuse the array, or a value breaks out of its line.
+    Raises ConfigError: Slurm would refuse the array, or a value breaks out of its line.
     """
     if not 1 <= num_tasks <= MAX_ARRAY:
         raise ConfigError(f"num_tasks must be in [1, {MAX_ARRAY}], got {num_tasks}")
@@ -125,10 +119,8 @@ def fitting_nodes(
 ) -> list[str]:
     """A line for each partition and kind of GPU that a request fits, with what is free there now.
 
-    Args:
-        listed: what `SINFO` prints.
-        request: of one job.
-        suits: whether the job fits a GPU of that name, '' where Slurm knows none.
+    `listed` is what `SINFO` prints; `suits` says whether the job fits a GPU of that name, '' where
+    Slurm knows none.
     """
     counted: dict[str, Counter[str]] = {}
     for row in listed.splitlines():

@@ -12,33 +12,11 @@ from thinsection.encode.engine import PRECISIONS, engine_version, why_torch
 from thinsection.errors import BudgetError, CohortError, ConfigError, ThinsectionError
 from thinsection.files.sources import is_url
 from thinsection.jobs.executor import Rung
-from thinsection.jobs.request import DEFAULT, JobRequest, Numbers, all_given, job_request
+from thinsection.jobs.request import DEFAULT, JobRequest, Numbers, job_request
 from thinsection.machine import cpu_count
-from thinsection.planning.calibration import (
-    EncoderSize,
-    Engine,
-    calibrate,
-    encoder_number,
-    encoder_size,
-    is_calibrated,
-    is_quick,
-    measure_cpu_peak,
-    measure_rate,
-)
-from thinsection.planning.cost import (
-    COARSEST_MPP,
-    GPUS,
-    TRAINING_S,
-    Gpu,
-    MemoryPlan,
-    Planner,
-    SlideSize,
-    TimePlan,
-    encoders_together,
-    find_gpu,
-    qc_peak_bytes,
-    qc_seconds,
-)
+from thinsection.planning import calibration, cost
+from thinsection.planning.calibration import calibrate, encoder_number, is_calibrated, is_quick
+from thinsection.planning.cost import Gpu, MemoryPlan, Planner, SlideSize, TimePlan
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.qc.tissue import thumbnail_size, tissue_mask
 from thinsection.qc.work_image import scale_of
@@ -112,9 +90,7 @@ def planner(
     Weights are not downloaded: sizes come from the architecture. The first call on a machine, and
     the first with an encoder, measures for some seconds.
 
-    Raises:
-        ConfigError: unknown GPU or setting.
-        InvalidInputError: another package's encoder.
+    Raises ConfigError (unknown GPU or setting), InvalidInputError (another package's encoder).
     """
     if stage not in ENCODING:
         return Planner(config=config, gpu=None, encoder=None, machine=calibrate(), tiles_per_s=0)
@@ -126,7 +102,7 @@ def planner(
     asked: dict[str, Any] = {"batch_size": batch_size, "tile_px": tile_px, "gpu": gpu}
     measure = partial(measured_size, settings=config.encode, on_message=on_message, **asked)
     sizes, rates = zip(*map(measure, config.encode.encoders))
-    encoder, tiles_per_s = encoders_together(sizes), 1 / sum(1 / rate for rate in rates)
+    encoder, tiles_per_s = cost.encoders_together(sizes), 1 / sum(1 / rate for rate in rates)
     return Planner(
         config=config, gpu=gpu, encoder=encoder, machine=machine, tiles_per_s=tiles_per_s
     )
@@ -140,7 +116,7 @@ def measured_size(
     tile_px: int,
     gpu: Gpu | None,
     on_message: Callable[[str], None] = lambda text: None,
-) -> tuple[EncoderSize, float]:
+) -> tuple[calibration.EncoderSize, float]:
     """What an encoder takes, and its tiles per CPU-second by the engine that will run.
 
     Sizes come from a dry pass by torch; nothing is converted but for a measurement, which is kept.
@@ -149,27 +125,28 @@ def measured_size(
     encoder = load_encoder(name, device="cpu", precision=settings.precision, pretrained=False)
     refused = why_torch(settings.engine, encoder.device, is_random=not settings.pretrained)
     on_cpu, can = gpu is None, not refused and encoder.precision in PRECISIONS
-    engine: Engine = "openvino" if can and on_cpu else "torch"
-    size = encoder_size(encoder, on_gpu=not on_cpu, engine=engine, **sizes)
+    engine: calibration.Engine = "openvino" if can and on_cpu else "torch"
+    size = calibration.encoder_size(encoder, on_gpu=not on_cpu, engine=engine, **sizes)
     key = f"{name}|{encoder.precision}|{tile_px}|{engine_version(engine)}"
     if not is_calibrated(key):
         on_message(f"measuring {name}: tiles per CPU-second, then memory (once a machine)")
-    rate = partial(measure_rate, encoder, tile_px=tile_px, engine=engine)
+    rate = partial(calibration.measure_rate, encoder, tile_px=tile_px, engine=engine)
     tiles_per_s = encoder_number("encoders", key, rate)
     chosen = (settings.precision, encoder.precision) == ("auto", "fp32")
     if on_cpu and chosen and cpu_has_bf16():  # advised only where it was measured to gain
 
         def measure() -> float:
             half = load_encoder(name, device="cpu", precision="bf16", pretrained=False)
-            return measure_rate(half, tile_px=tile_px, engine=engine)
+            return calibration.measure_rate(half, tile_px=tile_px, engine=engine)
 
         half = encoder_number("encoders", key.replace("|fp32|", "|bf16|"), measure)
         if half > BF16_GAIN * tiles_per_s:
             told = f"bf16 {half:.3g} tiles/CPU-s against {tiles_per_s:.3g} in fp32, measured here"
             on_message(f"{name}: {told}; --precision bf16 gives other embeddings")
     if on_cpu and is_quick(size, batch_size=batch_size):
-        process = partial(measure_cpu_peak, name, precision=encoder.precision, engine=engine)
-        found = encoder_number("peaks", f"{key}|{batch_size}", partial(process, **sizes))
+        how: dict[str, Any] = {"precision": encoder.precision, "engine": engine, **sizes}
+        process = partial(calibration.measure_cpu_peak, name, **how)
+        found = encoder_number("peaks", f"{key}|{batch_size}", process)
         size = replace(size, cpu_peak_bytes=int(found))
     return size, tiles_per_s
 
@@ -181,12 +158,12 @@ def planned_gpu(config: RunConfig) -> Gpu | None:
     """
     settings = config.executor.at(Rung())
     if settings.gpu is not None:
-        return find_gpu(settings.gpu)
+        return cost.find_gpu(settings.gpu)
     kind, _, rest = (settings.gres or "").partition(":")
     if kind != "gpu" and not config.encode.device.startswith("cuda"):
         return None
     named = rest.partition(":")[0]
-    return GPUS.get(named) or min(GPUS.values(), key=lambda gpu: gpu.half_flops)
+    return cost.GPUS.get(named) or min(cost.GPUS.values(), key=lambda gpu: gpu.half_flops)
 
 
 def look_into(
@@ -246,16 +223,14 @@ def run_request(
     opened, evenly over the cohort by file size. A flag always wins; where all are given nothing is
     opened. Without a prediction the defaults are taken and `warning` says why.
 
-    Raises:
-        ConfigError: unknown GPU or setting.
-        BudgetError: `--memory` does not hold the stream's least.
+    Raises ConfigError (unknown GPU or setting), BudgetError (`--memory` is below the least).
     """
     numbers: Numbers = {}
     if stage != "qc":
         wanted = stage in ENCODING and planned_gpu(config) is not None
         numbers["gpus"] = (1 if wanted else 0, "the settings name one")
-    warning = ""
-    if not all_given(config.executor):
+    warning, given = "", config.executor
+    if not (given.job_cpus and given.job_memory and given.walltime):
         count = max(len(chunk) for chunk in chunks)
         try:
             sample = sample_entries([entry for chunk in chunks for entry in chunk])
@@ -337,8 +312,8 @@ def _qc_numbers(sample: Sequence[SlideEntry], count: int, config: RunConfig) -> 
     """One CPU, and bounds of memory and time."""
     pipeline = load_pipeline(config.qc.qc)
     sizes = _opened(sample, partial(_qc_size, reader=config.slides.reader, pipeline=pipeline))
-    memory = max(qc_peak_bytes(**size) for size in sizes)
-    seconds = TRAINING_S + count * max(qc_seconds(**size) for size in sizes)
+    memory = max(cost.qc_peak_bytes(**size) for size in sizes)
+    seconds = cost.TRAINING_S + count * max(cost.qc_seconds(**size) for size in sizes)
     peak = f"at most {format_bytes(memory)} for the largest of {len(sizes)} opened"
     time = f"at most {math.ceil(seconds)} s {_like(count, sizes)}"
     return _numbers((1, "the checks use one"), (memory, peak), (seconds, time))
@@ -348,6 +323,6 @@ def _qc_size(entry: SlideEntry, *, reader: str, pipeline: Pipeline) -> dict[str,
     """Arguments of `qc_peak_bytes` and `qc_seconds`, from a slide's header."""
     with entry.open(reader) as slide:
         slide_mpp = scale_of(slide, pipeline, mean_mpp(entry.slide_mpp)).slide_mpp
-        work_mpp = min(COARSEST_MPP, *pipeline.image_mpps)
+        work_mpp = min(cost.COARSEST_MPP, *pipeline.image_mpps)
         size = math.prod(slide.size)
         return {"num_px_l0": size, "slide_mpp": slide_mpp, "work_mpp": work_mpp}

@@ -14,8 +14,7 @@ from typing import Any
 from thinsection.files.pages import render_page
 from thinsection.types import GIB, MIB
 from thinsection.units import format_bytes
-from thinsection.usage.limits import NETWORK_FILESYSTEMS
-from thinsection.usage.monitor import ProcessUsage, Sample
+from thinsection.usage.monitor import NETWORK_FILESYSTEMS, ProcessUsage, Sample
 
 MEMORY_MARGIN, TIME_MARGIN, CPU_MARGIN = 1.2, 1.5, 1.15  # said beside the numbers
 LEAST_TIME_S = 300
@@ -33,8 +32,9 @@ _NEAR = 0.9  # share of a limit from which on a process was close to being kille
 GPU_IDLE_UTIL = 0.01
 
 _ROOM = "thinsection.usage"  # of the templates
-WIDTH, ROW_HEIGHT, LABEL_WIDTH = 900, 70, 120
-ROW_STEP = ROW_HEIGHT + 18
+_WIDTH, _ROW_HEIGHT, _LABEL_WIDTH = 900, 70, 120
+_FRAME = {"width": _WIDTH, "left": _LABEL_WIDTH, "row_height": _ROW_HEIGHT}
+_ROW_STEP = _ROW_HEIGHT + 18
 _MAX_POINTS = 600
 _COLOURS = ("#1f6f8b", "#c0532b", "#5a7d2a", "#7a4b94", "#8a6d1a", "#2b5fc0")
 _STAGES = ("prepare", "decode", "transfer", "encode", "write")
@@ -92,8 +92,7 @@ def analyse(usages: Sequence[ProcessUsage]) -> Efficiency:
     Of workers that record themselves only those count that did work: neither who merely waited for
     them nor a process that found everything done says what the work takes.
 
-    Raises:
-        ValueError: no record holds a sample.
+    Raises ValueError: no record holds a sample.
     """
     sampled = [usage for usage in usages if usage.samples]
     if not sampled:
@@ -103,11 +102,9 @@ def analyse(usages: Sequence[ProcessUsage]) -> Efficiency:
     stages: Counter[str] = Counter()
     for usage in records:
         stages.update(usage.stage_seconds)
-    advice = "nothing was left to do, so there is no advice"
+    advice, cpus = "nothing was left to do, so there is no advice", records[-1].requested.cpus
     if worked:
-        advice = starvation(records) or bottleneck(
-            stages, _facts(records), cpus=records[-1].requested.cpus
-        )
+        advice = starvation(records) or bottleneck(stages, _facts(records), cpus=cpus)
     return Efficiency(
         shares=_shares(records),
         bottleneck=advice,
@@ -147,10 +144,8 @@ def starvation(usages: Sequence[ProcessUsage]) -> str:
     lost = min(1.0, worst.stalled_s.get(cause, 0.0) / max(worst.wall_s, 1e-9))
     if got >= _STARVED or lost < _WAITS:
         return ""
-    return (
-        f"the run got {got:.0%} of its {worst.requested.cpus:g} CPUs: {lost:.0%} of the time work "
-        f"{_HELD_UP[cause]}"
-    )
+    why = f"{lost:.0%} of the time work {_HELD_UP[cause]}"
+    return f"the run got {got:.0%} of its {worst.requested.cpus:g} CPUs: {why}"
 
 
 def held_up(stages: Mapping[str, float]) -> str:
@@ -180,16 +175,12 @@ def bottleneck(stages: Mapping[str, float], facts: Mapping[str, Any], *, cpus: f
     waited = f"{who} waited {share:.0%} of the time for"
     workers = int(facts.get("decode_workers") or 1)
     if stages.get("prepare_busy", 0.0) > stages.get("decode_busy", 0.0):
-        return (
-            f"{waited} slides to be opened and searched for tissue: raise --prefetch-slides, or "
-            "run tissue and tiles once before (thinsection tile)"
-        )
+        remedy = "raise --prefetch-slides, or run tissue and tiles once before (thinsection tile)"
+        return f"{waited} slides to be opened and searched for tissue: {remedy}"
     wanted = max(workers + 1, math.ceil(workers * (wait + busy) / max(busy, 1e-9)))
     if workers >= cpus:
-        return (
-            f"{waited} decoding on all {workers} CPUs of the job: ask for {wanted} CPUs "
-            f"(--job-cpus {wanted})"
-        )
+        remedy = f"ask for {wanted} CPUs (--job-cpus {wanted})"
+        return f"{waited} decoding on all {workers} CPUs of the job: {remedy}"
     target = min(wanted, max(int(cpus), workers + 1))
     return f"{waited} decoding: raise --decode-workers from {workers} to {target}"
 
@@ -220,27 +211,20 @@ def _shares(usages: Sequence[ProcessUsage]) -> tuple[Share, ...]:
 def _warnings(usages: Sequence[ProcessUsage]) -> Iterator[str]:
     facts = _facts(usages)
     if any(u.requested.gpus and _gpu_idle(u) for u in usages):
-        yield (
-            "a GPU was allocated and never used: pass --device cuda, or drop --gres and let "
-            "somebody else have it"
-        )
+        remedy = "pass --device cuda, or drop --gres and let somebody else have it"
+        yield f"a GPU was allocated and never used: {remedy}"
     has_gpu = any(u.requested.gpus or u.facts.get("gpus_visible") for u in usages)
     if has_gpu and facts.get("torch_cuda_build") is False:
         yield "torch is a CPU build on a node with a GPU: install the CUDA build of torch there"
-    kind = facts.get("cache_filesystem")
-    if kind in NETWORK_FILESYSTEMS:
-        yield (
-            f"the model cache {facts.get('cache')!r} is on a slow file system ({kind}): set "
-            "HF_HOME to a local disk, or load weights from one (--weights)"
-        )
+    if (kind := facts.get("cache_filesystem")) in NETWORK_FILESYSTEMS:
+        remedy = "set HF_HOME to a local disk, or load weights from one (--weights)"
+        yield f"the model cache {facts.get('cache')!r} is on a slow file system ({kind}): {remedy}"
     for u in usages:
         name = f"job {u.requested.job}" if u.requested.job else f"process {u.pid}"
         memory, limit = u.peak_bytes / u.requested.memory_bytes, u.requested.walltime_s
         if memory > _NEAR:
-            yield (
-                f"{name} used {memory:.0%} of its memory and was close to being killed: raise "
-                "--job-memory or lower --memory"
-            )
+            end = f"{name} used {memory:.0%} of its memory and was close to being killed"
+            yield f"{end}: raise --job-memory or lower --memory"
         if limit and u.wall_s > _NEAR * limit:
             yield f"{name} used {u.wall_s / limit:.0%} of its time: raise --walltime"
 
@@ -279,16 +263,10 @@ def efficiency_page(analysis: Efficiency, usages: Sequence[ProcessUsage]) -> str
         for name in _STAGES
         if f"{name}_busy" in seconds or f"{name}_wait" in seconds
     ]
-    return render_page(
-        _ROOM,
-        "efficiency.html",
-        analysis=analysis,
-        wall=format_walltime(analysis.wall_s),
-        processes=usages,
-        sbatch="\n".join(analysis.next_request.sbatch_lines()) if analysis.next_request else "",
-        timeline=timeline_svg(usages),
-        stages=stages,
-    )
+    request, wall = analysis.next_request, format_walltime(analysis.wall_s)
+    sbatch = "\n".join(request.sbatch_lines()) if request else ""
+    shown = {"wall": wall, "sbatch": sbatch, "timeline": timeline_svg(usages), "stages": stages}
+    return render_page(_ROOM, "efficiency.html", analysis=analysis, processes=usages, **shown)
 
 
 def timeline_svg(usages: Sequence[ProcessUsage]) -> str:
@@ -309,7 +287,7 @@ def timeline_svg(usages: Sequence[ProcessUsage]) -> str:
         kinds.insert(1, ("GPU", busy, "{:.0%}".format))
     rows = []
     for index, (label, lines, show) in enumerate(kinds):
-        top = index * ROW_STEP + 6
+        top = index * _ROW_STEP + 6
         highest = max((v for line in lines for v in line), default=0.0) or 1.0
         drawn = []
         for number, (usage, line) in enumerate(zip(records, lines)):
@@ -317,16 +295,8 @@ def timeline_svg(usages: Sequence[ProcessUsage]) -> str:
             points = _points(times, [value / highest for value in line], top=top)
             drawn.append((_COLOURS[number % len(_COLOURS)], points))
         rows.append({"label": label, "peak": show(highest), "top": top, "lines": drawn})
-    return render_page(
-        _ROOM,
-        "timeline.svg",
-        rows=rows,
-        width=WIDTH,
-        left=LABEL_WIDTH,
-        row_height=ROW_HEIGHT,
-        height=len(rows) * ROW_STEP + 24,
-        length=format_walltime(length),
-    ).strip()
+    shown = {"height": len(rows) * _ROW_STEP + 24, "length": format_walltime(length), **_FRAME}
+    return render_page(_ROOM, "timeline.svg", rows=rows, **shown).strip()
 
 
 def _points(times: Sequence[float], values: Sequence[float], *, top: int) -> str:
@@ -335,8 +305,6 @@ def _points(times: Sequence[float], values: Sequence[float], *, top: int) -> str
     for t, value in zip(times, values):
         column = round(t * _MAX_POINTS)
         columns[column] = max(value, columns.get(column, 0.0))
-    step = (WIDTH - LABEL_WIDTH - 4) / _MAX_POINTS
-    return " ".join(
-        f"{LABEL_WIDTH + x * step:.1f},{top + ROW_HEIGHT * (1 - v):.1f}"
-        for x, v in sorted(columns.items())
-    )
+    step = (_WIDTH - _LABEL_WIDTH - 4) / _MAX_POINTS
+    places = ((_LABEL_WIDTH + x * step, top + _ROW_HEIGHT * (1 - columns[x])) for x in columns)
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(places))

@@ -1,12 +1,13 @@
-"""The monitor of a run: a thread that writes what the process tree uses to a file, once a second.
+"""What a run may use, by Slurm, cgroups and the machine; and a thread that records what it uses.
 
-The file has a header line (who, limits, facts), a line per `Sample` and a last line with the stage
-seconds. A killed run leaves its timeline.
+The record, a file, has a header line (who, limits, facts), a line per `Sample`, one a second, and a
+last line with the stage seconds. A killed run leaves its timeline.
 """
 
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +18,106 @@ from typing import Any
 
 import psutil
 
-from thinsection.machine import stalled_s
-from thinsection.usage.limits import Requested, environment_facts, read_limits
+from thinsection.machine import affinity_count, cgroup_limits, file_text, stalled_s
+from thinsection.types import MIB
 
 USAGE_FOLDER = "usage"
 _REFRESH_SAMPLES = 5  # walking the whole process table costs the most
+TIME_LIMIT_VARIABLE = "THINSECTION_TIME_LIMIT_S"  # Slurm before 23.02 does not tell its jobs
+# file systems that are reached over a network: opening weights from them is slow at every start
+NETWORK_FILESYSTEMS = frozenset(
+    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "9p")
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requested:
+    """What a process may use, and who says so."""
+
+    cpus: float  # a fraction where a quota cuts one
+    memory_bytes: int  # of the host
+    gpus: int = 0
+    walltime_s: float | None = None
+    source: str = "machine"  # or 'slurm', 'cgroup'
+    job: str | None = None  # Slurm's job (and array task) id
+
+
+def read_limits(
+    *, env: Mapping[str, str] | None = None, root: Path = Path("/"), now: float | None = None
+) -> Requested:
+    """The tightest of what Slurm, cgroups and the machine allow; `root` holds /proc and /sys."""
+    env = os.environ if env is None else env
+    whole = float(affinity_count()), int(psutil.virtual_memory().total)
+    cgroup_cpus, cgroup_memory = cgroup_limits(root)
+    cpus, memory = min(whole[0], cgroup_cpus or whole[0]), min(whole[1], cgroup_memory or whole[1])
+    source = "machine" if (cpus, memory) == whole else "cgroup"
+    job = env.get("SLURM_JOB_ID")
+    if job is None:
+        gpus = _visible(env.get("CUDA_VISIBLE_DEVICES"))
+        return Requested(cpus=cpus, memory_bytes=memory, gpus=gpus, source=source)
+    if "SLURM_ARRAY_TASK_ID" in env:
+        job = f"{env.get('SLURM_ARRAY_JOB_ID', job)}_{env['SLURM_ARRAY_TASK_ID']}"
+    allocated = _number(env.get("SLURM_CPUS_PER_TASK") or env.get("SLURM_CPUS_ON_NODE"))
+    # in MB (2^20), of the node or of a CPU; 0 stands for the whole node
+    per_cpu = (_number(env.get("SLURM_MEM_PER_CPU")) or 0) * (allocated or cpus)
+    asked = int((_number(env.get("SLURM_MEM_PER_NODE")) or per_cpu) * MIB)
+    return Requested(
+        cpus=min(cpus, allocated or cpus),
+        memory_bytes=min(memory, asked or memory),
+        gpus=_slurm_gpus(env),
+        walltime_s=_slurm_walltime(env, time.time() if now is None else now),
+        source="slurm",
+        job=job,
+    )
+
+
+def _number(text: str | None) -> float | None:
+    with suppress(ValueError):
+        return float(text or "")
+    return None
+
+
+def _slurm_gpus(env: Mapping[str, str]) -> int:
+    named = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS")
+    count = None if named else _number(env.get("SLURM_GPUS_ON_NODE"))
+    return int(count) if count is not None else _visible(named or env.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _visible(text: str | None) -> int:
+    """Number of devices in a list such as '0,1'; '' and '-1' and 'NoDevFiles' hide all."""
+    if not text or text in ("-1", "NoDevFiles"):
+        return 0
+    return len([part for part in text.split(",") if part.strip()])
+
+
+def _slurm_walltime(env: Mapping[str, str], now: float) -> float | None:
+    told = _number(env.get(TIME_LIMIT_VARIABLE))  # by our own batch script
+    end, start = _number(env.get("SLURM_JOB_END_TIME")), _number(env.get("SLURM_JOB_START_TIME"))
+    if told is not None or end is None:
+        return told
+    return end - (start if start is not None else now)
+
+
+def environment_facts(*, gpus_visible: int) -> dict[str, Any]:
+    """gpus_visible, torch_cuda_build (None before torch was loaded), and where the cache lies."""
+    torch = sys.modules.get("torch")
+    cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    return {
+        "gpus_visible": gpus_visible,
+        "torch_cuda_build": torch.version.cuda is not None if torch is not None else None,
+        "cache": str(cache),
+        "cache_filesystem": filesystem_of(cache),
+    }
+
+
+def filesystem_of(path: Path, mounts: str | None = None) -> str:
+    """Type of the file system that holds a path, by /proc/mounts; '' where that does not say."""
+    target = path.resolve()
+    rows = [line.split() for line in (mounts or file_text(Path("/proc/mounts"))).splitlines()]
+    found = [(Path(row[1].replace("\\040", " ")), row[2]) for row in rows if len(row) > 2]
+    holding = [(len(p.parts), kind) for p, kind in found if p == target or p in target.parents]
+    # of mounts on the same point the last one shows
+    return max(reversed(holding), key=lambda pair: pair[0], default=(0, ""))[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +178,7 @@ def resource_monitor(
 
     `facts` are settings that explain the record, beside what is found in the environment;
     `stage_seconds` is asked when the block ends. What cannot be written is left out: a record is no
-    reason to end a run.
-
-    Memory: constant; about 100 bytes of file per sample.
+    reason to end a run. Memory: constant; about 100 bytes of file per sample.
     """
     host, pid, started = socket.gethostname(), os.getpid(), time.time()
     path = Path(out) / USAGE_FOLDER / f"{host}-{pid}-{int(started * 1000)}.jsonl"
@@ -138,16 +232,12 @@ def _parse(lines: list[str]) -> ProcessUsage | None:
     if not values or not isinstance(values[0], dict) or "requested" not in values[0]:
         return None
     header, *rows = values
-    samples = [Sample(*row) for row in rows if isinstance(row, list)]
-    ends = [row for row in rows if isinstance(row, dict)]
-    busy = [v for e in ends[-1:] for k, v in e["stage_seconds"].items() if k.endswith("_busy")]
-    return ProcessUsage(
-        **{**header, "requested": Requested(**header["requested"])},
-        samples=tuple(samples),
-        stage_seconds=ends[-1]["stage_seconds"] if ends else {},
-        stalled_s=ends[-1].get("stalled_s", {}) if ends else {},
-        idle=bool(ends) and not any(busy),
-    )
+    samples = tuple(Sample(*row) for row in rows if isinstance(row, list))
+    ends = [row for row in rows if isinstance(row, dict)][-1:]
+    busy = [v for end in ends for k, v in end["stage_seconds"].items() if k.endswith("_busy")]
+    told = {k: v for row in (header, *ends) for k, v in row.items()}
+    told["requested"] = Requested(**header["requested"])
+    return ProcessUsage(**told, samples=samples, idle=bool(ends) and not any(busy))
 
 
 class GpuSampler:
@@ -210,19 +300,9 @@ class TreeSampler:
         """The state of the tree, counted from when the sampler was made."""
         totals, rss = self._totals()
         cpu_s, read, written = (now - then for now, then in zip(totals, self._start))
-        pids = {process.pid for process in self._tree}
-        util, held = self._gpu.sample(pids) if self._gpu else (None, None)
-        return Sample(
-            t_s=round(t_s, 2),
-            cpu_s=round(cpu_s, 2),
-            rss_bytes=rss,
-            processes=len(self._tree),
-            read_bytes=int(read),
-            write_bytes=int(written),
-            net_bytes=_net_bytes() - self._start_net,
-            gpu_util=util,
-            gpu_bytes=held,
-        )
+        gpu = self._gpu.sample({p.pid for p in self._tree}) if self._gpu else (None, None)
+        moved = int(read), int(written), _net_bytes() - self._start_net
+        return Sample(round(t_s, 2), round(cpu_s, 2), rss, len(self._tree), *moved, *gpu)
 
     def _totals(self) -> tuple[list[float], int]:
         """CPU seconds and I/O so far, and resident bytes; what ended processes used is kept."""
@@ -232,13 +312,10 @@ class TreeSampler:
         seen: dict[int, list[float]] = {}
         rss = 0
         for process in self._tree:
-            try:
-                with process.oneshot():
-                    times = process.cpu_times()
-                    rss += process.memory_info().rss
-                    seen[process.pid] = [times.user + times.system, *_io(process)]
-            except psutil.Error:
-                continue  # it ended between two looks
+            with suppress(psutil.Error), process.oneshot():  # it may end between two looks
+                times = process.cpu_times()
+                rss += process.memory_info().rss
+                seen[process.pid] = [times.user + times.system, *_io(process)]
         gone = [used for pid, used in self._last.items() if pid not in seen]
         self._gone, self._last = _sums(self._gone, *gone), seen
         return _sums(self._gone, *seen.values()), rss
@@ -259,8 +336,7 @@ def _io(process: psutil.Process) -> tuple[int, int]:
 
 
 def _net_bytes() -> int:
-    try:
-        counters = psutil.net_io_counters()
-    except (OSError, RuntimeError):
-        return 0
-    return int(counters.bytes_recv + counters.bytes_sent) if counters else 0
+    with suppress(OSError, RuntimeError):
+        if counters := psutil.net_io_counters():
+            return int(counters.bytes_recv + counters.bytes_sent)
+    return 0
