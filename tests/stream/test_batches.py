@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 from tests.support.watched_slide import WatchedSlide
 
-from thinsection.stream import (
-    SlideFailed,
-    SlideFinished,
-    SlideStarted,
-    SlideTiles,
-    TileBatch,
-    TileStream,
-    iter_tiles,
-)
+from thinsection.stream import TileBatch, TileStream, iter_tiles
+from thinsection.stream.batches import SlideFailed, SlideFinished, SlideStarted, SlideTiles
 from thinsection.stream.plan import StreamBudget
 from thinsection.testing.synthetic import position_pixels
 from thinsection.tiles import TileFilter, TilesConfig, TileTable, tile_grid

@@ -13,13 +13,15 @@ from thinsection.slide import open_slide
 from thinsection.stream import iter_tiles
 from thinsection.testing.memory import run_and_measure
 from thinsection.testing.synthetic import ArraySlide, he_texture, write_he_slide
-from thinsection.tiles import StainConfig, TilesConfig, fit_stain, stain_target, tile_grid
+from thinsection.tiles import TilesConfig, fit_stain, tile_grid
 from thinsection.tiles.transforms import (
     STANDARDS,
     ColourMoments,
+    StainConfig,
     StainLook,
     StainVectors,
     sample_px,
+    stain_target,
 )
 from thinsection.types import MIB, MaskFrame
 

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.slide import Slide
-from thinsection.tiles import TileTable, TileTransform
+from thinsection.tiles import TileTable
+from thinsection.tiles.transforms import TileTransform
 from thinsection.types import CoordsL0, TileArray
 
 T = TypeVar("T")

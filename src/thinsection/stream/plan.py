@@ -52,13 +52,10 @@ class StreamConfig:
         """Divides the memory into batch buffers and scratch, and says how many threads decode.
 
         By default there are no more of them than CPUs, nor than tasks in all slots. Where the
-        memory does not hold a tile for each, they take turns.
+        memory does not hold a tile for each, they take turns. `tile_bytes` is the most that one
+        tile is made of on the level that is read.
 
-        Args:
-            tile_bytes: most that one tile is made of on the level that is read.
-
-        Raises:
-            BudgetError: not even `MIN_SLOTS` batches and one such tile fit; says what would.
+        Raises BudgetError: not even `MIN_SLOTS` batches and one such tile fit; says what would.
         """
         memory, batch_bytes = parse_bytes(self.memory), batch_size * tile_px * tile_px * CHANNELS
         slots = min(MAX_SLOTS, (memory - tile_bytes) // batch_bytes)

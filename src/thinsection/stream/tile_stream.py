@@ -20,16 +20,10 @@ import numpy as np
 from thinsection.slide import Slide
 from thinsection.slide.resize import read_tiles
 from thinsection.stream import batches
-from thinsection.stream.batches import (
-    Channel,
-    ChannelClosed,
-    DecodedBatch,
-    Scratch,
-    SlideTiles,
-    TileBatch,
-)
+from thinsection.stream.batches import Channel, ChannelClosed, DecodedBatch, SlideTiles, TileBatch
 from thinsection.stream.plan import StreamBudget, StreamConfig, read_bytes, tasks_of
-from thinsection.tiles import TileFilter, TileTable, TileTransform
+from thinsection.tiles import TileFilter, TileTable
+from thinsection.tiles.transforms import TileTransform
 from thinsection.types import TileArray
 
 _Task = tuple[DecodedBatch, slice]
@@ -40,15 +34,10 @@ _Ordered = _Prepared | batches.SlideStarted | DecodedBatch  # `SlideTiles`: the 
 class TileStream:
     """Iterates over the events of many slides; use as a context manager, iterate once.
 
-    Args:
-        entries: what `prepare` turns into `SlideTiles`, or `SlideFailed`; taken lazily.
-        prepare: runs in a thread of its own, ahead of decoding; must not raise.
-        budget: buffers, scratch and worker count.
-        batch_size: tiles per batch.
-        filters: pixel filters; tiles that one of them refuses are left out.
-        prefetch_slides: slides that wait opened.
-        allocate: makes a batch buffer (pinned memory for CUDA); None: pageable memory.
-        clock: where busy and waiting time is added up.
+    Entries are taken lazily; `prepare`, which must not raise, turns them into `SlideTiles`, or
+    `SlideFailed`, in a thread of its own, until `prefetch_slides` wait opened. Tiles that one of
+    the pixel filters refuses are left out. `allocate` makes a batch buffer (pinned memory for
+    CUDA; None: pageable memory), `clock` adds up where time goes.
 
     Memory: slots * batch + scratch of the budget, the prepared slides and their tables. A consumer
     may hold `slots - 2` batches, without filters one more, while it asks for the next.
@@ -77,7 +66,7 @@ class TileStream:
         self._free.put(*[None] * budget.slots)
         self._ordered: Channel[_Ordered] = Channel()
         self._packer = batches.BatchPacker(self._give_back)
-        self._scratch = Scratch(budget.scratch_bytes)
+        self._scratch = batches.Scratch(budget.scratch_bytes)
         self._failure: BaseException | None = None
         self._opened: list[SlideTiles] = []
         self._tasks, self._taking = self._plan_tasks(), threading.Lock()

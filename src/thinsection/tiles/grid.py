@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.config import nearest, option
-from thinsection.errors import ConfigError, InvalidInputError, require
+from thinsection.errors import ConfigError, require
 from thinsection.files.pages import notebook_html
 from thinsection.qc.engine import parse_rule
 from thinsection.qc.tissue import TissueMask, box_fractions
@@ -131,18 +131,17 @@ class TilesConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.tile_px < 1:
-            raise ConfigError(f"tiles.tile_px must be >= 1, got {self.tile_px}")
-        if not 0 <= self.overlap < self.tile_px:
-            raise ConfigError(f"tiles.overlap must be in [0, tile_px), got {self.overlap}")
-        if not 0 <= (tolerance := self.mpp_tolerance) <= _MAX_TOLERANCE:
-            rule = f"in [0, {_MAX_TOLERANCE}], got {tolerance}"
-            raise ConfigError(f"tiles.mpp_tolerance must be {rule}")
-        if not 0 <= (fraction := self.min_tissue_fraction) <= 1:
-            raise ConfigError(f"tiles.min_tissue_fraction must be in [0, 1], got {fraction}")
-        if self.mpp is None and self.tile_mpp != "native":
-            rule = f"a number > 0 or 'native', got {self.tile_mpp!r}"
-            raise ConfigError(f"tiles.tile_mpp must be {rule}")
+        tolerance, fraction = self.mpp_tolerance, self.min_tissue_fraction
+        known = self.mpp is not None or self.tile_mpp == "native"
+        for name, ok, rule in (
+            ("tile_px", self.tile_px >= 1, ">= 1"),
+            ("overlap", 0 <= self.overlap < self.tile_px, "in [0, tile_px)"),
+            ("mpp_tolerance", 0 <= tolerance <= _MAX_TOLERANCE, f"in [0, {_MAX_TOLERANCE}]"),
+            ("min_tissue_fraction", 0 <= fraction <= 1, "in [0, 1]"),
+            ("tile_mpp", known, "a number > 0 or 'native'"),
+        ):
+            got = repr(getattr(self, name))
+            require(ok, f"tiles.{name} must be {rule}", got, error=ConfigError)
 
     @property
     def mpp(self) -> float | None:
@@ -155,16 +154,11 @@ class TilesConfig:
         if slide.objective_power:  # a guess, which is left to the person
             mpp = nominal_mpp(slide.objective_power)
             hints.append(f"its {slide.objective_power:g}x usually means {mpp:g} µm/px")
-        return plan_read(
-            (*slide.levels, *(slide.reduced if self.resample == "fast" else ())),
-            slide.slide_mpp,
-            tile_px=self.tile_px,
-            tile_mpp=self.mpp,
-            overlap=self.overlap,
-            mpp_tolerance=self.mpp_tolerance,
-            slide=Path(slide.slide_path).name,
-            hint="; ".join(hints),
-        )
+        levels = (*slide.levels, *(slide.reduced if self.resample == "fast" else ()))
+        name, hint = Path(slide.slide_path).name, "; ".join(hints)
+        asked: dict[str, Any] = {"tile_px": self.tile_px, "tile_mpp": self.mpp}
+        asked |= {"overlap": self.overlap, "mpp_tolerance": self.mpp_tolerance}
+        return plan_read(levels, slide.slide_mpp, slide=name, hint=hint, **asked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,9 +211,9 @@ class TileTable:
 
 def check_coords(coords_l0: npt.NDArray) -> None:
     """Raises InvalidInputError for what is not int64 (N, 2)."""
-    if coords_l0.dtype != np.int64 or coords_l0.ndim != 2 or coords_l0.shape[1] != 2:
-        got = f"{coords_l0.dtype} {tuple(coords_l0.shape)}"
-        raise InvalidInputError(f"coords_l0 must be int64 of shape (N, 2), got {got}")
+    fits = coords_l0.dtype == np.int64 and coords_l0.ndim == 2 and coords_l0.shape[1] == 2
+    got = f"{coords_l0.dtype} {tuple(coords_l0.shape)}"
+    require(fits, "coords_l0 must be int64 of shape (N, 2)", got)
 
 
 def tile_grid(
@@ -257,9 +251,9 @@ def tile_grid(
 def mask_and_frame(tissue: Tissue) -> tuple[MaskArray, MaskFrame]:
     """The mask, bool (H, W), and where it lies; InvalidInputError where it is not the frame's."""
     mask, frame = tissue if isinstance(tissue, tuple) else (tissue.mask, tissue.frame)
-    if mask.dtype != np.bool_ or mask.shape != (shape := frame.size_th[::-1]):
-        got = f"bool of shape {shape}, got {mask.dtype} {mask.shape}"
-        raise InvalidInputError(f"tissue_mask must be {got}")
+    shape, got = frame.size_th[::-1], f"{mask.dtype} {mask.shape}"
+    fits = mask.dtype == np.bool_ and mask.shape == shape
+    require(fits, f"tissue_mask must be bool of shape {shape}", got)
     return mask, frame
 
 

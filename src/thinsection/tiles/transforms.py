@@ -7,6 +7,7 @@ then mapped, px by px, to the target's look, so that differently stained slides 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from thinsection.arrays import Array, ArrayNamespace, get_namespace
 from thinsection.config import option
-from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.errors import ConfigError, InvalidInputError, require
 from thinsection.qc.tissue import box_fractions, tissue_mask
 from thinsection.slide import Slide, open_slide
 from thinsection.slide.geometry import ROUNDING, plan_read
@@ -52,13 +53,12 @@ class StainConfig:
     stain_places: int = option(64, "Places of 256 x 256 px over the tissue that are read for it.")
 
     def __post_init__(self) -> None:
-        if not 0 < self.stain_mpp < math.inf:
-            raise ConfigError(f"stain.stain_mpp must be > 0, got {self.stain_mpp}")
-        if self.stain_places < 1:
-            raise ConfigError(f"stain.stain_places must be >= 1, got {self.stain_places}")
-        if self.stain_norm == "none" and self.stain_reference is not None:
-            got = f"{self.stain_reference!r} and 'none'; set stain.stain_norm"
-            raise ConfigError(f"stain.stain_reference must go with a method, got {got}")
+        check = partial(require, error=ConfigError)
+        check(0 < self.stain_mpp < math.inf, "stain.stain_mpp must be > 0", self.stain_mpp)
+        check(self.stain_places >= 1, "stain.stain_places must be >= 1", self.stain_places)
+        fits = self.stain_norm != "none" or self.stain_reference is None
+        got = f"{self.stain_reference!r} and 'none'; set stain.stain_norm"
+        check(fits, "stain.stain_reference must go with a method", got)
 
 
 @dataclass(frozen=True, kw_only=True)
