@@ -11,18 +11,19 @@ Another package adds an executor by a subclass of `Backend` and an entry point o
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from thinsection.errors import ClusterError
+from thinsection.errors import ClusterError, rewording
 from thinsection.jobs.executor import Entry, ExecutorConfig, Rung, Want, make_chunks
 from thinsection.jobs.request import JobRequest
 from thinsection.usage.analysis import Request
 
 Result = TypeVar("Result")
+OnEvent = Callable[[Any], None]
 _WANTS: dict[str, Want] = {"MemoryError": "memory", "OutOfMemoryError": "gpu"}
 
 
@@ -57,15 +58,11 @@ class Task(ABC, Generic[Entry, Result]):
     streams: ClassVar[bool] = False
 
     @abstractmethod
-    def __call__(
-        self, entries: Sequence[Entry], *, on_event: Callable[[Any], None]
-    ) -> Report[Result]:
+    def __call__(self, entries: Sequence[Entry], *, on_event: OnEvent) -> Report[Result]:
         """Works on the entries. A bad entry is a failed result; an exception is the worker's.
 
-        `on_event` is told of progress, from any thread.
-
-        Raises:
-            ThinsectionError: settings, weights or disk: it would be the same for every chunk.
+        `on_event` is told of progress, from any thread. Raises ThinsectionError: settings, weights
+        or disk: it would be the same for every chunk.
         """
 
     @abstractmethod
@@ -141,7 +138,7 @@ class Site:
     config: ExecutorConfig  # `config.at(attempt.rung)` has one memory and one card
     attempt: Try
     folder: Path  # of the invocation's records; every worker sees it
-    on_event: Callable[[Any], None] = lambda event: None  # takes what tasks emit, from any thread
+    on_event: OnEvent = lambda event: None  # takes what tasks emit, from any thread
     on_message: Callable[[str], None] = lambda text: None  # takes lines for the person who waits
     cluster: Any = None  # of the backend's own kind, handed in from Python
 
@@ -187,11 +184,6 @@ class Backend(ABC):
     says of every job that it took exactly once how it ended; it never tries one again by itself,
     and a death ends no other job than the one that the worker had. Leaving the context ends what
     it started, also after an exception (but not what a batch system has queued).
-
-    Attributes:
-        site, config, stack: what it was opened with; its settings with one memory and one card;
-            what ends all that it has started.
-        sent: jobs that have not ended, by whatever the backend knows them by.
     """
 
     # `site.on_event` is told what tasks emit, in the order of each task; otherwise only the end of
@@ -206,9 +198,9 @@ class Backend(ABC):
     def __init__(self, site: Site) -> None:
         """Keeps what it is opened with; starts nothing yet."""
         self.site = site
-        self.config = site.config.at(site.attempt.rung)
-        self.stack = ExitStack()
-        self.sent: dict[Any, Job] = {}
+        self.config = site.config.at(site.attempt.rung)  # with one memory and one card
+        self.stack = ExitStack()  # ends all that it has started
+        self.sent: dict[Any, Job] = {}  # what has not ended, by what the backend knows it by
 
     def __enter__(self) -> Self:
         """Opens it; what was started before an error is ended."""
@@ -226,8 +218,7 @@ class Backend(ABC):
     def open(self) -> None:
         """Starts or connects to what it needs, and puts what ends it on `self.stack`.
 
-        Raises:
-            ClusterError: it cannot be had.
+        Raises ClusterError: it cannot be had.
         """
 
     def fit(self, task: Task[Any, Any]) -> Task[Any, Any]:
@@ -254,20 +245,14 @@ class Backend(ABC):
 
         `waiting` jobs have yet to be sent; who can, lets idle workers go.
 
-        Raises:
-            ClusterError: all of the cluster was lost.
+        Raises ClusterError: all of the cluster was lost.
         """
 
 
-@contextmanager
-def connecting(address: Any) -> Iterator[None]:
+def connecting(address: Any) -> AbstractContextManager[None]:
     """Says of any failure to connect that nothing runs at the address."""
-    try:
-        yield
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ClusterError(
-            f"scheduler must be the address of a running one, got {address!r}: {error}"
-        ) from error
+    rule = "scheduler must be the address of a running one"
+    return rewording(rule, address, OSError, RuntimeError, ValueError, error=ClusterError)
 
 
 class InlineBackend(Backend):

@@ -18,16 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.errors import ClusterError, ThinsectionError
-from thinsection.jobs.contract import Backend, Ended, Job, Report, Result, Site, Task, Try
-from thinsection.jobs.executor import (
-    EXECUTORS,
-    Entry,
-    ExecutorConfig,
-    Rung,
-    Want,
-    chosen_executor,
-    chunked,
-)
+from thinsection.jobs.contract import Backend, Ended, Job, OnEvent, Report, Result, Site, Task, Try
+from thinsection.jobs.executor import EXECUTORS, Entry, ExecutorConfig, Rung, Want, chosen_executor
 
 Tell = Callable[[Report[Any], Sequence[Any]], None]  # a report, and its results without an event
 
@@ -39,25 +31,19 @@ def execute(
     *,
     folder: Path,
     on_report: Callable[[Report[Result]], None],
-    on_event: Callable[[Any], None] = lambda event: None,
+    on_event: OnEvent = lambda event: None,
     on_message: Callable[[str], None] = lambda text: None,
     cluster: Any = None,
 ) -> None:
     """Returns when every entry was reported exactly once, in any order.
 
-    Args:
-        entries: those that are finished already are not sent to another process.
-        task: what is done with them.
-        config: which executor, and its settings.
-        folder: of this invocation's records, absolute, seen by every worker; gets logs and arrays.
-        on_report: called in this thread as chunks end.
-        on_event: progress on the way, as far as the executor can carry it; from any thread.
-        on_message: lines for the person who waits.
-        cluster: a Dask client or cluster object to work on, instead of what the settings name.
+    Entries that are finished already are not sent to another process. `folder` is that of this
+    invocation's records, absolute, seen by every worker; it gets logs and arrays. `on_report` is
+    called in this thread as chunks end, `on_event` from any thread as far as the executor carries
+    progress; `cluster` is a Dask client or cluster that stands in place of what the settings name.
 
-    Raises:
-        ThinsectionError: settings, weights or the cluster; a bad entry does not raise.
-        Submitted: the settings say not to wait for the batch system.
+    Raises ThinsectionError (settings, weights or the cluster; not a bad entry) and Submitted (the
+    settings say not to wait for the batch system).
     """
 
     def tell(report: Report[Any], silent: Sequence[Any]) -> None:
@@ -86,7 +72,7 @@ def _work(backend: Backend, tell: Tell) -> list[Try]:
     """Sends all jobs of a try, reports what ended, returns what must be tried again."""
     site, attempt = backend.site, backend.site.attempt
     task = backend.fit(attempt.task)
-    chunks = chunked(attempt.entries, 1) if attempt.alone else backend.chunks(attempt.entries)
+    chunks = [(e,) for e in attempt.entries] if attempt.alone else backend.chunks(attempt.entries)
     jobs = deque(Job(entries=tuple(chunk), task=task) for chunk in chunks)
     running = 0
     again: list[Try] = []
@@ -97,7 +83,10 @@ def _work(backend: Backend, tell: Tell) -> list[Try]:
             running += room
         for ended in backend.poll(waiting=len(jobs)):
             running -= 1
-            if _may_fail_again(ended, site.config):
+            error = ended.error
+            if isinstance(error, ThinsectionError) and not isinstance(error, ClusterError):
+                raise error  # it would be the same for every chunk
+            if ended.how == "failed" and ended.job.failures < site.config.retries:
                 site.on_message(f"a task failed ({ended.reason}): sent again")
                 jobs.append(replace(ended.job, failures=ended.job.failures + 1))
                 continue
@@ -106,14 +95,6 @@ def _work(backend: Backend, tell: Tell) -> list[Try]:
             tell(settled.report, results[settled.num_told if backend.carries_events else 0 :])
             again += settled.again
     return again
-
-
-def _may_fail_again(ended: Ended, config: ExecutorConfig) -> bool:
-    """Whether another time may help; raises what would be the same for every chunk."""
-    error = ended.error
-    if isinstance(error, ThinsectionError) and not isinstance(error, ClusterError):
-        raise error
-    return ended.how == "failed" and ended.job.failures < config.retries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,19 +128,15 @@ def settle(
     report = ended.report or Report(results=())
     again: list[Try] = []
     ends: list[tuple[Any, Any]] = []
-    left = []
     for entry, result in zip(ended.job.entries, report.results):
-        rung = None if skip(entry) else above(task.starved(result))
-        if rung is None:
+        if (rung := None if skip(entry) else above(task.starved(result))) is None:
             ends.append((entry, result))
         else:
             again.append(attempt.again([entry], rung, ended.granted))
     num_told = len(ends)
-    for entry in ended.job.entries[len(report.results) :]:
-        if (done := task.finished(entry)) is not None:
-            ends.append((entry, done))
-        elif not skip(entry):
-            left.append(entry)
+    rest = [(entry, task.finished(entry)) for entry in ended.job.entries[len(report.results) :]]
+    ends += [(entry, done) for entry, done in rest if done is not None]
+    left = [entry for entry, done in rest if done is None and not skip(entry)]
     rung = above(ended.want)
     if left and ended.how == "died" and (rung or not attempt.alone):
         again.append(attempt.again(left, rung or attempt.rung, ended.granted))

@@ -16,7 +16,7 @@ import threadpoolctl
 
 from thinsection import errors
 from thinsection.jobs.contract import Backend, Ended, Job, Report, merged
-from thinsection.jobs.executor import local_memory, local_shape
+from thinsection.jobs.executor import Want, local_memory, local_shape
 from thinsection.jobs.stop import stopping
 from thinsection.units import format_bytes
 
@@ -101,18 +101,15 @@ class PoolBackend(Backend):
             kind, content = worker.pipe.recv()
         except (EOFError, OSError):
             return self._bury(worker)
-        if kind == "event":
-            self.site.on_event(content)
-            return None
-        if kind == "report":
-            worker.reports.append(content)
+        if take := {"event": self.site.on_event, "report": worker.reports.append}.get(kind):
+            take(content)
             return None
         job, report = self.sent.pop(worker), merged(worker.reports)
         if kind == "end":
             return Ended(job=job, how="reported", report=report)
         name, message = content
         ours = getattr(errors, name, None)  # as the worker raised it
-        error = ours(message) if ours is not None else None
+        error = ours and ours(message)
         return Ended.by_error(job, name, message, error=error, report=report)
 
     def _bury(self, worker: _Worker) -> Ended:
@@ -121,13 +118,9 @@ class PoolBackend(Backend):
         self._pool.remove(worker)
         code = worker.process.exitcode
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return Ended(
-            job=self.sent.pop(worker),
-            how="died",
-            report=merged(worker.reports),
-            reason=f"its worker died ({worker.ended_for or how})",
-            want="memory" if code == -signal.SIGKILL else None,
-        )
+        report, reason = merged(worker.reports), f"its worker died ({worker.ended_for or how})"
+        want: Want | None = "memory" if code == -signal.SIGKILL else None
+        return Ended(job=self.sent.pop(worker), how="died", report=report, reason=reason, want=want)
 
     def _look_at_memory(self) -> None:
         """Ends workers that hold more than they may, before the machine does."""

@@ -29,14 +29,15 @@ class RayBackend(Backend):
         address = self.config.scheduler or os.environ.get(ADDRESS_VARIABLE)
         self.workers, self.threads = local_shape(self.config)
         self._options: dict[str, Any] = {"num_cpus": 1, "max_retries": 0}
+        self._ray: Any = ray
         local = address is None and not ray.is_initialized()
         if not ray.is_initialized():
-            self._start(ray, address)
+            self._start(address)
             self.stack.callback(ray.shutdown)
         if local:
             self.climbs = ()  # it limits nobody
         else:
-            self._ask_of_cluster(ray)
+            self._ask_of_cluster()
         self._events: Any = None
         if self.site.attempt.task.event_type is not None:
             from ray.util.queue import Queue
@@ -47,28 +48,23 @@ class RayBackend(Backend):
 
     def send(self, jobs: Sequence[Job]) -> None:
         """See `Backend.send`."""
-        import ray
-
-        remote = ray.remote(run_job).options(**self._options)
+        remote = self._ray.remote(run_job).options(**self._options)
         for job in jobs:
             self.sent[remote.remote(job.task, job.entries, self._events)] = job
 
     def poll(self, *, waiting: int) -> Sequence[Ended]:
         """See `Backend.poll`."""
-        import ray
-
-        ready, _ = ray.wait(list(self.sent), num_returns=1, timeout=_POLL_S)
+        ready, _ = self._ray.wait(list(self.sent), num_returns=1, timeout=_POLL_S)
         if self._events is not None:  # a task's events arrived before its end
             for event in self._events.get_nowait_batch(self._events.qsize()):
                 self.site.on_event(event)
         return [self._ended(self.sent.pop(reference), reference) for reference in ready]
 
     def _ended(self, job: Job, reference: Any) -> Ended:
-        import ray
         from ray import exceptions
 
         try:
-            return Ended(job=job, how="reported", report=ray.get(reference))
+            return Ended(job=job, how="reported", report=self._ray.get(reference))
         except (exceptions.WorkerCrashedError, exceptions.OutOfMemoryError) as error:
             line = str(error).strip().splitlines()[0]
             return Ended(job=job, how="died", reason=f"its worker died ({line})", want="memory")
@@ -81,20 +77,18 @@ class RayBackend(Backend):
 
     def _cancel(self) -> None:
         """Ends what still runs."""
-        import ray
-
         for reference in self.sent:
-            ray.cancel(reference, force=True)
+            self._ray.cancel(reference, force=True)
 
-    def _start(self, ray: Any, address: str | None) -> None:
+    def _start(self, address: str | None) -> None:
         local = {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
         if address is None:
-            ray.init(address="local", num_cpus=self.workers, log_to_driver=False, **local)
+            self._ray.init(address="local", num_cpus=self.workers, log_to_driver=False, **local)
             return
         with connecting(address):
-            ray.init(address=address, log_to_driver=False)
+            self._ray.init(address=address, log_to_driver=False)
 
-    def _ask_of_cluster(self, ray: Any) -> None:
+    def _ask_of_cluster(self) -> None:
         """What a job asks for, and how many of them the cluster holds at once."""
         config = self.config
         self.threads = config.threads or config.job_cpus or CPUS_PER_WORKER
@@ -103,7 +97,7 @@ class RayBackend(Backend):
             self._options["memory"] = parse_bytes(config.memory)
         if (config.gres or "").startswith("gpu") or config.gpu is not None:
             self._options["num_gpus"] = 1
-        cpus = int(ray.cluster_resources().get("CPU", 1))
+        cpus = int(self._ray.cluster_resources().get("CPU", 1))
         self.workers = config.workers or max(1, cpus // int(self._options["num_cpus"]))
 
 

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 
-from thinsection.errors import ClusterError, StoreError
+from thinsection.errors import ClusterError, StoreError, require
 from thinsection.jobs.contract import Backend, Ended, Job, Site, Task, Try
 from thinsection.jobs.execute import settle, together
 from thinsection.jobs.executor import ARRAY_WORKERS, MAX_ARRAY, ExecutorConfig, Want, chunked
@@ -37,8 +37,7 @@ class SlurmBackend(Backend):
 
     CPUs, memory and time are those of `Task.request`, else of the flags, or defaults; a second try
     asks for what the first one had, with the next memory of the settings or twice as much. An
-    interrupted wait leaves the array in the queue; `thinsection slurm status` and `collect` find
-    it.
+    interrupted wait leaves the array queued; `thinsection slurm status` and `collect` find it.
     """
 
     carries_events: ClassVar[bool] = False
@@ -77,21 +76,16 @@ def write_array(site: Site, chunk_size: int, *, submit: bool = True) -> Array:
     Its task is fitted to the CPUs, and lines say where the numbers come from. Where Slurm refuses
     the memory of a second try, the same as before is asked for.
 
-    Raises:
-        ClusterError: there is no Slurm, or it refuses.
+    Raises ClusterError: there is no Slurm, or it refuses.
     """
     attempt, on_message = site.attempt, site.on_message
 
     def write(job: JobRequest) -> Array:
         task = attempt.task.on_worker(threads=job.request.cpus, monitored=True)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]  # to the millisecond
-        array = Array(
-            folder=site.folder / FOLDER / f"{stamp}-{secrets.token_hex(2)}",
-            attempt=replace(attempt, task=task),
-            chunk_size=chunk_size,
-            request=job.request,
-            config=site.config,
-        )
+        folder = site.folder / FOLDER / f"{stamp}-{secrets.token_hex(2)}"
+        fitted = replace(attempt, task=task)
+        array = Array(folder, fitted, chunk_size, request=job.request, config=site.config)
         array.save(job.origins)
         return array
 
@@ -185,16 +179,11 @@ def collect(
 
     Array tasks that ended without a report are recorded entry by entry, but for what died for the
     first time or can climb: that is submitted once more, each entry alone (see `settle`), unless
-    `retry` is False.
-
-    Raises:
-        StoreError: no array was ever written there.
+    `retry` is False. Raises StoreError: no array was ever written there.
     """
     folders = array_folders(out)
-    if not folders:
-        raise StoreError(
-            f"out must hold an array of 'thinsection slurm submit', got none in {str(out)!r}"
-        )
+    rule, got = "out must hold an array of 'thinsection slurm submit'", f"none in {str(out)!r}"
+    require(folders, rule, got, error=StoreError)
     merged: dict[str, Collected] = {}
     again: list[Site] = []
     for folder in reversed(folders):

@@ -17,12 +17,12 @@ import signal
 import subprocess
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from thinsection.config import as_mapping, from_mapping
-from thinsection.errors import ClusterError, StoreError, ThinsectionError
+from thinsection.errors import ClusterError, StoreError, ThinsectionError, require
 from thinsection.files.atomic import write_json, write_text
 from thinsection.jobs.contract import Ended, Job, Report, Try, merged
 from thinsection.jobs.executor import ExecutorConfig, Rung, Want, chunked
@@ -45,13 +45,11 @@ _log = logging.getLogger(__name__)
 def sbatch(script: Path) -> int:
     """Submits a script and returns the job's id.
 
-    Raises:
-        ClusterError: there is no sbatch, or it refuses; with its own words.
+    Raises ClusterError: there is no sbatch, or it refuses; with its own words.
     """
     text = _call(["sbatch", "--parsable", str(script)])
     number = text.strip().split(";")[0]  # 'ID' or 'ID;CLUSTER'
-    if not number.isdigit():
-        raise ClusterError(f"sbatch must answer with a job id, got {text!r}")
+    require(number.isdigit(), "sbatch must answer with a job id", repr(text), error=ClusterError)
     return int(number)
 
 
@@ -136,23 +134,22 @@ def accounted_states(job_id: int) -> dict[int, TaskState]:
 
 
 def _call(command: list[str]) -> str:
-    if shutil.which(command[0]) is None:
-        raise ClusterError(
-            f"{command[0]} must be on the PATH, got none; run this on a node that submits to "
-            "Slurm, or use another --executor"
-        )
+    name = command[0]
+    if shutil.which(name) is None:
+        remedy = "run this on a node that submits to Slurm, or use another --executor"
+        raise ClusterError(f"{name} must be on the PATH, got none; {remedy}")
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise ClusterError(f"{command[0]} must answer within {_TIMEOUT_S} s, got nothing") from None
+        raise ClusterError(f"{name} must answer within {_TIMEOUT_S} s, got nothing") from None
     if done.returncode != 0:
-        raise ClusterError(f"{command[0]} failed ({done.returncode}): {done.stderr.strip()}")
+        raise ClusterError(f"{name} failed ({done.returncode}): {done.stderr.strip()}")
     return done.stdout
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Array:
     """A written (and perhaps submitted) array."""
 
@@ -278,14 +275,8 @@ class Array:
         reason = f"array task {self.job_id}_{index} ended without a report ({state.describe()})"
         if own.exists():
             reason += f": {own.read_text(encoding='utf-8').strip()}"
-        return Ended(
-            job=job,
-            how="died" if died else "over",
-            report=report,
-            reason=f"{reason}; see {log}",
-            want=want,
-            granted=self.request,
-        )
+        end = partial(Ended, job=job, report=report, want=want, granted=self.request)
+        return end(how="died" if died else "over", reason=f"{reason}; see {log}")
 
     def _result(self, index: int, suffix: str) -> Path:
         return self.folder / "results" / f"{index}.{suffix}"
@@ -294,32 +285,21 @@ class Array:
 def load_array(folder: Path, kinds: Registry[Any]) -> Array:
     """The array of a folder; `kinds` finds the class of its task.
 
-    Raises:
-        StoreError: there is none, of a kind that is not known here, or another version wrote it.
+    Raises StoreError: there is none, of a kind that is not known here, or of another version.
     """
     try:
         document = json.loads((folder / DOCUMENT_NAME).read_text(encoding="utf-8"))
         kind, tried = kinds.load(document["kind"]), document["attempt"]
-        before = tried["before"]
-        attempt = Try(
-            entries=tuple(from_mapping(kind.entry_type, entry) for entry in tried["entries"]),
-            task=from_mapping(kind, tried["task"]),
-            number=tried["number"],
-            rung=Rung(**tried["rung"]),
-            before=before and Request(**before),
-        )
-        return Array(
-            folder=folder,
-            attempt=attempt,
-            chunk_size=document["chunk_size"],
-            request=Request(**document["request"]),
-            config=from_mapping(ExecutorConfig, document["config"]),
-        )
+        entries = tuple(from_mapping(kind.entry_type, entry) for entry in tried["entries"])
+        task, rung = from_mapping(kind, tried["task"]), Rung(**tried["rung"])
+        before = Request(**tried["before"]) if tried["before"] else None
+        attempt = Try(entries=entries, task=task, number=tried["number"], rung=rung, before=before)
+        request = Request(**document["request"])
+        config = from_mapping(ExecutorConfig, document["config"])
+        return Array(folder, attempt, document["chunk_size"], request=request, config=config)
     except (OSError, ValueError, KeyError, TypeError, ThinsectionError) as error:
-        raise StoreError(
-            f"array folder must hold {DOCUMENT_NAME} of this version, got {error!r} "
-            f"in {str(folder)!r}"
-        ) from None
+        rule = f"array folder must hold {DOCUMENT_NAME} of this version"
+        raise StoreError(f"{rule}, got {error!r} in {str(folder)!r}") from None
 
 
 def array_folders(out: Path) -> list[Path]:

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 from thinsection.errors import Stopped
 
@@ -24,10 +23,8 @@ def stopping() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[signal.Signals, Any] = {}
-    for one in _SIGNALS:
-        if signal.getsignal(one) in (signal.SIG_DFL, signal.default_int_handler):
-            before[one] = signal.signal(one, _stop)
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    before = {s: signal.signal(s, _stop) for s in _SIGNALS if signal.getsignal(s) in usual}
     try:
         yield
     finally:
