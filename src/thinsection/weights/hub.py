@@ -63,9 +63,7 @@ def find_weights(source: str | Path, *, files: Sequence[str], revision: str | No
     A hub repository is `owner/name@COMMIT`, or `owner/name` at the commit `revision`: nothing comes
     from a moving branch.
 
-    Raises:
-        WeightsError: nothing is there, or the hub refuses.
-        MissingDependencyError: a hub repository, and huggingface_hub is not installed.
+    Raises WeightsError (nothing is there, or the hub refuses), MissingDependencyError (no package).
     """
     path = Path(source)
     if path.is_file():
@@ -90,19 +88,14 @@ def hub_file(repo: str, filenames: Sequence[str], *, revision: str | None = None
 
     Warns (UserWarning) where `revision` is not a commit, and says which one it is today.
 
-    Raises:
-        MissingDependencyError: huggingface_hub is not installed.
-        WeightsError: offline, gated, no such repository or file; the message says what to do.
+    Raises WeightsError: offline, gated, no such repository or file; the message says what to do.
     """
     cached = filter(None, (cached_file(repo, filename, revision) for filename in filenames))
     path = next(cached, None) or _any_downloaded(repo, filenames, revision)
     commit = commit_of(path)
     if not _COMMIT.fullmatch(revision or ""):
-        warnings.warn(
-            f"{repo!r} is not pinned to a commit and may change; {revision or 'main'!r} is "
-            f"{commit or 'of an unknown commit'} now",
-            stacklevel=2,
-        )
+        now = f"{revision or 'main'!r} is {commit or 'of an unknown commit'} now"
+        warnings.warn(f"{repo!r} is not pinned to a commit and may change; {now}", stacklevel=2)
     if path.name.endswith(INDEX):
         for shard in shard_names(path):
             hub_file(repo, (shard,), revision=commit or revision)
