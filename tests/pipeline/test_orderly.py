@@ -53,6 +53,42 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(library)
 
 
+GOES_ON = """
+import gc, os, sys
+from pathlib import Path
+import numpy as np
+from thinsection.store.tiles_h5 import TilesWriter
+
+def write(path):
+    with TilesWriter(path, dim=8, attributes={"patch_size": 256}) as writer:
+        writer.append(np.zeros((3, 2), np.int64), np.ones((3, 8), np.float32))
+        for number in range(8):
+            writer.add_column(f"c{number}", np.arange(3.0))
+
+failed = False
+os.environ |= {"FAIL_BELOW": sys.argv[1], "FAIL_AT": sys.argv[2], "FAIL_ERRNO": "5"}
+try:
+    write(Path(sys.argv[1], "failed.h5"))
+except OSError:
+    failed = True
+del os.environ["FAIL_BELOW"]
+gc.collect()
+for number in range(20):
+    write(Path(sys.argv[1], f"{number}.h5"))
+print(failed)
+"""
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 3, 5, 10, 20, 30])
+def test_a_process_whose_disk_failed_under_hdf5_writes_on_when_it_is_back(
+    tmp_path: Path, shim: str, fail_at: int
+) -> None:
+    command = [sys.executable, "-c", GOES_ON, str(tmp_path), str(fail_at)]
+    env = ENVIRONMENT | {"LD_PRELOAD": shim}
+    child = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert (child.returncode, child.stdout) == (0, "True\n"), child.stderr
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ESTALE])
 def test_a_disk_that_fails_at_any_write_ends_the_run_with_a_word_and_it_resumes_to_the_same_bytes(
     tmp_path: Path, slides: Path, shim: str, number: int

@@ -20,7 +20,7 @@ from thinsection.pipeline.folder import Results, leaving_out, one_address, open_
 from thinsection.registry import Entry, Registry
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SlideLedger
-from thinsection.store.tiles_h5 import TilesFile, TilesWriter, add_dataset, read_tiles
+from thinsection.store.tiles_h5 import TilesFile, TilesWriter, add_dataset, new_h5, read_tiles
 
 _COMPOUND = (".ome.tif", ".ome.tiff", ".ome.zarr")  # suffixes that TRIDENT takes as one
 
@@ -287,12 +287,10 @@ def _stamp(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
     mpp, said = slide.mpp, slide.tiles.attributes
 
     def write(path: Path) -> None:
-        import h5py
-
         edge_um = float(said["tile_size_l0"][0]) * mpp[0]
         told = {"extractor": slide.encoder, "unit": "um", "tile_size_um": edge_um}
         told |= {"tile_size_px": int(said["patch_size"]), "feat_type": "tile"}
-        with h5py.File(path, "w", locking="best-effort") as file:
+        with new_h5(path) as file:
             add_dataset(file, "feats", slide.features())
             add_dataset(file, "coords", slide.tiles.coords_l0 * np.array(mpp))
             file.attrs.update(told)

@@ -16,8 +16,8 @@ from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import features_label, join_label, slug
 from thinsection.stages.stage import Output, SlideWork, Stage
 from thinsection.stages.tiles import FeaturesStage, TilesStage, deciding, write_columns
+from thinsection.store import tiles_h5
 from thinsection.store.tile_tables import MEASURED
-from thinsection.store.tiles_h5 import TilesFile, add_dataset, read_tiles, write_slide_embedding
 from thinsection.tiles import TileTable
 from thinsection.tiles.measures import MEASURES, measure_tiles
 from thinsection.tiles.transforms import StainVectors
@@ -111,7 +111,7 @@ class MeasuresStage(Stage):
 
     def load(self, work: SlideWork) -> Mapping[str, npt.NDArray]:
         """The stored columns, in the order of `MEASURES`."""
-        stored = read_tiles(work.path(self.file(work.entry.slide_id))).columns
+        stored = tiles_h5.read_tiles(work.path(self.file(work.entry.slide_id))).columns
         return {name: stored[name] for name in MEASURES}
 
 
@@ -126,14 +126,14 @@ def _stains(px: npt.NDArray[np.uint8], slide_id: str) -> dict[str, Any]:
 
 
 def pool_tiles(
-    tiles: TilesFile, encoder: "SlideEncoder", path: Path, edge_l0: int, **key: str
+    tiles: tiles_h5.TilesFile, encoder: "SlideEncoder", path: Path, edge_l0: int, **key: str
 ) -> int:
     """Writes the embedding (D,) of the slide that the path is named by, and what it is of; D."""
     assert tiles.features is not None
     embedding = encoder.encode(tiles.features, tiles.coords_l0, tile_px_l0=edge_l0)
     weights, num_tiles = encoder.weights_hash or "", len(tiles.coords_l0)
     of = {"slide_encoder": encoder.name, "weights_hash": weights, "num_tiles": num_tiles}
-    write_slide_embedding(path, embedding, {"name": path.stem, **of, **key})
+    tiles_h5.write_slide_embedding(path, embedding, {"name": path.stem, **of, **key})
     return len(embedding)
 
 
@@ -162,7 +162,7 @@ class PoolingStage(Stage):
         Memory: 4 N D bytes and the slide encoder's own bound.
         """
         encoder, slide_id = self.slide_encoder, work.entry.slide_id
-        tiles = read_tiles(work.path(self.features.file(slide_id)))
+        tiles = tiles_h5.read_tiles(work.path(self.features.file(slide_id)))
         if tiles.features is None or len(tiles.features) == 0:
             return Output(files=(), facts={"slide_dim": 0})
         dim = pool_tiles(tiles, encoder, work.path(self.file(slide_id)), tiles.tile_px_l0 or 1)
@@ -231,21 +231,18 @@ class GraphStage(Stage):
 
     def run(self, work: SlideWork) -> Output:
         """Builds the graph. Memory: that of `tile_graph`."""
-        import h5py
-
         from thinsection.neighbors import tile_graph
 
         table: TileTable = work.value(self.tiles)
         wanted, slide = parse_graph_spec(self.spec), work.ledger.slide
         mpp = (slide["mpp_x"], slide["mpp_y"]) if slide.get("mpp_x") else None
         name = self.file(work.entry.slide_id)
-        path, how = work.path(name), {"locking": "best-effort"}
-        with atomic_path(path) as tmp, h5py.File(tmp, "w", **how) as file:
+        with atomic_path(work.path(name)) as tmp, tiles_h5.new_h5(tmp) as file:
             file.attrs["spec"] = self.spec
             if len(table):
                 graph = tile_graph(table.coords_l0, **wanted, slide_mpp=mpp)
-                add_dataset(file, "edge_index", graph.edge_index)
-                add_dataset(file, "distances", graph.distances)
+                tiles_h5.add_dataset(file, "edge_index", graph.edge_index)
+                tiles_h5.add_dataset(file, "distances", graph.distances)
         return Output(files=(name,))
 
 

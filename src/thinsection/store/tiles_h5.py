@@ -11,9 +11,11 @@ values, type, shape and attributes, which a reader compares; nothing outside the
 """
 
 import hashlib
+import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,20 +131,23 @@ class TilesWriter(Closing):
 
         if dtype not in _DTYPES:
             raise InvalidInputError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
-        self._path, self._file = path, h5py.File(path, "w", locking="best-effort")
+        self._path = path
         self.shape = (dim,) if isinstance(dim, int) else dim
-
-        def growing(name: str, shape: tuple[int, ...], kind: Any, rows: int) -> "h5py.Dataset":
-            how = {"maxshape": (None, *shape), "chunks": (rows, *shape)}
-            return self._file.create_dataset(name, (0, *shape), kind, **how)
-
-        self._coords, self._features = growing("coords", (2,), np.int64, 4096), None
+        with ExitStack() as stack:
+            self._raw = stack.enter_context(_Keeping(path, "w+"))
+            self._file = stack.enter_context(h5py.File(self._raw, "w"))
+            self._coords, self._features = self._growing("coords", (2,), np.int64, 4096), None
+            if dim:
+                rows = max(1, _CHUNK_BYTES // (math.prod(self.shape) * np.dtype(dtype).itemsize))
+                self._features = self._growing(dataset, self.shape, dtype, rows)
+            self._coords.attrs.update(attributes)
+            self._file.attrs.update(attributes)
+            self._closing = stack.pop_all()
         self._hashes = hashlib.sha256(), hashlib.sha256()
-        if dim:
-            rows = max(1, _CHUNK_BYTES // (math.prod(self.shape) * np.dtype(dtype).itemsize))
-            self._features = growing(dataset, self.shape, dtype, rows)
-        self._coords.attrs.update(attributes)
-        self._file.attrs.update(attributes)
+
+    def _growing(self, name: str, shape: tuple[int, ...], kind: Any, rows: int) -> "h5py.Dataset":
+        how = {"maxshape": (None, *shape), "chunks": (rows, *shape)}
+        return self._file.create_dataset(name, (0, *shape), kind, **how)
 
     def append(self, coords_l0: CoordsL0, features: npt.NDArray[np.floating] | None) -> None:
         """Adds tiles.
@@ -152,6 +157,7 @@ class TilesWriter(Closing):
         check_coords(coords_l0)
         with writing(self._path):
             self._append(coords_l0, features)
+            self._raw.check()
 
     def _append(self, coords_l0: CoordsL0, features: npt.NDArray[np.floating] | None) -> None:
         start, count = self._coords.shape[0], len(coords_l0)
@@ -179,10 +185,53 @@ class TilesWriter(Closing):
 
     def close(self) -> None:
         """Adds the checksums and closes the file."""
-        with writing(self._path), self._file:
+        with writing(self._path), self._closing:
             for dataset, digest in zip((self._coords, self._features), self._hashes):
                 if dataset:  # not so of a file that is closed
                     dataset.attrs[CHECKSUM] = _checksum(dataset, digest)
+
+
+class _Keeping(io.FileIO):
+    """A file that keeps the first error of a write, and takes what follows as if it were written.
+
+    HDF5 2.0 is not told: it holds on to what it could not close, and crashes on it later.
+    """
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data).cast("B")
+        while len(left) and self.error is None:
+            left = left[self._kept(super().write, left) :]
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        return self._kept(super().truncate, size)
+
+    def _kept(self, change: Callable[[Any], int], what: Any) -> int:
+        try:
+            return change(what) if self.error is None else 0
+        except OSError as error:
+            self.error = error
+            return 0
+
+    def check(self) -> None:
+        """Raises the error."""
+        if self.error is not None:
+            raise self.error
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+        self.check()
+
+
+@contextmanager
+def new_h5(path: Path) -> "Iterator[h5py.File]":
+    """A new HDF5 file; OSError at the end of the block where not all of it could be written."""
+    import h5py
+
+    with _Keeping(path, "w+") as raw, h5py.File(raw, "w") as file:
+        yield file
 
 
 def add_dataset(
@@ -300,9 +349,7 @@ def write_slide_embedding(
     path: Path, slide_embedding: npt.NDArray[np.floating], attributes: Mapping[str, Any]
 ) -> None:
     """Writes /features (D,) float32 with its attributes, atomically."""
-    import h5py
-
-    with atomic_path(path) as tmp, h5py.File(tmp, "w", locking="best-effort") as file:
+    with atomic_path(path) as tmp, new_h5(tmp) as file:
         add_dataset(file, "features", slide_embedding.astype(np.float32), attributes)
 
 
