@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 _NO_LIMIT = 1 << 60  # v1 writes a page-rounded 2^63 where nothing is set
@@ -27,23 +28,13 @@ def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
 
     A parent's limit holds for its children. Version 2 has one tree, version 1 one per controller.
     """
-    base = root / "sys/fs/cgroup"
     cpus: list[float] = []
     memory: list[int] = []
-    for line in file_text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        names = controllers.split(",")
-        if not controllers:
-            for folder in _upwards(base, path):
-                cpus += _cpus(*(file_text(folder / "cpu.max").split() or ["", ""])[:2])
-                memory += _bytes(folder / "memory.max")
-        if "memory" in names:
-            for folder in _upwards(base / "memory", path):
-                memory += _bytes(folder / "memory.limit_in_bytes")
-        if "cpu" in names:
-            tree = base / controllers if (base / controllers).exists() else base / "cpu"
-            for folder in _upwards(tree, path):
-                cpus += _cpus(*(file_text(folder / f"cpu.cfs_{n}_us") for n in ("quota", "period")))
+    for tree, folder in _cgroups(root):
+        for group in (folder, *(f for f in folder.parents if f == tree or tree in f.parents)):
+            cpus += _cpus(*(file_text(group / "cpu.max").split() or ["", ""])[:2])
+            cpus += _cpus(*(file_text(group / f"cpu.cfs_{n}_us") for n in ("quota", "period")))
+            memory += _bytes(group / "memory.max") + _bytes(group / "memory.limit_in_bytes")
     return min(cpus, default=None), min(memory, default=None)
 
 
@@ -53,14 +44,8 @@ def stalled_s(root: Path = Path("/")) -> dict[str, float]:
     'throttled': the quota of a cgroup; 'queued': other work of the cgroup or machine, as pressure
     stall information has it; 'stolen': a CPU's mean of what the host took from a virtual machine.
     """
-    base, found = root / "sys/fs/cgroup", {"throttled": 0.0}
-    pressure = file_text(root / "proc/pressure/cpu")
-    for line in file_text(root / "proc/self/cgroup").splitlines():
-        _, names, path = line.split(":", 2)
-        if names and "cpu" not in names.split(","):
-            continue
-        tree = base / names if (base / names).exists() else base / "cpu"
-        folder = tree / path.lstrip("/")
+    found, pressure = {"throttled": 0.0}, file_text(root / "proc/pressure/cpu")
+    for _, folder in _cgroups(root):
         rows = dict(row.split() for row in file_text(folder / "cpu.stat").splitlines())
         for name, per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
             found["throttled"] = max(found["throttled"], int(rows.get(name, 0)) / per_second)
@@ -72,10 +57,13 @@ def stalled_s(root: Path = Path("/")) -> dict[str, float]:
     return found
 
 
-def _upwards(base: Path, path: str) -> list[Path]:
-    """A folder below `base`, and those that it lies in, up to `base`."""
-    folder = base / path.lstrip("/")
-    return [folder, *(f for f in folder.parents if f == base or base in f.parents)]
+def _cgroups(root: Path) -> Iterator[tuple[Path, Path]]:
+    """(Tree, folder of this process in it): of version 2 one, of version 1 one per controller."""
+    for line in file_text(root / "proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        for name in {names, *names.split(",")}:  # mounted together, such as 'cpu,cpuacct', or apart
+            tree = root / "sys/fs/cgroup" / name
+            yield tree, tree / path.lstrip("/")
 
 
 def file_text(path: Path) -> str:
@@ -97,8 +85,5 @@ def _cpus(quota: str, period: str) -> list[float]:
 
 def cpu_model() -> str:
     """The CPU's name, '' where the system does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
+    lines = file_text(Path("/proc/cpuinfo")).splitlines()
     return next((line for line in lines if line.startswith("model name")), "")

@@ -1,6 +1,5 @@
 """The cost models: monotone, additive, calibrated once, honest about what does not fit."""
 
-import importlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from thinsection.planning.cost import (
 )
 from thinsection.planning.plan import plan, planned_gpu
 from thinsection.stages.config import EncodeConfig, RunConfig
-from thinsection.stream.plan import MAX_SLOTS, StreamConfig
+from thinsection.stream.tile_stream import MAX_SLOTS, StreamConfig
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import MIB
 
@@ -196,26 +195,3 @@ def test_a_run_on_cuda_is_planned_for_the_named_card_or_the_slowest() -> None:
     assert card(gres="gpu:v100:2") == "v100"
     assert card(gres="gpu:v100:2", gpu="h100") == "h100"
     assert card(gres="nvme:1") is None
-
-
-def test_bf16_is_advised_where_it_was_measured_to_gain_and_nowhere_else(monkeypatch) -> None:
-    room = importlib.import_module("thinsection.planning.plan")
-    monkeypatch.setattr(room, "cpu_has_bf16", lambda: True)
-    monkeypatch.setattr(room, "is_quick", lambda *_, **__: False)
-
-    def told(half: float, **settings: Any) -> list[str]:
-        def number(table: str, key: str, measure: Any) -> float:
-            return half if "|bf16|" in key else 100.0
-
-        monkeypatch.setattr(room, "encoder_number", number)
-        monkeypatch.setattr(room, "is_calibrated", lambda key: True)
-        said: list[str] = []
-        size = {"batch_size": 4, "tile_px": 256, "gpu": None, "on_message": said.append}
-        room.measured_size("efficientnet_lite0", EncodeConfig(**settings), **size)
-        return said
-
-    (advice,) = told(240.0)
-    assert "bf16 240 tiles/CPU-s against 100 in fp32, measured here" in advice
-    assert told(110.0) == [] and told(240.0, precision="fp32") == []
-    monkeypatch.setattr(room, "cpu_has_bf16", lambda: False)
-    assert told(240.0) == []

@@ -8,7 +8,7 @@ from tests.support.watched_slide import WatchedSlide
 
 from thinsection.stream import TileBatch, TileStream, iter_tiles
 from thinsection.stream.batches import SlideFailed, SlideFinished, SlideStarted, SlideTiles
-from thinsection.stream.plan import StreamBudget
+from thinsection.stream.tile_stream import StreamBudget
 from thinsection.testing.synthetic import position_pixels
 from thinsection.tiles import TileFilter, TilesConfig, TileTable, tile_grid
 

@@ -11,7 +11,7 @@ from thinsection.errors import BudgetError, SlideReadError
 from thinsection.slide.resize import resample
 from thinsection.stream import StreamConfig, TileBatch, TileStream, iter_tiles
 from thinsection.stream.batches import Scratch, SlideFailed, SlideFinished, SlideStarted, SlideTiles
-from thinsection.stream.plan import MAX_SCRATCH, tasks_of
+from thinsection.stream.tile_stream import MAX_SCRATCH, tasks_of
 from thinsection.testing.synthetic import position_pixels
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
 from thinsection.units import parse_bytes

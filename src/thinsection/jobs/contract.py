@@ -272,11 +272,9 @@ class InlineBackend(Backend):
         return self.site.attempt.task.parts(entries)
 
     def send(self, jobs: Sequence[Job]) -> None:
-        """See `Backend.send`."""
         self.sent = dict(enumerate(jobs))
 
     def poll(self, *, waiting: int) -> Sequence[Ended]:
-        """See `Backend.poll`."""
         jobs, self.sent = self.sent.values(), {}
         reports = [(job, job.task(job.entries, on_event=self.site.on_event)) for job in jobs]
         return [Ended(job=job, how="reported", report=report) for job, report in reports]

@@ -85,7 +85,6 @@ class DaskBackend(Backend):
             self.sent[future], self._worker_of[future] = job, address
 
     def poll(self, *, waiting: int) -> Sequence[Ended]:
-        """See `Backend.poll`."""
         self._resize(waiting + len(self.sent))
         before = self._addresses()
         ended = self._wait()

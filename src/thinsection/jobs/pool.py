@@ -56,7 +56,6 @@ class PoolBackend(Backend):
         self.stack.callback(self._end)
 
     def send(self, jobs: Sequence[Job]) -> None:
-        """See `Backend.send`."""
         for job in jobs:
             idle = next((w for w in self._pool if w not in self.sent), None) or self._start()
             idle.reports = []
@@ -64,7 +63,6 @@ class PoolBackend(Backend):
             idle.pipe.send((job.task, job.entries))
 
     def poll(self, *, waiting: int) -> Sequence[Ended]:
-        """See `Backend.poll`."""
         self._look_at_memory()
         busy = {worker.pipe: worker for worker in self.sent}
         found = [self._read(busy[pipe]) for pipe in wait(list(busy), timeout=_POLL_S)]

@@ -47,13 +47,11 @@ class RayBackend(Backend):
         self.stack.callback(self._cancel)
 
     def send(self, jobs: Sequence[Job]) -> None:
-        """See `Backend.send`."""
         remote = self._ray.remote(run_job).options(**self._options)
         for job in jobs:
             self.sent[remote.remote(job.task, job.entries, self._events)] = job
 
     def poll(self, *, waiting: int) -> Sequence[Ended]:
-        """See `Backend.poll`."""
         ready, _ = self._ray.wait(list(self.sent), num_returns=1, timeout=_POLL_S)
         if self._events is not None:  # a task's events arrived before its end
             for event in self._events.get_nowait_batch(self._events.qsize()):

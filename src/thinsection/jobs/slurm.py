@@ -63,7 +63,6 @@ class SlurmBackend(Backend):
         self.sent = dict(enumerate(jobs, start=1))
 
     def poll(self, *, waiting: int) -> Sequence[Ended]:
-        """See `Backend.poll`."""
         found = self._array.ended(among=self.sent)
         if not found:
             threading.Event().wait(self.poll_s)

@@ -25,7 +25,7 @@ from thinsection.stages.config import ENCODING, GPU_BATCH, Goal, RunConfig
 from thinsection.stages.request import Models
 from thinsection.store.ledger import ledger_path, load_ledger
 from thinsection.stream import StageClock
-from thinsection.stream.plan import CHANNELS, MAX_SCRATCH, MIN_SLOTS
+from thinsection.stream.tile_stream import CHANNELS, MAX_SCRATCH, MIN_SLOTS
 from thinsection.tiles.transforms import stain_target
 from thinsection.units import parse_bytes
 from thinsection.usage.monitor import resource_monitor

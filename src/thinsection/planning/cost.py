@@ -4,8 +4,8 @@ Host peak = process + weights + batch + buffers + scratch + caches + prepared + 
     process   interpreter, libraries, allocator: measured once per machine (`calibration`)
     weights   of the encoder, and once more while they are loaded
     batch     what one encoding batch holds (encode.memory.batch_bytes, a dry pass); on a CPU
-    buffers   min(slots * batch_size, tiles of the run) * tile_px² * 3 (stream.plan)
-    scratch   decode workers * (region + tile of the level that is read) (stream.plan)
+    buffers   min(slots * batch_size, tiles of the run) * tile_px² * 3 (stream.tile_stream)
+    scratch   decode workers * (region + tile of the level that is read) (stream.tile_stream)
     caches    decoded segments that readers keep, per opened slide
     prepared  (prefetched + 2) * 40 bytes per px of the tissue mask, and what the threads hold that
               prepare and write slides beside the encoder
@@ -23,7 +23,7 @@ from thinsection.errors import ConfigError
 from thinsection.planning.calibration import Calibration, EncoderSize
 from thinsection.slide.segments import CACHE_BYTES
 from thinsection.stages.config import RunConfig, batch_size_of, budget_of
-from thinsection.stream.plan import CHANNELS
+from thinsection.stream.tile_stream import CHANNELS
 from thinsection.types import GIB, MIB
 
 MASK_BYTES_PER_PX = 40

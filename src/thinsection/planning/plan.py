@@ -27,9 +27,7 @@ from thinsection.stages.request import cohort_of
 from thinsection.tiles import tile_grid
 from thinsection.units import format_bytes, parse_bytes
 from thinsection.usage.analysis import LEAST_TIME_S, MEMORY_MARGIN, TIME_MARGIN, with_margins
-from thinsection.weights.placement import cpu_has_bf16
 
-BF16_GAIN = 1.25  # times the rate in fp32, for which other embeddings may be worth it
 MAX_OPENED = 64  # headers that a submission opens at most: seconds, not minutes
 _MIN_GPU_CPUS, _MAX_GPU_CPUS = 2, 16
 
@@ -132,17 +130,6 @@ def measured_size(
         on_message(f"measuring {name}: tiles per CPU-second, then memory (once a machine)")
     rate = partial(calibration.measure_rate, encoder, tile_px=tile_px, engine=engine)
     tiles_per_s = encoder_number("encoders", key, rate)
-    chosen = (settings.precision, encoder.precision) == ("auto", "fp32")
-    if on_cpu and chosen and cpu_has_bf16():  # advised only where it was measured to gain
-
-        def measure() -> float:
-            half = load_encoder(name, device="cpu", precision="bf16", pretrained=False)
-            return calibration.measure_rate(half, tile_px=tile_px, engine=engine)
-
-        half = encoder_number("encoders", key.replace("|fp32|", "|bf16|"), measure)
-        if half > BF16_GAIN * tiles_per_s:
-            told = f"bf16 {half:.3g} tiles/CPU-s against {tiles_per_s:.3g} in fp32, measured here"
-            on_message(f"{name}: {told}; --precision bf16 gives other embeddings")
     if on_cpu and is_quick(size, batch_size=batch_size):
         how: dict[str, Any] = {"precision": encoder.precision, "engine": engine, **sizes}
         process = partial(calibration.measure_cpu_peak, name, **how)

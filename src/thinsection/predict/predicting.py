@@ -39,7 +39,7 @@ from thinsection.stages.tiles import write_columns
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, stage_key
 from thinsection.store.tiles_h5 import open_h5
-from thinsection.stream.plan import StreamConfig
+from thinsection.stream.tile_stream import StreamConfig
 from thinsection.weights.origin import slug
 from thinsection.weights.placement import resolve_device
 

@@ -16,7 +16,7 @@ from thinsection.slide.look import Look
 from thinsection.slide.readers import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS
 from thinsection.store.identity import How
-from thinsection.stream.plan import MAX_SCRATCH, StreamBudget, StreamConfig
+from thinsection.stream.tile_stream import MAX_SCRATCH, StreamBudget, StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.units import parse_bytes

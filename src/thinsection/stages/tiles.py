@@ -22,7 +22,7 @@ from thinsection.stages.regions import ROI_SHARE, RegionsStage, SegmentStage
 from thinsection.stages.stage import Output, Reads, SlideWork, Stage
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, TilesWriter, open_h5, read_tiles, stored_dataset
-from thinsection.stream.plan import MAX_SCRATCH, read_bytes
+from thinsection.stream.tile_stream import MAX_SCRATCH, read_bytes
 from thinsection.tiles import TileTable, load_filters, tile_grid
 from thinsection.tiles.grid import MASK_FILTER, TilesConfig, kept_by_rules
 from thinsection.tiles.transforms import StainConfig, StainLook
