@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -53,6 +53,40 @@ def writing(path: Path | str) -> Iterator[None]:
         got = f"got {os.strerror(number)!r} for {str(name)!r}"
         remedy = "free some space, or bring the file system back"
         raise OutputError(f"output must be writable, {got}; {remedy}") from error
+
+
+class KeepingFile(io.FileIO):
+    """A file that keeps the first error of a write, and takes what follows as if it were written.
+
+    HDF5 2.0 is not told: it holds on to what it could not close, and crashes on it later.
+    """
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data).cast("B")
+        while len(left) and self.error is None:
+            left = left[self._kept(super().write, left) :]
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        return self._kept(super().truncate, size)
+
+    def _kept(self, change: Callable[[Any], int], what: Any) -> int:
+        try:
+            return change(what) if self.error is None else 0
+        except OSError as error:
+            self.error = error
+            return 0
+
+    def check(self) -> None:
+        """Raises the error."""
+        if self.error is not None:
+            raise self.error
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+        self.check()
 
 
 @contextmanager

@@ -11,10 +11,9 @@ values, type, shape and attributes, which a reader compares; nothing outside the
 """
 
 import hashlib
-import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,7 @@ import numpy.typing as npt
 
 import thinsection
 from thinsection.errors import InvalidInputError, StoreError, require
-from thinsection.files.atomic import atomic_path, writing
+from thinsection.files.atomic import KeepingFile, atomic_path, writing
 from thinsection.slide import Slide
 from thinsection.slide.geometry import best_level, nominal_power
 from thinsection.tiles import TileTable
@@ -134,7 +133,7 @@ class TilesWriter(Closing):
         self._path = path
         self.shape = (dim,) if isinstance(dim, int) else dim
         with ExitStack() as stack:
-            self._raw = stack.enter_context(_Keeping(path, "w+"))
+            self._raw = stack.enter_context(KeepingFile(path, "w+"))
             self._file = stack.enter_context(h5py.File(self._raw, "w"))
             self._coords, self._features = self._growing("coords", (2,), np.int64, 4096), None
             if dim:
@@ -191,46 +190,12 @@ class TilesWriter(Closing):
                     dataset.attrs[CHECKSUM] = _checksum(dataset, digest)
 
 
-class _Keeping(io.FileIO):
-    """A file that keeps the first error of a write, and takes what follows as if it were written.
-
-    HDF5 2.0 is not told: it holds on to what it could not close, and crashes on it later.
-    """
-
-    error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        left = memoryview(data).cast("B")
-        while len(left) and self.error is None:
-            left = left[self._kept(super().write, left) :]
-        return len(data)
-
-    def truncate(self, size: int | None = None) -> int:
-        return self._kept(super().truncate, size)
-
-    def _kept(self, change: Callable[[Any], int], what: Any) -> int:
-        try:
-            return change(what) if self.error is None else 0
-        except OSError as error:
-            self.error = error
-            return 0
-
-    def check(self) -> None:
-        """Raises the error."""
-        if self.error is not None:
-            raise self.error
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-        self.check()
-
-
 @contextmanager
 def new_h5(path: Path) -> "Iterator[h5py.File]":
     """A new HDF5 file; OSError at the end of the block where not all of it could be written."""
     import h5py
 
-    with _Keeping(path, "w+") as raw, h5py.File(raw, "w") as file:
+    with KeepingFile(path, "w+") as raw, h5py.File(raw, "w") as file:
         yield file
 
 
