@@ -19,17 +19,15 @@ from thinsection.probe import EVA, NANOPATH, Protocol
 from thinsection.probe.protocol import SegmentSettings
 from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
 from thinsection.probe.segment.probe import (
-    centre,
-    segment_features,
-    segment_probe,
-    with_cache_facts,
-)
-from thinsection.probe.segment.train import (
     MaskTransformer,
+    centre,
     dice_loss,
     initial_head,
     label_window,
+    segment_features,
+    segment_probe,
     upsampled,
+    with_cache_facts,
 )
 from thinsection.probe.statistics import (
     background_score,

@@ -14,9 +14,9 @@ from thinsection.errors import ConfigError, DatasetError
 from thinsection.files.atomic import write_text
 from thinsection.probe.data import images
 from thinsection.probe.data.cases import load_case_table
+from thinsection.probe.grid import find_tasks, suite_jobs
 from thinsection.probe.protocol import NANOPATH
 from thinsection.probe.segment.data import load_bcss
-from thinsection.probe.suite import find_tasks, suite_jobs
 
 
 def published(root: Path, n: int = 60) -> Path:

@@ -83,8 +83,7 @@ def _finish(result: ProbeResult, out: Path, tiles: TileSet | None) -> None:
 
 
 def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    from thinsection.probe.grid import ProbeGridConfig
-    from thinsection.probe.suite import BenchConfig
+    from thinsection.probe.grid import BenchConfig, ProbeGridConfig
 
     config = ProbeGridConfig if command is _grid else BenchConfig
     return with_config(config)(command)  # type: ignore[no-any-return]
@@ -126,7 +125,7 @@ def _bench(suite: Annotated[Path, SUITE], out: GridOut, config: Any) -> None:
 
     Example: thinsection bench SUITE.toml --executor slurm --workers 8 --out bench/
     """
-    from thinsection.probe.suite import run_suite
+    from thinsection.probe.grid import run_suite
 
     _told(run_suite(suite, out, config, on_message=typer.echo), out / "suite.json")
 

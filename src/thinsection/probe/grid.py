@@ -1,9 +1,12 @@
-"""`run_probes`: many probes as jobs of an executor, one a data set, encoder, seed and probe.
+"""Many probes as jobs of an executor, one a data set, encoder, seed and probe.
 
 OUT/probes.csv                             a row per score
     <job>/<probe>.json, .csv, .md, .html   the report of the probe
           job.json                         its rows and the key of its settings, written last
           traceback.txt                    where it failed
+
+`probe grid` takes them from its flags, `bench` from a suite (docs/probes.md): encoders x tasks, one
+JSON, one page; its paths are relative to its file, settings of a task go before the suite's.
 """
 
 import hashlib
@@ -13,26 +16,34 @@ import math
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from thinsection.config import as_mapping, option, replace_flat, section
-from thinsection.errors import ConfigError, ThinsectionError
+import thinsection
+from thinsection.config import as_mapping, option, read_toml, replace_flat, section
+from thinsection.errors import ConfigError, ThinsectionError, require
 from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.pipeline.task import set_threads
+from thinsection.probe.compare import compare
 from thinsection.probe.config import ProbeConfig
+from thinsection.probe.data.cases import PATHOBENCH_TABLE
+from thinsection.probe.data.files import TABLE_SUFFIXES
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import PROBES, load_probe
 from thinsection.store.ledger import stage_key
 
 TABLE_NAME, JOB_NAME, TRACEBACK_NAME = "probes.csv", "job.json", "traceback.txt"
+BY_KIND = {"tiles": ("knn", "linear", "fewshot"), "slide": ("slide",), "survival": ("survival",)}
+_KEYS, _TASK_KEYS = ("name", "encoders", "tasks"), ("data", "probes", "name")
+_PATHS = ("root", "embeddings", "labels", "test")
+OnMessage = Callable[[str], None]
 
 
 def grid_probes() -> tuple[str, ...]:
@@ -66,19 +77,10 @@ class ProbeGridConfig(ProbeConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeJob:
-    """One probe: plain values that travel between processes."""
+class BenchConfig:
+    """Settings of `thinsection bench`."""
 
-    name: str  # of its folder in the output
-    dataset: str = ""  # name of the task, instead of the data's own
-    probe: str  # of the registry
-    data: str  # path of a manifest, a data set's folder, tile embeddings, or a table of cases
-    config: ProbeConfig
-
-    @property
-    def key(self) -> str:
-        """Hash of the path and the settings, not of what the files hold."""
-        return stage_key(probe=self.probe, data=self.data, settings=as_mapping(self.config))
+    executor: ExecutorConfig = section(ExecutorConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,28 @@ class ProbeRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProbeJob:
+    """One probe: plain values that travel between processes."""
+
+    name: str  # of its folder in the output
+    dataset: str = ""  # name of the task, instead of the data's own
+    probe: str  # of the registry
+    data: str  # path of a manifest, a data set's folder, tile embeddings, or a table of cases
+    config: ProbeConfig
+
+    @property
+    def key(self) -> str:
+        """Hash of the path and the settings, not of what the files hold."""
+        return stage_key(probe=self.probe, data=self.data, settings=as_mapping(self.config))
+
+    def row(self, **values: Any) -> ProbeRow:
+        """A row of the table."""
+        encoder, seed = self.config.data.encoder, self.config.compute.seed
+        known = {"job": self.name, "data": self.data, "encoder": encoder, "seed": seed}
+        return ProbeRow(**{**known, "probe": self.probe, **values})
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProbeDone:
     """What became of a job: a row per score; 'tileset' has four, a failed job one."""
 
@@ -115,7 +139,7 @@ def run_probes(
     *,
     out: Path,
     config: ProbeGridConfig | None = None,
-    on_message: Callable[[str], None] = lambda text: None,
+    on_message: OnMessage = lambda text: None,
 ) -> list[ProbeRow]:
     """Every combination of data, encoders, seeds and probes, each a job of its own.
 
@@ -125,19 +149,44 @@ def run_probes(
     Memory: of the largest probe, in each worker.
     """
     config = config or ProbeGridConfig()
-    jobs, executor, resume = probe_jobs(data, config), config.executor, config.grid.resume
-    return run_jobs(jobs, out=out, executor=executor, resume=resume, on_message=on_message)
+    jobs, resume = probe_jobs(data, config), config.grid.resume
+    return _run_jobs(jobs, out, config.executor, on_message, resume=resume)
 
 
-def run_jobs(
-    jobs: Sequence[ProbeJob],
+def run_suite(
+    path: Path,
+    out: Path,
+    config: BenchConfig | None = None,
     *,
+    on_message: OnMessage = lambda text: None,
+) -> list[ProbeRow]:
+    """Runs every encoder on every task; writes OUT/suite.json and OUT/comparison.html.
+
+    A job that is done is skipped, a failed one is a row. With one encoder there is no comparison.
+
+    Memory: of the largest probe, in each worker. Raises ConfigError: the suite's file, with the key
+    that is wrong.
+    """
+    config, document, out = config or BenchConfig(), read_toml(path), Path(out)
+    rows = _run_jobs(suite_jobs(path, document), out, config.executor, on_message)
+    done = [row for row in rows if row.status != "failed"]
+    if len({row.encoder for row in done}) > 1:
+        on_message(str(compare([out], out)))
+    results = [json.loads((out / r.job / f"{r.probe}.json").read_text()) for r in done]
+    version = {"thinsection": thinsection.__version__, "suite": document}
+    shown = [asdict(row) for row in rows]
+    write_json(out / "suite.json", {**version, "rows": shown, "results": results})
+    return rows
+
+
+def _run_jobs(
+    jobs: Sequence[ProbeJob],
     out: Path,
     executor: ExecutorConfig,
+    on_message: OnMessage,
+    *,
     resume: bool = True,
-    on_message: Callable[[str], None] = lambda text: None,
 ) -> list[ProbeRow]:
-    """See `run_probes`: the jobs themselves."""
     out = Path(out).resolve()
     out.mkdir(parents=True, exist_ok=True)
     rows: list[ProbeRow] = []
@@ -163,16 +212,14 @@ def probe_jobs(data: Sequence[Path], config: ProbeGridConfig) -> list[ProbeJob]:
     """
     grid, base = config.grid, ProbeConfig(data=config.data, compute=config.compute)
     other = [p for p in grid.probe if not issubclass(load_probe(p).config_type, ProbeConfig)]
-    if other or not grid.probe:
-        raise ConfigError(f"probe must be one with a `ProbeConfig`, got {other or 'none'}")
-    if not data:
-        raise ConfigError("data must name at least one path, got none")
+    rule, fits = "probe must be one with a `ProbeConfig`", grid.probe and not other
+    require(fits, rule, other or "none", error=ConfigError)
+    require(data, "data must name at least one path", "none", error=ConfigError)
+    found = ", ".join(map(repr, grid.seeds))
+    whole = all(re.fullmatch(r"\s*[+-]?\d+\s*", seed) for seed in grid.seeds)
+    require(whole, "grid.seeds must be whole numbers", found, error=ConfigError)
     encoders = grid.encoders or (base.data.encoder,)
-    try:
-        seeds: Sequence[int | None] = [*map(int, grid.seeds)] or [base.compute.seed]
-    except ValueError:
-        found = ", ".join(map(repr, grid.seeds))
-        raise ConfigError(f"grid.seeds must be whole numbers, got {found}") from None
+    seeds: Sequence[int | None] = [*map(int, grid.seeds)] or [base.compute.seed]
     jobs = []
     for path, encoder, seed, probe in itertools.product(data, encoders, seeds, grid.probe):
         parts = (path.stem, encoder, None if seed is None else f"seed{seed}", probe)
@@ -180,11 +227,60 @@ def probe_jobs(data: Sequence[Path], config: ProbeGridConfig) -> list[ProbeJob]:
         settings = replace_flat(base, {"encoder": encoder, "seed": seed})
         jobs.append(ProbeJob(name=name, probe=probe, data=str(path.resolve()), config=settings))
     counts = Counter(job.name for job in jobs)
-    for i, job in enumerate(jobs):
-        if counts[job.name] > 1:
-            mark = hashlib.sha256(job.data.encode()).hexdigest()[:6]
-            jobs[i] = replace(job, name=f"{job.name}-{mark}")
+    marks = [f"-{hashlib.sha256(job.data.encode()).hexdigest()[:6]}" for job in jobs]
+    marked = [m if counts[job.name] > 1 else "" for job, m in zip(jobs, marks, strict=True)]
+    return [replace(job, name=job.name + m) for job, m in zip(jobs, marked, strict=True)]
+
+
+def suite_jobs(path: Path, document: Mapping[str, Any]) -> list[ProbeJob]:
+    """The jobs of a suite: tasks, then encoders, then probes."""
+    encoders, tasks = document.get("encoders"), document.get("tasks")
+    require(encoders, "encoders must name at least one", encoders, error=ConfigError)
+    require(tasks, "tasks must be given as [[tasks]]", tasks, error=ConfigError)
+    shared = {k: v for k, v in document.items() if k not in _KEYS}
+    jobs = []
+    for given in tasks or ():
+        require("data" in given, "each task must have data", sorted(given), error=ConfigError)
+        own = shared | {k: v for k, v in given.items() if k not in _TASK_KEYS}
+        tasks_found = find_tasks(path.parent / given["data"])
+        for (task, data, kind), encoder in itertools.product(tasks_found, encoders or ()):
+            name, words = given.get("name", task), {"encoder": encoder, "task": task}
+            paths = {k: path.parent / str(own[k]).format(**words) for k in _PATHS if k in own}
+            config = replace_flat(ProbeConfig(), {**own, **paths, "encoder": encoder})
+            for probe in given.get("probes", BY_KIND[kind]):
+                load_probe(probe)  # its name is right before anything runs
+                job = {"probe": probe, "data": str(data).format(**words), "config": config}
+                jobs.append(ProbeJob(name=f"{name}-{encoder}-{probe}", dataset=name, **job))
     return jobs
+
+
+def find_tasks(path: Path) -> Iterator[tuple[str, Path, str]]:
+    """(name, path, kind) of the task that a path is, or of every task below it.
+
+    A path with {encoder} in it is taken as it stands.
+    """
+    later, suffix, table = "{" in str(path), path.suffix.lower(), path / PATHOBENCH_TABLE
+    if later or suffix in TABLE_SUFFIXES:
+        words = path.read_text(encoding="utf-8") if suffix == ".json" and not later else ""
+        kinds = {'"events"': "survival", '"slides"': "slide", '"slide_ids"': "slide"}
+        yield (
+            path.stem,
+            path,
+            next((kind for word, kind in kinds.items() if word in words), "tiles"),
+        )
+    elif table.is_file():
+        survival = "_days" in table.read_text(encoding="utf-8").split("\n")[0]
+        yield path.name, path, "survival" if survival else "slide"
+    else:
+        names = ("*.json", f"*/*/{PATHOBENCH_TABLE}", f"*/{PATHOBENCH_TABLE}", "*/manifest.csv")
+        found = sorted(p for name in names for p in path.glob(name))
+        if not found:
+            yield path.name, path, "tiles"  # a folder of images
+        for task in found:
+            if task.name == "manifest.csv":
+                yield task.parent.name, task, "tiles"
+            else:
+                yield from find_tasks(task.parent if task.name == PATHOBENCH_TABLE else task)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +308,7 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
 
     def lost(self, entry: ProbeJob, reason: str) -> ProbeDone:
         """The row of a job whose worker died."""
-        return ProbeDone(rows=(_row(entry, entry.probe, status="failed", error=reason),))
+        return ProbeDone(rows=(entry.row(status="failed", error=reason),))
 
     def name(self, entry: ProbeJob) -> str:
         """See `Task.name`."""
@@ -247,22 +343,15 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
 
 def _probe_rows(job: ProbeJob, folder: Path) -> tuple[ProbeRow, ...]:
     """A row per result of a job, their reports written."""
-    probe = load_probe(job.probe)
+    probe, encoder, rows = load_probe(job.probe), job.config.data.encoder, []
     config = probe.config_type(data=job.config.data, compute=job.config.compute)
     data = probe.kind.load(Path(job.data), config)
-    rows = []
-    for result in probe.run(data, config):
-        facts = {"encoder": job.config.data.encoder, **result.facts}
-        name = job.dataset or result.dataset
-        result = replace(result, dataset=name, facts=facts)  # noqa: PLW2901
+    for found in probe.run(data, config):
+        facts = {"encoder": encoder, **found.facts}
+        result = replace(found, dataset=job.dataset or found.dataset, facts=facts)
         write_probe_report(result, folder, tiles=data if isinstance(data, TileSet) else None)
         values = {"metric": result.metric, "score": float(result.score)}
         if result.interval is not None and math.isfinite(result.interval.low):  # not of one slide
             values |= {"low": float(result.interval.low), "high": float(result.interval.high)}
-        rows.append(_row(job, result.probe, status="done", **values))
+        rows.append(job.row(probe=result.probe, status="done", **values))
     return tuple(rows)
-
-
-def _row(job: ProbeJob, probe: str, **values: Any) -> ProbeRow:
-    encoder, seed = job.config.data.encoder, job.config.compute.seed
-    return ProbeRow(job=job.name, data=job.data, encoder=encoder, seed=seed, probe=probe, **values)

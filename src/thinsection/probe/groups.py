@@ -42,11 +42,7 @@ class Groups:
 def group_rows(slide_ids: Sequence[str], case_ids: Sequence[str] = (), *, where: str) -> Groups:
     """The group of each row: its case_id, else the patient of a TCGA barcode, else its slide_id.
 
-    Args:
-        slide_ids: a name a row, '' where it is unknown; () for rows without slides.
-        case_ids: the table's column; () where it has none. A blank one is never a case of its own:
-            the slide decides, as without a column.
-        where: of an error: the table's name.
+    '' is an unknown slide, or no case: the slide decides. () is a column that is not there.
 
     Raises DatasetError: a row without case and slide, or one slide under two cases.
     """
@@ -74,8 +70,8 @@ def patient_of(slide_id: str) -> str:
 
 def table_groups(rows: Sequence[Mapping[str, str]], where: str) -> Groups | None:
     """The groups of a table's rows; None where it has neither case_id nor slide_id."""
-    case_column = next((name for name in CASE_COLUMNS if rows and name in rows[0]), None)
-    if not rows or (case_column is None and "slide_id" not in rows[0]):
+    column = next((name for name in CASE_COLUMNS if rows and name in rows[0]), "")
+    if not column and not (rows and "slide_id" in rows[0]):
         return None
-    cases = [row[case_column] for row in rows] if case_column else ()
-    return group_rows([row.get("slide_id", "") for row in rows], cases, where=where)
+    slides, cases = ([row.get(name, "") for row in rows] for name in ("slide_id", column))
+    return group_rows(slides, cases, where=where)

@@ -3,7 +3,7 @@
 import base64
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +38,30 @@ LONG_DETAILS = ("curve", "selected_on", *LOSSES[:2])
 def write_probe_report(result: ProbeResult, out_dir: Path, *, tiles: TileSet | None = None) -> Path:
     """Writes <probe>.json, .csv, .md, .html and <probe>_<picture>.png, each atomically.
 
-    Returns the page, <probe>.html. `tiles` are the probed embeddings, for the map.
+    Returns the page, <probe>.html, where nothing is fetched. `tiles`: what was probed, for the map.
 
-    Memory: the pictures and the rows as text.
-
-    Raises MissingDependencyError: matplotlib is not installed.
+    Memory: the pictures and the rows as text. Raises MissingDependencyError: no matplotlib.
     """
-    pictures = probe_pictures(result, tiles)
+    pictures, page = probe_pictures(result, tiles), out_dir / f"{result.probe}.html"
     for picture in pictures:
         write_bytes(out_dir / f"{result.probe}_{picture.name}.png", picture.png)
     columns = _columns(result)
-    page = out_dir / f"{result.probe}.html"
     write_table(page.with_suffix(".csv"), zip(*columns.values(), strict=True), list(columns))
-    write_text(page.with_suffix(".md"), _markdown(result, pictures))
-    write_text(page, _html(result, pictures))
-    document = {**result.as_mapping(), "settings_chosen": selection_words(result)}
+    words = PROBE_WORDS.get(result.probe, f"Probe {result.probe}")
+    shown: dict[str, Any] = {
+        "title": f"{words} on {result.dataset}",
+        "score": f"{result.score:.4f}",
+        "metric": result.metric_words,
+        "interval": interval_words(result),
+        "settings": selection_words(result),
+        "classes": [] if result.predictions is None else per_class_rows(result.predictions),
+        "facts": _facts(result),
+    }
+    write_text(page.with_suffix(".md"), _markdown(shown, pictures, result.probe))
+    inside = [(p.title, p.caption, base64.b64encode(p.png).decode("ascii")) for p in pictures]
+    shown |= {"pictures": inside, "protocol": json.dumps(as_mapping(result.protocol), indent=2)}
+    write_text(page, render_page("thinsection.probe", "probe.html.j2", **shown))
+    document = {**result.as_mapping(), "settings_chosen": shown["settings"]}
     write_json(page.with_suffix(".json"), document)  # last: where it is, the rest is
     return page
 
@@ -69,43 +78,19 @@ def _columns(result: ProbeResult) -> dict[str, Iterable[Any]]:
     return columns | rows.columns
 
 
-def _markdown(result: ProbeResult, pictures: Sequence[Picture]) -> str:
-    """The result as a page of Markdown beside its pictures."""
-    score = f"{result.metric_words} {result.score:.4f} ({interval_words(result)})"
-    lines = [f"# {_title(result)}", "", f"**{score}**", ""]
-    lines += [f"Settings: {selection_words(result)}", ""]
-    if result.predictions is not None:
+def _markdown(shown: Mapping[str, Any], pictures: Sequence[Picture], probe: str) -> str:
+    """The page as Markdown beside its pictures."""
+    score = "{metric} {score} ({interval})".format_map(shown)
+    lines = [f"# {shown['title']}", "", f"**{score}**", "", f"Settings: {shown['settings']}", ""]
+    if shown["classes"]:
         lines += ["| class | rows | precision | recall | F1 |", "|---|---:|---:|---:|---:|"]
         line = "| {} | {rows} | {precision:.4f} | {recall:.4f} | {f1:.4f} |"
-        classes = per_class_rows(result.predictions)
-        lines += [*(line.format(_pipe(row["name"]), **row) for row in classes), ""]
+        lines += [*(line.format(_pipe(row["name"]), **row) for row in shown["classes"]), ""]
     lines += ["| setting | value |", "|---|---|"]
-    lines += [f"| {_pipe(k)} | {_pipe(v)} |" for k, v in _facts(result)]
-    for picture in pictures:
-        link = f"![{picture.title}]({result.probe}_{picture.name}.png)"
-        lines += ["", f"## {picture.title}", "", link, "", picture.caption]
+    lines += [f"| {_pipe(k)} | {_pipe(v)} |" for k, v in shown["facts"]]
+    for p in pictures:
+        lines += ["", f"## {p.title}", "", f"![{p.title}]({probe}_{p.name}.png)", "", p.caption]
     return "\n".join(lines) + "\n"
-
-
-def _html(result: ProbeResult, pictures: Sequence[Picture]) -> str:
-    """The result as one self-contained page: pictures inside, nothing is fetched."""
-    return render_page(
-        "thinsection.probe",
-        "probe.html.j2",
-        title=_title(result),
-        score=f"{result.score:.4f}",
-        metric=result.metric_words,
-        interval=interval_words(result),
-        settings=selection_words(result),
-        classes=[] if result.predictions is None else per_class_rows(result.predictions),
-        facts=_facts(result),
-        pictures=[(p.title, p.caption, base64.b64encode(p.png).decode("ascii")) for p in pictures],
-        protocol=json.dumps(as_mapping(result.protocol), indent=2),
-    )
-
-
-def _title(result: ProbeResult) -> str:
-    return f"{PROBE_WORDS.get(result.probe, f'Probe {result.probe}')} on {result.dataset}"
 
 
 def interval_words(result: ProbeResult) -> str:

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -44,15 +45,15 @@ class Picture(NamedTuple):
 def probe_pictures(result: ProbeResult, tiles: TileSet | None = None) -> list[Picture]:
     """Every picture that the result has data for.
 
-    Memory: MAX_POINTS rows of embeddings in float64 for the map.
-
-    Raises MissingDependencyError: matplotlib is not installed.
+    Memory: MAX_POINTS rows of embeddings in float64 for the map. Raises MissingDependencyError:
+    matplotlib is not installed.
     """
     rows, details = result.predictions, result.details
     mapped = tiles is not None and len(tiles.val) >= MIN_ROWS_FOR_MAP
+    scored = rows if rows and rows.probability is not None else None
     draws: dict[str, tuple[Any, Draw]] = {  # None: there is nothing to draw it from
         "confusion": (rows, _confusion),
-        "roc": (rows if rows and rows.probability is not None else None, _roc),
+        "roc": (scored, _roc),
         "curve": (details.get("curve"), _curve),
         "sweep": (next(filter(details.__contains__, SWEEPS), None), _sweep),
         "learning": (details.get("score_by_shots"), _learning),
@@ -158,34 +159,27 @@ def _learning(axes: "Axes", curve: dict[str, float], result: ProbeResult) -> Wor
 
 def _survival(axes: "Axes", risks: Risks, result: ProbeResult) -> Words:
     """Kaplan-Meier curves of the cases above and below the median risk of their fold."""
+    from sksurv.nonparametric import kaplan_meier_estimator
+
     first = np.zeros(len(risks.ids), dtype=bool)  # a case once, however many seeds
     first[np.unique(risks.ids, return_index=True)[1]] = True
-    for name, group, color in (
-        ("higher", first & risks.high, 5),
-        ("lower", first & ~risks.high, 0),
+    for name, of_kind, color in (
+        ("higher", risks.high, COLORS[5]),
+        ("lower", ~risks.high, COLORS[0]),
     ):
-        if not group.any():
+        event, times = risks.event[first & of_kind], risks.time[first & of_kind]
+        if not len(event):
             continue  # all risks are equal
-        event, times = risks.event[group], risks.time[group]
-        time, share = kaplan_meier(event, times)
+        steps = kaplan_meier_estimator(event, times)
+        time, share = (np.r_[start, values] for start, values in zip((0.0, 1.0), steps))
         label = f"{name} risk: {len(event)} cases, {int(event.sum())} events"
-        axes.step(time, share, where="post", color=_color(color), label=label, linewidth=1.8)
+        axes.step(time, share, where="post", color=color, label=label, linewidth=1.8)
         at = share[np.searchsorted(time, times[~event], side="right") - 1]
-        axes.plot(times[~event], at, "|", color=_color(color), markersize=7)
+        axes.plot(times[~event], at, "|", color=color, markersize=7)
     axes.set(xlabel="time (the dataset's unit)", ylabel="share without event", ylim=(0, 1.03))
     caption = "Split at the median risk of each fold; ticks: cases censored there."
     caption += "" if first.all() else " Folds of the first seed."
     return "Survival by predicted risk", caption
-
-
-def kaplan_meier(
-    event: npt.NDArray[np.bool_], time: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """(times, share without event from then on), starting at (0, 1)."""
-    from sksurv.nonparametric import kaplan_meier_estimator
-
-    times, share = kaplan_meier_estimator(event, time)
-    return np.r_[0.0, times], np.r_[1.0, share]
 
 
 def _neighbours(axes: "Axes", details: dict[str, Any], result: ProbeResult) -> Words:
@@ -219,21 +213,21 @@ def plane(
     embeddings: npt.NDArray[np.float32], *, seed: int
 ) -> tuple[npt.NDArray[np.float64], str, Sequence[str]]:
     """(points (N, 2), method, axis names): UMAP where it is installed, else PCA."""
-    try:
+    if find_spec("umap"):
         from umap import UMAP
-    except ImportError:
-        from sklearn.decomposition import PCA
 
-        # the exact solver; an axis has no sign of its own: the largest loading is made positive
-        pca = PCA(n_components=min(2, *embeddings.shape), svd_solver="full")
-        points = np.zeros((len(embeddings), 2))
-        with np.errstate(invalid="ignore"):  # no variance at all: a share of 0 / 0
-            points[:, : pca.n_components] = pca.fit_transform(embeddings.astype(np.float64))
-        share = np.nan_to_num(pca.explained_variance_ratio_)
-        names = [f"PC {i + 1} ({s:.0%} of the variance)" for i, s in enumerate(share)]
-        return points, "PCA", [*names, ""][:2]
-    points = UMAP(random_state=seed, n_jobs=1).fit_transform(embeddings)
-    return np.asarray(points, dtype=np.float64), "UMAP", ("UMAP 1", "UMAP 2")
+        points = UMAP(random_state=seed, n_jobs=1).fit_transform(embeddings)
+        return np.asarray(points, dtype=np.float64), "UMAP", ("UMAP 1", "UMAP 2")
+    from sklearn.decomposition import PCA
+
+    # the exact solver; an axis has no sign of its own: the largest loading is made positive
+    pca = PCA(n_components=min(2, *embeddings.shape), svd_solver="full")
+    points = np.zeros((len(embeddings), 2))
+    with np.errstate(invalid="ignore"):  # no variance at all: a share of 0 / 0
+        points[:, : pca.n_components] = pca.fit_transform(embeddings.astype(np.float64))
+    share = np.nan_to_num(pca.explained_variance_ratio_)
+    names = [f"PC {i + 1} ({s:.0%} of the variance)" for i, s in enumerate(share)]
+    return points, "PCA", [*names, ""][:2]
 
 
 def _examples(axes: "Axes", shown: Examples, result: ProbeResult) -> Words:

@@ -11,7 +11,7 @@ from thinsection.config import nearest
 from thinsection.errors import ConfigError
 
 Metric = Literal["macro_f1", "balanced_accuracy"]
-Geometry = Literal["compatible", "correct"]  # of a segmentation: see `segment.train.upsampled`
+Geometry = Literal["compatible", "correct"]  # of a segmentation: see `segment.probe.upsampled`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data import files
 from thinsection.probe.data.files import TEST, TRAIN, TextRow, check, split_name
 from thinsection.probe.data.sets import CaseSet, Embeddings, SurvivalSet
-from thinsection.probe.groups import CASE_COLUMNS, Groups, group_rows
+from thinsection.probe.groups import Groups, table_groups
 from thinsection.probe.protocol import Protocol
 from thinsection.probe.statistics import Fold
 
@@ -123,19 +123,16 @@ def _grouped(
     The folds are the table's, where it has some and they are asked for.
     """
     check(rows, "table must leave cases to train on", f"none in {name!r}")
-    slides_of = [_slide_ids(row["slide_id"]) for row in rows]
-    column = next((c for c in CASE_COLUMNS if c in rows[0]), None)
-    listed = [(slide, row) for row, slides in zip(rows, slides_of, strict=True) for slide in slides]
-    of_slides = [row[column] for _, row in listed] if column else ()
-    whose = group_rows([slide for slide, _ in listed], of_slides, where=repr(name))
-    patients: dict[str, str] = {}  # of the cases
-    slides: dict[str, list[str]] = {}
+    listed = [{**row, "slide_id": s} for row in rows for s in _slide_ids(row["slide_id"])]
+    whose = table_groups(listed, repr(name))
+    assert whose is not None  # there are slides
+    patients, slides = dict[str, str](), dict[str, list[str]]()  # of the cases
     first: dict[str, TextRow] = {}
     fold_columns = [c for c in rows[0] if c.startswith("fold_")]
-    for (slide, row), patient in zip(listed, whose.of_row, strict=True):
+    for row, patient in zip(listed, whose.of_row, strict=True):
         case = (row[key] if key else "") or patient
         patients.setdefault(case, patient)
-        slides.setdefault(case, []).append(slide)
+        slides.setdefault(case, []).append(row["slide_id"])
         known_row = first.setdefault(case, row)
         for c in (*columns, *fold_columns):
             found = f"{known_row[c]!r} and {row[c]!r} for {case!r} in {name!r}"

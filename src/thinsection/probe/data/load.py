@@ -40,9 +40,8 @@ Picked = Mapping[int, TextRow]
 def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
     """Labelled tile embeddings of a path; images are embedded by the configuration's encoder.
 
-    Memory: 12 N D at most while rows are split, 4 N D after; the largest file.
-
-    Raises DatasetError: see `check_tile_set`.
+    Memory: 12 N D at most while rows are split, 4 N D after; the largest file. Raises DatasetError:
+    see `check_tile_set`.
     """
     rows = _labelled_rows(path, config)
     if rows.embeddings is not None:
@@ -63,29 +62,23 @@ def image_rows(path: Path, config: ProbeConfig) -> tuple[LabelledRows, "TileEnco
 
 def _labelled_rows(path: Path, config: ProbeConfig) -> LabelledRows:
     """The rows of a path, as many of a class as are asked for."""
-    rows, most, seed = _all_rows(path, config), config.data.max_per_class, config.protocol.seed
-    return rows if most is None else rows.at_most_per_class(most, seed=seed)
-
-
-def _all_rows(path: Path, config: ProbeConfig) -> LabelledRows:
     data, seed, suffix = config.data, config.protocol.seed, path.suffix.lower()
-    layout: str = data.layout
+    layout, most = str(data.layout), data.max_per_class
     if layout == "auto":
         check(path.exists(), "data must exist", repr(str(path)))
         tiles = data.labels is not None or suffix in files.H5_SUFFIXES or any(path.glob("*.h5"))
-        layout = "manifest" if suffix in files.TABLE_SUFFIXES else "folder"
-        layout = "tiles" if tiles else layout
+        table = suffix in files.TABLE_SUFFIXES
+        layout = "tiles" if tiles else "manifest" if table else "folder"
     if layout == "manifest":
-        return load_manifest(path, data, seed=seed)
-    got = f"{data.held_out!r} for {str(path)!r}"
-    check(data.held_out == files.VAL, "held_out test must be of a table with a split", got)
-    if layout != "tiles" and not files.is_results(path):
-        return images.load_images(layout, path, seed=seed)
-    tile_files = files.find_tile_files(path)
-    if data.labels is None and not any(map(files.drawn_classes, tile_files)):
-        rule = "labels must be given for tile embeddings"
-        raise ConfigError(f"{rule}, got none for {str(path)!r}; pass --labels regions.geojson")
-    return load_regions(tile_files, data.labels, seed=seed)
+        rows = load_manifest(path, data, seed=seed)
+    else:
+        got = f"{data.held_out!r} for {str(path)!r}"
+        check(data.held_out == files.VAL, "held_out test must be of a table with a split", got)
+        if layout == "tiles" or files.is_results(path):
+            rows = load_regions(files.find_tile_files(path), data.labels, seed=seed)
+        else:
+            rows = images.load_images(layout, path, seed=seed)
+    return rows if most is None else rows.at_most_per_class(most, seed=seed)
 
 
 class _Sources(NamedTuple):
@@ -151,42 +144,36 @@ def load_regions(
 
     Memory: 8 N D for N labelled tiles; one slide's file.
     """
+    if labels is None and not any(map(files.drawn_classes, tile_files)):
+        got = f"none for {str(tile_files[0].parent)!r}; pass --labels regions.geojson"
+        raise ConfigError(f"labels must be given for tile embeddings, got {got}")
     said, source = _read_labels(labels), labels or Path("classes drawn")
     where, several = str(source), "where there are several slides"
     named = [*said] if isinstance(said, dict) else [region.slide_id for region in said]
     rule = f"each region must have the property 'slide_id' {several}"
     check(len(tile_files) < 2 or all(named), rule, f"one without in {where!r}")
     slides = [_labelled_tiles(path, said if labels else None) for path in tile_files]
-    seen, encoders = [s.name for s in slides], {s.encoder for s in slides}
+    seen, encoders, by_slide, vectors = zip(*slides, strict=True)
     unknown = ", ".join(sorted(map(repr, {*filter(None, named)} - {*seen})))
     rule = f"slide_id must name a slide of the data ({', '.join(seen[:5])})"
     check(not unknown, rule, f"{unknown} in {where!r}")
-    mixed = f"{', '.join(sorted(encoders))}; probe them apart"
-    check(len(encoders) < 2, "slides must come from one encoder", mixed)
-    rows = [row for s in slides for row in s.rows]
+    mixed = f"{', '.join(sorted({*encoders}))}; probe them apart"
+    check(len({*encoders}) < 2, "slides must come from one encoder", mixed)
+    rows = [row for of_slide in by_slide for row in of_slide]
     classes = sorted({row["label"] for row in rows})
     found = f"{classes} for {len(rows)} tiles of {len(slides)} slides in {where!r}"
     check(len(classes) > 1, "labels must put tiles into at least two classes", found)
     facts = {"labels": source.name, "slides": len({row["slide_id"] for row in rows})}
     known: dict[str, Any] = {"facts": facts | files.probed(tile_files[0]), "seed": seed}
-    known["ids"] = [name for s in slides for name in s.ids]
-    known["embeddings"] = np.concatenate([s.embeddings for s in slides])
+    known |= {"ids": [row["origin"] for row in rows], "embeddings": np.concatenate(vectors)}
     rule = "split of the labels"
     return files.label_rows(rows, source.stem, where=repr(where), rule=rule, **known)
 
 
-class _SlideTiles(NamedTuple):
-    """The labelled tiles of one slide."""
-
-    name: str
-    encoder: str  # and its width, in words
-    rows: Sequence[TextRow]
-    ids: Sequence[str]
-    embeddings: sets.Embeddings
-
-
-def _labelled_tiles(path: Path, said: "_Said | None") -> _SlideTiles:
-    """The tiles of a file that have a label; None: by the class that was drawn over them."""
+def _labelled_tiles(
+    path: Path, said: "_Said | None"
+) -> tuple[str, str, list[TextRow], sets.Embeddings]:
+    """A slide's name, encoder, labelled tiles and their embeddings; None: as classes were drawn."""
     tiles = read_tiles(path)
     coords, features, edge_l0 = tiles.coords_l0, tiles.features, tiles.tile_px_l0
     if features is None:
@@ -204,10 +191,13 @@ def _labelled_tiles(path: Path, said: "_Said | None") -> _SlideTiles:
         check(edge_l0, "coords must have the attribute 'patch_size_level0'", got)
         picked = _by_region(said, coords, (edge_l0 or 0) / 2, name)
     chosen, patient = sorted(picked), files.known_patient(path, name)
-    rows = [{"case_id": patient, **picked[row], "slide_id": name} for row in chosen]
-    ids = [f"{name}:{x}x{y}" for x, y in coords[chosen].tolist()]
+    origins = [f"{name}:{x}x{y}" for x, y in coords[chosen].tolist()]
+    rows: list[TextRow] = [
+        {"case_id": patient, **picked[row], "slide_id": name, "origin": origin}
+        for row, origin in zip(chosen, origins, strict=True)
+    ]
     encoder = f"{encoder or 'unnamed'} ({features.shape[1]}-d)"
-    return _SlideTiles(name, encoder, rows, ids, features[chosen].astype(np.float32))
+    return name, encoder, rows, features[chosen].astype(np.float32)
 
 
 def drawn_labels(path: Path) -> Picked:

@@ -54,11 +54,8 @@ class TileSet:
         Memory: both once more. Raises DatasetError: they have other classes.
         """
         names, rule = self.class_names, "test must have the classes of the data"
-        _check(
-            other.class_names == names,
-            rule,
-            f"{', '.join(other.class_names)} for {', '.join(names)}",
-        )
+        found = f"{', '.join(other.class_names)} for {', '.join(names)}"
+        _check(other.class_names == names, rule, found)
         facts = {**self.facts, "split_rule": f"all rows train, all of {other.name!r} are scored"}
         train, val = join_splits(self.train, self.val), join_splits(other.train, other.val)
         return replace(self, train=train, val=val, facts=facts)
@@ -303,10 +300,7 @@ def check_finite(embeddings: Embeddings, ids: Sequence[str]) -> None:
 
 
 def check_vectors(embeddings: Embeddings, ids: Sequence[str]) -> None:
-    """Raises InvalidInputError: not finite, all rows alike, or rows of zeros.
-
-    Memory: N D bytes.
-    """
+    """Raises InvalidInputError: not finite, all rows alike, or rows of zeros. Memory: N D bytes."""
     check_finite(embeddings, ids)
     alike = len(embeddings) > 1 and bool((embeddings == embeddings[0]).all())
     remedy = f"{len(embeddings)} times the same; see what the encoder was given"
@@ -351,9 +345,8 @@ def check_leakage(
 ) -> str:
     """What train and validation share, in words; of several folds the first that shares anything.
 
-    Memory: 24 N, and the rows whose sums are equal.
-
-    Raises DatasetError: they share patients, slides or identical rows, and that is not allowed.
+    Memory: 24 N, and the rows whose sums are equal. Raises DatasetError: they share patients,
+    slides or identical rows, and that is not allowed.
     """
     for train, val in parts:
         shared = train.groups.shared(val.groups) if train.groups and val.groups else {}

@@ -1,30 +1,44 @@
-"""Segmentation probe: dense tokens through the feature cache, a MaskTransformer on each fold."""
+"""Segmentation probe: dense tokens through the feature cache, a MaskTransformer on each fold.
 
+It compares patch tokens and learned class tokens by cosine. Shapes: B images, T = g * g tokens of D
+channels, K classes, C = width of the head. The order of images, the weights and every operation are
+the same whether features come from RAM or from the cache: losses and scores agree to the bit.
+
+Source: Strudel et al., Segmenter, arXiv:2105.05633, as THUNDER and nanopath use it.
+"""
+
+import copy
 import json
+import math
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from thinsection.encode import DEFAULT_ENCODER, TileEncoder, load_encoder
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, require
 from thinsection.probe import statistics as metrics
 from thinsection.probe.config import SegmentConfig
 from thinsection.probe.intervals import bootstrap_rows
 from thinsection.probe.protocol import NANOPATH, Geometry, Protocol, SegmentSettings, get_protocol
 from thinsection.probe.result import Examples, ProbeResult
 from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
-from thinsection.probe.segment.train import SegmentFit, SegmentTrainer, grid_edge, label_window
+from thinsection.probe.statistics import Counts, IndexArray, image_counts
 from thinsection.store.cache import CacheKey, FeatureCache, Storage, default_root, open_or_write
 from thinsection.types import GIB, RgbArray
 from thinsection.units import parse_bytes
 from thinsection.weights.placement import resolve_device
 
 NUM_EXAMPLES = 4  # images shown beside their prediction
+INIT_STD, NORM_EPS = 0.02, 1e-5
+LabelImages = npt.NDArray[np.uint8]  # (N, H, W)
 
 
 def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
@@ -32,30 +46,26 @@ def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
 
     Memory: `cache_memory` + the encoder, then the head (see `SegmentTrainer`) + 65,536 N bytes.
     """
-    chosen, cached, device = config.segment, config.cache, config.segment.device
+    chosen, cached = config.segment, config.cache
     protocol = get_protocol(chosen.protocol, seed=chosen.seed)
     settings: SegmentSettings = protocol.require("segment")
     if chosen.epochs is not None:
-        if chosen.epochs < 1:
-            raise ConfigError(f"epochs must be >= 1, got {chosen.epochs}")
+        require(chosen.epochs >= 1, "epochs must be >= 1", chosen.epochs, error=ConfigError)
         settings = replace(settings, epochs=chosen.epochs)
         protocol = replace(protocol, segment=settings)
     data = SEGMENT_DATASETS[chosen.dataset](root)
-    name = chosen.encoder or DEFAULT_ENCODER
+    how: dict[str, Any] = {"device": chosen.device, "precision": chosen.precision}
     with segment_features(
         data,
-        load_encoder(  # not held while training
-            name, device=device, precision=chosen.precision, engine=chosen.engine
-        ),
+        load_encoder(chosen.encoder or DEFAULT_ENCODER, engine=chosen.engine, **how),  # let go then
         settings,
         root=cached.cache_dir or default_root(),
         budget_bytes=parse_bytes(cached.cache_memory, name="cache_memory"),
         storage=cached.cache_dtype,
         batch_size=chosen.batch_size,
     ) as cache:
-        geometry = chosen.geometry
-        result = segment_probe(data, cache, protocol=protocol, geometry=geometry, device=device)
-        return with_cache_facts(result, cache)
+        how = {"geometry": chosen.geometry, "device": chosen.device}
+        return with_cache_facts(segment_probe(data, cache, protocol=protocol, **how), cache)
 
 
 def segment_features(
@@ -79,16 +89,13 @@ def segment_features(
         for images in data.image_batches(start, batch_size):
             yield encoder.encode_tokens(centre(images, settings))
 
-    preprocessing = {
-        **{"image_px": settings.image_px, "crop_px": settings.crop_px},
-        **encoder.spec.preprocessing,
-        **{"precision": encoder.precision, "device": encoder.device.type},
-        "engine": encoder.engine.partition(" (")[0],  # its sums are in an order of their own
-    }
+    sizes = {"image_px": settings.image_px, "crop_px": settings.crop_px}
+    how = {"precision": encoder.precision, "device": encoder.device.type}
+    how["engine"] = encoder.engine.partition(" (")[0]  # its sums are in an order of their own
     key = CacheKey(
         encoder=encoder.spec.name,
         weights_hash=encoder.weights_hash,
-        preprocessing=json.dumps(preprocessing, sort_keys=True),
+        preprocessing=json.dumps(sizes | {**encoder.spec.preprocessing} | how, sort_keys=True),
         data_hash=data.contents_hash(),
         storage=storage,
     )
@@ -120,56 +127,49 @@ def segment_probe(
     where, num_classes = resolve_device(device, mps=False), len(data.class_names)
     trainer = SegmentTrainer(features, data.labels(), num_classes, settings, geometry, where)
     fits = [trainer.fit(*fold, seed=protocol.seed + i) for i, fold in enumerate(data.folds)]
-    weight = settings.background_weight
-    details = _details(data, fits, weight)
-    jaccard = np.concatenate([metrics.image_jaccard(fit.counts) for fit in fits])
-    weights = np.concatenate([metrics.image_weights(fit.counts, weight) for fit in fits])
+    counts, weight = [fit.counts for fit in fits], settings.background_weight
+    jaccard = np.concatenate([metrics.image_jaccard(c) for c in counts])
+    weights = np.concatenate([metrics.image_weights(c, weight) for c in counts])
 
     def score(draws: npt.NDArray) -> npt.NDArray[np.float64]:
         return draws @ (weights * jaccard) / (draws @ weights)  # type: ignore[no-any-return]
 
+    rows = np.concatenate([val for _, val in data.folds])
+    whose: dict[str, Any] = {"groups": data.groups and data.groups.take(rows), "unit": "images"}
+    background = float(np.mean([metrics.background_score(c, weight) for c in counts]))
+    per_class = metrics.class_jaccard(np.concatenate(counts).sum(axis=0)).tolist()
+    scores = [metrics.weighted_jaccard(c, weight) for c in counts]
     n, tokens, dim = features.shape
     facts = {"images": n, "tokens": tokens, "dim": dim, "geometry": geometry}
     return ProbeResult(
         probe="segment",
         dataset=data.name,
         metric="weighted_jaccard",
-        score=float(np.mean(details["fold_scores"])),
-        interval=bootstrap_rows(
-            len(jaccard),
-            score,
-            seed=protocol.seed,
-            groups=data.groups and data.groups.take(np.concatenate([val for _, val in data.folds])),
-            unit="images",
-        ),
+        score=float(np.mean(scores)),
+        interval=bootstrap_rows(len(jaccard), score, seed=protocol.seed, **whose),
         protocol=protocol,
-        details=details,
+        details={
+            "fold_scores": scores,
+            "all_background_score": background,
+            "best_epochs": [
+                1 + int(np.argmin(fit.val_losses)) for fit in fits
+            ],  # the first of ties
+            "class_jaccard_of_all_px": dict(zip(data.class_names, per_class, strict=True)),
+            "first_batch_losses": [fit.first_loss for fit in fits],
+            "train_losses": [fit.train_losses for fit in fits],
+            "val_losses": [fit.val_losses for fit in fits],
+        },
         facts={**facts, "split_rule": data.split_rule},
-        examples=_examples(data, trainer, fits[0]),
-        remarks=(f"background everywhere would score {details['all_background_score']:.4f}",),
+        examples=_examples(data, trainer, fits[0].head),
+        remarks=(f"background everywhere would score {background:.4f}",),
     )
 
 
-def _details(data: SegmentSet, fits: list[SegmentFit], weight: float) -> dict[str, Any]:
-    counts = [fit.counts for fit in fits]
-    background = [metrics.background_score(c, weight) for c in counts]
-    per_class = metrics.class_jaccard(np.concatenate(counts).sum(axis=0)).tolist()
-    return {
-        "fold_scores": [metrics.weighted_jaccard(c, weight) for c in counts],
-        "all_background_score": float(np.mean(background)),
-        "best_epochs": [fit.best_epoch for fit in fits],
-        "class_jaccard_of_all_px": dict(zip(data.class_names, per_class, strict=True)),
-        "first_batch_losses": [fit.train_loss_first for fit in fits],
-        "train_losses": [fit.train_losses for fit in fits],
-        "val_losses": [fit.val_losses for fit in fits],
-    }
-
-
-def _examples(data: SegmentSet, trainer: SegmentTrainer, fit: SegmentFit) -> Examples:
+def _examples(data: SegmentSet, trainer: "SegmentTrainer", head: "MaskTransformer") -> Examples:
     """Evenly spaced validation images of the first fold, in the frame that is scored."""
     val = data.folds[0][1]
     rows = val[np.linspace(0, len(val) - 1, min(NUM_EXAMPLES, len(val))).astype(np.int64)]
-    truth, prediction = map(np.concatenate, zip(*trainer.predict(fit.head, rows), strict=True))
+    truth, prediction = map(np.concatenate, zip(*trainer.predict(head, rows), strict=True))
     whole = np.stack([data.image(int(i)) for i in rows])
     images = label_window(whole, trainer.settings, trainer.geometry)
     return Examples(images=images, truth=truth, prediction=prediction, class_names=data.class_names)
@@ -192,3 +192,195 @@ def with_cache_facts(result: ProbeResult, cache: FeatureCache) -> ProbeResult:
         "cache_loss": "none" if loss is None else asdict(loss),
     }
     return replace(result, facts=facts, remarks=remarks)
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block: attention with biases, exact GELU, no dropout."""
+
+    def __init__(self, width: int, heads: int, mlp: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_attention = nn.LayerNorm(width, eps=NORM_EPS)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm_mlp = nn.LayerNorm(width, eps=NORM_EPS)
+        self.up = nn.Linear(width, mlp)
+        self.down = nn.Linear(mlp, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T + K, C] -> the same shape."""
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm_attention(x)).view(batch, length, 3, self.heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(F.gelu(self.up(self.norm_mlp(x))))  # type: ignore[no-any-return]
+
+
+class MaskTransformer(nn.Module):
+    """[B, T, D] tokens -> [B, K, g, g] class scores per token."""
+
+    def __init__(self, dim: int, num_classes: int, settings: SegmentSettings) -> None:
+        super().__init__()
+        width = settings.width
+        self.project = nn.Linear(dim, width)
+        self.class_tokens = nn.Parameter(torch.empty(1, num_classes, width))
+        blocks = (Block(width, settings.heads, settings.mlp) for _ in range(settings.blocks))
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(width, eps=NORM_EPS)
+        self.patch_projection = nn.Parameter(torch.empty(width, width))
+        self.class_projection = nn.Parameter(torch.empty(width, width))
+        self.norm_scores = nn.LayerNorm(num_classes, eps=NORM_EPS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        num_classes = self.class_tokens.shape[1]
+        x = torch.cat([self.project(tokens), self.class_tokens.expand(len(tokens), -1, -1)], dim=1)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        patches = F.normalize(x[:, :-num_classes] @ self.patch_projection, dim=-1)
+        classes = F.normalize(x[:, -num_classes:] @ self.class_projection, dim=-1)
+        scores = self.norm_scores(patches @ classes.transpose(1, 2))
+        edge = grid_edge(tokens.shape[1])
+        return scores.transpose(1, 2).reshape(len(x), num_classes, edge, edge)  # type: ignore[no-any-return]
+
+
+def grid_edge(num_tokens: int) -> int:
+    """g of T = g * g tokens; raises InvalidInputError where T is no square."""
+    edge = math.isqrt(num_tokens)
+    found = f"{num_tokens}; the encoder must give patch tokens without prefix tokens"
+    require(edge * edge == num_tokens, "tokens must form a square grid", found)
+    return edge
+
+
+def initial_head(
+    dim: int, num_classes: int, settings: SegmentSettings, generator: torch.Generator
+) -> MaskTransformer:
+    """A head whose weights come from the generator alone: truncated normal 0.02, P and C scaled."""
+    with torch.device("meta"):
+        head = MaskTransformer(dim, num_classes, settings)
+    head = head.to_empty(device="cpu")
+    for module in head.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=INIT_STD, generator=generator)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()  # ones and zeros
+    nn.init.trunc_normal_(head.class_tokens, std=INIT_STD, generator=generator)
+    for projection in (head.patch_projection, head.class_projection):
+        nn.init.normal_(projection, std=settings.width**-0.5, generator=generator)
+    return head
+
+
+def dice_loss(scores: Tensor, labels: Tensor, smooth: float) -> Tensor:
+    """1 - mean over classes of (2 I + s) / (U + s), I and U over batch and space, s `smooth`.
+
+    `scores`: [B, K, H, W] before the softmax; `labels`: int64 [B, H, W].
+    """
+    probability = scores.softmax(dim=1)
+    truth = F.one_hot(labels, scores.shape[1]).permute(0, 3, 1, 2).to(probability.dtype)
+    overlap = (probability * truth).sum(dim=(0, 2, 3))
+    total = (probability + truth).sum(dim=(0, 2, 3))
+    return 1 - ((2 * overlap + smooth) / (total + smooth)).mean()
+
+
+def upsampled(scores: Tensor, settings: SegmentSettings, geometry: Geometry) -> Tensor:
+    """[B, K, g, g] -> [B, K, px, px] to hold against the label.
+
+    'compatible' stretches the crop's prediction over the whole label, as the suite does: away from
+    the centre, prediction and label part by up to (image_px - crop_px) / 2 px. 'correct' gives the
+    crop's own px; the label is cropped alike.
+    """
+    edge = settings.image_px if geometry == "compatible" else settings.crop_px
+    return F.interpolate(scores, size=(edge, edge), mode="bilinear", align_corners=False)
+
+
+def label_window(labels: LabelImages, settings: SegmentSettings, geometry: Geometry) -> LabelImages:
+    """The part of the labels that is trained on and scored; a view."""
+    if geometry == "compatible":
+        return labels
+    margin = (settings.image_px - settings.crop_px) // 2
+    return labels[:, margin : margin + settings.crop_px, margin : margin + settings.crop_px]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fit:
+    """A trained head and how it came about."""
+
+    head: MaskTransformer  # at the epoch of the best validation loss
+    first_loss: float  # of the first batch, before any step
+    train_losses: list[float]  # mean over batches of each epoch, however small the last
+    val_losses: list[float]
+    counts: Counts  # confusion matrices (N, K, K) of the validation images
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTrainer:
+    """One training: the data, what decides the score, and where it computes.
+
+    Memory: the head with Adam's state (4 times 768 D + 15.4 M parameters in float32), activations
+    of one batch, and what the features' source takes.
+    """
+
+    features: FeatureCache  # or what has its `shape` and `batches`
+    labels: LabelImages
+    num_classes: int
+    settings: SegmentSettings
+    geometry: Geometry
+    device: torch.device
+
+    def fit(self, train: IndexArray, val: IndexArray, *, seed: int) -> _Fit:
+        """Trains on rows `train`, keeps the epoch with the best dice loss on rows `val`."""
+        generator, s, k = torch.Generator().manual_seed(seed), self.settings, self.num_classes
+        head = initial_head(self.features.shape[2], k, s, generator).to(self.device)
+        optimizer = torch.optim.Adam(head.parameters(), lr=s.lr, weight_decay=s.weight_decay)
+        best: dict[str, Any] = {}
+        first, losses, val_losses = math.nan, list[float](), list[float]()
+        for epoch in range(1, s.epochs + 1):
+            order = train[torch.randperm(len(train), generator=generator).numpy()]
+            of_batches = self._epoch(head, order, optimizer)
+            loss, val_loss = float(of_batches.mean()), float(self._epoch(head, val).mean())
+            found = f"{loss} in epoch {epoch}; scale the features"
+            require(math.isfinite(loss + val_loss), "training loss must stay finite", found)
+            if val_loss < min(val_losses, default=math.inf):
+                best = copy.deepcopy(head.state_dict())
+            first = first if losses else float(of_batches[0])
+            losses.append(loss)
+            val_losses.append(val_loss)
+        head.load_state_dict(best)
+        counts = np.concatenate([image_counts(*pair, k) for pair in self.predict(head, val)])
+        known = {"train_losses": losses, "val_losses": val_losses}
+        return _Fit(head=head, first_loss=first, counts=counts, **known)
+
+    def _epoch(
+        self, head: MaskTransformer, rows: IndexArray, optimizer: Optimizer | None = None
+    ) -> npt.NDArray[np.float64]:
+        """Dice loss of each batch of rows, in their order; with an optimizer the head learns."""
+        losses = []
+        with torch.set_grad_enabled(optimizer is not None):
+            for scores, labels in self._scored(head, rows):
+                loss = dice_loss(scores, labels, self.settings.dice_smooth)
+                if optimizer is not None:
+                    optimizer.zero_grad(set_to_none=True)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+                losses.append(loss.detach())
+        return np.array([float(loss) for loss in losses])
+
+    def predict(
+        self, head: MaskTransformer, rows: IndexArray
+    ) -> Iterator[tuple[LabelImages, LabelImages]]:
+        """uint8 (truth, prediction) of rows, batch by batch, in the frame that is scored."""
+        with torch.no_grad():
+            for scores, labels in self._scored(head, rows):
+                yield labels.byte().cpu().numpy(), scores.argmax(dim=1).byte().cpu().numpy()
+
+    def _scored(self, head: MaskTransformer, rows: IndexArray) -> Iterator[tuple[Tensor, Tensor]]:
+        """(scores, labels) of each batch on the device."""
+        done = 0
+        for tokens in self.features.batches(rows, self.settings.batch_size, device=self.device):
+            truth = self.labels[rows[done : done + len(tokens)]]
+            truth = np.ascontiguousarray(label_window(truth, self.settings, self.geometry))
+            labels = torch.from_numpy(truth).to(self.device).long()
+            yield upsampled(head(tokens), self.settings, self.geometry), labels
+            done += len(tokens)
