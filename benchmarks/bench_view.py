@@ -30,7 +30,7 @@ from openslide.deepzoom import DeepZoomGenerator
 from benchmarks.harness import arguments, finish
 from thinsection.files.sources import FileSource
 from thinsection.slide import open_slide
-from thinsection.slide.rewrite import Picture, copied
+from thinsection.slide.convert import Picture, copied
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import MIB
 from thinsection.view.pixels import DeepZoom
@@ -48,7 +48,7 @@ def repeated(folder: Path, size: int) -> Path:
     path, big = folder / "big.svs", tifffile.TiffWriter(folder / "big.svs", bigtiff=True)
     with tifffile.TiffFile(folder / "small.svs") as small, big:
         page = small.pages[0]
-        source = copied(page, FileSource(str(folder / "small.svs")), name="small")
+        source = copied(page, FileSource(str(folder / "small.svs")))
         stored = list(source.segments())
         for down in (1, 4, 16, 64):
             edge = size // down

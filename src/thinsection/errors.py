@@ -32,6 +32,10 @@ class SlideOpenError(ThinsectionError, OSError):
     """No reader opens the file; the message says what each one answered."""
 
 
+class DamagedTiffError(SlideOpenError):
+    """A TIFF whose structure cannot be as it is told; not one of a kind that is left out here."""
+
+
 class ChannelsError(SlideOpenError):
     """The file is no RGB or gray picture of 8 bits, and nobody said what of it to show."""
 

@@ -15,8 +15,7 @@ from PIL import Image
 import thinsection
 from thinsection import open_slide
 from thinsection.errors import InvalidInputError, OutputError
-from thinsection.slide.convert import COARSEST_PX, convert
-from thinsection.slide.deid import deidentify, identifying
+from thinsection.slide.convert import COARSEST_PX, convert, deidentify, identifying
 from thinsection.testing import run_and_measure
 from thinsection.testing.synthetic import PyramidKind, position_pixels, write_pyramid
 from thinsection.types import MIB

@@ -15,7 +15,7 @@ from tests.slide.test_contract import JUDGED, OURS_ALONE
 from thinsection.errors import SlideReadError
 from thinsection.files.sources import FileSource
 from thinsection.slide import segments, tiff_reader
-from thinsection.slide.tiff_cache import SegmentCache
+from thinsection.slide.segments import SegmentCache
 from thinsection.slide.tiff_reader import SegmentDecoder, TiffSlide
 from thinsection.stream import iter_tiles
 from thinsection.testing.slide_contract import KINDS

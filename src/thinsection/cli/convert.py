@@ -76,7 +76,7 @@ def deid(
 
       thinsection deid *.svs --out shared
     """
-    from thinsection.slide.deid import deidentify, identifying
+    from thinsection.slide.convert import deidentify, identifying
 
     if out is None and not check:
         raise InvalidInputError("out must be a folder, got none; pass --out DIR, or --check")

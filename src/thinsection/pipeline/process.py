@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -264,9 +263,7 @@ def _open(work: SlideWork, config: RunConfig, grid: TilesStage | None, wholes: S
     got += "; raise --memory, lower --batch-size, or convert it to a tiled TIFF"
     require(held <= wholes.total, rule, got, error=BudgetError)
     if held:
-        stack = ExitStack()
-        stack.enter_context(wholes.taken(held))
-        slide.on_close = stack.close
+        slide.on_close.enter_context(wholes.taken(held))
     if grid is not None:
         grid.config.plan(slide)  # a missing mpp is said before any pixel is read
     for stage in [s for s in work.missing if s.reads == "slide" and s is not grid]:

@@ -29,7 +29,6 @@ _FARTHEST = 1e7  # px from the origin: a hundred times a large slide
 _ASPECT = 0.02  # relative difference between a mask's aspect and the slide's
 _ANGLES = np.linspace(0, 2 * np.pi, 129)[:-1]
 _CIRCLE = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
-_AREAS = ("Polygon", "MultiPolygon")
 _BOXES = (("x", "y", "width", "height"), ("x_min", "y_min", "x_max", "y_max"))
 _OF_CLASS = ("class", "label", "classification", "name")
 _DAMAGE = (
@@ -100,18 +99,19 @@ class Regions:
     notes: tuple[str, ...] = ()  # what was left out, in words
 
     def area(self, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Any:
-        """The union of the classes that are included (of all, if none is named) less the others."""
+        """The union of the classes that are included (of all, if none is named) less the others.
+
+        A class is named by its own name, or by that of one that it is a class of.
+        """
         import shapely
 
-        taken = [g for name, g in self.classes.items() if not include or _of(name, include)]
-        away = [g for name, g in self.classes.items() if _of(name, exclude)]
-        return shapely.difference(shapely.union_all(taken), shapely.union_all(away))
+        def union(names: Sequence[str]) -> Any:
+            # 'a: b' is 'a: b' or below it: with ': ' after both no other name begins so
+            begins = tuple(f"{name}: " for name in names)
+            found = (g for n, g in self.classes.items() if f"{n}: ".startswith(begins))
+            return shapely.union_all(list(found))
 
-
-def _of(name: str, wanted: Sequence[str]) -> bool:
-    """Whether a class, or one that it is a class of, is among the wanted ones."""
-    parts = name.split(": ")
-    return any(": ".join(parts[: n + 1]) in wanted for n in range(len(parts)))
+        return shapely.difference(union(include or tuple(self.classes)), union(exclude))
 
 
 def read_regions(path: Path, size_l0: Size, *, slide_id: str = "", mend: bool = False) -> Regions:
@@ -119,11 +119,8 @@ def read_regions(path: Path, size_l0: Size, *, slide_id: str = "", mend: bool = 
 
     Points, lines and what lies off the slide are left out with a word, as are QuPath's detections.
 
-    Args:
-        path: .geojson, .json, .xml, .csv, or a picture of a mask.
-        size_l0: of the slide's level 0, which a mask covers.
-        slide_id: of a CSV with a column slide_id, whose rows are taken.
-        mend: make polygons that cross themselves valid instead of refusing them.
+    Of a CSV with a column slide_id its rows are taken; `mend` makes polygons that cross themselves
+    valid instead of refusing them.
 
     Memory: the file, and of a mask 4 bytes a px.
 
@@ -131,12 +128,11 @@ def read_regions(path: Path, size_l0: Size, *, slide_id: str = "", mend: bool = 
     """
     import shapely
 
-    rule = f"regions must be readable {path.suffix or 'without suffix'}"
+    read = _READERS.get(path.suffix.lower())
+    require(read, f"suffix must be one of {' '.join(_READERS)}", repr(str(path)))
+    rule = f"regions must be readable {path.suffix}"
     with rewording(rule, path, *_DAMAGE, error=InvalidInputError):
-        if (read := _READERS.get(path.suffix.lower())) is None:
-            known = f"suffix must be one of {' '.join(_READERS)}"
-            raise InvalidInputError(f"{known}, got {str(path)!r}")
-        shapes = list(read(path, size_l0, slide_id))
+        shapes = list(read(path, size_l0, slide_id)) if read else []
     slide, left, areas = shapely.box(0, 0, *size_l0), Counter[str](), dict[str, list[list[Any]]]()
     for what, name, polygons, away in shapes:
         if polygons is None:
@@ -188,10 +184,11 @@ def _geojson(path: Path, size_l0: Size, slide_id: str) -> Iterator[_Shape]:
 
 
 def _feature(feature: Any, what: str, path: Path) -> Iterator[_Shape]:
+    place = f"as {what} of {str(path)!r}"
+
     def table(of: Any, key: str) -> Any:
         found = of.get(key) if isinstance(of, dict) else of
-        got = f"{found!r:.60} as {what} of {str(path)!r}"
-        require(isinstance(found or {}, dict), f"{key} must be a table", got)
+        require(isinstance(found or {}, dict), f"{key} must be a table", f"{found!r:.60} {place}")
         return found or {}
 
     bare = isinstance(feature, dict) and "geometry" not in feature and "coordinates" in feature
@@ -201,21 +198,21 @@ def _feature(feature: Any, what: str, path: Path) -> Iterator[_Shape]:
     if isinstance(named, dict):
         names = named.get("names")  # of a derived class
         named = ": ".join(map(str, names)) if isinstance(names, list) else named.get("name")
-    kind, inner = geometry.get("type"), geometry.get("coordinates")
+    kind, parts = geometry.get("type"), geometry.get("coordinates")
+    plain = str(kind).removeprefix("Multi").removesuffix("String")
     if properties.get("objectType", "annotation") not in ("annotation", "unknown"):
         yield f"{properties['objectType']} {what}", "", None, False
     elif kind == "GeometryCollection":
         for part in geometry.get("geometries") or ():
             yield from _feature({"properties": properties, "geometry": part}, what, path)
-    elif kind in _AREAS:
-        parts = [inner] if kind == "Polygon" else inner
-        wrong = f"{parts!r:.60} as {what} of {str(path)!r}"
-        require(isinstance(parts, list) and all(parts), "coordinates must be rings", wrong)
+    elif kind in ("Polygon", "MultiPolygon"):
+        parts = [parts] if kind == "Polygon" else parts
+        whole = isinstance(parts, list) and all(parts)
+        require(whole, "coordinates must be rings", f"{parts!r:.60} {place}")
         yield what, str(named or properties.get("label") or ""), parts, False
     else:
-        plain = str(kind).removeprefix("Multi").removesuffix("String")
-        got = f"{kind!r} as {what} of {str(path)!r}"
-        require(plain in ("Point", "Line"), "geometry must be one of GeoJSON", got)
+        known = plain in ("Point", "Line")
+        require(known, "geometry must be one of GeoJSON", f"{kind!r} {place}")
         yield f"{plain.lower()} {what}", "", None, False
     for number, child in enumerate(properties.get("childObjects") or ()):
         yield from _feature(child, f"{what}.{number}", path)

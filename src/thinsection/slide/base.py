@@ -2,14 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from thinsection.errors import InvalidInputError, SlideReadError, ThinsectionError
+from thinsection.errors import InvalidInputError, SlideReadError, ThinsectionError, require
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
 from thinsection.slide.geometry import ReadPlan, lv_from_l0
@@ -26,7 +26,7 @@ class Slide(Closing):
 
     A reader calls this constructor with what it found in the file, fills regions that lie inside a
     level (`_fill`) and reads the associated images that it names (`_associated`); one of another
-    package also has `help`, `suffixes`, `needs` and `extra`, see `thinsection.registry.Entry`.
+    package also has what `thinsection.registry.Entry` has.
 
     Attributes:
         reader: name of the reader that holds it: 'openslide', 'tiff', 'cucim', 'image'.
@@ -41,10 +41,11 @@ class Slide(Closing):
         choice: why 'auto' took this reader.
         notes: sentences on what was taken otherwise than the file says it.
         rendering: how px were made RGB where a person asked for it; '' as they are stored.
+        recolor: changes px that were read, in place.
         source: counts what was fetched of a slide by URL; None of a local file.
         held_bytes: what a whole decoded image takes from the first read on; 0 where it is read in
             parts.
-        on_close: called once, when it is closed.
+        on_close: what is closed with it.
         checked: whether a C library may see the file, because our own parser found its sizes sound.
     """
 
@@ -68,7 +69,8 @@ class Slide(Closing):
         self.slide_mpp, self.objective_power, self.vendor = slide_mpp, objective_power, vendor
         self.properties: Mapping[str, str] = dict(properties or {})
         self.source: FsspecSource | None = None
-        self.on_close: Callable[[], None] = lambda: None
+        self.recolor: Callable[[RgbArray], None] = lambda pixels: None
+        self.on_close = ExitStack()
         self.choice, self.rendering, self._closed = "", "", False
         self.notes: tuple[str, ...] = ()
 
@@ -102,6 +104,11 @@ class Slide(Closing):
         """
         return ()
 
+    @property
+    def _further(self) -> tuple[Level, ...]:
+        """Levels made of others, `reduced` first; their indices go on."""
+        return self.reduced
+
     def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
         """Hears of tiles that will be read, so that what they share is kept for just so long."""
 
@@ -116,11 +123,11 @@ class Slide(Closing):
         """
         return None
 
-    def coarse(self, level: int, factor: int) -> "Slide | None":
-        """A level at 1 / factor (2, 4 or 8), where that is cheaper than its px; else None.
+    def coarse(self, level: int, factor: int) -> Level | None:
+        """A level at 1 / factor (2, 4 or 8), read as any, where that is cheaper; else None.
 
         Its px are about the means of factor x factor px; a rest at the right and lower border, less
-        than one of its px, is left out. It has one level, and is open as long as this slide.
+        than one of its px, is left out.
         """
         return None
 
@@ -129,15 +136,14 @@ class Slide(Closing):
     ) -> RgbArray:
         """Pixels of one level as uint8 (size[1], size[0], 3), RGB.
 
+        Px outside the slide, and transparent ones, are white (255). Px (0, 0) of the region is px
+        round(origin_l0 / downsample) of the level.
+
         Args:
             origin_l0: (x, y) of the top-left corner in level-0 px; may lie outside the slide.
             level: pyramid level to read from.
             size: (width, height) in px of that level, each >= 1.
             out: C-contiguous uint8 array of that shape to decode into; it is what is returned.
-
-        Returns:
-            The region; px outside the slide, and transparent ones, are white (255). Its px (0, 0)
-            is px round(origin_l0 / downsample) of the level.
 
         Memory: the region plus the compressed and decoded segments that it touches.
 
@@ -145,15 +151,12 @@ class Slide(Closing):
             SlideReadError: a segment cannot be decoded.
             InvalidInputError: no such level, or an empty size.
         """
-        found = self._check(level)
-        width, height = size
-        if width < 1 or height < 1:
-            raise InvalidInputError(f"size must be >= (1, 1), got {size}")
+        found, (width, height) = self._check(level), size
+        require(min(size) >= 1, "size must be >= (1, 1)", f"{size}")
         shape = (height, width, 3)
         region = np.empty(shape, dtype=np.uint8) if out is None else out
-        if region.shape != shape or region.dtype != np.uint8:
-            got = f"{region.dtype} {region.shape}"
-            raise InvalidInputError(f"out must be uint8 of shape {shape}, got {got}")
+        fits = region.shape == shape and region.dtype == np.uint8
+        require(fits, f"out must be uint8 of shape {shape}", f"{region.dtype} {region.shape}")
         down, (level_width, level_height) = found.downsample, found.size
         x, y = lv_from_l0(origin_l0[0], down), lv_from_l0(origin_l0[1], down)
         x0, y0 = max(x, 0), max(y, 0)
@@ -161,8 +164,10 @@ class Slide(Closing):
         if (x0, y0, x1, y1) != (x, y, x + width, y + height):
             region[:] = WHITE
         if x1 > x0 and y1 > y0:
+            inside = region[y0 - y : y1 - y, x0 - x : x1 - x]
             with self._reading(f"region at {origin_l0} of level {level}"):
-                self._fill((x0, y0), level, region[y0 - y : y1 - y, x0 - x : x1 - x])
+                self._fill((x0, y0), level, inside)
+                self.recolor(inside)
         return region
 
     def read_regions(self, origins_l0: CoordsL0, level: int, *, out: TileArray) -> None:
@@ -177,9 +182,9 @@ class Slide(Closing):
         """
         found = self._check(level)
         count, size = len(origins_l0), out.shape[2:0:-1]
-        if out.ndim != 4 or out.shape[::3] != (count, 3) or 0 in size or out.dtype != np.uint8:
-            rule = f"uint8 of shape ({count}, height, width, 3)"
-            raise InvalidInputError(f"out must be {rule}, got {out.dtype} {out.shape}")
+        fits = out.ndim == 4 and out.shape[::3] == (count, 3) and out.dtype == np.uint8
+        rule = f"out must be uint8 of shape ({count}, height, width, 3)"
+        require(fits and 0 not in size, rule, f"{out.dtype} {out.shape}")
         down, (width, height) = found.downsample, found.size
         # few regions at a time: Python's numbers are quicker here than arrays of them
         origins = origins_l0.tolist()
@@ -188,18 +193,20 @@ class Slide(Closing):
         if all(0 <= x <= x_last and 0 <= y <= y_last for x, y in corners):
             with self._reading(f"regions of level {level}"):
                 self._fill_all(corners, level, out)
+                for region in out:
+                    self.recolor(region)
             return
         for (x, y), region in zip(origins, out):
             self.read_region((x, y), level, size, out=region)
 
     def _check(self, level: int) -> Level:
-        """The level of `levels` or `reduced`; refuses other indices, and a closed slide."""
+        """The level of an index, also one made of others; refuses others, and a closed slide."""
         if self._closed:
             raise closed_error(self.slide_path)
         if 0 <= level < len(self.levels):
             return self.levels[level]
-        if len(self.levels) <= level < (count := len(self.levels) + len(self.reduced)):
-            return self.reduced[level - count]
+        if level >= len(self.levels) and level - len(self.levels) < len(self._further):
+            return self._further[level - len(self.levels)]
         rule = f"in [0, {len(self.levels) - 1}]"
         raise InvalidInputError(f"level must be {rule}, got {level} in {self.slide_path!r}")
 
@@ -250,7 +257,7 @@ class Slide(Closing):
         """Lets go of the file. Reads that threads have begun end well, later ones raise."""
         if not self._closed:
             self._closed = True
-            self.on_close()
+            self.on_close.close()
 
 
 def on_white(pixels: np.ndarray) -> np.ndarray:

@@ -13,17 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.files.sources import ByteSource
-from thinsection.slide.base import Slide
-from thinsection.slide.look import Look
+from thinsection.slide.look import Look, Plane
 from thinsection.slide.segments import Decoder
-from thinsection.slide.tiff_channels import Plane
 from thinsection.slide.tiff_layout import channel_layout
 from thinsection.slide.tiff_reader import TiffSlide
 from thinsection.types import Level, Mpp, RgbArray
 
 _SAMPLED_PX = 1 << 22  # per channel, of which percentiles are taken
 Values = npt.NDArray[np.float32]
-Limits = Sequence[tuple[float, float]]
 
 
 class ScaledDecoder(Decoder):
@@ -32,7 +29,7 @@ class ScaledDecoder(Decoder):
     A subclass fills `_stored`. Memory: one segment of one channel.
     """
 
-    limits: Limits = ()  # of each channel: what becomes 0 and what 255
+    limits: Sequence[tuple[float, float]] = ()  # of each channel: what becomes 0 and what 255
 
     def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
         """See `Decoder.decode`."""
@@ -48,14 +45,11 @@ class ScaledDecoder(Decoder):
 
     def percentiles(self, n: int, percentiles: tuple[float, float]) -> tuple[float, float]:
         """Two percentiles of a channel, of segments spread over the level."""
-        (width, height), (seg_width, seg_height) = self.size, self.segment
-        count = self.columns * self.rows
-        step = math.ceil(width * height / _SAMPLED_PX)
-        values = []
-        for index in range(0, count, step):
+        (width, height), values = self.size, []
+        for index in range(0, self.columns * self.rows, math.ceil(width * height / _SAMPLED_PX)):
             row, column = divmod(index, self.columns)
-            inside = slice(height - row * seg_height), slice(width - column * seg_width)
-            values.append(self._stored(n, index)[inside].ravel())
+            inside = height - row * self.segment[1], width - column * self.segment[0]
+            values.append(self._stored(n, index)[: inside[0], : inside[1]].ravel())
         low, high = np.percentile(np.concatenate(values), percentiles)
         return float(low), float(high)
 
@@ -64,19 +58,12 @@ class ScaledDecoder(Decoder):
         """A segment of the n-th channel that was picked, (height, width)."""
 
 
-def scale_channels(
-    levels: Sequence[Level], decoders: Sequence[ScaledDecoder], names: Sequence[str], look: Look
-) -> str:
-    """Gives the decoders of all levels the same limits; what was done, for `Slide.rendering`.
+def scale_channels(decoders: Sequence[ScaledDecoder], names: Sequence[str], look: Look) -> str:
+    """Gives the decoders of all levels, finest first, the same limits of the named channels.
 
-    Args:
-        levels, decoders: of the slide, finest first.
-        names: of the channels that were picked.
-        look: with the percentiles.
-
-    Memory: 32 MiB.
+    What was done is returned, for `Slide.rendering`. Memory: 32 MiB.
     """
-    large = [lv.index for lv in levels if math.prod(lv.size) >= _SAMPLED_PX]
+    large = [n for n, decoder in enumerate(decoders) if math.prod(decoder.size) >= _SAMPLED_PX]
     sampled, (low, high) = decoders[max(large, default=0)], look.percentiles
     limits = [sampled.percentiles(n, look.percentiles) for n in range(len(names))]
     for decoder in decoders:
@@ -100,20 +87,15 @@ class ChannelSlide(TiffSlide):
         planes = [[level[channel] for channel in chosen] for level in found.planes]
         decoders = [_PlaneDecoder(*pair, self._source) for pair in zip(self.levels, planes)]
         names = [found.names[channel] for channel in chosen]
-        self.rendering = scale_channels(self.levels, decoders, names, look)
-        self._decoders, self.notes = [*decoders], ()
-
-    def coarse(self, level: int, factor: int) -> Slide | None:
-        """None: channels are reduced once they are scaled."""
-        return None
+        self.rendering = scale_channels(decoders, names, look)
+        self._decoders = [*decoders]
 
 
 class _PlaneDecoder(ScaledDecoder):
     """Segments of planes of a TIFF."""
 
     def __init__(self, level: Level, planes: Sequence[Plane], source: ByteSource) -> None:
-        assert level.segment is not None
-        super().__init__(level.size, level.segment, source.name)
+        super().__init__(level, source.name)
         self._source, self._planes = source, planes
 
     def _stored(self, n: int, index: int) -> Values:

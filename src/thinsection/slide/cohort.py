@@ -71,9 +71,8 @@ def load_cohort(
     Folders are searched for files of the readers' suffixes, subfolders too; of a folder of .dcm
     files one is taken, since they are the levels of one slide; a folder `x.zarr` is one slide.
     Equal file names from different folders get a suffix made from their path, so that no result
-    overwrites another. Of several
-    names (links) of one file the first is taken; a file name that is no name for a folder on every
-    system gets a safe id. An id that a table gives is taken as it is, or refused.
+    overwrites another. Of several names (links) of one file the first is taken; a file name that is
+    no name for a folder on every system gets a safe id. A table's id is taken as it is, or refused.
 
     Args:
         slides: each a slide file, a folder, a URL or a `.csv` with a column `slide_path`.
@@ -85,14 +84,16 @@ def load_cohort(
     Raises:
         CohortError: nothing found, a path is missing, an id is doubled or not usable as a name.
     """
-    found = [given for item in slides for given in _expand(str(item))]
-    entries = _unique(found, on_message)
-    if not entries:
-        given = ", ".join(repr(str(s)) for s in slides) or "nothing"
-        known = f"known suffixes: {' '.join(slide_suffixes())}"
-        raise CohortError(f"slides must name at least one slide, got {given}; {known}")
+    entries = _unique((given for item in slides for given in _expand(str(item))), on_message)
+    given = ", ".join(repr(str(s)) for s in slides) or "nothing"
+    known = f"known suffixes: {' '.join(slide_suffixes())}"
+    _require(entries, "slides must name at least one slide", f"{given}; {known}")
     told = [_told(entry, name_pattern, on_message) for entry in entries]
     return tuple(replace(e, slide_mpp=e.slide_mpp or slide_mpp, look=look) for e in told)
+
+
+def _require(ok: object, rule: str, got: object) -> None:
+    require(ok, rule, got, error=CohortError)
 
 
 def _told(entry: SlideEntry, pattern: str | None, on_message: Callable[[str], None]) -> SlideEntry:
@@ -113,11 +114,11 @@ def path_columns(pattern: str, path: str) -> dict[str, str]:
     try:
         parsed = re.compile(pattern)
     except re.error as error:
-        got = f"{pattern!r}: {error}"
-        raise CohortError(f"name_pattern must be a regular expression, got {got}") from None
+        rule = "name_pattern must be a regular expression"
+        raise CohortError(f"{rule}, got {pattern!r}: {error}") from None
     rule = "name_pattern must name groups such as (?P<case_id>...), none of our own columns"
     own = set(parsed.groupindex) & {"slide_id", "slide_path", "slide_mpp", *_FACTS}
-    require(parsed.groupindex and not own, rule, repr(pattern), error=CohortError)
+    _require(parsed.groupindex and not own, rule, repr(pattern))
     found = parsed.search(Path(path).as_posix() if not is_url(path) else path)
     return {name: text for name, text in found.groupdict().items() if text} if found else {}
 
@@ -131,10 +132,9 @@ def parse_mpp(text: str, *, where: str) -> Mpp:
     y = others[0] if others else x
     if x is None or y is None or len(others) > 1:
         raise CohortError(f"slide_mpp must be '0.25' or '0.25x0.26', got {text!r} in {where}")
-    low, high = _MPP_RANGE
-    if not low <= min(x, y) <= max(x, y) <= high:
-        rule = f"slide_mpp must be in [{low:g}, {high:g}] µm/px"
-        raise CohortError(f"{rule}, got {text!r} in {where}")
+    (low, high), got = _MPP_RANGE, f"{text!r} in {where}"
+    fits = low <= min(x, y) <= max(x, y) <= high
+    _require(fits, f"slide_mpp must be in [{low:g}, {high:g}] µm/px", got)
     return (x, y)
 
 
@@ -142,11 +142,10 @@ _Given = tuple[SlideEntry, bool]  # with whether a table gives its id
 
 
 def _expand(item: str) -> list[_Given]:
-    if "\0" in item:
-        raise CohortError(f"slide must be a path, got {item!r} with a NUL character")
+    _require("\0" not in item, "slide must be a path", f"{item!r} with a NUL character")
     path, url = Path(item), is_url(item)
-    if not (url or path.is_file() or path.is_dir()):
-        raise CohortError(f"slide must be an existing file, folder or URL, got {item!r}")
+    there = url or path.is_file() or path.is_dir()
+    _require(there, "slide must be an existing file, folder or URL", repr(item))
     if not url and path.is_file() and path.suffix.lower() == ".csv":
         return _read_csv(path)
     searched = not url and path.is_dir() and not is_folder_slide(path)
@@ -155,21 +154,18 @@ def _expand(item: str) -> list[_Given]:
 
 
 def _find(folder: Path) -> list[str]:
+    """The slides of a folder and its subfolders; one that is a slide is not looked into."""
     found: dict[Path, str] = {}  # by the file, or by the folder of one slide's .dcm files
-    suffixes = frozenset(slide_suffixes())
-    for path in sorted(_walk(folder)):
-        suffix = path.suffix.lower()
-        is_slide = path.is_file() or is_folder_slide(path)
-        if suffix in suffixes and is_slide and not path.name.startswith("."):
-            found.setdefault(path.parent if suffix == ".dcm" else path, str(path))
-    return list(found.values())
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    """What a folder and its subfolders hold; what lies in a folder that is a slide is left out."""
+    inside, suffixes = list[Path](), frozenset(slide_suffixes())
     for parent, folders, files in os.walk(folder):
-        yield from (Path(parent, name) for name in (*folders, *files))
+        inside += (Path(parent, name) for name in (*folders, *files))
         folders[:] = [name for name in folders if not is_folder_slide(Path(parent, name))]
+    for path in sorted(inside):
+        suffix = path.suffix.lower()
+        if suffix in suffixes and not path.name.startswith("."):
+            if path.is_file() or is_folder_slide(path):
+                found.setdefault(path.parent if suffix == ".dcm" else path, str(path))
+    return list(found.values())
 
 
 def _id_of(path: str) -> str:
@@ -183,13 +179,13 @@ def _read_csv(path: Path) -> list[_Given]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise CohortError(f"cohort must be a UTF-8 CSV, got {str(path)!r}: {error}") from None
     header, named = list(rows[0]) if rows else [], [named_columns(row) for row in rows]
-    for row in named:  # CLAM's lists name the file alone
-        row["slide_path"] = row["slide_path"] or _file_of(row)
+    for row in named:  # of CLAM's lists a slide_id that is the name of a file is its path
+        if not row["slide_path"] and row["slide_id"].lower().endswith(slide_suffixes()):
+            row["slide_path"], row["slide_id"] = row["slide_id"], ""
     of_paths = {"slide_path", *_NAMES["slide_path"]} & {str(name).lower() for name in header}
-    known = f"; also known: {', '.join(_NAMES['slide_path'])}"
-    got = f"{header} in {str(path)!r}{known}"
+    got = f"{header} in {str(path)!r}; also known: {', '.join(_NAMES['slide_path'])}"
     there = of_paths or any(row["slide_path"] for row in named)
-    require(there, "cohort must have a column 'slide_path'", got, error=CohortError)
+    _require(there, "cohort must have a column 'slide_path'", got)
     return [_entry(row, own, path, n) for n, (row, own) in enumerate(zip(rows, named), start=2)]
 
 
@@ -206,32 +202,18 @@ def named_columns(row: Mapping[Any, Any]) -> dict[str, str]:
     }
 
 
-def _file_of(row: dict[str, str]) -> str:
-    """A slide_id that is the name of a file of a slide is its path."""
-    name = row["slide_id"]
-    if not name.lower().endswith(slide_suffixes()):
-        return ""
-    row["slide_id"] = ""
-    return name
-
-
 def _entry(row: dict[str, str | None], own: Mapping[str, str], cohort: Path, line: int) -> _Given:
     where = f"line {line} of {str(cohort)!r}"
-    path, slide_id, mpp, *others = (own[name] for name in _COLUMNS)
-    if not path:
-        raise CohortError(f"slide_path must not be empty, got '' in {where}")
-    if "\0" in path:
-        raise CohortError(f"slide_path must be a path, got a NUL character in {where}")
+    path, slide_id, mpp = (own[name] for name in _COLUMNS[:3])
+    _require(path, "slide_path must not be empty", f"'' in {where}")
+    _require("\0" not in path, "slide_path must be a path", f"a NUL character in {where}")
     if not is_url(path):
         path = str(cohort.parent / path)  # an absolute path stays as it is
-    labels: dict[str, Any] = {
-        name: text or None for name, text in zip(_COLUMNS[3:], others, strict=True)
-    }
-    own_mpp, name = parse_mpp(mpp, where=where) if mpp else None, slide_id or _id_of(path)
+    told: dict[str, Any] = {name: own[name] or None for name in _COLUMNS[3:]}
+    told["slide_mpp"] = parse_mpp(mpp, where=where) if mpp else None
     more = {n: text.strip() for n, text in row.items() if n and text and n not in _TAKEN}
-    told: dict[str, Any] = {**labels, "more": more, "folder": str(cohort.parent)}
-    found = SlideEntry(slide_id=name, slide_path=path, slide_mpp=own_mpp, **told)
-    return found, bool(slide_id)
+    told |= {"slide_id": slide_id or _id_of(path), "more": more, "folder": str(cohort.parent)}
+    return SlideEntry(slide_path=path, **told), bool(slide_id)
 
 
 def _unique(found: Iterable[_Given], on_message: Callable[[str], None]) -> list[SlideEntry]:
@@ -243,9 +225,8 @@ def _unique(found: Iterable[_Given], on_message: Callable[[str], None]) -> list[
         known, known_given = by_path.setdefault(key, (entry, given))
         if known.slide_id == entry.slide_id:
             continue
-        if given and known_given:
-            got = f"{known.slide_id!r} and {entry.slide_id!r} for {path!r}"
-            raise CohortError(f"slide_id must be one per slide, got {got}")
+        got = f"{known.slide_id!r} and {entry.slide_id!r} for {path!r}"
+        _require(not (given and known_given), "slide_id must be one per slide", got)
         if given:  # a table knows better than a file's name
             by_path[key] = entry, given
         on_message(f"{path!r} is the file {known.slide_path!r} again: taken once")
@@ -253,22 +234,23 @@ def _unique(found: Iterable[_Given], on_message: Callable[[str], None]) -> list[
     twice = {e.slide_id.casefold(): e for e, given in reversed(by_path.values()) if given}
     for entry, given in by_path.values():
         other = twice.get(entry.slide_id.casefold(), entry)
-        if given and other is not entry:
-            got = f"{entry.slide_id!r} for {entry.slide_path!r} and {other.slide_path!r}"
-            raise CohortError(f"slide_id must be of one slide in a cohort, got {got}")
-    return [
-        _checked(entry) if given else _named(entry, counts, on_message)
-        for entry, given in by_path.values()
-    ]
+        got = f"{entry.slide_id!r} for {entry.slide_path!r} and {other.slide_path!r}"
+        alone = not given or other is entry
+        _require(alone, "slide_id must be of one slide in a cohort", got)
+    entries = [e if given else _named(e, counts, on_message) for e, given in by_path.values()]
+    for entry in entries:
+        got = f"{entry.slide_id!r} for {entry.slide_path!r}; set a slide_id column in the cohort"
+        usable = not _is_odd(entry.slide_id)
+        _require(usable, "slide_id must be usable as a folder's name", got)
+    return entries
 
 
 def _named(
     entry: SlideEntry, counts: Counter[str], on_message: Callable[[str], None]
 ) -> SlideEntry:
     """The slide with an id that is its own and a folder's name, made from its file's name."""
-    name, odd = entry.slide_id, _is_odd(entry.slide_id)
-    safe = name
-    if odd:
+    name = safe = entry.slide_id
+    if odd := _is_odd(name):
         cut = _ODD.sub("_", name).lstrip(".").encode()[: _MAX_ID_BYTES - 16]
         safe = cut.decode(errors="ignore")
     if odd or counts[name.casefold()] > 1:
@@ -276,17 +258,10 @@ def _named(
         safe = f"{safe or 'slide'}-{digest[:6]}"
     if odd:
         on_message(f"{name!r} is no name for a folder everywhere: its slide_id is {safe!r}")
-    return _checked(replace(entry, slide_id=safe))
-
-
-def _checked(entry: SlideEntry) -> SlideEntry:
-    """An id becomes the name of a folder: no separators, no hidden names, no control characters."""
-    if _is_odd(name := entry.slide_id):
-        got = f"{name!r} for {entry.slide_path!r}; set a slide_id column in the cohort"
-        raise CohortError(f"slide_id must be usable as a folder's name, got {got}")
-    return entry
+    return replace(entry, slide_id=safe)
 
 
 def _is_odd(name: str) -> bool:
+    """Whether an id is no folder's name: separators, hidden names, control characters."""
     bad = not name or name.startswith(".") or _ODD.search(name) or name.lower() in _RESERVED
     return bool(bad) or len(name.encode()) > _MAX_ID_BYTES

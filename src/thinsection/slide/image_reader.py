@@ -36,7 +36,7 @@ class FlatSlide(Slide):
     reader = "image"
 
     def __init__(self, path: str, head: bytes, slide_mpp: Mpp | None) -> None:
-        self._png = head.startswith(_PNG)
+        self._path, self._png = Path(path), head.startswith(_PNG)
         size = width, height = _size(path, head)
         px_bytes = _png_px_bytes(head) if self._png else 3.0
         self.held_bytes = math.ceil(width * height * max(3.0, px_bytes))
@@ -44,7 +44,7 @@ class FlatSlide(Slide):
         if self.held_bytes > MAX_DECODED_BYTES:
             raise SlideOpenError(f"{what} cannot be read in parts; convert it to a tiled TIFF")
         least = px_bytes / _MAX_DEFLATED if self._png else 1 / _MAX_JPEG_PX
-        if not 1 <= width * height <= Path(path).stat().st_size / least:
+        if not 1 <= width * height <= self._path.stat().st_size / least:
             raise SlideOpenError(f"{what} are not in so small a file; it is damaged or truncated")
         super().__init__(path, [Level(index=0, size=size, downsample=1.0)], slide_mpp=slide_mpp)
         if self._png and head[_PNG_DEPTH] == 16:
@@ -61,7 +61,7 @@ class FlatSlide(Slide):
         out[:] = pixels[y : y + out.shape[0], x : x + out.shape[1]]
 
     def _decode(self) -> RgbArray:
-        data = Path(self.slide_path).read_bytes()
+        data = self._path.read_bytes()
         try:
             pixels = _decode_png(data) if self._png else simplejpeg.decode_jpeg(data, "RGB")
         except (ValueError, RuntimeError) as error:

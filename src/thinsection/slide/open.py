@@ -1,22 +1,27 @@
 """Opening a slide: by a reader's name, by 'auto', or by URL."""
 
+import io
 import os
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import numpy as np
+from PIL import Image, ImageCms
 
 from thinsection.config import nearest
 from thinsection.errors import (
     ChannelsError,
     ConfigError,
+    DamagedTiffError,
     DiskSpaceError,
     InvalidInputError,
     MissingDependencyError,
     SlideOpenError,
     SlideReadError,
+    require,
 )
 from thinsection.files.lock import scratch_bytes, scratch_folder
 from thinsection.files.sources import FsspecSource, is_url, metadata_file
@@ -36,8 +41,7 @@ from thinsection.slide.readers import (
     load_slide,
     reader_choices,
 )
-from thinsection.slide.wrapped import WrappedSlide, with_profile
-from thinsection.types import MIB, Mpp, PointL0, Size
+from thinsection.types import MIB, Mpp, PointL0, RgbArray, Size
 from thinsection.units import format_bytes, parse_bytes
 
 CACHE_VARIABLE = "THINSECTION_STAGING_BYTES"  # how much staged slides may take, by default 20GiB
@@ -87,30 +91,54 @@ def open_slide(
         DiskSpaceError: the staging folder has no room for it.
     """
     name = str(path)
-    if slide_mpp is not None and not all(0 < mpp < float("inf") for mpp in slide_mpp):
-        raise InvalidInputError(f"slide_mpp must be > 0 and finite, got {slide_mpp} for {name!r}")
-    if reader not in reader_choices():
-        hint = nearest(reader, reader_choices())
+    known = slide_mpp is None or all(0 < mpp < float("inf") for mpp in slide_mpp)
+    require(known, "slide_mpp must be > 0 and finite", f"{slide_mpp} for {name!r}")
+    if reader not in (choices := reader_choices()):
+        hint = nearest(reader, choices)
         raise ConfigError(f"reader must be a known name, got {reader!r}{hint}")
-    look = look or Look()
-    slide = (_open_url if is_url(name) and not is_folder_slide(name) else _open_file)(
-        name, reader, slide_mpp, look
-    )
+    streamed, look = is_url(name) and not is_folder_slide(name), look or Look()
+    slide = (_open_url if streamed else _open_file)(name, reader, slide_mpp, look)
     if look.icc:
-        slide = with_profile(slide)
+        _in_srgb(slide)
     if slide_mpp is None:
         slide.slide_mpp, doubt = believed_mpp(slide.slide_mpp)
         slide.notes = (*slide.notes, *[doubt] * bool(doubt))
     return slide
 
 
+def _in_srgb(slide: Slide) -> None:
+    """From now on px are converted from the file's ICC profile, by LittleCMS, where it has one.
+
+    Memory: one region more while it is read. SlideOpenError: the profile is damaged, or not of RGB.
+    """
+    if (profile := slide.icc_profile()) is None:
+        missing = f"no ICC profile found by reader {slide.reader!r}: colours are as they are stored"
+        slide.notes = (*slide.notes, missing)
+        return
+    try:
+        own = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        name, intent = ImageCms.getProfileDescription(own), ImageCms.Intent.RELATIVE_COLORIMETRIC
+        srgb = ImageCms.createProfile("sRGB")
+        slide.recolor = partial(_convert, ImageCms.buildTransform(own, srgb, "RGB", "RGB", intent))
+    except (ImageCms.PyCMSError, OSError) as error:
+        what = f"icc profile must be of RGB and readable, got {error} in {slide.slide_path!r}"
+        raise SlideOpenError(f"{what}; leave --icc out") from None
+    slide.rendering = f"ICC profile {name.strip()!r} to sRGB, relative colorimetric"
+
+
+def _convert(transform: ImageCms.ImageCmsTransform, pixels: RgbArray) -> None:
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    ImageCms.applyTransform(image, transform, inPlace=True)
+    pixels[:] = np.asarray(image)
+
+
 def _open_file(name: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Slide:
-    folder = is_folder_slide(name)
-    if not (folder or Path(name).is_file()):
-        raise SlideOpenError(f"slide must be an existing file, got {name!r}")
-    if not folder and Path(name).stat().st_size == 0:
+    folder, path = is_folder_slide(name), Path(name)
+    there = folder or path.is_file()
+    require(there, "slide must be an existing file", repr(name), error=SlideOpenError)
+    if not folder and path.stat().st_size == 0:
         raise SlideOpenError(f"slide must not be empty, got 0 bytes in {name!r}; copy it again")
-    own = [n for n in WITH_LOOK if Path(name).suffix.lower() in READERS.entry(n).suffixes]
+    own = [n for n in WITH_LOOK if path.suffix.lower() in READERS.entry(n).suffixes]
     if look.channels and own:
         return _load(own[0], name, slide_mpp, checked=False, look=look)
     if look.channels:
@@ -146,24 +174,21 @@ def _open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
         why = "OpenSlide does not know the format" if unknown else "; ".join(answers)
         slide.choice = f"{slide.reader}: {why}"
         return slide
-    if ours is not None and _describes_itself(ours) and reference.vendor in _NO_VENDOR:
-        reference.close()
-        ours.choice = f"{_FASTEST}: the file's own OME metadata; OpenSlide knows no vendor of it"
-        return ours
     if ours is not None:
-        if not (difference := compare(ours, reference)):
+        # levels, channels and units are then the file's own, of which OpenSlide sees a part
+        ome = any(name.startswith("ome.") for name in ours.properties)
+        if own := ome and reference.vendor in _NO_VENDOR:
+            why = "the file's own OME metadata; OpenSlide knows no vendor of it"
+        else:
+            why = "fastest that agrees with OpenSlide"
+        if own or not (difference := compare(ours, reference)):
             reference.close()
-            ours.choice = f"{_FASTEST}: fastest that agrees with OpenSlide"
+            ours.choice = f"{_FASTEST}: {why}"
             return ours
         answers.append(f"{_FASTEST}: {difference}")
         ours.close()
     reference.choice = "openslide: " + "; ".join(answers)
     return reference
-
-
-def _describes_itself(slide: Slide) -> bool:
-    """Whether levels, channels and units are the file's own, of which OpenSlide sees a part."""
-    return any(name.startswith("ome.") for name in slide.properties)
 
 
 def _try_others(path: str, slide_mpp: Mpp | None, answers: list[str]) -> Slide:
@@ -182,7 +207,7 @@ def _try_others(path: str, slide_mpp: Mpp | None, answers: list[str]) -> Slide:
 def _try(
     path: str, name: str, slide_mpp: Mpp | None, answers: list[str], *, checked: bool = False
 ) -> Slide | None:
-    """The slide; else what the reader answered. Others' readers say which suffixes they open."""
+    """The slide; else None, and what the reader answered. Others say which suffixes they open."""
     try:
         if name in OURS or Path(path).suffix.lower() in READERS.entry(name).suffixes:
             return _load(name, path, slide_mpp, checked=checked)
@@ -200,35 +225,24 @@ def _load(
 ) -> Slide:
     """The slide by one reader, which another process tries first where nobody checked the file."""
     READERS.load(name)  # what is missing is said here, not by the child
-    if name in NEVER_TRUSTED or not (checked or name in OWN_PARSERS or _is_checked(path)):
-        picked = look.channels if look else ()
-        try_in_child(path, name, whole=_is_damaged(path), channels=picked)
-    more = {} if look is None else {"look": look}
-    return load_slide(name, path, slide_mpp, **more)
+    found = True if checked or name in OWN_PARSERS else _is_sound(path)
+    if isinstance(found, ChannelsError) and name not in NEVER_TRUSTED:
+        raise found
+    if name in NEVER_TRUSTED or found is not True:
+        # where a TIFF's structure is impossible all its px are doubted
+        is_tiff = path.lower().endswith(READERS.entry(_FASTEST).suffixes)
+        whole = isinstance(found, DamagedTiffError) and is_tiff
+        try_in_child(path, name, whole=whole, channels=look.channels if look else ())
+    return load_slide(name, path, slide_mpp, **({"look": look} if look else {}))
 
 
-def _is_damaged(path: str) -> bool:
-    """Whether our own parser finds a TIFF's structure impossible: then all its px are doubted."""
-    from thinsection.slide.tiff_layout import DamagedTiffError  # tifffile is not always needed
-
-    try:
-        load_slide(_FASTEST, path).close()
-    except DamagedTiffError:
-        return path.lower().endswith(READERS.entry(_FASTEST).suffixes)
-    except SlideOpenError:
-        return False
-    return False
-
-
-def _is_checked(path: str) -> bool:
-    """Whether our own parser reads the file, and finds nothing in it that would harm a library."""
+def _is_sound(path: str) -> bool | SlideOpenError:
+    """Whether our own parser finds nothing that would harm a library; or why it reads it not."""
     try:
         with load_slide(_FASTEST, path) as slide:
             return slide.checked
-    except ChannelsError:
-        raise
-    except SlideOpenError:
-        return False
+    except SlideOpenError as error:
+        return error
 
 
 def compare(slide: Slide, reference: Slide) -> str:
@@ -287,45 +301,33 @@ def _open_url(url: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Slide
         except SlideOpenError:
             if reader == "tiff":
                 raise
-    return StagedSlide(source, reader, slide_mpp, look)
+    return _open_copy(source, reader, slide_mpp, look)
 
 
-class StagedSlide(WrappedSlide):
+def _open_copy(source: FsspecSource, reader: str, slide_mpp: Mpp | None, look: Look) -> Slide:
     """A slide by URL, copied to a local folder, which goes when it is closed.
 
     Memory: one piece of 8 MiB while it is copied.
     """
-
-    def __init__(
-        self, source: FsspecSource, reader: str, slide_mpp: Mpp | None, look: Look
-    ) -> None:
-        _check_room(source.size, name=source.name)
-        self._folder = ExitStack()
-        try:
-            folder = self._folder.enter_context(scratch_folder("staged", source.size))
-            local = folder / Path(source.name.split("?", 1)[0]).name
-            with local.open("wb") as file:
-                for start in range(0, source.size, _CHUNK):
-                    file.write(source.read_at(start, min(_CHUNK, source.size - start)))
-            inner = replace(look, icc=False)  # that is for whoever has this one
-            slide = open_slide(local, reader=reader, slide_mpp=slide_mpp, look=inner)
-        except BaseException:
-            self._folder.close()
-            raise
-        super().__init__(slide, source.name)
-        self.source = source
-
-    def close(self) -> None:
-        """Closes the slide and deletes the copy."""
-        super().close()
-        self._folder.close()
+    _check_room(source.size, name=source.name)
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch_folder("staged", source.size))
+        local = folder / Path(source.name.split("?", 1)[0]).name
+        with local.open("wb") as file:
+            for start in range(0, source.size, _CHUNK):
+                file.write(source.read_at(start, min(_CHUNK, source.size - start)))
+        # a profile is applied to what this returns
+        slide = open_slide(local, reader=reader, slide_mpp=slide_mpp, look=replace(look, icc=False))
+        slide.slide_path, slide.source = source.name, source
+        slide.on_close.push(stack.pop_all())
+    return slide
 
 
 def _check_room(num_bytes: int, *, name: str) -> None:
     """Refuses a copy that would exceed the bound of all staged slides of this machine."""
     limit = parse_bytes(os.environ.get(CACHE_VARIABLE, "20GiB"), name=CACHE_VARIABLE)
-    if (held := scratch_bytes("staged")) + num_bytes > limit:
-        raise DiskSpaceError(
-            f"staged slides must fit into {format_bytes(limit)}, got {format_bytes(held)} and "
-            f"{format_bytes(num_bytes)} of {name!r}; set {CACHE_VARIABLE} or --prefetch-slides 1"
-        )
+    fits = (held := scratch_bytes("staged")) + num_bytes <= limit
+    got = f"{format_bytes(held)} and {format_bytes(num_bytes)} of {name!r}"
+    remedy = f"set {CACHE_VARIABLE} or --prefetch-slides 1"
+    rule = f"staged slides must fit into {format_bytes(limit)}"
+    require(fits, rule, f"{got}; {remedy}", error=DiskSpaceError)

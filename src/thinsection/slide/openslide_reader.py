@@ -28,7 +28,7 @@ class OpenSlideSlide(Slide):
     reader = "openslide"
 
     def __init__(self, path: str, *, slide_mpp: Mpp | None = None) -> None:
-        self._lock = threading.Lock()
+        self._path, self._lock = path, threading.Lock()
         self._handle: openslide.OpenSlide | None = (handle := _open(path))
         self.associated_names = tuple(sorted(handle.associated_images))
         found = dict(handle.properties)
@@ -41,12 +41,12 @@ class OpenSlideSlide(Slide):
 
     def icc_profile(self) -> bytes | None:
         """As of the base class."""
-        with _open(self.slide_path) as own:
+        with _open(self._path) as own:
             return None if own.color_profile is None else own.color_profile.tobytes()
 
     def _associated(self, name: str) -> RgbArray:
         try:
-            with _open(self.slide_path) as own:  # damage here must not spoil the other
+            with _open(self._path) as own:  # damage here must not spoil the other
                 return np.ascontiguousarray(on_white(np.asarray(own.associated_images[name])))
         except openslide.OpenSlideError as error:
             what = f"associated image {name!r} must be readable, got {error}"
@@ -64,11 +64,11 @@ class OpenSlideSlide(Slide):
         except openslide.OpenSlideError:
             with self._lock:
                 if self._handle is handle:  # else another thread has replaced it, or it was closed
-                    self._handle = _open(self.slide_path)
+                    self._handle = _open(self._path)
         # The handle may be in error because of another thread's region: a handle of its own, not
         # shared with anybody, says whether this one can be read.
         try:
-            out[:] = on_white(np.asarray(_open(self.slide_path).read_region(*region)))
+            out[:] = on_white(np.asarray(_open(self._path).read_region(*region)))
         except (openslide.OpenSlideError, SlideOpenError) as error:
             what = "region must be readable, got {} at {}, level {}, {} px".format(error, *region)
             raise self._unreadable(what, "; the file is damaged or truncated") from None

@@ -50,7 +50,8 @@ def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
         shrink = min(level.size[0] / width_th, level.size[1] / height_th)
         for factor in (f for f in _COARSE if shrink >= 2 * f):
             if coarse := slide.coarse(level.index, factor):
-                return read_resized(coarse, size_th)
+                level = coarse
+                break
     rows_at_once = height_th
     if level.size[1] * width_th * 3 > _EXACT_BYTES:
         scale = level.size[1] / height_th

@@ -1,23 +1,25 @@
-"""What readers of segments share: slides stored as a grid of pieces, each decoded whole and once.
+"""Slides stored as a grid of segments, each decoded whole and once: what their readers share.
 
 A segment that a region cuts is kept while its other parts will be asked for.
 """
 
 import math
+import threading
 from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from thinsection.errors import SlideReadError
 from thinsection.slide.base import WHITE, Slide
 from thinsection.slide.geometry import ReadPlan, origins_lv
-from thinsection.slide.tiff_cache import SegmentCache
-from thinsection.types import MIB, CoordsL0, Level, RgbArray, Size, TileArray
+from thinsection.types import MIB, CoordsL0, Level, RgbArray, TileArray
 
 CACHE_BYTES = 64 * MIB  # of decoded segments that a region cut, per slide
 # a segment must fit a budget that the user never sees; larger ones are refused
@@ -35,9 +37,10 @@ class Decoder:
     A subclass fills `decode`; `sparse` where it has empty segments.
     """
 
-    def __init__(self, size: Size, segment: Size, name: str) -> None:
-        self.size, self.segment, self._name, self.sparse = size, segment, name, False
-        self.columns, self.rows = (-(-px // edge) for px, edge in zip(size, segment))
+    def __init__(self, level: Level, name: str) -> None:
+        assert level.segment is not None
+        self.size, self.segment, self._name, self.sparse = level.size, level.segment, name, False
+        self.columns, self.rows = (-(-px // edge) for px, edge in zip(self.size, self.segment))
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -64,6 +67,122 @@ class Decoder:
         return SlideReadError(f"segment must be decodable, got {got}; {remedy}")
 
 
+class _Held:
+    """A segment's px, who reads them now, and whether another region will."""
+
+    __slots__ = ("busy", "index", "kept", "pixels", "readers", "ready")
+
+    def __init__(self, index: int, pixels: RgbArray) -> None:
+        self.index, self.pixels, self.readers = index, pixels, 0
+        self.kept = self.busy = self.ready = False
+
+
+class SegmentCache:
+    """Segments of a slide between the first region that cuts them and the last. Thread-safe.
+
+    Where it is known what will be asked for (`expect`) a segment goes with its last use. Others
+    stay where they were cut, until room is needed: the least recently used go first.
+
+    Memory: `num_bytes`, or what threads read at the moment where that is more.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._total, self._used = num_bytes, 0  # bytes of what is held, and spare
+        self._held: OrderedDict[tuple[Decoder, int], _Held] = OrderedDict()
+        self._spare: list[RgbArray] = []  # the last one is still in the CPU's caches
+        self._expected: dict[Decoder, memoryview] = {}
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def expect(self, decoder: Decoder, counts: npt.NDArray[np.int64]) -> None:
+        """Says how often each segment will be asked for, beside what was said before."""
+        with self._changed:
+            counts = counts + np.asarray(self._expected.get(decoder, 0))
+            # Python's numbers come out of a memoryview quicker than out of an array
+            self._expected[decoder] = counts.data
+
+    @contextmanager
+    def taken(self, decoder: Decoder, uses: Mapping[int, int]) -> Iterator[list[RgbArray]]:
+        """The px of some segments, to be read within the block.
+
+        Args:
+            decoder: of their level.
+            uses: which of them, and how many regions cut each; 0: one takes it whole.
+        """
+        found = []
+        with self._changed:
+            for index in uses:
+                held = self._held.get((decoder, index))
+                if held is None:
+                    held = self._held[decoder, index] = _Held(index, self._array(decoder.shape))
+                held.readers += 1
+                found.append(held)
+        try:
+            self._make_ready(decoder, found)
+            yield [held.pixels for held in found]
+        finally:
+            with self._changed:
+                for held, times in zip(found, uses.values()):
+                    self._let_go(decoder, held, times)
+
+    def _array(self, shape: tuple[int, int, int]) -> RgbArray:
+        """Memory for a segment: spare, or of the oldest that nobody reads, or new."""
+        num_bytes = math.prod(shape)
+        while True:
+            idle = (key for key, held in self._held.items() if not held.readers)
+            if self._spare:
+                pixels = self._spare.pop()
+            elif self._used + num_bytes <= self._total or not (oldest := next(idle, None)):
+                self._used += num_bytes
+                return np.empty(shape, dtype=np.uint8)
+            else:
+                pixels = self._held.pop(oldest).pixels
+            if pixels.shape == shape:
+                return pixels
+            self._used -= pixels.nbytes
+
+    def _make_ready(self, decoder: Decoder, found: list[_Held]) -> None:
+        """Decodes what nobody is at, and waits for the rest; what another failed at is tried."""
+        while missing := [held for held in found if not held.ready]:
+            with self._changed:
+                mine = [held for held in missing if not (held.busy or held.ready)]
+                for held in mine:
+                    held.busy = True
+                if not mine:
+                    self._changed.wait_for(lambda: not all(h.busy for h in missing))
+                    continue
+            ready = False
+            try:
+                decoder.decode([held.index for held in mine], [held.pixels for held in mine])
+                ready = True
+            finally:
+                with self._changed:
+                    for held in mine:
+                        held.busy, held.ready = False, ready
+                    self._changed.notify_all()
+
+    def _let_go(self, decoder: Decoder, held: _Held, times: int) -> None:
+        """Keeps what somebody will want, as the youngest; makes the memory of the rest spare."""
+        expected, held.readers = self._expected.get(decoder), held.readers - 1
+        if expected is None or not (left := expected[held.index]):
+            held.kept |= times > 0  # worth keeping where a region cut it
+        else:
+            expected[held.index] = left = max(0, left - max(1, times))
+            held.kept = left > 0
+        if held.readers:
+            return
+        if held.kept and held.ready:
+            self._held.move_to_end((decoder, held.index))
+            return
+        del self._held[decoder, held.index]
+        if self._used <= self._total:
+            self._spare.append(held.pixels)
+        else:
+            self._used -= held.pixels.nbytes
+
+
 class SegmentedSlide(Slide):
     """A slide whose levels are grids of segments, one decoder for each. Thread-safe.
 
@@ -74,8 +193,7 @@ class SegmentedSlide(Slide):
         self, path: str, levels: Sequence[Level], decoders: Iterable[Decoder], **facts: Any
     ) -> None:
         super().__init__(path, levels, **facts)
-        self._decoders = list(decoders)
-        self._cut = SegmentCache(CACHE_BYTES)
+        self._decoders, self._cut = list(decoders), SegmentCache(CACHE_BYTES)
 
     def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
         """Counts how often the tiles cut each segment.
@@ -103,7 +221,7 @@ class SegmentedSlide(Slide):
         self._check(level)
         decoder = self._decoders[level]
         with self._reading(f"segment {column}, {row} of level {level}"):
-            return decoder.jpeg(row * decoder.columns + column)
+            return None if self.rendering else decoder.jpeg(row * decoder.columns + column)
 
     def _fill_all(self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray) -> None:
         decoder = self._decoders[level]

@@ -12,31 +12,32 @@ from typing import Any
 
 import tifffile
 
-from thinsection.errors import SlideOpenError, ThinsectionError
+from thinsection.errors import DamagedTiffError, SlideOpenError, ThinsectionError
 from thinsection.slide.geometry import positive_number
+from thinsection.slide.look import Channels, find_channels, refusal
 from thinsection.slide.segments import MAX_SEGMENT_BYTES
-from thinsection.slide.tiff_channels import Channels, find_channels, refusal
-from thinsection.slide.tiff_codecs import BYTES, KNOWN, SEPARATE
 from thinsection.types import Level, Mpp, Size
 
+# TIFF's compression codes: of bytes; of pictures, which bring their own size, with their codecs
+RAW, LZW, DEFLATE, ZSTD = (1,), (5,), (8, 32946), (34926, 50000)
+JPEG, APERIO_YCBCR, BYTES = (7,), (33003,), (*RAW, *LZW, *DEFLATE, *ZSTD)
+PICTURES = dict.fromkeys((33005, 34712), "jpeg2k")
+PICTURES |= dict.fromkeys((34927, 50001), "webp") | dict.fromkeys((50002, 52546), "jpegxl")
+_KNOWN = frozenset((*BYTES, *JPEG, *APERIO_YCBCR, *PICTURES))
+SEPARATE = 2  # planar configuration: red, green and blue apart
+_GRAY, RGB, YCBCR = 1, 2, 6  # photometric interpretations that are read
+OME = "ome."  # before what the OME-XML says, in a slide's properties
 _ASPECT_TOLERANCE = 0.02
-_RESOLUTION_TAGS = ("ResolutionUnit", "XResolution", "YResolution")
 _UM_PER_UNIT = {2: 25_400.0, 3: 10_000.0}  # TIFF's ResolutionUnit: inch, cm
 # what OpenSlide treats in a way of its own (overlaps, sparse layouts, restart markers)
 _LEFT_TO_OPENSLIDE = {"ndpi": "Hamamatsu NDPI", "bif": "Ventana BIF", "scn": "Leica SCN"}
 _LEFT_TO_OPENSLIDE |= {"philips": "Philips TIFF"}
-OME = "ome."  # before what the OME-XML says, in a slide's properties
 _UM_PER_OME_UNIT = {"m": 1e6, "dm": 1e5, "cm": 1e4, "mm": 1e3, "nm": 1e-3, "pm": 1e-6, "Å": 1e-4}
 _UM_PER_OME_UNIT |= {"\u00b5m": 1.0, "\u03bcm": 1.0, "um": 1.0, "in": 25_400.0, "\u212b": 1e-4}
-_YCBCR = 6  # photometric interpretation
 _ICC = 34675  # tag of the colour profile
 # tags that are one plain number: width, height, compression, photometric interpretation, samples,
 # rows of a strip, planes, predictor, tile; bits are one of each sample
 _NUMBERS, _BITS, _INTEGERS = (256, 257, 259, 262, 277, 278, 284, 317, 322, 323), 258, (3, 4, 16)
-
-
-class DamagedTiffError(SlideOpenError):
-    """A TIFF whose structure cannot be as it is told; not one of a kind that is left out here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,21 @@ def read_layout(path: str, slide_mpp: Mpp | None, handle: Any = None) -> TiffLay
         SlideOpenError: not a TIFF, truncated, or of a kind that is left to OpenSlide.
     """
     with _parsed(path, handle) as file:
-        return _layout(file, slide_mpp)
+        base, pages = _sound_pages(file)
+        if (channels := find_channels(file)) is not None:
+            raise refusal(channels, file.filename)
+        below = list(base.pages or ())  # as OME-TIFFs of QuPath and bfconvert store their levels
+        pages, file_bytes = [base, *below, *pages[1:]], file.filehandle.size
+        sound = [page for page in pages if _is_sound(page, file_bytes, or_raise=page is base)]
+        found, associated = _sort_pages(sound, below)
+        return TiffLayout(
+            levels=[_supported(page, index, base) for index, page in enumerate(found)],
+            pages=found,
+            associated={name: (_supported(page, 0, page), page) for name, page in associated},
+            facts=_facts(file, base, slide_mpp),
+            icc_profile=base.tags.valueof(_ICC),
+            checked=len(sound) == len(pages),
+        )
 
 
 def channel_layout(path: str, slide_mpp: Mpp | None) -> tuple[TiffLayout, Channels]:
@@ -79,7 +94,7 @@ def channel_layout(path: str, slide_mpp: Mpp | None) -> tuple[TiffLayout, Channe
             stored = [plane.page.databytecounts for plane in planes]
             if any(len(c) != len(key.databytecounts) or max(c) > size for c in stored):
                 raise SlideOpenError("tiff: planes must have all segments; the file is damaged")
-        levels = [_level_of(key, index, base) for index, key in enumerate(keys)]
+        levels = [_level(key, index, base) for index, key in enumerate(keys)]
         facts = _facts(file, base, slide_mpp)
         return TiffLayout(levels=levels, pages=[], associated={}, facts=facts, checked=False), found
 
@@ -88,10 +103,11 @@ def channel_layout(path: str, slide_mpp: Mpp | None) -> tuple[TiffLayout, Channe
 def _parsed(path: str, handle: Any = None) -> Iterator[tifffile.TiffFile]:
     """The file by tifffile, closed after the block; SlideOpenError for whatever it raises."""
     if (name := Path(path.split("?", 1)[0])).suffix.lower() == ".vsi":
-        folder = f"'_{name.stem}_', which {'is' if _beside(name) else 'is not'} beside it"
+        beside = "is" if name.with_name(f"_{name.stem}_").is_dir() else "is not"
         what = "this Olympus VSI is a shell that holds a preview only"
+        lie = f"its px lie as .ets files in '_{name.stem}_', which {beside} beside it"
         remedy = "no reader here reads those: convert it to OME-TIFF (QuPath or bfconvert)"
-        raise SlideOpenError(f"tiff: {what}; its px lie as .ets files in {folder}; {remedy}")
+        raise SlideOpenError(f"tiff: {what}; {lie}; {remedy}")
     try:
         with tifffile.TiffFile(path if handle is None else handle, name=Path(path).name) as file:
             yield file
@@ -99,10 +115,6 @@ def _parsed(path: str, handle: Any = None) -> Iterator[tifffile.TiffFile]:
         raise
     except Exception as error:  # whatever a parser makes of damage
         raise DamagedTiffError(f"tiff: not a readable TIFF: {error or repr(error)}") from error
-
-
-def _beside(shell: Path) -> bool:
-    return shell.with_name(f"_{shell.stem}_").is_dir()
 
 
 def _sound_pages(file: tifffile.TiffFile) -> tuple[Any, list[Any]]:
@@ -116,40 +128,6 @@ def _sound_pages(file: tifffile.TiffFile) -> tuple[Any, list[Any]]:
             raise SlideOpenError(f"tiff: {what} is left to OpenSlide")
     _is_sound(base := pages[0], file.filehandle.size, or_raise=True)
     return base, pages
-
-
-def _layout(file: tifffile.TiffFile, slide_mpp: Mpp | None) -> TiffLayout:
-    base, pages = _sound_pages(file)
-    if (channels := find_channels(file)) is not None:
-        raise refusal(channels, file.filename)
-    below = list(base.pages or ())  # as OME-TIFFs of QuPath and bfconvert store their levels
-    pages = [base, *below, *pages[1:]]
-    sound = [page for page in pages if _is_sound(page, file.filehandle.size, or_raise=page is base)]
-    found, associated = _sort_pages(sound, below)
-    return TiffLayout(
-        levels=[_level(page, index, base) for index, page in enumerate(found)],
-        pages=found,
-        associated={name: (_level(page, 0, page), page) for name, page in associated.items()},
-        facts=_facts(file, base, slide_mpp),
-        icc_profile=base.tags.valueof(_ICC),
-        checked=len(sound) == len(pages),
-    )
-
-
-def _facts(file: tifffile.TiffFile, base: Any, slide_mpp: Mpp | None) -> dict[str, Any]:
-    """What the file says of itself, as further arguments of `Slide`."""
-    description = str(base.description or "")
-    aperio = _aperio(description)
-    mpp = positive_number(aperio.get("MPP"))
-    ome = _ome(file)
-    own_mpp = (mpp, mpp) if mpp else _ome_mpp(ome) or (None if aperio else _tag_mpp(base))
-    properties = {f"aperio.{k}": v for k, v in aperio.items()} | ome
-    return {
-        "slide_mpp": slide_mpp or own_mpp,
-        "objective_power": positive_number(aperio.get("AppMag")),
-        "vendor": "aperio" if aperio else "generic-tiff" if base.is_tiled else None,
-        "properties": properties | {"tiff.ImageDescription": description},
-    }
 
 
 def _next_page_offset(file: tifffile.TiffFile, page: Any) -> int:
@@ -192,9 +170,8 @@ def _unsound(page: Any, file_bytes: int) -> str:
     count, found = -(-width // segment[0]) * -(-height // segment[1]) * planes, page.dataoffsets
     if not len(found) == len(page.databytecounts) == count:
         return f"lists {len(found)} of {count} segments; the file is truncated"
-    if max(page.databytecounts) > file_bytes:
-        return "has a segment larger than the file; the file is damaged"
-    return ""
+    large = max(page.databytecounts) > file_bytes
+    return "has a segment larger than the file; the file is damaged" if large else ""
 
 
 def _segment(page: Any) -> Size:
@@ -205,20 +182,35 @@ def _segment(page: Any) -> Size:
 
 
 def _level(page: Any, index: int, base: Any) -> Level:
-    """The level that a page holds; SlideOpenError where it is of a kind that is left out here."""
-    if what := _unsupported(page):
-        raise SlideOpenError(f"tiff: {what} is not supported")
-    return _level_of(page, index, base)
-
-
-def _level_of(page: Any, index: int, base: Any) -> Level:
+    """The level that a page holds."""
     size = width, height = (int(page.imagewidth), int(page.imagelength))
     down = (base.imagewidth / width + base.imagelength / height) / 2
     return Level(index=index, size=size, downsample=float(down), segment=_segment(page))
 
 
-def _sort_pages(pages: list[Any], below: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Pages that are levels, finest first, and the others by name.
+def _supported(page: Any, index: int, base: Any) -> Level:
+    """The same; SlideOpenError where it is of a kind that is left out here."""
+    if what := _unsupported(page):
+        raise SlideOpenError(f"tiff: {what} is not supported")
+    return _level(page, index, base)
+
+
+def _unsupported(page: Any) -> str | None:
+    """What of a page is not decoded here; None where nothing is."""
+    samples, code, colours = page.samplesperpixel, int(page.compression), int(page.photometric)
+    if page.bitspersample != 8 or samples not in (1, 3, 4):
+        return f"{samples} samples of {page.bitspersample} bits"
+    if code not in _KNOWN:
+        return f"compression {code}"
+    if page.planarconfig == SEPARATE and samples != 3:
+        return f"{samples} separate planes"
+    if colours == YCBCR and code in BYTES:
+        return "YCbCr that is not compressed as a picture"
+    return None if colours in (_GRAY, RGB, YCBCR) else f"photometric interpretation {colours}"
+
+
+def _sort_pages(pages: list[Any], below: list[Any]) -> tuple[list[Any], list[tuple[str, Any]]]:
+    """Pages that are levels, finest first, and the others with names.
 
     A file with pages `below` its first has its levels there, and other images beside it.
     """
@@ -229,8 +221,11 @@ def _sort_pages(pages: list[Any], below: list[Any]) -> tuple[list[Any], dict[str
         if may_be and _is_reduced(page, base):
             levels.append(page)
         elif not _unsupported(page):
-            associated.setdefault(_associated_name(page, len(associated)), page)
-    return sorted(levels, key=lambda page: -int(page.imagewidth)), associated
+            words = [line.split(" ", 1)[0].lower() for line in str(page.description).splitlines()]
+            known = [word for word in words[:2] if word in ("label", "macro", "thumbnail")]
+            numbered = f"image{len(associated)}" if associated else "thumbnail"
+            associated.setdefault(known[0] if known else numbered, page)
+    return sorted(levels, key=lambda page: -int(page.imagewidth)), list(associated.items())
 
 
 def _is_reduced(page: Any, base: Any) -> bool:
@@ -240,34 +235,21 @@ def _is_reduced(page: Any, base: Any) -> bool:
     return bool(same_kind and ratio_x > 1 and abs(ratio_x / ratio_y - 1) < tolerance)
 
 
-def _associated_name(page: Any, index: int) -> str:
-    lines = str(page.description or "").splitlines()[:2]
-    words = [line.split(" ", 1)[0].lower() for line in lines]
-    known = [word for word in words if word in ("label", "macro", "thumbnail")]
-    return known[0] if known else f"image{index}" if index else "thumbnail"
-
-
-def _unsupported(page: Any) -> str | None:
-    """What of a page is not decoded here; None where nothing is."""
-    if page.bitspersample != 8 or page.samplesperpixel not in (1, 3, 4):
-        return f"{page.samplesperpixel} samples of {page.bitspersample} bits"
-    if int(page.compression) not in KNOWN:
-        return f"compression {int(page.compression)}"
-    if page.planarconfig == SEPARATE and page.samplesperpixel != 3:
-        return f"{page.samplesperpixel} separate planes"
-    if int(page.photometric) == _YCBCR and int(page.compression) in BYTES:
-        return "YCbCr that is not compressed as a picture"
-    if int(page.photometric) not in (1, 2, _YCBCR):
-        return f"photometric interpretation {int(page.photometric)}"
-    return None
-
-
-def _aperio(description: str) -> dict[str, str]:
-    """`key = value` pairs of an Aperio description; empty for other files."""
-    if not description.startswith("Aperio"):
-        return {}
-    pairs = (part.split("=", 1) for part in description.split("|")[1:])
-    return {pair[0].strip(): pair[1].strip() for pair in pairs if len(pair) == 2}
+def _facts(file: tifffile.TiffFile, base: Any, slide_mpp: Mpp | None) -> dict[str, Any]:
+    """What the file says of itself, as further arguments of `Slide`."""
+    description, ome, aperio = str(base.description or ""), _ome(file), dict[str, str]()
+    if description.startswith("Aperio"):  # and pairs `key = value`
+        pairs = (part.split("=", 1) for part in description.split("|")[1:])
+        aperio = {pair[0].strip(): pair[1].strip() for pair in pairs if len(pair) == 2}
+    mpp = positive_number(aperio.get("MPP"))
+    own_mpp = (mpp, mpp) if mpp else _ome_mpp(ome) or (None if aperio else _tag_mpp(base))
+    properties = {f"aperio.{k}": v for k, v in aperio.items()} | ome
+    return {
+        "slide_mpp": slide_mpp or own_mpp,
+        "objective_power": positive_number(aperio.get("AppMag")),
+        "vendor": "aperio" if aperio else "generic-tiff" if base.is_tiled else None,
+        "properties": properties | {"tiff.ImageDescription": description},
+    }
 
 
 def _ome(file: tifffile.TiffFile) -> dict[str, str]:
@@ -296,7 +278,8 @@ def _ome_mpp(ome: Mapping[str, str]) -> Mpp | None:
 
 def _tag_mpp(page: Any) -> Mpp | None:
     """From XResolution and YResolution, where their unit is a length."""
-    unit, *sides = (page.tags.get(name) for name in _RESOLUTION_TAGS)
+    names = ("ResolutionUnit", "XResolution", "YResolution")
+    unit, *sides = (page.tags.get(name) for name in names)
     um = _UM_PER_UNIT.get(int(unit.value)) if unit is not None else None
     if um is None or not all(side is not None and all(side.value[:2]) for side in sides):
         return None

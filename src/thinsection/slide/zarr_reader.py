@@ -5,7 +5,6 @@ Source: https://ngff.openmicroscopy.org/0.5/ (`multiscales`, `omero`, `bioformat
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,9 +16,8 @@ from thinsection.files.sources import is_url
 from thinsection.slide.base import GRAY
 from thinsection.slide.channels import ScaledDecoder, Values, scale_channels
 from thinsection.slide.geometry import positive_number
-from thinsection.slide.look import MOST, Look
+from thinsection.slide.look import MOST, Channels, Look, numbered, refusal
 from thinsection.slide.segments import MAX_SEGMENT_BYTES, SegmentedSlide
-from thinsection.slide.tiff_channels import Channels, refusal
 from thinsection.types import Level, Mpp, RgbArray
 
 _VERSIONS = ("0.4", "0.5")
@@ -29,58 +27,40 @@ _RGB_COLOURS = ["FF0000", "00FF00", "0000FF"]
 _MAX_ASPECT = 1.1  # by which a level may differ from level 0 in its shape; tiny ones are rounded
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Planes:
-    """Where x, y and channels lie in an array of one level."""
-
-    array: Any  # zarr's
-    axes: str  # a letter for each axis
-
-    def length(self, axis: str) -> int:
-        """Of an axis; 1 where there is none."""
-        return int(self.array.shape[self.axes.index(axis)]) if axis in self.axes else 1
-
-    def chunk(self, axis: str) -> int:
-        """Length of a chunk along an axis."""
-        return int(self.array.chunks[self.axes.index(axis)])
-
-    def read(self, index: int, columns: int, channels: slice) -> np.ndarray:
-        """The chunk of a place in the grid, (h, w, channels); less at the right and lower border.
-
-        Memory: the chunks of all these channels.
-        """
-        (row, column), taken = divmod(index, columns), {"c": channels}
-        for axis, place in (("y", row), ("x", column)):
-            edge = self.chunk(axis)
-            taken[axis] = slice(place * edge, (place + 1) * edge)
-        found = np.asarray(self.array[tuple(taken.get(axis, 0) for axis in self.axes)])
-        kept = [axis for axis in self.axes if axis in taken]
-        if "c" not in kept:
-            found, kept = found[..., None], [*kept, "c"]
-        return found.transpose([kept.index(axis) for axis in "yxc"])
-
-
 class _ChunkDecoder(ScaledDecoder):
-    """Chunks of RGB or grey, or of the channels that were picked. Memory: as of `_Planes.read`."""
+    """Chunks of one level: RGB or grey, or the channels that were picked.
 
-    def __init__(self, level: Level, planes: _Planes, name: str, chosen: Sequence[int]) -> None:
-        assert level.segment is not None
-        super().__init__(level.size, level.segment, name)
-        self._planes, self._chosen = planes, chosen
+    Memory: the chunks of all these channels at one place.
+    """
+
+    def __init__(self, level: Level, array: Any, axes: str, name: str) -> None:
+        super().__init__(level, name)
+        self._array, self._axes, self.chosen = array, axes, list[int]()
 
     def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
         """See `Decoder.decode`."""
-        if self._chosen:
+        if self.chosen:
             super().decode(indices, outs)
             return
         for index, out in zip(indices, outs):
-            found = self._planes.read(index, self.columns, slice(None))
+            found = self._read(index, slice(None))
             out[: found.shape[0], : found.shape[1]] = found
 
     def _stored(self, n: int, index: int) -> Values:
-        channel = self._chosen[n]
-        found = self._planes.read(index, self.columns, slice(channel, channel + 1))
+        found = self._read(index, slice(self.chosen[n], self.chosen[n] + 1))
         return np.asarray(found[..., 0], dtype=np.float32)
+
+    def _read(self, index: int, channels: slice) -> np.ndarray:
+        """The chunk of a place in the grid, (h, w, channels); less at the right, lower border."""
+        (row, column), taken = divmod(index, self.columns), {"c": channels}
+        for axis, place in (("y", row), ("x", column)):
+            edge = self._array.chunks[self._axes.index(axis)]
+            taken[axis] = slice(place * edge, (place + 1) * edge)
+        found = np.asarray(self._array[tuple(taken.get(axis, 0) for axis in self._axes)])
+        kept = [axis for axis in self._axes if axis in taken]
+        if "c" not in kept:
+            found, kept = found[..., None], [*kept, "c"]
+        return found.transpose([kept.index(axis) for axis in "yxc"])
 
 
 class ZarrSlide(SegmentedSlide):
@@ -98,26 +78,26 @@ class ZarrSlide(SegmentedSlide):
         group, said = _image(path)
         scales = said["multiscales"][0]
         axes = "".join(str(axis["name"]) for axis in scales["axes"])
-        planes = [_planes(group, str(each["path"]), axes) for each in scales["datasets"]]
-        levels = _levels(planes)
-        channels = _channels(said.get("omero") or {}, planes[0])
-        picked = look.channels if look else ()
-        if channels is not None and not picked:
+        arrays = [_array(group, str(each["path"]), axes) for each in scales["datasets"]]
+        levels = _levels(arrays, axes)
+        count = _length(arrays[0], axes, "c")
+        channels = _channels(said.get("omero") or {}, count, arrays[0].dtype)
+        if channels is not None and not (look and look.channels):
             raise refusal(channels, path)
-        if channels is None and picked:
+        if channels is None and look and look.channels:
             what = "zarr: an RGB or gray picture of 8 bits has no channels to pick"
             raise SlideOpenError(f"{what}; leave --channels out")
-        chosen = [channels.index(name) for name in picked] if channels else []
-        decoders = [_ChunkDecoder(*pair, path, chosen) for pair in zip(levels, planes)]
-        rendering = ""
-        if channels and look:
-            names = [channels.names[channel] for channel in chosen]
-            rendering = scale_channels(levels, decoders, names, look)
+        decoders = [_ChunkDecoder(*pair, axes, path) for pair in zip(levels, arrays)]
         mpp = slide_mpp or _mpp(scales["axes"], axes, (scales, scales["datasets"][0]))
         properties = {"ome.Name": str(scales.get("name", "")), "ome.Axes": axes}
         super().__init__(path, levels, decoders, slide_mpp=mpp, properties=properties)
-        self.rendering = rendering
-        if channels is None and planes[0].length("c") == 1:
+        if channels and look:
+            chosen = [channels.index(name) for name in look.channels]
+            for decoder in decoders:
+                decoder.chosen = chosen
+            names = [channels.names[channel] for channel in chosen]
+            self.rendering = scale_channels(decoders, names, look)
+        elif count == 1:
             self.notes = (GRAY,)
 
 
@@ -146,9 +126,14 @@ def _image(path: str) -> tuple[Any, Mapping[str, Any]]:
     return group, said
 
 
-def _planes(group: Any, name: str, axes: str) -> _Planes:
+def _length(array: Any, axes: str, axis: str) -> int:
+    """Px along an axis; 1 where there is none."""
+    return int(array.shape[axes.index(axis)]) if axis in axes else 1
+
+
+def _array(group: Any, name: str, axes: str) -> Any:
     """A level's array, whose axes and sizes are sound."""
-    planes = _Planes(array=(array := group[name]), axes=axes)
+    array = group[name]
     if len(axes) != array.ndim or not {"x", "y"} <= set(axes) <= set("tczyx"):
         what = f"{axes!r} for {array.ndim} of level {name!r}"
         raise SlideOpenError(f"zarr: axes must be of t, c, z, y and x, got {what}")
@@ -158,38 +143,40 @@ def _planes(group: Any, name: str, axes: str) -> _Planes:
     if (num_bytes := math.prod(array.chunks) * array.dtype.itemsize) > MAX_SEGMENT_BYTES:
         got = f"{num_bytes >> 20} MiB in level {name!r}"
         raise SlideOpenError(f"zarr: chunks must have <= 128 MiB, got {got}; chunk it anew")
-    if extra := [axis for axis in "zt" if planes.length(axis) > 1]:
-        got = ", ".join(f"{planes.length(axis)} along {axis.upper()}" for axis in extra)
+    if extra := {axis: n for axis in "zt" if (n := _length(array, axes, axis)) > 1}:
+        got = ", ".join(f"{n} along {axis.upper()}" for axis, n in extra.items())
         raise ChannelsError(f"planes must differ by channel only, got {got}; split the file")
-    return planes
+    return array
 
 
-def _levels(planes: Sequence[_Planes]) -> list[Level]:
+def _levels(arrays: Sequence[Any], axes: str) -> list[Level]:
     """Finest first, each smaller than the one before and of the same shape."""
-    sizes = [(level.length("x"), level.length("y")) for level in planes]
-    same = all(level.length("c") == planes[0].length("c") for level in planes)
+    sizes = [(_length(array, axes, "x"), _length(array, axes, "y")) for array in arrays]
+    same = len({_length(array, axes, "c") for array in arrays}) == 1
     if not same or any(a <= b for a, b in pairwise(math.prod(size) for size in sizes)):
         raise SlideOpenError(f"zarr: levels must shrink and keep their channels, got {sizes}")
     levels: list[Level] = []
-    for size, level in zip(sizes, planes):
+    for size, array in zip(sizes, arrays):
         x, y = (whole / part for whole, part in zip(sizes[0], size))
         if max(x, y) / min(x, y) > _MAX_ASPECT + 1 / min(size):
             raise SlideOpenError(f"zarr: levels must be of one shape, got {sizes}")
-        segment = (min(level.chunk("x"), size[0]), min(level.chunk("y"), size[1]))
-        levels.append(Level(index=len(levels), size=size, downsample=(x + y) / 2, segment=segment))
+        width, height = (min(int(array.chunks[axes.index(a)]), n) for a, n in zip("xy", size))
+        place = len(levels)
+        levels.append(
+            Level(index=place, size=size, downsample=(x + y) / 2, segment=(width, height))
+        )
     return levels
 
 
-def _channels(omero: Mapping[str, Any], planes: _Planes) -> Channels | None:
+def _channels(omero: Mapping[str, Any], count: int, dtype: np.dtype[Any]) -> Channels | None:
     """The channels of what is no picture of 8 bits; None of RGB and of grey."""
-    count, dtype, told = planes.length("c"), planes.array.dtype, omero.get("channels") or []
+    told = omero.get("channels") or []
     colours = [str(channel.get("color", "")).upper() for channel in told]
     painted = len(set(colours)) == len(colours) == MOST and colours != _RGB_COLOURS
     if dtype == np.uint8 and (count == 1 or (count == MOST and not painted)):
         return None
-    labels = [str(channel.get("label") or "") for channel in told] + [""] * count
-    names = tuple(name or f"channel {n}" for n, name in enumerate(labels[:count]))
-    return Channels(names=names, dtype=dtype, planes=())
+    labels = [str(channel.get("label") or "") for channel in told]
+    return Channels(names=numbered(labels, count), dtype=dtype)
 
 
 def _mpp(
