@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -161,10 +161,9 @@ def _find(folder: Path) -> list[str]:
         inside += (Path(parent, name) for name in (*folders, *files))
         folders[:] = [name for name in folders if not is_folder_slide(Path(parent, name))]
     for path in sorted(inside):
-        suffix = path.suffix.lower()
-        if suffix in suffixes and not path.name.startswith("."):
-            if path.is_file() or is_folder_slide(path):
-                found.setdefault(path.parent if suffix == ".dcm" else path, str(path))
+        suffix, is_slide = path.suffix.lower(), path.is_file() or is_folder_slide(path)
+        if suffix in suffixes and is_slide and not path.name.startswith("."):
+            found.setdefault(path.parent if suffix == ".dcm" else path, str(path))
     return list(found.values())
 
 
