@@ -15,7 +15,7 @@ from thinsection.errors import DatasetError, InvalidInputError
 from thinsection.probe.data.cases import mean_vectors
 from thinsection.probe.data.sets import CaseSet, RobustnessSet, SurvivalSet
 from thinsection.probe.probes.cases import abmil_probe, slide_probe, survival_probe
-from thinsection.probe.probes.tiles import robustness_probe
+from thinsection.probe.probes.pathorob import robustness_probe
 from thinsection.probe.protocol import NANOPATH, PATHOBENCH
 from thinsection.probe.statistics import stratified_folds
 

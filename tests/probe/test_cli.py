@@ -113,7 +113,7 @@ def slides(root: Path, n: int = 18) -> Path:
     ("arguments", "name", "metric", "picture"),
     [
         (("slide",), "slide", "auroc", "roc"),
-        (("slide", "--method", "abmil"), "abmil", "auroc", "confusion"),
+        (("abmil",), "abmil", "auroc", "confusion"),
         (("survival",), "survival", "c_index", "survival"),
     ],
 )

@@ -13,8 +13,9 @@ from tests.probe.test_cli import invoke, strict_json
 from thinsection.config import replace_flat
 from thinsection.errors import DatasetError
 from thinsection.files.atomic import write_table
-from thinsection.probe import Predictions, ProbeConfig, metrics
+from thinsection.probe import Predictions, ProbeConfig
 from thinsection.probe import compare as comparing
+from thinsection.probe import statistics as metrics
 from thinsection.probe.data.load import load_tiles
 from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import fewshot, knn

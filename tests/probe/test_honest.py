@@ -11,9 +11,8 @@ from thinsection.config import as_mapping
 from thinsection.probe import CaseSet, SurvivalSet, TileSet, make_split
 from thinsection.probe.groups import Groups, group_rows
 from thinsection.probe.honest import permuted
-from thinsection.probe.probes.calibration import calibration_probe
 from thinsection.probe.probes.cases import slide_probe, survival_probe
-from thinsection.probe.probes.tiles import fewshot_probe, knn_probe, linear_probe
+from thinsection.probe.probes.tiles import calibration_probe, fewshot_probe, knn_probe, linear_probe
 from thinsection.probe.protocol import HONEST, NANOPATH
 from thinsection.probe.result import choices, selection_words, tileset_result
 

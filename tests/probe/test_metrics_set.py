@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from sklearn import metrics as sk
 
-from thinsection.probe import metrics
+from thinsection.probe import statistics as metrics
 
 RNG = np.random.default_rng(5)
 N, K = 120, 4

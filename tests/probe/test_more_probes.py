@@ -18,11 +18,9 @@ from thinsection.probe import NANOPATH, ProbeConfig
 from thinsection.probe.data.load import load_values
 from thinsection.probe.data.sets import RobustnessSet
 from thinsection.probe.probes import invariance, pathorob
-from thinsection.probe.probes.calibration import calibration_probe
-from thinsection.probe.probes.pathorob import apd_probe, clustering_probe
-from thinsection.probe.probes.regression import regression_probe
-from thinsection.probe.probes.retrieval import retrieval_probe
-from thinsection.probe.probes.tiles import linear_probe, robustness_probe
+from thinsection.probe.probes.cases import regression_probe
+from thinsection.probe.probes.pathorob import apd_probe, clustering_probe, robustness_probe
+from thinsection.probe.probes.tiles import calibration_probe, linear_probe, retrieval_probe
 from thinsection.probe.protocol import PathorobSettings
 
 QUICK = dataclasses.replace(

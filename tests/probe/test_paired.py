@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from thinsection.errors import InvalidInputError
-from thinsection.probe import metrics, paired
-from thinsection.probe.paired import delong, holm, mean_ranks, resample
+from thinsection.probe import statistics as metrics
+from thinsection.probe.intervals import delong, holm, mean_ranks, resample, tied_ranks
 
 
 def two_encoders(
@@ -141,7 +141,7 @@ def test_the_correction_is_holms_own_example() -> None:
 def test_ranks_share_what_cannot_be_told_apart() -> None:
     better = np.zeros((3, 3), dtype=bool)
     better[0, 2] = True  # 0 beats 2; 1 can be told from neither
-    assert paired.tied_ranks(better).tolist() == [1, 1, 2]
+    assert tied_ranks(better).tolist() == [1, 1, 2]
     scores = np.array([[0.9, 0.8, 0.8], [0.2, 0.1, 0.3], [0.5, np.nan, 0.4]])
     np.testing.assert_allclose(
         mean_ranks(scores, lower=[False, True, False]),

@@ -29,7 +29,7 @@ from thinsection.predict.heads.config import HeadConfig, build_head
 from thinsection.predict.labels import LabelsConfig, read_cohort
 from thinsection.predict.tested import Tested
 from thinsection.predict.training import FitConfig
-from thinsection.probe import paired
+from thinsection.probe import intervals
 from thinsection.report.index import write_index
 from thinsection.store.identity import file_sum
 
@@ -163,7 +163,7 @@ def _document(
     """What experiment.json holds."""
     scorers, cases, target = told.scorers(), told.cases, study.cohort.target
     rows, seed = list(scorers.values()), config.fit.seed
-    drawn = paired.resample(rows, len(cases), groups=cases, seed=seed)
+    drawn = intervals.resample(rows, len(cases), groups=cases, seed=seed)
     ends = np.nanpercentile(drawn.values, (2.5, 97.5), axis=0).T.tolist()
     scores = {
         metric: {"value": float(value), "low": low, "high": high}

@@ -18,7 +18,7 @@ from thinsection.errors import StoreError, importing, require, rewording
 from thinsection.files.pages import data_uri, render_page
 from thinsection.predict.folds import FoldResult, Study, read_fold, several
 from thinsection.predict.labels import Floats, Target
-from thinsection.probe import metrics, paired
+from thinsection.probe import intervals, statistics
 from thinsection.probe.plots import COLORS, Picture, Words, draw_picture, probe_pictures
 from thinsection.probe.protocol import NANOPATH
 from thinsection.probe.result import METRIC_WORDS, Predictions, ProbeResult, Risks, Rows, Values
@@ -51,20 +51,20 @@ class Tested:
         """The one that is told first."""
         return HEADLINE.get(self.target.kind, "auroc")
 
-    def scorers(self, rows: IndexArray | None = None) -> metrics.Scorers:
+    def scorers(self, rows: IndexArray | None = None) -> statistics.Scorers:
         """Every metric of some rows or all, its mean over folds."""
         known = np.arange(len(self.cases)) if rows is None else rows
 
-        def of(some: IndexArray) -> metrics.Scorers:
+        def of(some: IndexArray) -> statistics.Scorers:
             each = [one.scorers for one in self.said(known[some])]
-            return {name: metrics.mean_of([one[name] for one in each]) for name in each[0]}
+            return {name: statistics.mean_of([one[name] for one in each]) for name in each[0]}
 
-        return metrics.over_folds(self.fold[known], len(known), of)
+        return statistics.over_folds(self.fold[known], len(known), of)
 
     def of_fold(self, fold: int) -> float:
         """The first metric of one fold's cases."""
         rows = np.flatnonzero(self.fold == fold)
-        return metrics.all_scores(self.scorers(rows), len(rows))[self.metric]
+        return statistics.all_scores(self.scorers(rows), len(rows))[self.metric]
 
     def said(self, rows: IndexArray) -> list[Rows]:
         """Some rows as a probe would say them: classes, values or risks; of labels each."""
@@ -125,15 +125,15 @@ def compare(mine: Tested, other: Path) -> dict[str, Any]:
     require(mine.target == both[1].target, "experiments must have one target", got)
     places = [{case: row for row, case in enumerate(one.cases)} for one in both]
     shared = sorted(places[0].keys() & places[1].keys())
-    require(len(shared) >= paired.MIN_GROUPS, "experiments must share cases", len(shared))
+    require(len(shared) >= intervals.MIN_GROUPS, "experiments must share cases", len(shared))
     rows = [np.array([place[case] for case in shared]) for place in places]
     scorers = [one.scorers(own)[mine.metric] for one, own in zip(both, rows)]
-    drawn = paired.resample(scorers, len(shared), groups=shared, seed=0)
+    drawn = intervals.resample(scorers, len(shared), groups=shared, seed=0)
     found: dict[str, Any] = {"name": other.name, "cases": len(shared), "metric": mine.metric}
     found |= {"by": "paired bootstrap of cases", **asdict(drawn.difference(0, 1))}
     if mine.target.kind == "binary":
         shares = [one.answers[own, 1] for one, own in zip(both, rows)]
-        areas = paired.delong(shares, mine.truth[rows[0], 0] == 1)
+        areas = intervals.delong(shares, mine.truth[rows[0], 0] == 1)
         found["delong"] = {"by": "DeLong, folds pooled", **asdict(areas)}
     return found
 

@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from thinsection.probe.probes.cases import abmil_probe as abmil_probe
     from thinsection.probe.probes.cases import slide_probe as slide_probe
     from thinsection.probe.probes.cases import survival_probe as survival_probe
+    from thinsection.probe.probes.pathorob import robustness_probe as robustness_probe
     from thinsection.probe.probes.tiles import fewshot_probe as fewshot_probe
     from thinsection.probe.probes.tiles import knn_probe as knn_probe
     from thinsection.probe.probes.tiles import linear_probe as linear_probe
-    from thinsection.probe.probes.tiles import robustness_probe as robustness_probe
 
 _FILES = {
     **dict.fromkeys(("abmil_probe", "slide_probe", "survival_probe"), "cases"),
-    **dict.fromkeys(("fewshot_probe", "knn_probe", "linear_probe", "robustness_probe"), "tiles"),
+    **dict.fromkeys(("fewshot_probe", "knn_probe", "linear_probe"), "tiles"),
+    "robustness_probe": "pathorob",
 }
 
 __all__ = ["EVA", "HONEST", "NANOPATH", "PATHOBENCH", "PROBES", "CaseSet", "Groups", "Predictions"]

@@ -21,11 +21,11 @@ from scipy import stats
 from thinsection.errors import DatasetError, require
 from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
 from thinsection.files.pages import render_page
-from thinsection.probe import paired, plots
+from thinsection.probe import intervals, plots
 from thinsection.probe.groups import Groups
-from thinsection.probe.metrics import LOWER_IS_BETTER
+from thinsection.probe.intervals import LEVEL
 from thinsection.probe.result import Predictions, Ratios, Risks, Rows, Values, strict
-from thinsection.probe.statistics import LEVEL
+from thinsection.probe.statistics import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,11 +46,6 @@ class Scored:
     document: dict[str, Any]
     rows: Rows
 
-    @property
-    def task(self) -> str:
-        """The data set and the probe."""
-        return f"{self.document['dataset']}, {self.document['probe']}"
-
 
 def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) -> Path:
     """Writes the comparison of all results below the folders; returns the page.
@@ -58,29 +53,29 @@ def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) ->
     A model is named by the encoder that its results name, else by its folder; `metric` is taken in
     every task instead of each probe's own.
 
-    Memory: the rows of one task for every model, and `paired.resample`.
+    Memory: the rows of one task for every model, and `intervals.resample`.
 
     Raises DatasetError: no task with two models, or results of other rows or protocols.
     """
     by_task: dict[str, dict[str, Scored]] = {}
     for scored in find_results(folders):
-        models = by_task.setdefault(scored.task, {})
-        twice = f"{scored.model!r} twice for {scored.task!r}"
+        task = f"{scored.document['dataset']}, {scored.document['probe']}"
+        models = by_task.setdefault(task, {})
+        twice = f"{scored.model!r} twice for {task!r}"
         require(scored.model not in models, "models must differ", twice, error=DatasetError)
         models[scored.model] = scored
     several = {task: models for task, models in by_task.items() if len(models) > 1}
     rule = "results must hold a task of two models or more"
     require(several, rule, sorted(by_task) or "no result", error=DatasetError)
     tasks = [_compare_task(task, [*models.values()], metric) for task, models in several.items()]
-    pairs = [pair for task in tasks for pair in task["pairs"]]
+    pairs = [pair for found in tasks for pair in found["pairs"]]
     p_values = [pair["p_value"] for pair in pairs]
     rates = stats.false_discovery_control(p_values)  # Benjamini and Hochberg's
-    for pair, holm, fdr in zip(pairs, paired.holm(p_values), rates, strict=True):
+    for pair, holm, fdr in zip(pairs, intervals.holm(p_values), rates, strict=True):
         pair |= {"p_holm": float(holm), "p_bh": float(fdr), "different": bool(holm < 1 - LEVEL)}
-    names = [*dict.fromkeys(model["model"] for task in tasks for model in task["models"])]
-    for task in tasks:
-        _rank(task)
-    return _write({"tasks": tasks, "models": _overall(tasks, names)}, out)
+    for found in tasks:
+        _rank(found)
+    return _write({"tasks": tasks, "models": _overall(tasks)}, out)
 
 
 def _compare_task(task: str, models: list[Scored], metric: str | None) -> dict[str, Any]:
@@ -99,7 +94,8 @@ def _compare_task(task: str, models: list[Scored], metric: str | None) -> dict[s
         require(metric in model.rows.scorers, f"metric of {task!r} must be one of {known}", metric)
     ids, scorers = first.rows.ids, [model.rows.scorers[metric] for model in models]
     # a row that several folds hold out is one
-    drawn = paired.resample(scorers, len(ids), groups=groups.of_row if groups else ids, seed=SEED)
+    units = groups.of_row if groups else ids
+    drawn = intervals.resample(scorers, len(ids), groups=units, seed=SEED)
     pairs = []
     for a, b in combinations(range(len(models)), 2):
         difference = _delong(models[a].rows, models[b].rows, metric) or drawn.difference(a, b)
@@ -131,7 +127,7 @@ def _key(rows: Rows) -> list[Any]:
     return [type(rows), rows.ids, *parts]  # training rows: the facts' rows_sha256
 
 
-def _delong(a: Rows, b: Rows, metric: str) -> paired.Difference | None:
+def _delong(a: Rows, b: Rows, metric: str) -> intervals.Difference | None:
     """DeLong's test, where the score is one area under one curve of two classes."""
     if metric != "auroc" or not isinstance(a, Predictions) or not isinstance(b, Predictions):
         return None
@@ -139,7 +135,7 @@ def _delong(a: Rows, b: Rows, metric: str) -> paired.Difference | None:
         return None
     units = None if a.groups is None else a.groups.of_row
     shares = [p[:, 1] for p in (a.probability, b.probability) if p is not None]
-    return paired.delong(shares, a.truth == 1, groups=units)
+    return intervals.delong(shares, a.truth == 1, groups=units)
 
 
 def _rank(task: dict[str, Any]) -> None:
@@ -151,16 +147,17 @@ def _rank(task: dict[str, Any]) -> None:
             a, b = names.index(pair["a"]), names.index(pair["b"])
             wins = (pair["difference"] > 0) != (task["metric"] in LOWER_IS_BETTER)
             better[(a, b) if wins else (b, a)] = True
-    for model, rank in zip(task["models"], paired.tied_ranks(better), strict=True):
+    for model, rank in zip(task["models"], intervals.tied_ranks(better), strict=True):
         model["rank"] = int(rank)
 
 
-def _overall(tasks: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+def _overall(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of each model the mean rank and the mean score over its tasks, best first."""
+    names = [*dict.fromkeys(model["model"] for task in tasks for model in task["models"])]
     found = [{model["model"]: model["score"] for model in task["models"]} for task in tasks]
     scores = np.array([[of.get(name, np.nan) for name in names] for of in found])
-    ranks = paired.mean_ranks(scores, lower=[task["metric"] in LOWER_IS_BETTER for task in tasks])
-    means = np.nanmean(scores, axis=0)
+    lower = [task["metric"] in LOWER_IS_BETTER for task in tasks]
+    ranks, means = intervals.mean_ranks(scores, lower=lower), np.nanmean(scores, axis=0)
     rows = zip(names, ranks.tolist(), means.tolist(), strict=True)
     overall = [{"model": name, "mean_rank": rank, "mean_score": mean} for name, rank, mean in rows]
     return sorted(overall, key=lambda model: model["mean_rank"])

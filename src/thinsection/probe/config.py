@@ -9,30 +9,21 @@ from thinsection.errors import ConfigError
 from thinsection.probe.protocol import Geometry, Protocol, get_protocol
 from thinsection.units import parse_bytes
 
-LayoutName = Literal[
-    "auto",
-    "tiles",
-    "manifest",
-    "folder",
-    "bracs",
-    "breakhis",
-    "mhist",
-    "pcam",
-    "bach",
-    "crc",
-    "unitopatho",
-    "gleason",
-]
 ProtocolName = Literal["honest", "nanopath", "eva", "pathobench"]
-_ENGINE = "of the encoder on a CPU: auto, torch or openvino"
-_DEVICE, _SEED = "auto, cpu, cuda or cuda:N", "base seed instead of the protocol's"
+
+
+def layouts() -> tuple[str, ...]:
+    """How labelled data may lie on disk: docs/probes.md tells what each looks for."""
+    from thinsection.probe.data.images import LAYOUTS  # with image readers
+
+    return ("auto", "tiles", "manifest", *LAYOUTS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSection:
     """Where labels and embeddings are."""
 
-    layout: LayoutName = option("auto", "how DATA is laid out on disk")
+    layout: str = option("auto", "how DATA is laid out on disk", choices=layouts)
     labels: Path | None = option(
         None, "GeoJSON of labelled regions, or a table slide_id,x,y,label; none: drawn classes"
     )
@@ -59,16 +50,24 @@ class DataSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputeSection:
+class EngineSection:
+    """What every probe that may embed images asks."""
+
+    seed: int | None = option(None, "base seed instead of the protocol's")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    precision: str = option("auto", "of the encoder: auto, fp32, fp16 or bf16 (probes are fp32)")
+    engine: Literal["auto", "torch", "openvino"] = option(
+        "auto", "of the encoder on a CPU: auto, torch or openvino"
+    )
+    batch_size: int = option(64, "images a batch of the encoder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeSection(EngineSection):
     """How it is computed."""
 
     protocol: ProtocolName = option("honest", "frozen hyper-parameters, folds and metrics")
-    seed: int | None = option(None, _SEED)
-    device: str = option("auto", _DEVICE)
-    precision: str = option("auto", "of the encoder: auto, fp32, fp16 or bf16 (probes are fp32)")
-    engine: Literal["auto", "torch", "openvino"] = option("auto", _ENGINE)
     memory: str = option("1GiB", "memory of the blocks of kNN, few-shot and robustness")
-    batch_size: int = option(64, "images a batch of the encoder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,22 +99,6 @@ class ProbeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlideSection:
-    """Of the slide probe."""
-
-    method: Literal["logistic", "abmil"] = option(
-        "logistic", "logistic regression on case means, or attention over tiles"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlideProbeConfig(ProbeConfig):
-    """Settings of `thinsection probe slide`."""
-
-    slide: SlideSection = section(SlideSection)
-
-
-@dataclass(frozen=True, kw_only=True)
 class RobustnessSection:
     """Of the robustness probe."""
 
@@ -131,7 +114,7 @@ class RobustnessConfig(ProbeConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentSection:
+class SegmentSection(EngineSection):
     """What is probed, and how."""
 
     dataset: Literal["pannuke", "monusac", "consep", "bcss"] = option(
@@ -140,19 +123,14 @@ class SegmentSection:
     encoder: str | None = option(
         None, "tile encoder with patch tokens (see `thinsection models`); none: the default one"
     )
-    protocol: Literal["nanopath"] = option("nanopath", "frozen hyper-parameters, folds and metric")
     geometry: Geometry = option(
         "compatible",
         "compatible: the crop's prediction is scored against the whole label, as the suite does "
         "(up to 16 px apart); correct: against the label of the crop",
     )
-    seed: int | None = option(None, _SEED)
     epochs: int | None = option(
         None, "epochs instead of the protocol's; the score is then not comparable with others'"
     )
-    device: str = option("auto", _DEVICE)
-    precision: str = option("auto", "of the encoder: auto, fp32, fp16 or bf16 (the head is fp32)")
-    engine: Literal["auto", "torch", "openvino"] = option("auto", _ENGINE)
     batch_size: int = option(16, "images a batch of the encoder")
 
 

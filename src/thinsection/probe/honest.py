@@ -6,21 +6,49 @@ score stand that of permuted labels (what the probe makes of nothing) and a lear
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.probe.data.sets import CaseSet, Split, SurvivalSet, TileSet
+from thinsection.probe.data.sets import CaseSet, Split, SurvivalSet, TileSet, check_tile_set
 from thinsection.probe.groups import Groups
 from thinsection.probe.protocol import Protocol
 from thinsection.probe.result import Choice, ProbeResult, choices, classified
-from thinsection.probe.statistics import Fold, draw_rows, first_folds
+from thinsection.probe.statistics import FloatVector, Fold, IndexArray, draw_rows, drawn_folds
 
+Guess = tuple[IndexArray, FloatVector, dict[str, Any]]  # labels (Nq,), shares (Nq, K), details
 Run = Callable[..., ProbeResult]  # (data, protocol=...): a probe
 MIN_SURVIVORS = 16  # with and without event, for a model to be fitted
+
+
+def tile_probe(
+    name: str,
+    guess: Callable[[TileSet, Any, int], Guess],
+    data: TileSet,
+    protocol: Protocol,
+    *,
+    select: bool = True,
+) -> ProbeResult:
+    """The result of what `guess` makes of (data, settings, seed), as the protocol has it.
+
+    Without `select` there is nothing to choose. Memory: that of the guess; under `honest` the
+    training rows once more.
+
+    Raises:
+        DatasetError: the splits do not fit each other.
+        ConfigError: the protocol does not define the probe.
+    """
+    data, settings = check_tile_set(data), protocol.require(name)
+    if protocol.inner_folds:
+        run: Run = partial(tile_probe, name, guess, select=select)
+        return _honest_tiles(run, data, protocol, select=select)
+    prediction, share, details = guess(data, settings, protocol.seed)
+    known = {"metric": settings.metric, "protocol": protocol, "details": details}
+    return classified(name, data, prediction, probability=share, **known)
 
 
 def narrowed(protocol: Protocol, choice: Choice, *, most_shots: int | None = None) -> Protocol:
@@ -31,13 +59,13 @@ def narrowed(protocol: Protocol, choice: Choice, *, most_shots: int | None = Non
         return replace(p, linear=replace(p.linear, lrs=rate, epochs=epochs, last_epoch=True))
     if p.fewshot and most_shots is not None:
         p = replace(p, fewshot=replace(p.fewshot, shots=min(most_shots, p.fewshot.shots)))
-    of_probe = {"knn": "ks", "logistic": "cs", "survival": "alphas"}
-    changed: dict[str, Any] = {}
-    for probe, name in of_probe.items() if values else ():
-        if (settings := getattr(p, probe)) is not None:  # a probe reads its own alone
-            value = int(values[0]) if probe == "knn" else values[0]
-            changed[probe] = replace(settings, **{name: (value,)})
-    return replace(p, **changed)
+    if not values:
+        return p
+    # a probe reads its own alone
+    swept: dict[str, dict[str, Any]] = {"knn": {"ks": (int(values[0]),)}}
+    swept |= {"logistic": {"cs": (values[0],)}, "survival": {"alphas": (values[0],)}}
+    known = {probe: getattr(p, probe) for probe in swept}
+    return replace(p, **{n: replace(of, **swept[n]) for n, of in known.items() if of is not None})
 
 
 def _best(scores: list[dict[Choice, float]]) -> Choice:
@@ -46,26 +74,20 @@ def _best(scores: list[dict[Choice, float]]) -> Choice:
     return max(shared, key=lambda c: np.mean([found[c] for found in scores]))
 
 
-def honest_tiles(
-    run: Run, data: TileSet, protocol: Protocol, *, select: bool = True
-) -> ProbeResult:
-    """A probe of tiles; without `select` there is nothing to choose.
-
-    Memory: that of the probe, and the training rows once more.
-    """
+def _honest_tiles(run: Run, data: TileSet, protocol: Protocol, *, select: bool) -> ProbeResult:
+    """See `tile_probe`."""
     train, n = data.train, data.num_classes
     choice, words = (), "nothing was selected"
     if select:
-        folds, over = first_folds(train.labels, train.groups, protocol.inner_folds, protocol.seed)
+        inner, seed = protocol.inner_folds, protocol.seed
+        folds, over = drawn_folds(train.labels, train.groups, folds=inner, seed=seed)
         swept = replace(protocol, inner_folds=0)
-        inner = [replace(data, train=_take(train, a), val=_take(train, b)) for a, b in folds]
-        choice = _best([choices(run(part, protocol=swept)) for part in inner])
-        words = f"chosen on {protocol.inner_folds} inner folds of the training rows {over}".strip()
+        parts = [replace(data, train=_take(train, a), val=_take(train, b)) for a, b in folds]
+        choice = _best([choices(run(part, protocol=swept)) for part in parts])
+        words = f"chosen on {inner} inner folds of the training rows {over}".strip()
     chosen = narrowed(protocol, choice)
     seeds = range(protocol.seed, protocol.seed + protocol.repeats)
     runs = [run(data, protocol=replace(chosen, seed=seed)) for seed in seeds]
-    first = runs[0].predictions
-    assert first is not None  # of a probe that classifies
 
     def trained_on(part: Split) -> float:
         least = int(np.bincount(part.labels, minlength=n).min())
@@ -79,21 +101,16 @@ def honest_tiles(
     def learnt(shots: int, seed: int) -> float:
         return trained_on(_take(train, draw_rows(train.labels, shots, seed=seed)))
 
-    details = {
-        "selected": ", ".join(map(str, choice)),
-        "selected_on": words,
-        **beside(protocol, [r.score for r in runs], null, learnt, least=np.bincount(train.labels)),
+    scores, guesses = [r.score for r in runs], [r.predictions for r in runs if r.predictions]
+    details = {"selected": ", ".join(map(str, choice)), "selected_on": words}
+    details |= beside(protocol, scores, null, learnt, least=np.bincount(train.labels))
+    more: dict[str, Any] = {
+        "probability": guesses[0].probability,
+        "protocol": protocol,
+        "details": details,
     }
-    return classified(
-        runs[0].probe,
-        data,
-        first.prediction,
-        metric=runs[0].metric,  # type: ignore[arg-type]
-        protocol=protocol,
-        details=details,
-        probability=first.probability,
-        repeats=np.stack([r.predictions.prediction for r in runs if r.predictions]),
-    )
+    more |= {"repeats": np.stack([g.prediction for g in guesses]), "metric": runs[0].metric}
+    return classified(runs[0].probe, data, guesses[0].prediction, **more)
 
 
 def beside(
@@ -109,15 +126,12 @@ def beside(
     by_null = [null(seed) for seed in seeds]
     shots = [k for k in protocol.shots if k < least.min()]
     curve = {str(k): float(np.mean([learnt(k, seed) for seed in seeds])) for k in shots}
-    return {
-        "seed_scores": scores,
-        "null_score": float(np.mean(by_null)),
-        "null_scores": by_null,
-        "score_by_shots": {**curve, "all": float(np.mean(scores))},
-    }
+    curve["all"] = float(np.mean(scores))
+    found = {"seed_scores": scores, "null_score": float(np.mean(by_null)), "null_scores": by_null}
+    return found | {"score_by_shots": curve}
 
 
-def _take(split: Split, rows: npt.NDArray[np.int64]) -> Split:
+def _take(split: Split, rows: IndexArray) -> Split:
     groups, ids = split.groups and split.groups.take(rows), tuple(split.ids[i] for i in rows)
     x, labels = split.embeddings[rows], split.labels[rows]
     return Split(embeddings=x, labels=labels, ids=ids, groups=groups)
@@ -135,28 +149,22 @@ def permuted(labels: npt.NDArray, groups: Groups | None, seed: int) -> npt.NDArr
 
 def honest_cases(
     run: Run, cases: CaseSet | SurvivalSet, protocol: Protocol, folds_of: Callable[..., Any]
-) -> tuple[list[Fold], list[Any], dict[str, Any]]:
-    """A probe of cases: folds (of each seed), the part of each, and what stands beside the score.
+) -> tuple[list[Fold], list[ProbeResult], dict[str, Any]]:
+    """A probe of cases: folds (of each seed), the result of each, what stands beside the score.
 
     Memory: that of the probe, and the cases of a fold once more.
     """
     seeds = range(protocol.seed, protocol.seed + (1 if cases.folds else protocol.repeats))
     by_seed = [folds_of(cases, replace(protocol, seed=seed)) for seed in seeds]
+    outer = [fold for folds in by_seed for fold in folds]
     swept = replace(protocol, inner_folds=0, folds=protocol.inner_folds)
-
-    def outer() -> Iterator[tuple[Fold, Choice]]:
-        for folds in by_seed:
-            for fold in folds:
-                own = cases.take(fold[0])
-                yield fold, _best([choices(run(own, protocol=swept))])
-
-    found = [*outer()]
-    usual = Counter(choice for _, choice in found).most_common(1)[0][0]
+    chosen = [_best([choices(run(cases.take(train), protocol=swept))]) for train, _ in outer]
+    settings = [narrowed(protocol, choice) for choice in chosen]
     parts = [
-        run(replace(cases, folds=(fold,)), protocol=narrowed(protocol, choice))
-        for fold, choice in found
+        run(replace(cases, folds=(fold,)), protocol=own)
+        for fold, own in zip(outer, settings, strict=True)
     ]
-    chosen, labels = narrowed(protocol, usual), cases.strata
+    usual, labels = narrowed(protocol, Counter(chosen).most_common(1)[0][0]), cases.strata
 
     def null(seed: int) -> float:
         order, scores = np.arange(len(labels)), []
@@ -164,12 +172,12 @@ def honest_cases(
             mixed = order.copy()
             mixed[train] = permuted(train, None, seed)
             data = replace(cases.relabelled(mixed), folds=((train, val),))
-            scores.append(run(data, protocol=chosen).score)
+            scores.append(run(data, protocol=usual).score)
         return float(np.mean(scores))
 
     def learnt(shots: int, seed: int) -> float:
         few = tuple((a[draw_rows(labels[a], shots, seed=seed)], b) for a, b in by_seed[0])
-        return run(replace(cases, folds=few), protocol=chosen).score
+        return run(replace(cases, folds=few), protocol=usual).score
 
     per_seed = np.array([part.score for part in parts]).reshape(len(by_seed), -1).mean(axis=1)
     least = np.bincount(labels) * (len(by_seed[0][0][0]) / len(labels))
@@ -177,8 +185,7 @@ def honest_cases(
         shots = tuple(k for k in protocol.shots if k >= MIN_SURVIVORS)
         protocol = replace(protocol, shots=shots)
     details = {
-        "selected": dict(Counter(", ".join(map(str, choice)) for _, choice in found)),
+        "selected": dict(Counter(", ".join(map(str, choice)) for choice in chosen)),
         "selected_on": f"chosen on {protocol.inner_folds} inner folds of the training cases",
-        **beside(protocol, per_seed.tolist(), null, learnt, least=least),
     }
-    return [fold for fold, _ in found], parts, details
+    return outer, parts, details | beside(protocol, per_seed.tolist(), null, learnt, least=least)

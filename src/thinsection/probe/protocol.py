@@ -18,12 +18,12 @@ Geometry = Literal["compatible", "correct"]  # of a segmentation: see `segment.p
 class LinearSettings:
     """One linear layer on raw float32 embeddings, AdamW at a constant learning rate."""
 
-    lrs: tuple[float, ...]  # that are tried; the head of index i is seeded with seed + i
-    weight_decay: float  # AdamW's, decoupled
+    lrs: tuple[float, ...] = (1e-3, 1e-4, 1e-5)  # tried; head i is seeded with seed + i
+    weight_decay: float = 1e-4  # AdamW's, decoupled
     epochs: int | None = None  # passes over the training set; None where `max_steps` decides
     max_steps: int | None = None  # optimiser steps; None where `epochs` decides
-    batch_size: int  # rows a step; the last partial batch is kept
-    metric: Metric  # of validation after each epoch; the best over learning rate x epoch counts
+    batch_size: int = 64  # rows a step; the last partial batch is kept
+    metric: Metric = "macro_f1"  # after each epoch; the best over learning rate x epoch counts
     last_epoch: bool = False  # the last epoch counts instead
 
 
@@ -31,17 +31,17 @@ class LinearSettings:
 class KnnSettings:
     """Cosine neighbours, unweighted vote, ties to the lowest label, best k (ties: smallest)."""
 
-    ks: tuple[int, ...]
-    metric: Metric
+    ks: tuple[int, ...] = (1, 3, 5, 10, 20, 30, 40, 50)
+    metric: Metric = "macro_f1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FewshotSettings:
     """SimpleShot: `support_sets` draws of `shots` per class without replacement."""
 
-    shots: int
+    shots: int = 16
     support_sets: int
-    metric: Metric
+    metric: Metric = "macro_f1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class LogisticSettings:
     """Logistic regression on slide (case) vectors; the best C on the mean AUROC over folds."""
 
     cs: tuple[float, ...]
-    max_iter: int
+    max_iter: int = 5000
     double: bool = False  # float64; the suites fit float32, where lbfgs may stop for rounding
     liblinear_tasks: tuple[str, ...] = ()  # solved so, by the dual where rows < D; others by lbfgs
 
@@ -58,31 +58,31 @@ class LogisticSettings:
 class AbmilSettings:
     """Gated attention over a bag of tile embeddings (Ilse et al. 2018), trained with AdamW."""
 
-    hidden: int  # width of the projection and of the attention
+    hidden: int = 128  # width of the projection and of the attention
     bag_size: int = 2048  # tiles drawn per slide and step; all tiles where a slide has fewer
     epochs: int = 20  # passes over the slides; the last epoch counts, nothing is selected
-    lr: float
-    weight_decay: float
+    lr: float = 3e-4
+    weight_decay: float = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalSettings:
     """Cox regression on slide (case) vectors; without given folds they are stratified by event."""
 
-    model: Literal["cox", "coxnet"]  # ridge with Breslow ties, or the elastic net
+    model: Literal["cox", "coxnet"] = "cox"  # ridge with Breslow ties, or the elastic net
     alphas: tuple[float, ...]  # penalties that are tried
     rotate: bool = False  # onto the training cases' span first: the same model but for rounding
     l1_ratio: float | None = None  # elastic net only
-    z_scores: bool  # of the training fold, before the fit
-    max_iter: int
+    z_scores: bool = True  # of the training fold, before the fit
+    max_iter: int = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RobustnessSettings:
     """PathoROB's robustness index: k other-slide neighbours, SO / (SO + OS)."""
 
-    k_by_subset: tuple[tuple[str, int], ...]  # the published k of each subset
-    default_k: int  # of a set that is none of these
+    k_by_subset: tuple[tuple[str, int], ...] = (("camelyon", 11), ("tolkach_esca", 46))  # published
+    default_k: int = 11  # of a set that is none of these
     max_k: int = 600  # where k is chosen
 
 
@@ -141,7 +141,7 @@ class Protocol:
     folds: int  # where the data bring none
     # True evaluates on the folds that the dataset files give; False takes only the training rows of
     # the first and makes `folds` stratified ones of them
-    file_folds: bool
+    file_folds: bool = True
     linear: LinearSettings | None = None
     knn: KnnSettings | None = None
     fewshot: FewshotSettings | None = None
@@ -176,75 +176,59 @@ HONEST = Protocol(
     source="this package: nothing is selected on scored rows",
     seed=1,
     folds=5,
-    file_folds=True,
     inner_folds=3,
     repeats=3,
-    linear=LinearSettings(
-        lrs=(1e-3, 1e-4, 1e-5), weight_decay=1e-4, epochs=100, batch_size=64, metric="macro_f1"
-    ),
-    knn=KnnSettings(ks=(1, 3, 5, 10, 20, 30, 40, 50), metric="macro_f1"),
-    fewshot=FewshotSettings(shots=16, support_sets=200, metric="macro_f1"),
-    logistic=LogisticSettings(cs=(0.001, 0.01, 0.1, 1.0, 10.0), max_iter=5000, double=True),
-    abmil=AbmilSettings(hidden=128, lr=3e-4, weight_decay=1e-5),
-    survival=SurvivalSettings(
-        model="cox", alphas=(1.0, 10.0, 100.0), z_scores=True, max_iter=1000, rotate=True
-    ),
-    robustness=RobustnessSettings(
-        k_by_subset=(("camelyon", 11), ("tolkach_esca", 46)), default_k=11
-    ),
+    linear=LinearSettings(epochs=100),
+    knn=KnnSettings(),
+    fewshot=FewshotSettings(support_sets=200),
+    logistic=LogisticSettings(cs=(0.001, 0.01, 0.1, 1.0, 10.0), double=True),
+    abmil=AbmilSettings(),
+    survival=SurvivalSettings(alphas=(1.0, 10.0, 100.0), rotate=True),
+    robustness=RobustnessSettings(),
     notes=("abmil and robustness select nothing: one seed, no inner folds",),
 )
 
+_CS = (0.001, 0.01, 0.1, 0.5, 1.0, 10.0, 100.0)
 NANOPATH = Protocol(
     name="nanopath",
     source="MedARC-AI/nanopath, probe.py of June 2026",
     seed=1337,
     folds=3,
     file_folds=False,
-    linear=LinearSettings(
-        lrs=(1e-3, 1e-4, 1e-5), weight_decay=1e-4, epochs=200, batch_size=64, metric="macro_f1"
-    ),
-    knn=KnnSettings(ks=(1, 3, 5, 10, 20, 30, 40, 50), metric="macro_f1"),
-    fewshot=FewshotSettings(shots=16, support_sets=1000, metric="macro_f1"),
-    logistic=LogisticSettings(
-        cs=(0.001, 0.01, 0.1, 0.5, 1.0, 10.0, 100.0), max_iter=5000, liblinear_tasks=("surgen",)
-    ),
-    abmil=AbmilSettings(hidden=128, lr=3e-4, weight_decay=1e-5),
-    survival=SurvivalSettings(model="cox", alphas=(2.0,), z_scores=True, max_iter=1000),
-    robustness=RobustnessSettings(
-        k_by_subset=(("camelyon", 11), ("tolkach_esca", 46)), default_k=11
-    ),
+    linear=LinearSettings(epochs=200),
+    knn=KnnSettings(),
+    fewshot=FewshotSettings(support_sets=1000),
+    logistic=LogisticSettings(cs=_CS, liblinear_tasks=("surgen",)),
+    abmil=AbmilSettings(),
+    survival=SurvivalSettings(alphas=(2.0,)),
+    robustness=RobustnessSettings(),
     segment=SegmentSettings(),
     notes=("abmil is this package's own setting: the suite defines none",),
 )
 
+_STEPS: dict[str, Any] = {"max_steps": 12_500, "batch_size": 256, "metric": "balanced_accuracy"}
 EVA = Protocol(
     name="eva",
     source="kaiko-ai/eva, offline classification",
     seed=42,
     folds=3,
-    file_folds=True,
-    linear=LinearSettings(
-        lrs=(3e-4,), weight_decay=1e-2, max_steps=12_500, batch_size=256, metric="balanced_accuracy"
-    ),
-    abmil=AbmilSettings(hidden=128, lr=1e-3, weight_decay=1e-2),
+    linear=LinearSettings(lrs=(3e-4,), weight_decay=1e-2, **_STEPS),
+    abmil=AbmilSettings(lr=1e-3, weight_decay=1e-2),
     notes=(
         "eva stops early by patience; here every step runs and the best epoch counts",
         "abmil: width 128 as in eva; epochs, bag size and learning rate are this package's own",
     ),
 )
 
+_COXNET: dict[str, Any] = {"model": "coxnet", "l1_ratio": 0.5, "max_iter": 100_000}
 PATHOBENCH = Protocol(
     name="pathobench",
     source="mahmoodlab/Patho-Bench",
     seed=1,
     folds=5,
-    file_folds=True,
     logistic=LogisticSettings(cs=(0.5,), max_iter=10_000),
-    abmil=AbmilSettings(hidden=512, lr=3e-4, weight_decay=1e-5),
-    survival=SurvivalSettings(
-        model="coxnet", alphas=(0.07,), l1_ratio=0.5, z_scores=False, max_iter=100_000
-    ),
+    abmil=AbmilSettings(hidden=512),
+    survival=SurvivalSettings(alphas=(0.07,), z_scores=False, **_COXNET),
     notes=(
         "logistic C 0.5, Coxnet and 2048-tile bags are the suite's; "
         "the Coxnet penalty and the rest of abmil are this package's own",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from thinsection.errors import InvalidInputError, require
-from thinsection.probe.config import ProbeConfig, RobustnessConfig, SegmentConfig, SlideProbeConfig
+from thinsection.probe.config import ProbeConfig, RobustnessConfig, SegmentConfig
 from thinsection.probe.data.cases import load_cases, load_survival
 from thinsection.probe.data.load import load_robustness, load_tiles, load_values
 from thinsection.probe.data.sets import CaseSet, RobustnessSet, SurvivalSet, TileSet, ValueSet
@@ -116,13 +116,11 @@ def tileset(data: TileSet, config: ProbeConfig) -> tuple[ProbeResult, ...]:
     return (*three, tileset_result(three))
 
 
-def slide(data: CaseSet, config: SlideProbeConfig) -> ProbeResult:
+def slide(data: CaseSet, config: ProbeConfig) -> ProbeResult:
     """Labels of slides or patients, AUROC over folds.
 
     Example: thinsection probe slide labels.csv --embeddings out/ --out probe/
     """
-    if config.slide.method == "abmil":
-        return abmil(data, config)
     return _call("probes.cases:slide_probe", data, protocol=config.protocol)
 
 
@@ -138,13 +136,8 @@ def survival(data: SurvivalSet, config: ProbeConfig) -> ProbeResult:
 
 def robustness(data: RobustnessSet, config: RobustnessConfig) -> ProbeResult:
     """PathoROB: do neighbours on other slides share the biology or the hospital?"""
-    return _call(
-        "probes.tiles:robustness_probe",
-        data,
-        k=config.robustness.k,
-        choose_k=config.robustness.choose_k,
-        **config.blockwise,
-    )
+    asked = {"k": config.robustness.k, "choose_k": config.robustness.choose_k}
+    return _call("probes.pathorob:robustness_probe", data, **asked, **config.blockwise)
 
 
 def regression(data: ValueSet, config: ProbeConfig) -> ProbeResult:
@@ -152,17 +145,17 @@ def regression(data: ValueSet, config: ProbeConfig) -> ProbeResult:
 
     Example: thinsection probe regression genes.csv --embeddings spots.npy --out probe/
     """
-    return _call("probes.regression:regression_probe", data, protocol=config.protocol)
+    return _call("probes.cases:regression_probe", data, protocol=config.protocol)
 
 
 def retrieval(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """Nearest training tiles of a tile: recall, majority vote and mean average precision at k."""
-    return _call("probes.retrieval:retrieval_probe", data, **config.blockwise)
+    return _call("probes.tiles:retrieval_probe", data, **config.blockwise)
 
 
 def calibration(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """How far the linear probe's probabilities are from what comes true."""
-    return _call("probes.calibration:calibration_probe", data, **config.seeded)
+    return _call("probes.tiles:calibration_probe", data, **config.seeded)
 
 
 def invariance(data: Path, config: ProbeConfig) -> ProbeResult:

@@ -9,13 +9,12 @@ import numpy.typing as npt
 
 from thinsection.config import as_mapping
 from thinsection.errors import require
-from thinsection.probe import intervals, metrics, statistics
+from thinsection.probe import intervals, statistics
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.groups import Groups
 from thinsection.probe.intervals import Interval
-from thinsection.probe.metrics import Scorers
 from thinsection.probe.protocol import Metric, Protocol
-from thinsection.probe.statistics import METRICS, Counts, FloatVector, IndexArray
+from thinsection.probe.statistics import METRICS, Counts, FloatVector, IndexArray, Scorers
 
 FORMAT_VERSION = 1
 SWEPT = ("score_by_k", "score_by_c", "score_by_alpha")  # details
@@ -37,48 +36,54 @@ METRIC_WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predictions:
-    """Predictions of a classification, row by row."""
+class _Rows:
+    """What a probe says row by row: `scorers` and `columns` (for the table, by header) of it."""
 
-    class_names: tuple[str, ...]  # of labels 0..K-1
     ids: tuple[str, ...]  # (N,) names of the rows
-    truth: IndexArray  # (N,)
-    prediction: IndexArray  # (N,)
-    probability: FloatVector | None = None  # (N, K) class scores that sum to 1
     groups: Groups | None = None  # of the rows: what is resampled; None: the rows themselves
-    repeats: IndexArray | None = None  # (R, N) predictions of each seed, where they are scored
     fold: IndexArray | None = None  # (N,) of the model that predicted a row; None: one model
 
     @property
     def scorers(self) -> Scorers:
-        """Every metric; over folds, and of labels over seeds, their mean."""
-        k, p = len(self.class_names), self.probability
+        """Every metric, its mean over folds."""
+        return statistics.over_folds(self.fold, len(self.ids), self._scorers)
 
-        def of(rows: IndexArray) -> Scorers:
-            truth, share = self.truth[rows], None if p is None else p[rows]
-            seeds = [metrics.class_scorers(truth, guess[rows], k) for guess in self.each]
-            labels = {name: metrics.mean_of([s[name] for s in seeds]) for name in seeds[0]}
-            return metrics.class_scorers(truth, self.prediction[rows], k, share) | labels
+    def _scorers(self, rows: IndexArray) -> Scorers:
+        """Of the rows of one fold."""
+        raise NotImplementedError
 
-        return metrics.over_folds(self.fold, len(self.ids), of)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictions(_Rows):
+    """Predictions of a classification."""
+
+    class_names: tuple[str, ...]  # of labels 0..K-1
+    truth: IndexArray  # (N,)
+    prediction: IndexArray  # (N,)
+    probability: FloatVector | None = None  # (N, K) class scores that sum to 1
+    repeats: IndexArray | None = None  # (R, N) predictions of each seed, where they are scored
+
+    def _scorers(self, rows: IndexArray) -> Scorers:  # of labels over seeds, their mean
+        truth, k, p = self.truth[rows], len(self.class_names), self.probability
+        seeds = [statistics.class_scorers(truth, guess[rows], k) for guess in self.each]
+        labels = {name: statistics.mean_of([s[name] for s in seeds]) for name in seeds[0]}
+        share = None if p is None else p[rows]
+        return statistics.class_scorers(truth, self.prediction[rows], k, share) | labels
 
     @property
     def columns(self) -> dict[str, Iterable[Any]]:
         """For the table of rows, by header."""
         names = self.class_names
         shares = () if self.probability is None else self.probability.T
+        seeds = () if self.repeats is None else self.repeats
         return {
             "truth": [names[t] for t in self.truth],
             "prediction": [names[g] for g in self.prediction],
             "correct": (self.truth == self.prediction).astype(int),
-            **({} if self.repeats is None else self._by_seed),
+            **{f"seed_{i}": [names[g] for g in of] for i, of in enumerate(seeds)},
             # every digit: a share of 1/3 lies on the edge of a bin of ECE
             **{f"p_{n}": s.tolist() for n, s in zip(names, shares, strict=False)},
         }
-
-    @property
-    def _by_seed(self) -> dict[str, list[str]]:
-        return {f"seed_{i}": [self.class_names[g] for g in of] for i, of in enumerate(self.each)}
 
     @property
     def counts(self) -> Counts:
@@ -92,34 +97,22 @@ class Predictions:
 
     def score(self, metric: str, *, seed: int) -> tuple[float, Interval]:
         """The mean over the seeds, with an interval over groups (rows)."""
-        return intervals.bootstrap_predictions(
-            self.truth,
-            self.each,
-            METRICS[metric],
-            num_classes=len(self.class_names),
-            seed=seed,
-            groups=self.groups,
-        )
+        known: dict[str, Any] = {"num_classes": len(self.class_names), "groups": self.groups}
+        score = METRICS[metric]
+        return intervals.bootstrap_predictions(self.truth, self.each, score, seed=seed, **known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Risks:
+class Risks(_Rows):
     """Risks of n cases, each from the model of the fold that left it out."""
 
-    ids: tuple[str, ...]  # names of the cases
     risk: FloatVector  # (n,), comparable within a fold only
     high: npt.NDArray[np.bool_]  # (n,), True where the risk is above its fold's median
     event: npt.NDArray[np.bool_]  # the follow-up, as the next
     time: FloatVector
-    groups: Groups | None = None  # as of Predictions, and the next
-    fold: IndexArray | None = None
 
-    @property
-    def scorers(self) -> Scorers:
-        """Harrell's c-index, the mean over folds."""
-        e, t, r = self.event, self.time, self.risk
-        of = lambda rows: metrics.survival_scorers(e[rows], t[rows], r[rows])  # noqa: E731
-        return metrics.over_folds(self.fold, len(self.ids), of)
+    def _scorers(self, rows: IndexArray) -> Scorers:
+        return statistics.survival_scorers(self.event[rows], self.time[rows], self.risk[rows])
 
     @property
     def columns(self) -> dict[str, Iterable[Any]]:
@@ -129,22 +122,15 @@ class Risks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Values:
-    """Predicted numbers, row by row."""
+class Values(_Rows):
+    """Predicted numbers; a metric is its mean over targets."""
 
-    ids: tuple[str, ...]
     target_names: tuple[str, ...]  # (T,)
     truth: FloatVector  # (N, T)
     prediction: FloatVector
-    groups: Groups | None = None
-    fold: IndexArray | None = None
 
-    @property
-    def scorers(self) -> Scorers:
-        """Correlations, their mean over targets and folds."""
-        t, p = self.truth, self.prediction
-        of = lambda rows: metrics.value_scorers(t[rows], p[rows])  # noqa: E731
-        return metrics.over_folds(self.fold, len(self.ids), of)
+    def _scorers(self, rows: IndexArray) -> Scorers:
+        return statistics.value_scorers(self.truth[rows], self.prediction[rows])
 
     @property
     def columns(self) -> dict[str, Iterable[Any]]:
@@ -155,19 +141,15 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ratios:
+class Ratios(_Rows):
     """What each row adds to a score that is sum / sum: neighbours of a kind, a cosine, ..."""
 
     metric: str
-    ids: tuple[str, ...]
     top: FloatVector  # (N,)
     bottom: FloatVector  # (N,), ones where the score is a mean
-    groups: Groups | None = None
 
-    @property
-    def scorers(self) -> Scorers:
-        """The one score."""
-        t, b = self.top, self.bottom
+    def _scorers(self, rows: IndexArray) -> Scorers:
+        t, b = self.top[rows], self.bottom[rows]
         return {self.metric: lambda w: statistics.ratio(w @ t, w @ b, empty=np.nan)}
 
     @property
@@ -227,7 +209,7 @@ class ProbeResult:
         mapping = {"format_version": FORMAT_VERSION, **own}
         mapping |= {"data": self.facts, "protocol": self.protocol}
         if self.rows is not None:
-            mapping["metrics"] = metrics.all_scores(self.rows.scorers, len(self.rows.ids))
+            mapping["metrics"] = statistics.all_scores(self.rows.scorers, len(self.rows.ids))
         if self.predictions is not None:
             mapping["classes"] = per_class_rows(self.predictions)
             mapping["confusion_matrix"] = self.predictions.counts.tolist()
@@ -252,27 +234,41 @@ def classified(
     metric: Metric,
     protocol: Protocol,
     details: dict[str, Any],
-    probability: FloatVector | None = None,
-    repeats: IndexArray | None = None,
+    **more: Any,
 ) -> ProbeResult:
-    """The result of a tile probe from its predictions on the validation split."""
-    guessed: dict[str, Any] = {"prediction": prediction, "probability": probability}
-    names, val = data.class_names, data.val
-    guessed |= {"groups": val.groups, "repeats": repeats}
-    rows = Predictions(class_names=names, ids=val.ids, truth=val.labels, **guessed)
+    """The result of a tile probe from its predictions on the validation split.
+
+    `more` may hold `probability` and `repeats`, see `Predictions`.
+    """
+    known: dict[str, Any] = {"class_names": data.class_names, "groups": data.val.groups}
+    rows = Predictions(
+        **known, ids=data.val.ids, truth=data.val.labels, prediction=prediction, **more
+    )
     score, interval = rows.score(metric, seed=protocol.seed)
     sizes = {"train_rows": len(data.train), "val_rows": len(data.val)}
-    return ProbeResult(
-        probe=probe,
-        dataset=data.name,
-        metric=metric,
-        score=score,
-        interval=interval,
-        protocol=protocol,
-        details=details,
-        facts={**sizes, "dim": int(data.train.embeddings.shape[1]), **data.facts, **data.hashes},
-        predictions=rows,
-    )
+    facts = {**sizes, "dim": int(data.train.embeddings.shape[1]), **data.facts, **data.hashes}
+    known = {"dataset": data.name, "metric": metric, "score": score, "interval": interval}
+    known |= {"protocol": protocol, "details": details, "facts": facts}
+    return ProbeResult(probe=probe, **known, predictions=rows)
+
+
+def scored(
+    probe: str,
+    data: Any,
+    rows: Values | Ratios | Predictions,
+    metric: str,
+    *,
+    protocol: Protocol,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    **known: Any,
+) -> ProbeResult:
+    """The result whose score (if none is given) is a metric of its rows, and its interval."""
+    scorers, n = {metric: rows.scorers[metric]}, len(rows.ids)
+    seeded: dict[str, Any] = {"seed": protocol.seed, "groups": rows.groups, "bounds": bounds}
+    known = {"score": statistics.all_scores(scorers, n)[metric], **known}
+    known["interval"] = intervals.bootstrap_rows(n, scorers[metric], **seeded)
+    known[type(rows).__name__.lower()] = rows  # its field: `predictions`, `values` or `ratios`
+    return ProbeResult(probe=probe, dataset=data.name, metric=metric, protocol=protocol, **known)
 
 
 def choices(result: ProbeResult) -> dict[Choice, float]:

@@ -1,23 +1,28 @@
-"""Scores of predictions, and folds exactly as the suites draw them."""
+"""Every metric, of confusion matrices or of rows under weights; and folds as the suites draw them.
+
+A `Scorer` maps row weights (B, N), how often each of B resamples drew a row, to the scores (B,) of
+the rows repeated so often: one set of draws serves every metric and every model of the same rows.
+"""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError, require
 from thinsection.probe.groups import Groups
-from thinsection.types import MIB
 
 Counts = npt.NDArray[np.int64]  # (..., K, K): rows truth, columns prediction
 FloatVector = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 Fold = tuple[IndexArray, IndexArray]  # indices of the training and of the validation rows
 Scorer = Callable[[npt.NDArray], FloatVector]  # of B confusion matrices or sets of weights, (B,)
+Scorers = dict[str, Scorer]
 
-DRAWS = 2000
-LEVEL = 0.95
-BLOCK_BYTES = 64 * MIB  # of row weights at a time
+ECE_BINS = 15  # of equal width; Guo et al. 2017
+LOWER_IS_BETTER = frozenset({"brier", "ece"})
 
 
 def ratio(top: npt.ArrayLike, bottom: npt.ArrayLike, *, empty: float = 0.0) -> FloatVector:
@@ -66,8 +71,7 @@ def per_class_scores(counts: npt.NDArray) -> dict[str, FloatVector]:
 
 def macro_f1(counts: npt.NDArray) -> FloatVector:
     """Mean F1 over the classes that occur in truth or prediction; (...,) of (..., K, K)."""
-    _, predicted, present = _tallies(counts)
-    seen = predicted + present > 0
+    seen = counts.sum(axis=-2) + counts.sum(axis=-1) > 0
     return ratio(per_class_scores(counts)["f1"].sum(axis=-1), seen.sum(axis=-1))
 
 
@@ -77,17 +81,34 @@ def balanced_accuracy(counts: npt.NDArray) -> FloatVector:
     return ratio(per_class_scores(counts)["recall"].sum(axis=-1), present.sum(axis=-1))
 
 
-METRICS: dict[str, Scorer] = {"macro_f1": macro_f1, "balanced_accuracy": balanced_accuracy}
+def weighted_kappa(counts: npt.NDArray) -> FloatVector:
+    """Cohen's kappa with quadratic weights, (...,) of (..., K, K); 1 where all is one class."""
+    grade, both = np.arange(counts.shape[-1]), (-2, -1)
+    cost = (grade[:, None] - grade) ** 2.0
+    chance = counts.sum(axis=-1)[..., None] * counts.sum(axis=-2)[..., None, :]
+    expected = ratio((chance * cost).sum(axis=both), counts.sum(axis=both))
+    return 1 - ratio((counts * cost).sum(axis=both), expected)
 
 
-def weighted_auroc(
-    scores: FloatVector, positive: npt.NDArray[np.bool_], weights: npt.NDArray
-) -> FloatVector:
-    """Area under the ROC curve under B sets of row weights, ties counted half; (B,).
+METRICS: Scorers = {"macro_f1": macro_f1, "balanced_accuracy": balanced_accuracy}
 
-    NaN where a set of weights leaves no positive or no negative row.
 
-    Memory: about 4 arrays of the shape of `weights` (B, N), float64.
+def tied_weights(
+    scores: FloatVector, positive: Flags, weights: npt.NDArray
+) -> tuple[npt.NDArray, npt.NDArray]:
+    """Weights (B, ties) of positive and of negative rows at each distinct score, ascending."""
+    order = np.argsort(scores, kind="stable")
+    starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
+    ordered = weights[:, order].astype(np.float64)
+    ends = (ordered * of[order] for of in (positive, ~positive))
+    up, down = (np.add.reduceat(of, starts, axis=1) for of in ends)
+    return up, down
+
+
+def weighted_auroc(scores: FloatVector, positive: Flags, weights: npt.NDArray) -> FloatVector:
+    """Area under the ROC curve under weights (B, N), ties counted half; (B,).
+
+    NaN where no positive or no negative row is left. Memory: about 4 float64 arrays (B, N).
     """
     up, down = tied_weights(scores, positive, weights)
     below = np.cumsum(down, axis=1) - down
@@ -95,38 +116,27 @@ def weighted_auroc(
     return ratio(wins, up.sum(axis=1) * down.sum(axis=1), empty=np.nan)
 
 
-def tied_weights(
-    scores: FloatVector, positive: npt.NDArray[np.bool_], weights: npt.NDArray
-) -> tuple[npt.NDArray, npt.NDArray]:
-    """Weights (B, ties) of positive and of negative rows at each distinct score, ascending."""
-    order = np.argsort(scores, kind="stable")
-    starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
-    ordered = weights[:, order].astype(np.float64)
-    up, down = (
-        np.add.reduceat(ordered * of[order], starts, axis=1) for of in (positive, ~positive)
-    )
-    return up, down
+def average_precision(scores: FloatVector, positive: Flags, weights: npt.NDArray) -> FloatVector:
+    """As `weighted_auroc`: the mean precision at the positive rows."""
+    up, down = tied_weights(-scores, positive, weights)
+    hits = up.cumsum(axis=1)
+    precision = ratio(hits, hits + down.cumsum(axis=1))
+    return ratio((up * precision).sum(axis=1), up.sum(axis=1), empty=np.nan)
 
 
-def macro_auroc(
-    probability: FloatVector, truth: IndexArray, weights: npt.NDArray | None = None
+def macro_area(
+    area: Callable[..., FloatVector], p: FloatVector, truth: IndexArray, weights: npt.NDArray
 ) -> FloatVector:
-    """AUROC of class 1 for two classes, else the one-versus-rest mean; (B,), B = 1 unweighted.
-
-    Memory: see `weighted_auroc`.
-
-    Raises InvalidInputError: unweighted, and a class is absent or alone.
-    """
-    given = np.ones((1, len(truth))) if weights is None else weights
-    classes = [1] if probability.shape[1] == 2 else range(probability.shape[1])
-    area = [weighted_auroc(probability[:, c], truth == c, given) for c in classes]
-    mean: FloatVector = np.mean(area, axis=0)
-    if weights is None and np.isnan(mean[0]):
-        raise InvalidInputError("auroc needs rows of every class, got a class without any")
-    return mean
+    """Of shares p (N, K) an area for class 1 of two, else the one-versus-rest mean; (B,)."""
+    classes = [1] if p.shape[1] == 2 else range(p.shape[1])
+    of_class = [area(p[:, c], truth == c, weights) for c in classes]
+    return np.mean(of_class, axis=0)  # type: ignore[no-any-return]
 
 
-def concordance(event: npt.NDArray[np.bool_], time: FloatVector, risk: FloatVector) -> Scorer:
+macro_auroc = partial(macro_area, weighted_auroc)
+
+
+def concordance(event: Flags, time: FloatVector, risk: FloatVector) -> Scorer:
     """Harrell's c-index of cases under weights (B, n): a pair weighs as its cases were drawn.
 
     A pair (i, j) counts where i had the event and time_i < time_j, or the times are equal and j was
@@ -149,6 +159,139 @@ def concordance(event: npt.NDArray[np.bool_], time: FloatVector, risk: FloatVect
     return weighted
 
 
+def calibration_bins(
+    p: FloatVector, truth: IndexArray, weights: npt.NDArray
+) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray]:
+    """(rows, confidence x rows, right rows) by bin of the predicted class's share; (B, ECE_BINS).
+
+    Source: Guo et al., On calibration of modern neural networks, ICML 2017.
+    """
+    guess, sure, last = p.argmax(axis=1), p.max(axis=1), ECE_BINS - 1
+    of_bin = np.eye(ECE_BINS)[np.clip(np.ceil(sure * ECE_BINS).astype(np.int64) - 1, 0, last)]
+    right = (guess == truth).astype(np.float64)
+    return weights @ of_bin, weights @ (of_bin * sure[:, None]), weights @ (of_bin * right[:, None])
+
+
+def calibration_error(p: FloatVector, truth: IndexArray, weights: npt.NDArray) -> FloatVector:
+    """Expected calibration error of the predicted class, (B,)."""
+    rows, sure, right = calibration_bins(p, truth, weights)
+    return ratio(np.abs(sure - right).sum(axis=1), rows.sum(axis=1))
+
+
+def pearson(x: FloatVector, y: FloatVector, weights: npt.NDArray) -> FloatVector:
+    """Correlation by column of x and y (N, T) under weights, (B, T); NaN where one is constant."""
+    total = np.maximum(weights.sum(axis=1, keepdims=True), 1.0)  # 0 where no row was drawn
+    x, y = x - x.mean(axis=0), y - y.mean(axis=0)  # near 0 nothing cancels
+
+    def covariance(a: FloatVector, b: FloatVector) -> FloatVector:
+        return weights @ (a * b) - (weights @ a) * (weights @ b) / total  # type: ignore[no-any-return]
+
+    spread = np.sqrt(np.maximum(covariance(x, x), 0) * np.maximum(covariance(y, y), 0))
+    tiny = 1e-12 * np.sqrt((x**2).sum(axis=0) * (y**2).sum(axis=0))
+    return ratio(covariance(x, y), np.where(spread > tiny, spread, 0), empty=np.nan)
+
+
+def spearman(x: FloatVector, y: FloatVector, weights: npt.NDArray) -> FloatVector:
+    """Rank correlation by column of (N, T) under weights, ties at their mean rank; (B, T)."""
+    middle, out = (weights.sum(axis=1)[:, None] + 1) / 2, np.empty((len(weights), x.shape[1]))
+    for t in range(x.shape[1]):
+        a, b = (_ranks(v[:, t], weights) - middle for v in (x, y))
+        top, *spreads = ((weights * p * q).sum(axis=1) for p, q in ((a, b), (a, a), (b, b)))
+        out[:, t] = ratio(top, np.sqrt(spreads[0] * spreads[1]), empty=np.nan)
+    return out
+
+
+def _ranks(values: FloatVector, weights: npt.NDArray) -> FloatVector:
+    """Mean rank (B, N) that each row would have among the rows repeated by their weights."""
+    place = np.unique(values, return_inverse=True)[1]
+    of_place = np.stack([np.bincount(place, w) for w in weights])
+    ranks: FloatVector = (of_place.cumsum(axis=1) - (of_place - 1) / 2)[:, place]
+    return ranks
+
+
+def class_scorers(
+    truth: IndexArray, prediction: IndexArray, num_classes: int, p: FloatVector | None = None
+) -> Scorers:
+    """Of a classification (N,): from the labels, and with the shares `p` (N, K) the rest.
+
+    More than two classes are averaged one against the rest; Brier sums over classes (class 1 alone
+    for two); ECE is of the class that is predicted. A resample without a class gives NaN where a
+    metric has no value then. Memory: about 6 arrays of the weights' shape.
+    """
+    from scipy import sparse  # here, as `probe --help` must not wait for it
+
+    n, k = len(truth), num_classes
+    of_row = (np.ones(n), (np.arange(n), truth * k + prediction))
+    cells = sparse.csr_array(of_row, shape=(n, k**2))
+
+    def of_counts(score: Scorer, weights: npt.NDArray) -> FloatVector:
+        return score((weights @ cells).reshape(len(weights), k, k))
+
+    by_label = {**METRICS, "weighted_kappa": weighted_kappa}
+    scorers: Scorers = {name: partial(of_counts, score) for name, score in by_label.items()}
+    if p is None:
+        return scorers
+    off = ((p - np.eye(k)[truth]) ** 2).sum(axis=1) / (1 + (k == 2))
+    return scorers | {
+        "auroc": partial(macro_auroc, p, truth),
+        "auprc": partial(macro_area, average_precision, p, truth),
+        "brier": lambda weights: ratio(weights @ off, weights.sum(axis=1), empty=np.nan),
+        "ece": partial(calibration_error, p, truth),
+    }
+
+
+def survival_scorers(event: Flags, time: FloatVector, risk: FloatVector) -> Scorers:
+    """Harrell's c-index of risks (N,). Memory: 16 N²."""
+    return {"c_index": concordance(event, time, risk)}
+
+
+def value_scorers(truth: FloatVector, prediction: FloatVector) -> Scorers:
+    """Pearson and Spearman correlation of values (N,), or their mean over targets of (N, T).
+
+    A target that is constant in a resample does not count there. Memory: 5 arrays of the weights'
+    shape and 6 (B, T).
+    """
+    pair = [np.asarray(v, dtype=np.float64).reshape(len(v), -1) for v in (truth, prediction)]
+
+    def mean(by_target: Callable[..., FloatVector], weights: npt.NDArray) -> FloatVector:
+        found = by_target(*pair, weights)
+        return ratio(np.nansum(found, axis=1), np.isfinite(found).sum(axis=1), empty=np.nan)
+
+    return {"pearson": partial(mean, pearson), "spearman": partial(mean, spearman)}
+
+
+def over_folds(
+    fold: IndexArray | None, num_rows: int, make: Callable[[IndexArray], Scorers]
+) -> Scorers:
+    """The mean over folds of what `make` gives for the rows of each; `fold` (N,) numbers them.
+
+    Rows of two models are so never ranked against each other; None: one model made all rows. A fold
+    counts as often as its rows were drawn, also where its only patient was drawn twice or never.
+    """
+    if fold is None:
+        return make(np.arange(num_rows))
+    parts = [(rows, make(rows)) for f in np.unique(fold) for rows in [np.flatnonzero(fold == f)]]
+
+    def mean(name: str, weights: npt.NDArray) -> FloatVector:
+        scores = np.array([scorers[name](weights[:, rows]) for rows, scorers in parts])
+        drawn = np.array([weights[:, rows].sum(axis=1) / len(rows) for rows, _ in parts])
+        scores[drawn == 0] = 0
+        return ratio((drawn * scores).sum(axis=0), drawn.sum(axis=0), empty=np.nan)
+
+    return {name: partial(mean, name) for name in parts[0][1]}
+
+
+def mean_of(scorers: Sequence[Scorer]) -> Scorer:
+    """The mean of several scores of the same rows."""
+    return lambda weights: np.mean([score(weights) for score in scorers], axis=0)
+
+
+def all_scores(scorers: Scorers, num_rows: int) -> dict[str, float]:
+    """Each metric with every row counted once."""
+    once = np.ones((1, num_rows))
+    return {name: float(score(once)[0]) for name, score in scorers.items()}
+
+
 def class_jaccard(counts: Counts) -> FloatVector:
     """(..., K): intersection / union of the pixels of a class; NaN for one that is nowhere."""
     hits, predicted, present = _tallies(counts)
@@ -169,8 +312,9 @@ def image_weights(counts: Counts, background_weight: float) -> FloatVector:
 
 def weighted_jaccard(counts: Counts, background_weight: float) -> float:
     """The score: the weighted mean of the images' Jaccard."""
-    weights = image_weights(counts, background_weight)
-    return float(np.average(image_jaccard(counts), weights=weights))
+    return float(
+        np.average(image_jaccard(counts), weights=image_weights(counts, background_weight))
+    )
 
 
 def background_score(counts: Counts, background_weight: float) -> float:
@@ -219,24 +363,19 @@ def grouped_folds(
 def first_fold(
     labels: IndexArray, groups: Groups | None, *, folds: int, seed: int, class_names: Sequence[str]
 ) -> tuple[Fold, str]:
-    """The first of `first_folds`, and that in words."""
-    found, over = first_folds(labels, groups, folds, seed, class_names)
-    stratified = "" if over.startswith("over") else "stratified "
-    return found[0], f"{stratified}fold 0 of {folds}{over and ' '}{over}, seed {seed}"
+    """The first of `drawn_folds`, and that in words."""
+    found, over = drawn_folds(labels, groups, folds=folds, seed=seed, class_names=class_names)
+    words = f"fold 0 of {folds} {over}" if over else f"stratified fold 0 of {folds}"
+    return found[0], f"{words}, seed {seed}"
 
 
-def first_folds(
-    labels: IndexArray,
-    groups: Groups | None,
-    folds: int,
-    seed: int,
-    class_names: Sequence[str] = (),
+def drawn_folds(
+    labels: IndexArray, groups: Groups | None, *, class_names: Sequence[str] = (), **known: int
 ) -> tuple[list[Fold], str]:
     """Folds over groups, where there are enough, else over rows; and over what."""
-    if groups is not None and len({*groups.of_row}) >= folds:
-        found = grouped_folds(labels, groups.of_row, folds=folds, seed=seed)
-        return found, f"over {groups.unit}"
-    return stratified_folds(labels, folds=folds, seed=seed, class_names=class_names), ""
+    if groups is not None and len({*groups.of_row}) >= known["folds"]:
+        return grouped_folds(labels, groups.of_row, **known), f"over {groups.unit}"
+    return stratified_folds(labels, **known, class_names=class_names), ""
 
 
 def shuffled_folds(n: int, *, folds: int = 3, seed: int = 1337) -> list[Fold]:

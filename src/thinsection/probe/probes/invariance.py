@@ -12,13 +12,12 @@ from scipy.ndimage import gaussian_filter
 from skimage.color import hed2rgb, rgb2hed
 
 from thinsection.errors import require
-from thinsection.probe import intervals
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data import images
 from thinsection.probe.data.load import image_rows
 from thinsection.probe.data.sets import Embeddings
 from thinsection.probe.probes.tiles import knn_probe
-from thinsection.probe.result import ProbeResult, Ratios
+from thinsection.probe.result import ProbeResult, Ratios, scored
 from thinsection.types import RgbArray
 
 STAIN, BLUR_PX, JPEG_QUALITY = (1.3, 0.75, 1.0), 1.0, 40  # of H, E and rest; sigma; of 1..95
@@ -69,23 +68,16 @@ def invariance_probe(path: Path, config: ProbeConfig) -> ProbeResult:
         cosines[name] = (unit * _unit(moved)).sum(axis=1)
         changed = replace(tiles, val=replace(tiles.val, embeddings=moved))
         drops[name] = before.score - knn_probe(changed, **config.blockwise).score
-    mean = np.mean([*cosines.values()], axis=0)
-    rows = Ratios(metric="cosine", ids=tiles.val.ids, top=mean, bottom=np.ones(len(mean)))
-    scorer, seed = rows.scorers["cosine"], config.protocol.seed
-    return replace(
-        before,
-        probe="invariance",
-        metric="cosine",
-        score=float(mean.mean()),
-        interval=intervals.bootstrap_rows(len(mean), scorer, seed=seed, groups=tiles.val.groups),
-        details={
-            "cosine": {name: float(found.mean()) for name, found in cosines.items()},
-            "score_drop": drops,
-            "knn_score": before.score,
-        },
-        predictions=None,
-        ratios=rows,
-    )
+    mean, val = np.mean([*cosines.values()], axis=0), tiles.val
+    share = {"top": mean, "bottom": np.ones(len(mean)), "groups": val.groups}
+    details = {
+        "cosine": {name: float(found.mean()) for name, found in cosines.items()},
+        "score_drop": drops,
+        "knn_score": before.score,
+    }
+    rows = Ratios(metric="cosine", ids=val.ids, **share)
+    known: dict[str, Any] = {"protocol": config.protocol, "details": details, "facts": before.facts}
+    return scored("invariance", tiles, rows, "cosine", score=float(mean.mean()), **known)
 
 
 def _unit(x: Embeddings) -> Embeddings:

@@ -1,10 +1,9 @@
-"""PathoROB beside its index: clustering score, and what correlated training costs (APD).
+"""PathoROB: the robustness index, the clustering score, and what correlated training costs (APD).
 
-Source: PathoROB (bifold-pathomics), `clustering_score` and `apd`.
+Source: PathoROB (bifold-pathomics), `robustness_index`, `clustering_score` and `apd`.
 """
 
 import random
-from collections.abc import Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -15,12 +14,101 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import adjusted_rand_score, balanced_accuracy_score, silhouette_score
 
 from thinsection.errors import require
-from thinsection.probe.data.sets import RobustnessSet, check_finite, data_hashes
-from thinsection.probe.protocol import NANOPATH, PathorobSettings, Protocol
-from thinsection.probe.result import ProbeResult
+from thinsection.probe import statistics
+from thinsection.probe.compute import cosine_neighbours
+from thinsection.probe.data.sets import RobustnessSet, check_finite, check_vectors, data_hashes
+from thinsection.probe.groups import group_rows
+from thinsection.probe.probes.tiles import count_votes
+from thinsection.probe.protocol import NANOPATH, PathorobSettings, Protocol, RobustnessSettings
+from thinsection.probe.result import ProbeResult, Ratios, scored
+from thinsection.probe.statistics import IndexArray
+from thinsection.types import GIB
 
 APD_CS = 10 ** np.linspace(-8, 4, 15)  # of the logistic regressions
-_Chunks = list[npt.NDArray[np.int64]]  # the rows of each slide of one class and centre
+_Chunks = list[IndexArray]  # the rows of each slide of one class and centre
+
+
+def robustness_probe(
+    data: RobustnessSet,
+    *,
+    protocol: Protocol = NANOPATH,
+    k: int | None = None,
+    choose_k: bool = False,
+    device: str = "cpu",
+    budget_bytes: int = GIB,
+) -> ProbeResult:
+    """The robustness index: do neighbours share biology or hospital? Its interval is over slides.
+
+    Among the k nearest tiles of other slides, SO have the same biological class and another medical
+    centre, OS another class and the same centre. The index is SO / (SO + OS): 1 follows biology
+    only, 0 the centre only. Without `k` the protocol decides it by the subset's name; `choose_k`
+    takes the one whose majority vote names the biological class with the best balanced accuracy.
+
+    Memory: budget_bytes + 10 N k.
+
+    Raises:
+        InvalidInputError: columns of different lengths, NaN, or no SO and no OS neighbour at all.
+    """
+    settings: RobustnessSettings = protocol.require("robustness")
+    x, columns = data.embeddings, _columns(data)
+    found = f"{[len(column) for column in columns]} for {len(x)} tiles"
+    require({*map(len, columns)} == {len(x)}, "columns must be one entry a tile", found)
+    check_vectors(x, data.slide_id)
+    biology, centre, slide = (np.unique(c, return_inverse=True)[1] for c in columns)
+    k = k or dict(settings.k_by_subset).get(data.name, settings.default_k)
+    most = min(settings.max_k, len(x)) if choose_k else k
+    near = cosine_neighbours(x, x, most, groups=slide, device=device, budget_bytes=budget_bytes)
+    by_k = _vote_by_k(near, biology) if choose_k else {}
+    k = max(by_k, key=lambda k: by_k[k]) if by_k else k  # max keeps the first of equals
+    near = near[:, :k]
+    there, kin, home = near >= 0, *(of[near] == of[:, None] for of in (biology, centre))
+    # neighbours that share biology (s, else o), then centre (s, else o)
+    kinds = {"so": kin & ~home, "os": ~kin & home, "ss": kin & home, "oo": ~kin & ~home}
+    counts = {name: (there & kind).sum(axis=1) for name, kind in kinds.items()}
+    either = counts["so"] + counts["os"]
+    rule = "neighbours must include same-class other-centre or other-class same-centre tiles"
+    found = f"neither in {data.name!r}; the index needs two classes and two centres"
+    require(either.any(), rule, found)
+    rows = Ratios(
+        metric="robustness_index",
+        ids=tuple(f"{name}:{i}" for i, name in enumerate(data.slide_id)),
+        top=counts["so"].astype(np.float64),
+        bottom=either.astype(np.float64),
+        groups=data.groups or group_rows(data.slide_id, where=repr(data.name)),
+    )
+    details = {
+        "k": k,
+        **({"selected_on": "k by the vote for biology on the same tiles"} if choose_k else {}),
+        **{name: int(of_tile.sum()) for name, of_tile in counts.items()},
+        "biology_by_k": {str(k): v for k, v in by_k.items()},
+        "tiles_with_fewer_neighbours": int((~there).any(axis=1).sum()),
+    }
+    known: dict[str, Any] = {
+        "protocol": protocol,
+        "details": details,
+        "facts": _facts(data, dim=x.shape[1]),
+    }
+    return scored("robustness", data, rows, rows.metric, **known)
+
+
+def _vote_by_k(near: IndexArray, biology: IndexArray) -> dict[int, float]:
+    """Balanced accuracy of the vote of the first k neighbours, where every tile has so many."""
+    full, num_classes = int((near >= 0).all(axis=0).sum()), int(biology.max()) + 1
+    found = {}
+    for k in (k for k in (1, 3, 5, 7, 9, *range(11, full + 1, 10)) if k <= full):
+        guess = count_votes(biology[near[:, :k]], num_classes).argmax(axis=1)
+        counts = statistics.confusion_matrix(biology, guess, num_classes)
+        found[k] = float(statistics.balanced_accuracy(counts))
+    return found
+
+
+def _columns(data: RobustnessSet) -> tuple[tuple[str, ...], ...]:
+    return data.biological_class, data.medical_center, data.slide_id
+
+
+def _facts(data: RobustnessSet, **more: int) -> dict[str, Any]:
+    sizes = {"tiles": len(data.slide_id), "slides": len(set(data.slide_id)), **more}
+    return {**sizes, **data.facts, **data_hashes([data.embeddings], _columns(data))}
 
 
 def clustering_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:
@@ -40,20 +128,17 @@ def clustering_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> P
     found_k = []
     names = (list(dict.fromkeys(column.tolist())) for column in (biology, centre))
     for classes, centres in product(*(combinations(of, 2) for of in names)):
-        parts = [
-            np.flatnonzero((biology == b) & (centre == c)) for b, c in product(classes, centres)
-        ]
+        pairs = product(classes, centres)
+        parts = [np.flatnonzero((biology == b) & (centre == c)) for b, c in pairs]
         if not all(map(len, parts)):
             continue
         rows = np.concatenate(parts)
         x = data.embeddings[rows]
         x = x / np.sqrt((x**2).sum(axis=1))[:, None]
-        k = _best_k(x, settings)
-        found_k.append(k)
+        found_k.append(_best_k(x, settings))
         trials = by_combination[f"{'-'.join(classes)} at {'-'.join(centres)}"] = []
         for trial in range(settings.trials):
-            known = {"random_state": 1337 + trial, "n_init": 5, "init": "random"}
-            labels = KMeans(n_clusters=k, **known).fit(x).labels_
+            labels = _clusters(x, found_k[-1], 1337 + trial, 5)
             bio, where = (adjusted_rand_score(of[rows], labels) for of in (biology, centre))
             trials.append(bio - where)
     rule = "tiles must come of two classes at two centres"
@@ -65,38 +150,39 @@ def clustering_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> P
         "mean_std_over_trials": float(np.mean(spread)) if spread else 0.0,
         "clusters": found_k,
     }
-    return _result("clustering", data, float(np.mean([*means.values()])), protocol, details)
+    known = {"metric": "clustering_score", "protocol": protocol, "details": details}
+    return _unresampled("clustering", data, score=float(np.mean([*means.values()])), **known)
+
+
+def _clusters(x: npt.NDArray, k: int, seed: int, starts: int) -> npt.NDArray[np.int32]:
+    known = {"random_state": seed, "n_init": starts, "init": "random"}
+    return KMeans(n_clusters=k, **known).fit(x).labels_  # type: ignore[no-any-return]
 
 
 def _best_k(x: npt.NDArray, settings: PathorobSettings) -> int:
     """The number of clusters with the best silhouette by cosine, the first of equals."""
     ks = range(2, min(settings.max_clusters, len(x) - 1) + 1)
-    known = {"random_state": 1337, "init": "random", "n_init": 20}
-    labels = [KMeans(n_clusters=k, **known).fit(x).labels_ for k in ks]
-    scores = [silhouette_score(x, of, metric="cosine") for of in labels]
-    return ks[int(np.argmax(scores))]
+    labels = [_clusters(x, k, 1337, 20) for k in ks]
+    return ks[int(np.argmax([silhouette_score(x, of, metric="cosine") for of in labels]))]
 
 
-def apd_probe(
-    data: RobustnessSet, *, centres: Sequence[str] = (), protocol: Protocol = NANOPATH
-) -> ProbeResult:
+def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:
     """Average performance drop where training slides tie class to centre ever more closely.
 
-    The two `centres` (the first two that are named, if none are given) train and test; all others
-    are the out-of-domain test. Split s takes s slides more of the first half of the classes from
-    the second centre and s fewer from the first, and the other way round for the other half, from
-    none to all. Per split a logistic regression, its C by a validation slide's worth of tiles; the
-    score is the mean over splits of accuracy over that of split 0, minus 1: 0 loses nothing. As
-    PathoROB has it for camelyon and tolkach_esca, without the latter's list of feasible splits.
+    The first two centres that are named train and test; all others are the out-of-domain test.
+    Split s takes s slides more of the first half of the classes from the second centre and s fewer
+    from the first, and the other way round for the other half, from none to all. Per split a
+    logistic regression, its C by a validation slide's worth of tiles; the score is the mean over
+    splits of accuracy over that of split 0, minus 1: 0 loses nothing. As PathoROB has it for
+    camelyon and tolkach_esca, without the latter's list of feasible splits.
 
     Memory: 16 n D.
 
     Raises InvalidInputError: fewer than 2 centres, or fewer than 5 slides of a class at a centre.
     """
-    settings = protocol.pathorob
     check_finite(data.embeddings, data.slide_id)
     centre, classes = np.array(data.medical_center), [*dict.fromkeys(data.biological_class)]
-    inside = [*centres] or [*dict.fromkeys(data.medical_center)][:2]
+    inside = [*dict.fromkeys(data.medical_center)][:2]
     require(len(inside) == 2, "apd needs two centres to train on", inside)
     y = np.array([classes.index(name) for name in data.biological_class])
     chunks = [
@@ -106,13 +192,11 @@ def apd_probe(
     require(least >= 5, "each class must have >= 5 slides at each of the two centres", least)
     base = (least - 3) // 2  # slides of a class and centre in split 0
     outside = np.flatnonzero(~np.isin(centre, inside))
-    draw = random.Random(1000)
     scores = []  # by iteration: splits x (in, out of domain)
-    for seed in draw.sample(range(10_000), settings.iterations):
+    for seed in random.Random(1000).sample(range(10_000), protocol.pathorob.iterations):
         rng = random.Random(seed)
-        for row in chunks:
-            for of in row:
-                rng.shuffle(of)
+        for of in (of for row in chunks for of in row):
+            rng.shuffle(of)
         splits = ([*_split(chunks, base, s), outside] for s in range(base + 1))
         scores.append([_accuracies(data.embeddings, y, parts) for parts in splits])
     accuracy = np.array(scores)  # (iterations, splits, 2)
@@ -123,7 +207,8 @@ def apd_probe(
         "accuracy_by_split_out_of_domain": accuracy[:, :, 1].mean(axis=0).tolist(),
         "centres": inside,
     }
-    return _result("apd", data, float(drops[0]), protocol, details)
+    known = {"metric": "apd", "protocol": protocol, "details": details}
+    return _unresampled("apd", data, score=float(drops[0]), **known)
 
 
 def _slides(data: RobustnessSet, of: npt.NDArray[np.bool_]) -> _Chunks:
@@ -133,51 +218,32 @@ def _slides(data: RobustnessSet, of: npt.NDArray[np.bool_]) -> _Chunks:
     return [rows[slide == name] for name in dict.fromkeys(slide.tolist())]
 
 
-def _accuracies(
-    x: npt.NDArray, y: npt.NDArray[np.int64], parts: list[npt.NDArray[np.int64]]
-) -> list[float]:
+def _accuracies(x: npt.NDArray, y: IndexArray, parts: list[IndexArray]) -> list[float]:
     """Balanced accuracies of the last two parts (NaN for none), by the C best on the second."""
     train, val, *tests = parts
     models = [LogisticRegression(C=c, random_state=0).fit(x[train], y[train]) for c in APD_CS]
-    by_c = [balanced_accuracy_score(y[val], m.predict(x[val])) for m in models]
-    best = models[int(np.argmax(by_c))]
-    return [
-        float(balanced_accuracy_score(y[rows], best.predict(x[rows]))) if len(rows) else np.nan
-        for rows in tests
-    ]
+
+    def accuracy(model: LogisticRegression, rows: IndexArray) -> float:
+        return float(balanced_accuracy_score(y[rows], model.predict(x[rows])))
+
+    best = max(models, key=lambda model: accuracy(model, val))  # max keeps the first of equals
+    return [accuracy(best, rows) if len(rows) else np.nan for rows in tests]
 
 
-def _split(chunks: list[list[_Chunks]], base: int, split: int) -> list[npt.NDArray[np.int64]]:
+def _split(chunks: list[list[_Chunks]], base: int, split: int) -> list[IndexArray]:
     """Rows of training, validation and in-domain test: see `apd_probe`."""
-    parts: list[list[npt.NDArray[np.int64]]] = [[], [], []]
-    for c, row in enumerate(chunks):
-        for k, of in enumerate(row):
-            count = base + split if (k < len(row) / 2) == (c == 1) else base - split
-            rows = np.concatenate(of)
-            each = len(rows) // len(of)
-            used = count * each
-            cuts = (
-                (0, used),
-                (used, used + used // (2 * base)),
-                ((2 * base + 1) * each, len(rows)),
-            )
-            for part, (start, end) in zip(parts, cuts, strict=True):
-                part.append(rows[start:end])
+    parts: list[list[IndexArray]] = [[], [], []]
+    for (c, row), k in product(enumerate(chunks), range(len(chunks[0]))):
+        count = base + split if (k < len(row) / 2) == (c == 1) else base - split
+        rows = np.concatenate(row[k])
+        each = len(rows) // len(row[k])
+        used = count * each
+        held_out, test = rows[used : used + used // (2 * base)], rows[(2 * base + 1) * each :]
+        for part, of in zip(parts, (rows[:used], held_out, test), strict=True):
+            part.append(of)
     return [np.concatenate(part) for part in parts]
 
 
-def _result(
-    probe: str, data: RobustnessSet, score: float, protocol: Protocol, details: dict[str, Any]
-) -> ProbeResult:
+def _unresampled(probe: str, data: RobustnessSet, **known: Any) -> ProbeResult:
     """A score without an interval: it is one number of all tiles."""
-    columns = (data.biological_class, data.medical_center, data.slide_id)
-    facts = {"tiles": len(data.slide_id), "slides": len(set(data.slide_id)), **data.facts}
-    facts |= data_hashes([data.embeddings], columns)
-    metric = {"apd": "apd", "clustering": "clustering_score"}[probe]
-    shared: dict[str, Any] = {
-        "probe": probe,
-        "dataset": data.name,
-        "metric": metric,
-        "protocol": protocol,
-    }
-    return ProbeResult(**shared, score=score, interval=None, details=details, facts=facts)
+    return ProbeResult(probe=probe, dataset=data.name, interval=None, facts=_facts(data), **known)

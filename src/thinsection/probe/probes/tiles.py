@@ -1,11 +1,10 @@
-"""Probes of tile embeddings: a linear layer, nearest neighbours, few shots, robustness.
+"""Probes of tile embeddings: a linear layer and its calibration, neighbours, few shots, retrieval.
 
 Shapes: N training and Nq validation rows, D channels, K classes, S support sets.
 """
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,18 @@ from torch.nn.functional import cross_entropy, linear
 
 from thinsection.attention.products import fast_products
 from thinsection.errors import DatasetError, InvalidInputError, require
-from thinsection.probe import intervals, statistics
-from thinsection.probe import protocol as suites
+from thinsection.probe import statistics
 from thinsection.probe.compute import cosine_neighbours, rows_within, to_device, unit_rows
-from thinsection.probe.data import sets
-from thinsection.probe.data.sets import Embeddings, Labels, RobustnessSet, TileSet
-from thinsection.probe.groups import group_rows
-from thinsection.probe.honest import honest_tiles
-from thinsection.probe.protocol import NANOPATH, Protocol
-from thinsection.probe.result import ProbeResult, Ratios, classified
+from thinsection.probe.data.sets import Embeddings, Labels, TileSet, check_tile_set
+from thinsection.probe.honest import Guess, tile_probe
+from thinsection.probe.protocol import (
+    NANOPATH,
+    FewshotSettings,
+    KnnSettings,
+    LinearSettings,
+    Protocol,
+)
+from thinsection.probe.result import ProbeResult, Ratios, scored, selection_words
 from thinsection.probe.statistics import IndexArray
 from thinsection.types import GIB
 from thinsection.weights.placement import resolve_device
@@ -57,36 +59,62 @@ def linear_probe(
 
     Memory: the embeddings (once more on CUDA) + 5 K D floats of weights and AdamW's state.
 
-    Raises:
-        DatasetError: the splits do not fit each other.
-        ConfigError: the protocol defines no linear probe.
+    Raises DatasetError, ConfigError: as of `tile_probe`.
     """
-    data = sets.check_tile_set(data)
-    settings: suites.LinearSettings = protocol.require("linear")
-    if protocol.inner_folds:
-        return honest_tiles(partial(linear_probe, device=device), data, protocol)
-    heads = {
-        f"{lr:g}": train_head(data, settings, lr=lr, seed=protocol.seed + i, device=device)
-        for i, lr in enumerate(settings.lrs)
-    }
-    best = max(heads.values(), key=lambda head: head.score)  # max keeps the first of equals
-    logits = data.val.embeddings.astype(np.float64) @ best.weight.T.astype(np.float64) + best.bias
+
+    def guess(data: TileSet, settings: LinearSettings, seed: int) -> Guess:
+        heads = {
+            f"{lr:g}": train_head(data, settings, lr=lr, seed=seed + i, device=device)
+            for i, lr in enumerate(settings.lrs)
+        }
+        best = max(heads.values(), key=lambda head: head.score)  # max keeps the first of equals
+        weight = best.weight.T.astype(np.float64)
+        details = {
+            "best_lr": best.lr,
+            "best_epoch": best.epoch,
+            "score_by_lr": {lr: head.score for lr, head in heads.items()},
+            "best_epoch_by_lr": {lr: head.epoch for lr, head in heads.items()},
+            "last_loss_by_lr": {lr: head.losses[-1] for lr, head in heads.items()},
+            "curve": {lr: list(head.scores) for lr, head in heads.items()},
+        }
+        logits = data.val.embeddings.astype(np.float64) @ weight + best.bias
+        return best.prediction, softmax(logits, axis=1), details
+
+    return tile_probe("linear", guess, data, protocol)
+
+
+def calibration_probe(
+    data: TileSet, *, protocol: Protocol = NANOPATH, device: str = "cpu"
+) -> ProbeResult:
+    """Expected calibration error of the linear probe, with its reliability by confidence.
+
+    Memory and Raises: as of `linear_probe`.
+
+    Source: Guo et al., On calibration of modern neural networks, ICML 2017.
+    """
+    result = linear_probe(data, protocol=protocol, device=device)
+    rows = result.predictions
+    assert rows is not None  # a linear probe classifies
+    assert rows.probability is not None
+    once = np.ones((1, len(rows.ids)))
+    bins = statistics.calibration_bins(rows.probability, rows.truth, once)
+    count, sure, right = (part[0][bins[0][0] > 0] for part in bins)
     details = {
-        "best_lr": best.lr,
-        "best_epoch": best.epoch,
-        "score_by_lr": {lr: head.score for lr, head in heads.items()},
-        "best_epoch_by_lr": {lr: head.epoch for lr, head in heads.items()},
-        "last_loss_by_lr": {lr: head.losses[-1] for lr, head in heads.items()},
-        "curve": {lr: list(head.scores) for lr, head in heads.items()},
+        "linear_score": result.score,
+        "selected_on": selection_words(result),
+        "largest_gap": float((np.abs(sure - right) / count).max()),
+        "reliability": {
+            "rows": count.tolist(),
+            "confidence": (sure / count).tolist(),
+            "right": (right / count).tolist(),
+        },
     }
-    metric, guess, share = settings.metric, best.prediction, softmax(logits, axis=1)
-    return classified(
-        "linear", data, guess, metric=metric, protocol=protocol, details=details, probability=share
-    )
+    known: dict[str, Any] = {"protocol": protocol, "details": details, "facts": result.facts}
+    return scored("calibration", data, rows, "ece", **known)
 
 
 def train_head(
-    data: TileSet, settings: suites.LinearSettings, *, lr: float, seed: int, device: str = "cpu"
+    data: TileSet, settings: LinearSettings, *, lr: float, seed: int, device: str = "cpu"
 ) -> LinearHead:
     """Trains one head; the same seed gives the same bits on the same device and thread count.
 
@@ -121,8 +149,8 @@ def train_head(
         scores.append(_score(data, guess, settings.metric))
         if best is None or scores[-1] > best.score or settings.last_epoch:
             w, b = (p.detach().cpu().numpy().copy() for p in (weight, bias))
-            at: dict[str, Any] = {"lr": lr, "epoch": epoch, "score": scores[-1]}
-            best = LinearHead(**at, weight=w, bias=b, prediction=guess)
+            known: dict[str, Any] = {"lr": lr, "epoch": epoch, "score": scores[-1]}
+            best = LinearHead(**known, weight=w, bias=b, prediction=guess)
     if best is None or not math.isfinite(losses[-1]):
         found = f"{losses[-1]} at learning rate {lr:g} in {data.name!r}; scale the embeddings"
         raise InvalidInputError(f"training loss must stay finite, got {found}")
@@ -153,43 +181,80 @@ def knn_probe(
 
     Memory: budget_bytes + 8 Nq k_max + 8 Nq K.
 
-    Raises:
-        DatasetError: the splits do not fit each other.
-        ConfigError: the protocol defines no kNN probe.
+    Raises DatasetError, ConfigError: as of `tile_probe`.
     """
-    data = sets.check_tile_set(data)
-    settings: suites.KnnSettings = protocol.require("knn")
-    if protocol.inner_folds:
-        given: dict[str, Any] = {"device": device, "budget_bytes": budget_bytes}
-        return honest_tiles(partial(knn_probe, **given), data, protocol)
-    ks = sorted(k for k in settings.ks if k <= len(data.train))
+
+    def guess(data: TileSet, settings: KnnSettings, seed: int) -> Guess:
+        ks = sorted(k for k in settings.ks if k <= len(data.train))
+        voted, num_classes = (
+            _neighbour_labels(data, max(ks), device, budget_bytes),
+            data.num_classes,
+        )
+        guesses = ((k, count_votes(voted[:, :k], num_classes).argmax(axis=1)) for k in ks)
+        scores = {k: _score(data, found, settings.metric) for k, found in guesses}
+        best = max(scores, key=scores.__getitem__)  # max keeps the first of equals
+        votes = count_votes(voted[:, :best], num_classes)
+        details = {
+            "best_k": best,
+            "score_by_k": {str(k): v for k, v in scores.items()},
+            "left_out_ks": [k for k in settings.ks if k not in ks],
+        }
+        return votes.argmax(axis=1), votes / best, details
+
+    return tile_probe("knn", guess, data, protocol)
+
+
+def _neighbour_labels(data: TileSet, k: int, device: str, budget_bytes: int) -> Labels:
+    """Labels (Nq, k) of the training rows nearest to each validation row."""
     rows, bank = data.val.embeddings, data.train.embeddings
-    found = cosine_neighbours(rows, bank, max(ks), device=device, budget_bytes=budget_bytes)
-    labels, num_classes = data.train.labels[found], data.num_classes
-    guesses = ((k, count_votes(labels[:, :k], num_classes).argmax(axis=1)) for k in ks)
-    scores = {k: _score(data, guess, settings.metric) for k, guess in guesses}
-    best = max(scores, key=scores.__getitem__)  # max keeps the first of equals
-    votes = count_votes(labels[:, :best], num_classes)
-    details = {
-        "best_k": best,
-        "score_by_k": {str(k): v for k, v in scores.items()},
-        "left_out_ks": [k for k in settings.ks if k not in ks],
-    }
-    metric, guess, share = settings.metric, votes.argmax(axis=1), votes / best
-    return classified(
-        "knn", data, guess, metric=metric, protocol=protocol, details=details, probability=share
-    )
+    found = cosine_neighbours(rows, bank, k, device=device, budget_bytes=budget_bytes)
+    return data.train.labels[found]
+
+
+def retrieval_probe(
+    data: TileSet, *, protocol: Protocol = NANOPATH, device: str = "cpu", budget_bytes: int = GIB
+) -> ProbeResult:
+    """Mean average precision at the largest k; recall and majority vote at each.
+
+    A query's average precision at k is the sum, over its hits among the k nearest, of the
+    precision at their rank, divided by k; recall at k asks for one hit.
+
+    Memory: budget_bytes + 24 Nq k.
+
+    Source: Patho-Bench (by cosine here, as in THUNDER).
+    """
+    check_tile_set(data)
+    train, val = data.train, data.val
+    ks = [k for k in protocol.retrieval.ks if k <= len(train)]
+    voted = _neighbour_labels(data, ks[-1], device, budget_bytes)
+    hit = voted == val.labels[:, None]
+    precision = hit * (hit.cumsum(axis=1) / np.arange(1, ks[-1] + 1))
+    details: dict[str, float] = {"k": ks[-1]}
+    for k in ks:
+        votes = count_votes(voted[:, :k], data.num_classes)
+        own = votes[np.arange(len(votes)), val.labels]
+        details[f"recall_at_{k}"] = float(hit[:, :k].any(axis=1).mean())
+        details[f"majority_at_{k}"] = float((own == votes.max(axis=1)).mean())
+        details[f"map_at_{k}"] = float(precision[:, :k].sum(axis=1).mean() / k)
+    of_row = {"top": precision.mean(axis=1), "bottom": np.ones(len(val))}
+    rows = Ratios(metric="map", ids=val.ids, groups=val.groups, **of_row)
+    facts = {"train_rows": len(train), "val_rows": len(val), **data.facts, **data.hashes}
+    known: dict[str, Any] = {"protocol": protocol, "details": details, "facts": facts}
+    return scored("retrieval", data, rows, "map", score=details[f"map_at_{ks[-1]}"], **known)
 
 
 def check_all(data: TileSet, protocol: Protocol) -> TileSet:
     """The checked set, where all three probes can have it: asked before the first one runs."""
-    data = sets.check_tile_set(data)
+    data = check_tile_set(data)
     for probe in ("linear", "knn", "fewshot"):
-        protocol.require(probe)
-    settings: suites.FewshotSettings = protocol.require("fewshot")
-    train, names = data.train.labels, data.class_names
-    draw_support_sets(train, names, shots=settings.shots, num_sets=1, seed=protocol.seed)
+        settings = protocol.require(probe)
+    _support(data, settings, protocol.seed, 1)
     return data
+
+
+def _support(data: TileSet, settings: FewshotSettings, seed: int, num_sets: int) -> IndexArray:
+    known = {"shots": settings.shots, "num_sets": num_sets, "seed": seed}
+    return draw_support_sets(data.train.labels, data.class_names, **known)
 
 
 def count_votes(voted: Labels, num_classes: int) -> IndexArray:
@@ -216,25 +281,19 @@ def fewshot_probe(
     Memory: budget_bytes + 8 Nq K + 8 S K shots (the draws).
 
     Raises:
-        DatasetError: a class has fewer training rows than shots.
-        ConfigError: the protocol defines no few-shot probe.
+        DatasetError: as of `tile_probe`, or a class has fewer training rows than shots.
+        ConfigError: as of `tile_probe`.
         BudgetError: one support set with its prototypes does not fit.
     """
-    data = sets.check_tile_set(data)
-    settings: suites.FewshotSettings = protocol.require("fewshot")
-    if protocol.inner_folds:
-        given: dict[str, Any] = {"device": device, "budget_bytes": budget_bytes}
-        return honest_tiles(partial(fewshot_probe, **given), data, protocol, select=False)
-    shots, num_sets, train = settings.shots, settings.support_sets, data.train
-    drawn = {"shots": shots, "num_sets": num_sets, "seed": protocol.seed}
-    support, rows = draw_support_sets(train.labels, data.class_names, **drawn), data.val.embeddings
-    bank = train.embeddings
-    votes = simpleshot_votes(bank, rows, support, device=device, budget_bytes=budget_bytes)
-    details = {"shots": shots, "support_sets": num_sets}
-    metric, guess, share = settings.metric, votes.argmax(axis=1), votes / num_sets
-    return classified(
-        "fewshot", data, guess, metric=metric, protocol=protocol, details=details, probability=share
-    )
+
+    def guess(data: TileSet, settings: FewshotSettings, seed: int) -> Guess:
+        num_sets, bank, rows = settings.support_sets, data.train.embeddings, data.val.embeddings
+        support = _support(data, settings, seed, num_sets)
+        votes = simpleshot_votes(bank, rows, support, device=device, budget_bytes=budget_bytes)
+        details = {"shots": settings.shots, "support_sets": num_sets}
+        return votes.argmax(axis=1), votes / num_sets, details
+
+    return tile_probe("fewshot", guess, data, protocol, select=False)
 
 
 def draw_support_sets(
@@ -291,110 +350,3 @@ def simpleshot_votes(
                 winner = cosine.view(len(cosine), len(chosen), num_classes).argmax(dim=2)
                 votes[part] += count_votes(winner.cpu().numpy(), num_classes)
     return votes
-
-
-def _vote_by_k(near: IndexArray, biology: IndexArray) -> dict[int, float]:
-    """Balanced accuracy of the vote of the first k neighbours, where every tile has so many."""
-    full, num_classes = int((near >= 0).all(axis=0).sum()), int(biology.max()) + 1
-    score = statistics.balanced_accuracy
-    found = {}
-    for k in (k for k in (1, 3, 5, 7, 9, *range(11, full + 1, 10)) if k <= full):
-        guess = count_votes(biology[near[:, :k]], num_classes).argmax(axis=1)
-        found[k] = float(score(statistics.confusion_matrix(biology, guess, num_classes)))
-    return found
-
-
-def _checked_columns(data: RobustnessSet) -> tuple[npt.NDArray, tuple[tuple[str, ...], ...]]:
-    """Embeddings, and what is told of each tile: biology, centre, slide."""
-    x, columns = data.embeddings, (data.biological_class, data.medical_center, data.slide_id)
-    found = f"{[len(column) for column in columns]} for {len(x)} tiles"
-    require({*map(len, columns)} == {len(x)}, "columns must be one entry a tile", found)
-    sets.check_vectors(x, data.slide_id)
-    return x, columns
-
-
-def _kinds(
-    near: npt.NDArray[np.int64], biology: npt.NDArray, centre: npt.NDArray
-) -> dict[str, npt.NDArray[np.int64]]:
-    """How many neighbours of each row share biology (s, else o), then centre (s, else o); (N,)."""
-    there, kin, home = near >= 0, *(of[near] == of[:, None] for of in (biology, centre))
-    return {
-        "so": (there & kin & ~home).sum(axis=1),
-        "os": (there & ~kin & home).sum(axis=1),
-        "ss": (there & kin & home).sum(axis=1),
-        "oo": (there & ~kin & ~home).sum(axis=1),
-    }
-
-
-def _ratios(data: RobustnessSet, kinds: dict[str, npt.NDArray[np.int64]]) -> Ratios:
-    """SO and SO + OS of each tile."""
-    either = kinds["so"] + kinds["os"]
-    rule = "neighbours must include same-class other-centre or other-class same-centre tiles"
-    found = f"neither in {data.name!r}; the index needs two classes and two centres"
-    require(either.any(), rule, found)
-    return Ratios(
-        metric="robustness_index",
-        ids=tuple(f"{name}:{i}" for i, name in enumerate(data.slide_id)),
-        top=kinds["so"].astype(np.float64),
-        bottom=either.astype(np.float64),
-        groups=data.groups or group_rows(data.slide_id, where=repr(data.name)),
-    )
-
-
-def robustness_probe(
-    data: RobustnessSet,
-    *,
-    protocol: Protocol = NANOPATH,
-    k: int | None = None,
-    choose_k: bool = False,
-    device: str = "cpu",
-    budget_bytes: int = GIB,
-) -> ProbeResult:
-    """The robustness index: do neighbours share biology or hospital? Its interval is over slides.
-
-    Among the k nearest tiles of other slides, SO have the same biological class and another medical
-    centre, OS another class and the same centre. The index is SO / (SO + OS): 1 follows biology
-    only, 0 the centre only. Without `k` the protocol decides it by the subset's name; `choose_k`
-    takes the one whose majority vote names the biological class with the best balanced accuracy.
-
-    Memory: budget_bytes + 10 N k.
-
-    Raises:
-        InvalidInputError: columns of different lengths, NaN, or no SO and no OS neighbour at all.
-
-    Source: PathoROB (bifold-pathomics).
-    """
-    settings: suites.RobustnessSettings = protocol.require("robustness")
-    x, columns = _checked_columns(data)
-    biology, centre, slide = (np.unique(c, return_inverse=True)[1] for c in columns)
-    k = k or dict(settings.k_by_subset).get(data.name, settings.default_k)
-    most = min(settings.max_k, len(x)) if choose_k else k
-    near = cosine_neighbours(x, x, most, groups=slide, device=device, budget_bytes=budget_bytes)
-    by_k = _vote_by_k(near, biology) if choose_k else {}
-    k = max(by_k, key=lambda k: by_k[k]) if by_k else k  # max keeps the first of equals
-    near = near[:, :k]
-    kinds = _kinds(near, biology, centre)
-    ratios = _ratios(data, kinds)
-
-    def index(weights: npt.NDArray) -> npt.NDArray[np.float64]:
-        return statistics.ratio(weights @ ratios.top, weights @ ratios.bottom, empty=np.nan)
-
-    details = {
-        "k": k,
-        **({"selected_on": "k by the vote for biology on the same tiles"} if choose_k else {}),
-        **{name: int(counts.sum()) for name, counts in kinds.items()},
-        "biology_by_k": {str(k): v for k, v in by_k.items()},
-        "tiles_with_fewer_neighbours": int((near < 0).any(axis=1).sum()),
-    }
-    facts = {"tiles": len(x), "slides": len(set(data.slide_id)), "dim": int(x.shape[1])}
-    return ProbeResult(
-        probe="robustness",
-        dataset=data.name,
-        metric="robustness_index",
-        score=float(index(np.ones((1, len(x))))[0]),
-        interval=intervals.bootstrap_rows(len(x), index, seed=protocol.seed, groups=ratios.groups),
-        ratios=ratios,
-        protocol=protocol,
-        details=details,
-        facts={**facts, **data.facts, **sets.data_hashes([x], columns)},
-    )

@@ -47,7 +47,7 @@ def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
     Memory: `cache_memory` + the encoder, then the head (see `SegmentTrainer`) + 65,536 N bytes.
     """
     chosen, cached = config.segment, config.cache
-    protocol = get_protocol(chosen.protocol, seed=chosen.seed)
+    protocol = get_protocol(NANOPATH.name, seed=chosen.seed)
     settings: SegmentSettings = protocol.require("segment")
     if chosen.epochs is not None:
         require(chosen.epochs >= 1, "epochs must be >= 1", chosen.epochs, error=ConfigError)
