@@ -25,12 +25,6 @@ MIN_ROWS_FOR_MAP, MAX_POINTS = 4, 4000  # of a scatter
 OVERLAY = 0.55  # opacity of a class over the image
 LOSSES = ("train_losses", "val_losses", "best_epochs")  # of each fold
 SWEEPS = {"score_by_k": "k neighbours", "score_by_c": "C (inverse regularisation)"}
-KINDS = {
-    "ss": ("same class,\nsame centre", "#BBBBBB"),
-    "so": ("same class,\nother centre", COLORS[2]),
-    "os": ("other class,\nsame centre", COLORS[5]),
-    "oo": ("other class,\nother centre", "#BBBBBB"),
-}
 
 
 class Picture(NamedTuple):
@@ -58,7 +52,6 @@ def probe_pictures(result: ProbeResult, tiles: TileSet | None = None) -> list[Pi
         "sweep": (next(filter(details.__contains__, SWEEPS), None), _sweep),
         "learning": (details.get("score_by_shots"), _learning),
         "survival": (result.risks, _survival),
-        "neighbours": (details if KINDS.keys() <= details.keys() else None, _neighbours),
         "map": (tiles if mapped else None, _map),
         "examples": (result.examples, _examples),
         "losses": (details if set(LOSSES) <= details.keys() else None, _losses),
@@ -180,15 +173,6 @@ def _survival(axes: "Axes", risks: Risks, result: ProbeResult) -> Words:
     caption = "Split at the median risk of each fold; ticks: cases censored there."
     caption += "" if first.all() else " Folds of the first seed."
     return "Survival by predicted risk", caption
-
-
-def _neighbours(axes: "Axes", details: dict[str, Any], result: ProbeResult) -> Words:
-    """How many neighbours share the biology and the centre."""
-    labels, colors = zip(*KINDS.values(), strict=True)
-    axes.bar(labels, [details[kind] for kind in KINDS], color=colors)
-    axes.set(ylabel="neighbours")
-    caption = "The index is green / (green + orange): biology against hospital."
-    return "Neighbours on other slides", caption
 
 
 def _map(axes: "Axes", tiles: TileSet, result: ProbeResult) -> Words:

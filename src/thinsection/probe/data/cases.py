@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import ConfigError, DatasetError, importing, require, rewording
-from thinsection.probe.config import ProbeConfig
+from thinsection.probe.config import DataSection, ProbeConfig
 from thinsection.probe.data import files
 from thinsection.probe.data.files import TEST, TRAIN, TextRow, check, split_name
 from thinsection.probe.data.sets import CaseSet, Embeddings, SurvivalSet
@@ -46,14 +46,12 @@ class CaseTable:
 
 
 def load_case_table(
-    path: Path,
-    protocol: Protocol,
-    *,
-    survival: bool,
-    sample: str = "case",
-    held_out: str = files.VAL,
+    path: Path, protocol: Protocol, data: DataSection | None = None, *, survival: bool
 ) -> CaseTable:
     """A Patho-Bench task folder, or a table whose `sample` ('case', 'slide') has a vector each."""
+    data = data or DataSection()
+    got = f"{str(data.test)!r}; list it in the table as split test, with --held-out test"
+    require(data.test is None, "test must be a cohort of tiles", got, error=ConfigError)
     if path.is_dir():
         return _pathobench(path, protocol, survival=survival)
     columns, listed = ("event", "time") if survival else ("label",), files.read_rows(path, ())
@@ -61,13 +59,13 @@ def load_case_table(
         kept = [r for r in listed if r.get("noise_ratio_10", "0") in ("0", "0.0")]
         listed = [{"slide_id": r["image_id"], "label": r["isup_grade"]} for r in kept]
     files.require_columns(listed[0], ("slide_id", *columns), path)
-    rows = files.open_rows(listed, str(path), held_out)
-    if held_out == TEST:
+    rows = files.open_rows(listed, str(path), data.held_out)
+    if data.held_out == TEST:
         rule = "table must have a split with test rows"
         check("split" in rows[0], rule, f"none in {path.name!r}")
         rows = [{**r, "fold_test": r["split"]} for r in rows]
     facts = {"table": path.name, "split_rule": "the protocol's folds"}
-    key = "slide_id" if sample == "slide" else ""
+    key = "slide_id" if data.sample == "slide" else ""
     return _grouped(rows, key, columns, name=path.stem, facts=facts)
 
 
@@ -79,7 +77,12 @@ def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
     table, config_path = root / PATHOBENCH_TABLE, root / PATHOBENCH_CONFIG
     if not (table.is_file() and config_path.is_file()):
         raise files.unexpected(root, "a Patho-Bench task", [PATHOBENCH_TABLE, PATHOBENCH_CONFIG])
-    config, where = _read_yaml(config_path), str(table)
+    with importing("Patho-Bench tasks need PyYAML", "probe"):
+        import yaml
+    with rewording("config must be YAML", config_path, OSError, yaml.YAMLError, error=DatasetError):
+        config = yaml.safe_load(config_path.read_text(encoding="utf-8"))
+    found, where = f"{config!r} in {str(config_path)!r}", str(table)
+    check(isinstance(config, dict), "config must be a mapping", found)
     task = config.get("task_col")
     found = f"{task!r} in {str(config_path)!r}"
     check(isinstance(task, str), "config must have a text task_col", found)
@@ -96,16 +99,6 @@ def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
     known: dict[str, Any] = {"name": f"{root.parent.name}/{root.name}", "facts": facts}
     known["label_names"] = {str(k): str(v) for k, v in label_dict.items()}
     return _grouped(kept, key, columns, folded=protocol.file_folds, **known)
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    with importing("Patho-Bench tasks need PyYAML", "probe"):
-        import yaml
-    with rewording("config must be YAML", path, OSError, yaml.YAMLError, error=DatasetError):
-        document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    found = f"{document!r} in {str(path)!r}"
-    check(isinstance(document, dict), "config must be a mapping", found)
-    return document
 
 
 def _grouped(
@@ -169,20 +162,12 @@ def _slide_ids(text: str) -> list[str]:
     return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
 
 
-def _asked(path: Path, config: ProbeConfig, *, survival: bool) -> CaseTable:
-    data = config.data
-    got = f"{str(data.test)!r}; list it in the table as split test, with --held-out test"
-    require(data.test is None, "test must be a cohort of tiles", got, error=ConfigError)
-    known: dict[str, Any] = {"sample": data.sample, "held_out": data.held_out}
-    return load_case_table(path, config.protocol, survival=survival, **known)
-
-
 def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
     """Labelled cases of a Patho-Bench task folder or a table slide_id, label[, case_id].
 
     Memory: one slide's embeddings + 4 n D.
     """
-    table = _asked(path, config, survival=False)
+    table = load_case_table(path, config.protocol, config.data, survival=False)
     known, values = table.label_names, [r[table.columns[0]] for r in table.rows]
     # pandas writes whole numbers of a column with gaps as '1.0'
     texts = [known.get(v) or known.get(v.removesuffix(".0"), v) for v in values]
@@ -192,7 +177,7 @@ def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
 
 def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
     """Cases with event and time; memory as of `load_cases`."""
-    table = _asked(path, config, survival=True)
+    table = load_case_table(path, config.protocol, config.data, survival=True)
     event_column, time_column = table.columns
     try:
         event = np.array([_FLAGS[r[event_column].lower()] for r in table.rows])

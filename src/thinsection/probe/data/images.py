@@ -30,6 +30,7 @@ BACH_VAL = ((41, 59), (60, 90), (139, 169), (240, 258), (260, 273), (345, 368))
 
 Encode = Callable[[RgbArray], "torch.Tensor"]  # uint8 (B, H, W, 3) to (B, D)
 LabelledImage = tuple[ImageRef, TextRow]  # the row as a manifest would have it
+BY_FOLDER = "(?P<split>[^/]+)/(?P<label>[^/]+)"
 
 
 class Layout(NamedTuple):
@@ -37,8 +38,8 @@ class Layout(NamedTuple):
 
     kind: str  # in errors
     looked_for: tuple[str, ...]  # patterns, something of each must be there
-    form: str = ""  # of a path: what names label, split, slide_id and case_id
-    val: str = ""  # the word for split that validates; all others train
+    form: str = BY_FOLDER  # of a path: what names label, split, slide_id and case_id
+    val: str = VAL  # the word for split that validates; all others train
     rule: str = "eva's"  # of the split; {}: the one drawn
     class_names: tuple[str, ...] = ()  # of numbers; (): the labels as they are
     places: tuple[str, ...] = ("", "*")  # below the folder that is named
@@ -150,24 +151,22 @@ def _bach(base: Path, layout: Layout) -> Iterator[LabelledImage]:
 _READERS = {"folder": _folders, "mhist": _mhist, "pcam": _pcam}
 _READERS |= {"unitopatho": _unitopatho, "bach": _bach}
 _BRACS = ("0_N", "1_PB", "2_UDH", "3_FEA", "4_ADH", "5_DCIS", "6_IC")
-_BREAKHIS = "histology_slides/breast"
-_FOUR = "benign/SOB/fibroadenoma benign/SOB/tubular_adenoma malignant/SOB/ductal_carcinoma "
-_FOUR += "malignant/SOB/mucinous_carcinoma"
-_MHIST = "published train partition, {} validates"
-_PCAM = "camelyonpatch_level_2_split_"
+_BREAKHIS, _ZOOM = "histology_slides/breast", "/*/40X/*.png"
+_FOUR = ["benign/SOB/fibroadenoma", "benign/SOB/tubular_adenoma"]
+_FOUR += ["malignant/SOB/ductal_carcinoma", "malignant/SOB/mucinous_carcinoma"]
+_MHIST, _PCAM = "published train partition, {} validates", "camelyonpatch_level_2_split_"
 LAYOUTS = {
     "folder": Layout("one folder per class", (), rule="folders"),
     "bracs": Layout(
         "BRACS_RoI",
         tuple(f"{split}/{name}/*.png" for split in (TRAIN, VAL) for name in _BRACS),
-        r"(?P<split>\w+)/(?P<label>\w+)/(?P<slide_id>[^_/]+_[^_/]+)",  # BRACS_<slide>_<type>_1.png
-        val=VAL,
+        f"{BY_FOLDER}/(?P<slide_id>[^_/]+_[^_/]+)",  # BRACS_<slide>_<type>_1.png
         rule="published train and val",
         places=("", "BRACS_RoI/latest_version", "latest_version"),
     ),
-    "breakhis": Layout(  # at 40X; SOB_B_F-14-14134E-40-001.png is of patient 14-14134
+    "breakhis": Layout(  # SOB_B_F-14-14134E-40-001.png is of patient 14-14134
         "BreaKHis",
-        tuple(f"{name}/*/40X/*.png" for name in _FOUR.split()),
+        tuple(name + _ZOOM for name in _FOUR),
         r"\w+/SOB/(?P<label>\w+)/[^/]+/40X/SOB_[^-]*-(?P<case_id>[^-]+-[^-]*?)[A-Z]*-[^-]+-[^-]+$",
         name="break_his",
         places=("", f"BreaKHis_v1/{_BREAKHIS}", _BREAKHIS),
@@ -180,12 +179,7 @@ LAYOUTS = {
         class_names=("normal", "metastasis"),
     ),
     "bach": Layout("BACH", ("Photos/*/*.tif",), "Photos/(?P<label>[^/]+)"),
-    "crc": Layout(
-        "CRC",
-        ("NCT-CRC-HE-100K/*/*.tif", "CRC-VAL-HE-7K/*/*.tif"),
-        "(?P<split>[^/]+)/(?P<label>[^/]+)",
-        "CRC-VAL-HE-7K",
-    ),
+    "crc": Layout("CRC", ("NCT-CRC-HE-100K/*/*.tif", "CRC-VAL-HE-7K/*/*.tif"), val="CRC-VAL-HE-7K"),
     "unitopatho": Layout(
         "UniToPatho at 800 µm",
         ("800/**/*.png", "800/train.csv", "800/test.csv"),

@@ -81,25 +81,16 @@ def _labelled_rows(path: Path, config: ProbeConfig) -> LabelledRows:
     return rows if most is None else rows.at_most_per_class(most, seed=seed)
 
 
-class _Sources(NamedTuple):
-    """Where the embedding, or the image, of each row of a table lies."""
-
-    paths: list[Path]
-    rows: list[str]  # of the file; '' for its only one
-    names: list[str]  # the same, whichever encoder's file holds them
-
-    def read(self, table: Path) -> sets.Embeddings:
-        """The rows' embeddings. Memory: 4 N D and the largest file."""
-        return files.gather_rows(self.paths, self.rows, table)
-
-
-def _sources(rows: Sequence[TextRow], column: str, table: Path, data: DataSection) -> _Sources:
-    """Paths of a column below `root`, or rows of the one file `embeddings`."""
+def _sources(
+    rows: Sequence[TextRow], column: str, table: Path, data: DataSection
+) -> tuple[list[Path], list[str], list[str]]:
+    """Of each row its file (`embeddings`, or below `root`), the row there ('': the one), a name."""
     paths = [data.embeddings or (data.root or table.parent) / r[column] for r in rows]
     given = [r.get("row", "") for r in rows]
     files_of = [table.stem if data.embeddings else p.name for p in paths]
+    # the same, whichever encoder's file holds it
     names = [f"{name}:{row}" if row else name for name, row in zip(files_of, given, strict=True)]
-    return _Sources(paths, given, names)
+    return paths, given, names
 
 
 def _present(row: TextRow, names: Sequence[str], table: Path) -> str:
@@ -118,19 +109,19 @@ def load_manifest(
     label = _present(listed[0], LABEL_COLUMNS, table)
     column = "" if data.embeddings else _present(listed[0], PATH_COLUMNS, table)
     rows = files.open_rows([{**r, "label": r[label]} for r in listed], where, data.held_out)
-    sources = _sources(rows, column, table, data)
+    paths, given, names = _sources(rows, column, table, data)
     known: dict[str, Any] = {"where": where, "seed": seed, "facts": {"manifest": table.name}}
     known["rule"] = "split column" + (", test is scored" if data.held_out == TEST else "")
-    suffixes = {p.suffix.lower() for p in sources.paths}
+    suffixes = {p.suffix.lower() for p in paths}
     if suffixes <= {*images.IMAGE_SUFFIXES}:
-        known["images"] = [*map(sets.ImageRef, sources.paths)]
-        return files.label_rows(rows, table.stem, **known)
+        return files.label_rows(rows, table.stem, images=[*map(sets.ImageRef, paths)], **known)
     of_images, of_tiles = ", ".join(images.IMAGE_SUFFIXES), ", ".join(files.EMBEDDING_SUFFIXES)
     rule = f"files must be all images ({of_images}) or all embeddings ({of_tiles})"
     found = f"{', '.join(sorted(suffixes))} in {where}"
     check(suffixes <= {*files.EMBEDDING_SUFFIXES}, rule, found)
-    known["ids"] = [r.get("origin") or name for r, name in zip(rows, sources.names, strict=True)]
-    return files.label_rows(rows, table.stem, embeddings=sources.read(table), **known)
+    known["ids"] = [r.get("origin") or name for r, name in zip(rows, names, strict=True)]
+    vectors = files.gather_rows(paths, given, table)
+    return files.label_rows(rows, table.stem, embeddings=vectors, **known)
 
 
 def load_regions(
@@ -324,21 +315,21 @@ def load_values(path: Path, config: ProbeConfig) -> ValueSet:
     with rewording("targets must be numbers", path, ValueError, error=DatasetError):
         targets = np.array([[float(r[name]) for name in names] for r in rows])
     check(np.isfinite(targets).all(), "targets must be finite", f"NaN or inf in {where}")
-    groups, sources = table_groups(rows, where), _sources(rows, column, path, data)
+    groups, (paths, given, ids) = table_groups(rows, where), _sources(rows, column, path, data)
     splits = [c for c in listed[0] if c.startswith("fold_")] or [c for c in rows[0] if c == "split"]
     folds = [files.split_fold([split_name(r[c], where) for r in rows], where) for c in splits]
     if not folds:
-        whose, none = groups.of_row if groups else sources.rows, np.zeros(len(rows), np.int64)
+        whose, none = groups.of_row if groups else given, np.zeros(len(rows), np.int64)
         folds = grouped_folds(none, whose, folds=FOLDS, seed=config.protocol.seed)
     return ValueSet(
         name=path.stem,
-        ids=tuple(sources.names),
-        embeddings=sources.read(path),
+        ids=tuple(ids),
+        embeddings=files.gather_rows(paths, given, path),
         target_names=names,
         targets=targets,
         folds=tuple(folds),
         groups=groups,
-        facts={"table": path.name, "targets": len(names), **files.probed(sources.paths[0])},
+        facts={"table": path.name, "targets": len(names), **files.probed(paths[0])},
     )
 
 
