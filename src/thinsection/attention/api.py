@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from thinsection.attention.chunked import Attend, differentiable, forward_chunked, plan_blocks
 from thinsection.attention.reference import AttentionItem, dense_bytes, math_dtype, reference
@@ -27,7 +28,7 @@ TRITON_DIMS = (16, 32, 64, 128, 256)
 MIN_CAPABILITY = (8, 0)
 MAX_EXTENT = 1 << 24  # cells are float32 in the fast paths: integers above are not exact
 
-Item = tuple[AttentionItem, torch.Tensor | None]  # and int64 indices of its real tokens; None: all
+Item = tuple[AttentionItem, Tensor | None]  # and int64 indices of its real tokens; None: all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +41,19 @@ class Decision:
 
 
 def alibi2d_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cells: torch.Tensor,
-    slopes: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cells: Tensor,
+    slopes: Tensor,
     *,
     num_prefix_tokens: int = 1,
     scale: float | None = None,
-    key_mask: torch.Tensor | None = None,
+    key_mask: Tensor | None = None,
     impl: Impl = "auto",
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    out: Tensor | None = None,
+) -> Tensor:
     """Attention [B, H, T, D] with bias -slope_h * Euclidean distance of grid cells, never built.
 
     Pairs with a prefix token have bias 0. Softmax and sums are in float32 (float64 for float64
@@ -87,7 +88,7 @@ def alibi2d_attention(
 
 
 def explain(
-    q: torch.Tensor, *, impl: Impl = "auto", budget_bytes: int = DEFAULT_BUDGET_BYTES
+    q: Tensor, *, impl: Impl = "auto", budget_bytes: int = DEFAULT_BUDGET_BYTES
 ) -> Decision:
     """What `alibi2d_attention` would run for q [B, H, T, D]; reads metadata only.
 
@@ -111,7 +112,7 @@ def explain(
     return Decision(impl="chunked", why=why, working_bytes=plan.working_bytes)
 
 
-def _triton_obstacle(q: torch.Tensor) -> str | None:
+def _triton_obstacle(q: Tensor) -> str | None:
     """Why the Triton kernel cannot take q, or None."""
     if q.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"needs a CUDA device, got {q.device.type}"
@@ -134,7 +135,7 @@ def capability_obstacle(capability: tuple[int, int]) -> str | None:
     return f"needs {least} or newer, got {got}"
 
 
-def _attend(impl: str, q: torch.Tensor, budget_bytes: int) -> Attend:
+def _attend(impl: str, q: Tensor, budget_bytes: int) -> Attend:
     """The chosen implementation, for one item of a batch like q [B, H, T, D]."""
     if impl == "reference":
         if (needed := dense_bytes(q)) > budget_bytes:
@@ -151,15 +152,15 @@ def _attend(impl: str, q: torch.Tensor, budget_bytes: int) -> Attend:
 
 
 def checked_items(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cells: torch.Tensor,
-    slopes: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cells: Tensor,
+    slopes: Tensor,
     *,
     num_prefix_tokens: int = 1,
     scale: float | None = None,
-    key_mask: torch.Tensor | None = None,
+    key_mask: Tensor | None = None,
 ) -> list[Item]:
     """Each item of the batch, its padding taken out."""
     _check_qkv(q, k, v)
@@ -188,7 +189,7 @@ def checked_items(
     return items
 
 
-def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     shaped = q.ndim == 4 and 0 not in q.shape
     require(shaped, "q must be of shape [B, H, T, D], none 0", tuple(q.shape))
     allowed = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
@@ -198,7 +199,7 @@ def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         require(got == wanted, f"{name} must be like q, {wanted}", got)
 
 
-def _checked_cells(cells: torch.Tensor, shape: tuple[int, int, int]) -> torch.Tensor:
+def _checked_cells(cells: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """int64 of that shape [B, N, 2], counted from the least row and column of each item."""
     integer = not cells.is_floating_point() and not cells.is_complex() and cells.dtype != torch.bool
     rule = f"cells must be int of shape {shape[1:]} or {shape}"
@@ -211,7 +212,7 @@ def _checked_cells(cells: torch.Tensor, shape: tuple[int, int, int]) -> torch.Te
     return cells
 
 
-def _checked_slopes(slopes: torch.Tensor, heads: int) -> tuple[float, ...]:
+def _checked_slopes(slopes: Tensor, heads: int) -> tuple[float, ...]:
     remedy = "one that does; none is computed for them"
     require(not slopes.requires_grad, "slopes must not require a gradient", remedy)
     shape = tuple(slopes.shape)
@@ -222,13 +223,13 @@ def _checked_slopes(slopes: torch.Tensor, heads: int) -> tuple[float, ...]:
     return tuple(steep)
 
 
-def _form(x: torch.Tensor) -> str:
+def _form(x: Tensor) -> str:
     return f"{x.dtype} {tuple(x.shape)}"
 
 
 def attend_items(
-    items: Sequence[Item], attend: Attend, q: torch.Tensor, out: torch.Tensor | None = None
-) -> torch.Tensor:
+    items: Sequence[Item], attend: Attend, q: Tensor, out: Tensor | None = None
+) -> Tensor:
     """The items of q's batch one after the other; padding was taken out before, gives zeros."""
     outputs = []
     for b, (item, valid) in enumerate(items):

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thinsection.attention.products import fast_products
 from thinsection.attention.reach import LOG2E, Reach, blocks_of
@@ -36,10 +37,8 @@ CUDA_BLOCK = (2048, 4096)  # two of 32 MiB
 SMALLEST_BLOCK = (16, 16)
 
 # output [H, T, D], in `out` where it is given, and log2-sum-exp2 [H, T]
-Forward = Callable[
-    [AttentionItem, "BlockPlan", torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]
-]
-Attend = Callable[[AttentionItem, torch.Tensor | None], torch.Tensor]  # attention of one item, out
+Forward = Callable[[AttentionItem, "BlockPlan", Tensor | None], tuple[Tensor, Tensor]]
+Attend = Callable[[AttentionItem, Tensor | None], Tensor]  # attention of one item, out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class BlockPlan:
     working_bytes: int
 
 
-def plan_blocks(q: torch.Tensor, *, budget_bytes: int) -> BlockPlan:
+def plan_blocks(q: Tensor, *, budget_bytes: int) -> BlockPlan:
     """Blocks for q [..., H, T, D] that fit the budget, the preferred size where it does."""
     heads, tokens, dim = q.shape[-3:]
     queries, keys = CPU_BLOCK if q.device.type == "cpu" else CUDA_BLOCK
@@ -73,8 +72,8 @@ def _working_bytes(heads: int, dim: int, queries: int, keys: int) -> int:
 
 
 def forward_chunked(
-    item: AttentionItem, plan: BlockPlan, out: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    item: AttentionItem, plan: BlockPlan, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Attention [H, T, D] in the input's dtype and log2-sum-exp2 [H, T] of the base-2 scores.
 
     bfloat16 is multiplied as such where scores are bounded, so that rounding moves them by at most
@@ -118,7 +117,7 @@ class RowSums:
     scaled: 0 where scores are bounded, else the largest score so far.
     """
 
-    def __init__(self, q: torch.Tensor, acc: torch.Tensor, *, bounded: bool) -> None:
+    def __init__(self, q: Tensor, acc: Tensor, *, bounded: bool) -> None:
         self.q, self.acc = q, acc
         self.den = acc.new_zeros(len(acc))
         self.top = acc.new_full((len(acc),), 0.0 if bounded else -math.inf)
@@ -132,9 +131,9 @@ class RowSums:
 class ScoreBlock:
     """One pair of a query and a key block: distances [m, n], and buffers of the same shape."""
 
-    distances: torch.Tensor
-    scores: torch.Tensor
-    low: torch.Tensor
+    distances: Tensor
+    scores: Tensor
+    low: Tensor
     flat: bool  # all distances are 0; they are not in `distances`
     deep: bool = True  # scores may be below CLAMP
 
@@ -178,9 +177,7 @@ class Buffers:
         return block
 
 
-def _bounded_step(
-    sums: RowSums, block: ScoreBlock, factor: float, k: torch.Tensor, v: torch.Tensor
-) -> None:
+def _bounded_step(sums: RowSums, block: ScoreBlock, factor: float, k: Tensor, v: Tensor) -> None:
     weights = torch.mm(sums.q, k.to(sums.q.dtype).T, out=block.scores)
     if not block.flat:
         weights.add_(block.distances, alpha=factor)
@@ -191,9 +188,7 @@ def _bounded_step(
     sums.acc.addmm_(weights, v.to(sums.q.dtype))
 
 
-def _low_step(
-    sums: RowSums, block: ScoreBlock, factor: float, k: torch.Tensor, v: torch.Tensor
-) -> None:
+def _low_step(sums: RowSums, block: ScoreBlock, factor: float, k: Tensor, v: Tensor) -> None:
     torch.mm(sums.q, k.T, out=block.low)
     weights = block.scores.copy_(block.low)
     if not block.flat:
@@ -205,9 +200,7 @@ def _low_step(
     sums.acc += torch.mm(block.low, v)
 
 
-def _online_step(
-    sums: RowSums, block: ScoreBlock, factor: float, k: torch.Tensor, v: torch.Tensor
-) -> None:
+def _online_step(sums: RowSums, block: ScoreBlock, factor: float, k: Tensor, v: Tensor) -> None:
     scores = torch.mm(sums.q, k.to(sums.q.dtype).T, out=block.scores)
     if not block.flat:
         scores.add_(block.distances, alpha=factor)
@@ -222,21 +215,21 @@ def _online_step(
 def differentiable(forward: Forward, plan: BlockPlan) -> Attend:
     """Attention [H, T, D] by `forward`, with gradients to q, k and v; not with `out` as well."""
 
-    def attend(item: AttentionItem, out: torch.Tensor | None) -> torch.Tensor:
+    def attend(item: AttentionItem, out: Tensor | None) -> Tensor:
         wanted = any(x.requires_grad for x in (item.q, item.k, item.v))
         if not (wanted and torch.is_grad_enabled()):
             with fast_products():
                 return forward(item, plan, out)[0]
         require(out is None, "out must be None where a gradient is wanted", "a tensor")
-        result: torch.Tensor = _Attend.apply(item.q, item.k, item.v, (item, plan, forward))  # type: ignore[no-untyped-call]
+        result: Tensor = _Attend.apply(item.q, item.k, item.v, (item, plan, forward))  # type: ignore[no-untyped-call]
         return result
 
     return attend
 
 
 def gradients(
-    item: AttentionItem, out: torch.Tensor, lse: torch.Tensor, d_out: torch.Tensor, plan: BlockPlan
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    item: AttentionItem, out: Tensor, lse: Tensor, d_out: Tensor, plan: BlockPlan
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, [H, T, D] each, in the input's dtype; `out` and `lse` as above.
 
     No block is left out here: what a far key adds to another's gradient is all of its own gradient.
@@ -284,7 +277,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     @fast_products()
-    def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         item, plan = ctx.how
         return *gradients(replace(item, q=q, k=k, v=v), out, lse, d_out, plan), None

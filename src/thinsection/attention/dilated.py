@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from thinsection.attention.chunked import forward_chunked, plan_blocks
 from thinsection.attention.products import fast_products
@@ -35,13 +36,13 @@ class Branch:
 
 @fast_products()
 def dilated_attention(
-    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    qkv: tuple[Tensor, Tensor, Tensor],
     branches: tuple[Branch, ...],
     *,
     first_head: int,
     num_heads: int,
     budget_bytes: int,
-) -> torch.Tensor:
+) -> Tensor:
     """Dilated attention (h, L, D) in float32 (float64 for float64 input), scale D^-0.5.
 
     Args:
@@ -90,15 +91,13 @@ def _equal_segments(tokens: int, length: int, dilation: int) -> Iterator[tuple[s
         yield slice(whole, tokens), tokens - whole
 
 
-def _cut(x: torch.Tensor, part: slice, size: int, offset: int, dilation: int) -> torch.Tensor:
+def _cut(x: Tensor, part: slice, size: int, offset: int, dilation: int) -> Tensor:
     """View (segments, n, ...) of the tokens (L, ...) that a head sees in segments of `size`."""
     segments = x[part].unflatten(0, (-1, size))  # type: ignore[no-untyped-call]
-    return cast(torch.Tensor, segments[:, offset::dilation])
+    return cast(Tensor, segments[:, offset::dilation])
 
 
-def _attended(
-    qkv: list[torch.Tensor], padding: int, budget_bytes: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _attended(qkv: list[Tensor], padding: int, budget_bytes: int) -> tuple[Tensor, Tensor]:
     """Attention (s, n, D) within s segments (s, n, D), each with `padding` zeros; log-sum-exp2."""
     q, k, v = qkv
     segments, tokens, dim = q.shape
@@ -114,7 +113,7 @@ def _attended(
     return value, lse.masked_fill(lse == 0, UNCOVERED)
 
 
-def _mix(sums: list[torch.Tensor], value: torch.Tensor, lse: torch.Tensor) -> None:
+def _mix(sums: list[Tensor], value: Tensor, lse: Tensor) -> None:
     """Adds one branch to the running softmax over branches: out, den and top change in place."""
     out, den, top = sums
     new_top = torch.maximum(top, lse)

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 MIN_GAIN = 1.25  # over MKL; below it the switch is not worth other bytes than PyTorch's
 MAX_ERROR = 4e-6  # of the largest value; float32 is at 1e-6, bfloat16 at 3e-3
@@ -66,7 +67,7 @@ def is_worth_it(error: float, own_s: Sequence[float], onednn_s: Sequence[float])
     return error <= MAX_ERROR and min(own_s) > MIN_GAIN * min(onednn_s)
 
 
-def product_error(a: torch.Tensor, b: torch.Tensor) -> float:
+def product_error(a: Tensor, b: Tensor) -> float:
     """Largest error, of the largest value, over the forms that the house multiplies a and b in."""
     exact, parts = a.double() @ b.double(), a.view(6, -1, len(b))
     found = (
@@ -80,7 +81,7 @@ def product_error(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(errors.max() / exact.abs().max())
 
 
-def _seconds(a: torch.Tensor, b: torch.Tensor) -> float:
+def _seconds(a: Tensor, b: Tensor) -> float:
     start = time.perf_counter()
     _ = a @ b
     return time.perf_counter() - start

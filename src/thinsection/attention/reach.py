@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from thinsection.attention.reference import AttentionItem
 
@@ -77,7 +78,7 @@ class Reach:
         return excess <= self._highest_sum[head] and excess <= least_sum()
 
 
-def _largest_norms(x: torch.Tensor, blocks: Sequence[slice], dtype: torch.dtype) -> torch.Tensor:
+def _largest_norms(x: Tensor, blocks: Sequence[slice], dtype: torch.dtype) -> Tensor:
     """Largest norm [H, blocks] of the vectors [H, T, D] in each block, float64 in host memory."""
     # block by block: all of x would be a copy; the norm of PyTorch takes ten times as long
     largest = [x[:, part].to(dtype).square().sum(-1).amax(1).sqrt() for part in blocks]
@@ -86,7 +87,7 @@ def _largest_norms(x: torch.Tensor, blocks: Sequence[slice], dtype: torch.dtype)
 
 def _distance_bounds(
     item: AttentionItem, rows: Sequence[slice], columns: Sequence[slice]
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Least and largest distances [R, C] between the boxes around the blocks' cells, float64."""
     (low_r, high_r), (low_c, high_c) = _boxes(item, rows), _boxes(item, columns)
     gap = torch.maximum(low_r[:, None] - high_c, low_c - high_r[:, None]).clamp_min(0)
@@ -97,7 +98,7 @@ def _distance_bounds(
     return gap.norm(dim=-1) * pairs, span.norm(dim=-1) * pairs
 
 
-def _boxes(item: AttentionItem, blocks: Sequence[slice]) -> tuple[torch.Tensor, torch.Tensor]:
+def _boxes(item: AttentionItem, blocks: Sequence[slice]) -> tuple[Tensor, Tensor]:
     """Smallest and largest cell [blocks, 2] of each block, in host memory; 0 for prefix tokens."""
     prefix, zero = item.num_prefix_tokens, item.cells.new_zeros(2)
     lows, highs = [], []

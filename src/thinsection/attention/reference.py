@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from thinsection.errors import require
 
@@ -18,10 +19,10 @@ DENSE_COPIES_PER_HEAD, DENSE_COPIES = 3, 3
 class AttentionItem:
     """One item of a batch, its padding taken out: what every implementation computes."""
 
-    q: torch.Tensor  # [H, T, D] of any strides, like k and v
-    k: torch.Tensor
-    v: torch.Tensor
-    cells: torch.Tensor  # [2, N], rows then columns, in the dtype of the arithmetic
+    q: Tensor  # [H, T, D] of any strides, like k and v
+    k: Tensor
+    v: Tensor
+    cells: Tensor  # [2, N], rows then columns, in the dtype of the arithmetic
     slopes: tuple[float, ...]
     num_prefix_tokens: int
     scale: float = field(kw_only=True)  # factor of q . k
@@ -31,12 +32,12 @@ class AttentionItem:
         return math_dtype(self.q)
 
 
-def math_dtype(x: torch.Tensor) -> torch.dtype:
+def math_dtype(x: Tensor) -> torch.dtype:
     """In which softmax and sums are taken: float64 for float64 input, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def reference(item: AttentionItem, out: torch.Tensor | None = None) -> torch.Tensor:
+def reference(item: AttentionItem, out: Tensor | None = None) -> Tensor:
     """Attention [H, T, D] in float64 for float64 input, else in float32; the input's dtype.
 
     softmax_j(scale * q_i . k_j - slope_h * |cell_i - cell_j|) v_j over all keys j; the distance is
@@ -55,14 +56,14 @@ def reference(item: AttentionItem, out: torch.Tensor | None = None) -> torch.Ten
     return result if out is None else out.copy_(result)
 
 
-def dense_bytes(q: torch.Tensor) -> int:
+def dense_bytes(q: Tensor) -> int:
     """Bytes that `reference` needs for all of q [B, H, T, D], beyond inputs and output."""
     batch, heads, tokens, _ = q.shape
     elements = batch * (heads * DENSE_COPIES_PER_HEAD + DENSE_COPIES) * tokens**2
     return elements * math_dtype(q).itemsize
 
 
-def alibi_slopes(num_heads: int) -> torch.Tensor:
+def alibi_slopes(num_heads: int) -> Tensor:
     """Slopes (H,) float64, all > 0: one per head, geometric.
 
     For a power of two they are p, p², ..., p^H with p = 2^(-2^-(log2 H - 3)); otherwise those of

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from thinsection.encode.encoder import TileEncoder
 from thinsection.encode.queues import Answer, Arrays, Card, Halving, Queues, Sent
@@ -102,7 +103,7 @@ class BatchEncoder:
         self._release(leave=0)
 
     def _answer(
-        self, place: int, sent: dict[torch.device, Sent], host: torch.Tensor, what: Wanted
+        self, place: int, sent: dict[torch.device, Sent], host: Tensor, what: Wanted
     ) -> Answer | Arrays:
         encoder, halving = self._encoders[place], self._halving[place]
         encode = encoder.encode_with_tokens if what == "tokens" else partial(_encoded, encoder)
@@ -155,7 +156,7 @@ class BatchEncoder:
         )
 
 
-def _encoded(encoder: TileEncoder, tiles: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _encoded(encoder: TileEncoder, tiles: Tensor) -> tuple[Tensor, ...]:
     return (encoder.encode(tiles),)
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from thinsection.attention.dilated import Branch, dilated_attention
@@ -61,10 +61,10 @@ class _Ffn(nn.Module):
         self.fc1, self.fc2 = nn.Linear(dim, mlp_dim), nn.Linear(mlp_dim, dim)
         self.ffn_layernorm = nn.LayerNorm(mlp_dim)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         hidden = F.gelu(self.fc1(x.to(self.fc1.weight.dtype)).to(x.dtype))
         hidden = self.ffn_layernorm(hidden).to(self.fc2.weight.dtype)
-        return cast(torch.Tensor, self.fc2(hidden))
+        return cast(Tensor, self.fc2(hidden))
 
 
 class LongNetLayer(nn.Module):
@@ -78,7 +78,7 @@ class LongNetLayer(nn.Module):
         self.ffn = _Ffn(config.dim, config.mlp_dim)
         self.final_layer_norm = nn.LayerNorm(config.dim)
 
-    def forward_(self, x: torch.Tensor, *, heads_at_a_time: int) -> None:
+    def forward_(self, x: Tensor, *, heads_at_a_time: int) -> None:
         """Writes the states (L, C) after this layer over `x`; for inference."""
         attended = self._attend(x, heads_at_a_time)
         attn = self.self_attn
@@ -87,7 +87,7 @@ class LongNetLayer(nn.Module):
             x[rows] += attn.out_proj(normed.to(attn.out_proj.weight.dtype))
             x[rows] += self.ffn(self.final_layer_norm(x[rows]))
 
-    def _attend(self, x: torch.Tensor, step: int) -> torch.Tensor:
+    def _attend(self, x: Tensor, step: int) -> Tensor:
         """Attention output (L, C) before the sub-LayerNorm."""
         total, tokens, branches = self._config.num_heads, x.shape[0], self._config.branches
         width = self._config.dim // total
@@ -121,9 +121,7 @@ class GigaPathNet(nn.Module):
         self.encoder.layer_norm = nn.LayerNorm(config.dim)
         self.norm = nn.LayerNorm(config.dim, eps=1e-6)
 
-    def states_(
-        self, tiles: torch.Tensor, coords_l0: CoordsL0, *, budget_bytes: int
-    ) -> Iterator[torch.Tensor]:
+    def states_(self, tiles: Tensor, coords_l0: CoordsL0, *, budget_bytes: int) -> Iterator[Tensor]:
         """The hidden states (L, C): embedding, then after each layer; one tensor, overwritten.
 
         Memory: states, attention output, and 6 heads_at_a_time / H of them for q, k, v and the
@@ -167,7 +165,7 @@ def position_cells(coords_l0: CoordsL0) -> CoordsL0:
     return cells
 
 
-def position_embedding(cells: CoordsL0, dim: int) -> torch.Tensor:
+def position_embedding(cells: CoordsL0, dim: int) -> Tensor:
     """Rows (n, dim) float32 of the fixed 2-D sin-cos table, computed for these cells only.
 
     The second coordinate fills the first half of the channels ("w goes first"); each half is

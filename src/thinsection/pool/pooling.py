@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from thinsection.attention.products import fast_products
 from thinsection.attention.reach import blocks_of
@@ -30,13 +30,13 @@ BLOCK_ROWS = 8192  # tiles a block: a float32 copy of 8192 x 1536 is 48 MiB
 
 def checked_slide(
     tile_embeddings: Any, coords_l0: Any, tile_px_l0: Any, *, tile_dim: int | None = None
-) -> tuple[torch.Tensor, CoordsL0, int]:
+) -> tuple[Tensor, CoordsL0, int]:
     """Embeddings (N, D), which share memory with the input, int64 (N, 2) on the host, and the edge.
 
     Memory: one bool block of CHECK_ROWS x D.
     """
     tiles = _checked_embeddings(tile_embeddings, tile_dim)
-    array = coords_l0.cpu().numpy() if isinstance(coords_l0, torch.Tensor) else coords_l0
+    array = coords_l0.cpu().numpy() if isinstance(coords_l0, Tensor) else coords_l0
     array = np.asarray(array)
     paired = array.dtype.kind in "iu" and array.ndim == 2 and array.shape[1] == 2
     require(paired, "coords_l0 must be int64 of shape (N, 2)", f"{array.dtype} {array.shape}")
@@ -47,14 +47,14 @@ def checked_slide(
     return tiles, array.astype(np.int64), int(tile_px_l0)
 
 
-def _checked_embeddings(found: Any, tile_dim: int | None) -> torch.Tensor:
+def _checked_embeddings(found: Any, tile_dim: int | None) -> Tensor:
     if isinstance(found, np.ndarray):
         got = f"{found.dtype} {found.shape}"
         real = found.dtype.kind in "fiub" and found.dtype.itemsize <= 8  # what torch takes
         require(real, "tile_embeddings must be float of shape (N, D)", got)
         # torch would warn of a view of foreign memory that is not writeable
         found = torch.from_numpy(found if found.flags.writeable else found.copy())
-    is_tensor, kind = isinstance(found, torch.Tensor), type(found).__name__
+    is_tensor, kind = isinstance(found, Tensor), type(found).__name__
     require(is_tensor, "tile_embeddings must be an array or a tensor", kind)
     shape, dim = tuple(found.shape), "D" if tile_dim is None else tile_dim
     got = f"{str(found.dtype).removeprefix('torch.')} {shape}"
@@ -67,7 +67,7 @@ def _checked_embeddings(found: Any, tile_dim: int | None) -> torch.Tensor:
         if len(wrong):
             row = rows.start + int(wrong[0, 0])
             raise InvalidInputError(f"tile_embeddings must be finite, got NaN or inf in row {row}")
-    return cast(torch.Tensor, found)
+    return cast(Tensor, found)
 
 
 class MeanSlideEncoder(SlideEncoder):
@@ -112,11 +112,11 @@ class GatedAttention(nn.Module):
         self.V, self.U = nn.Linear(dim, hidden), nn.Linear(dim, hidden) if gated else None
         self.w, self.drop = nn.Linear(hidden, outputs), nn.Dropout(dropout)
 
-    def forward(self, tiles: torch.Tensor) -> torch.Tensor:
+    def forward(self, tiles: Tensor) -> Tensor:
         hidden = self.drop(torch.tanh(self.V(tiles)))
         if self.U is not None:
             hidden = hidden * self.drop(torch.sigmoid(self.U(tiles)))
-        return cast(torch.Tensor, self.w(hidden))
+        return cast(Tensor, self.w(hidden))
 
 
 class AbmilSlideEncoder(SlideEncoder):
@@ -128,7 +128,7 @@ class AbmilSlideEncoder(SlideEncoder):
 
     name = "abmil"
 
-    def __init__(self, state_dict: Mapping[str, torch.Tensor], *, device: str = "cpu") -> None:
+    def __init__(self, state_dict: Mapping[str, Tensor], *, device: str = "cpu") -> None:
         self._score = _checked_abmil(state_dict).to(device)
         self.dim = self._score.V.in_features
         self.expects = Expects(tile_dim=self.dim)
@@ -159,7 +159,7 @@ class AbmilSlideEncoder(SlideEncoder):
         return _as_numpy(pooled)
 
 
-def _checked_abmil(state_dict: Mapping[str, torch.Tensor]) -> GatedAttention:
+def _checked_abmil(state_dict: Mapping[str, Tensor]) -> GatedAttention:
     first = state_dict.get("V.weight", torch.empty(0))
     rule, names = "abmil state dict must hold V.weight of shape (K, D)", sorted(state_dict)
     require(first.ndim == 2, rule, f"{tuple(first.shape)} in {names}", error=WeightsError)
@@ -169,5 +169,5 @@ def _checked_abmil(state_dict: Mapping[str, torch.Tensor]) -> GatedAttention:
     return net.eval()
 
 
-def _as_numpy(vector: torch.Tensor) -> SlideEmbedding:
+def _as_numpy(vector: Tensor) -> SlideEmbedding:
     return cast(SlideEmbedding, vector.float().cpu().numpy())

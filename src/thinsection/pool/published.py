@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from thinsection.errors import BudgetError, WeightsError, require
 from thinsection.pool.encoder import LoadOptions, SlideEncoder
@@ -48,7 +48,7 @@ class PublishedSlideEncoder(SlideEncoder):
     @classmethod
     def from_state_dict(
         cls,
-        state_dict: Mapping[str, torch.Tensor],
+        state_dict: Mapping[str, Tensor],
         *,
         config: Any = None,
         options: LoadOptions | None = None,
@@ -95,7 +95,7 @@ class PublishedSlideEncoder(SlideEncoder):
         return cls.from_state_dict(cls.random_weights(seed=0), options=options)
 
     @classmethod
-    def random_weights(cls, config: Any = None, *, seed: int) -> dict[str, torch.Tensor]:
+    def random_weights(cls, config: Any = None, *, seed: int) -> dict[str, Tensor]:
         """Seeded random values of the published names and shapes, never for results.
 
         Matrices are normal with deviation C^-0.5, so that every layer matters.

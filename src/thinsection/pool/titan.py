@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
@@ -39,7 +39,7 @@ from thinsection.types import CoordsL0
 DIM, NUM_BLOCKS, NUM_HEADS, POOL_HEADS, POOL_QUERIES = 768, 6, 12, 8, 128
 BLOCK_ROWS = 1024  # tokens a block of the pass that looks for all-zero cells
 
-Tokens = Callable[[slice], torch.Tensor]  # slice of tile tokens -> summed embeddings [m, C]
+Tokens = Callable[[slice], Tensor]  # slice of tile tokens -> summed embeddings [m, C]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class TokenGrid:
         return len(self.cells)
 
     def features(
-        self, tiles: torch.Tensor, rows: slice, *, device: str | torch.device, dtype: torch.dtype
-    ) -> torch.Tensor:
+        self, tiles: Tensor, rows: slice, *, device: str | torch.device, dtype: torch.dtype
+    ) -> Tensor:
         """Summed tile embeddings (m, D) of a slice of tokens. Memory: the slice's tiles, twice."""
         starts = self.starts[rows.start : rows.stop + 1]
         picked = torch.from_numpy(self.order[starts[0] : starts[-1]]).to(tiles.device)
@@ -67,7 +67,7 @@ class TokenGrid:
         return total.index_add_(0, torch.from_numpy(token).to(device), values)
 
 
-def token_grid(tiles: torch.Tensor, coords_l0: CoordsL0, *, tile_px_l0: int) -> TokenGrid:
+def token_grid(tiles: Tensor, coords_l0: CoordsL0, *, tile_px_l0: int) -> TokenGrid:
     """The tokens of a slide: tiles that share a cell add up, cells that sum to zero drop out.
 
     Memory: 5 N int64, and BLOCK_ROWS x D floats; never rows x columns of the slide.
@@ -109,7 +109,7 @@ class _Attention(nn.Module):
         super().__init__()
         self.qkv, self.proj = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
 
-    def weights_of(self, heads: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    def weights_of(self, heads: slice) -> tuple[Tensor, Tensor]:
         """Weight [C, 3 h D] and bias [3 h D] that give q, k and v of some heads."""
         weight = self.qkv.weight.view(3, NUM_HEADS, -1, DIM)[:, heads].reshape(-1, DIM)
         return weight.T, self.qkv.bias.view(3, NUM_HEADS, -1)[:, heads].reshape(-1)
@@ -123,27 +123,25 @@ class TitanBlock(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(DIM, eps=1e-6), nn.LayerNorm(DIM, eps=1e-6)
         self.attn, self.mlp = _Attention(), mlp(DIM, 4 * DIM)
 
-    def _through_mlp(self, x: torch.Tensor) -> Any:
+    def _through_mlp(self, x: Tensor) -> Any:
         return self.mlp(self.norm2(x).to(self.attn.qkv.weight.dtype))
 
-    def forward(self, x: torch.Tensor, cells: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor, cells: Tensor, slopes: Tensor) -> Tensor:
         """States [T, C] after this block; differentiable."""
         qkv = self.attn.qkv(self.norm1(x)).view(-1, 3, NUM_HEADS, DIM // NUM_HEADS)
         q, k, v = qkv.permute(1, 2, 0, 3)[:, None]
         out = alibi2d_attention(q, k, v, cells, slopes, budget_bytes=ATTENTION_BYTES)[0]
         x = x + self.attn.proj(out.transpose(0, 1).flatten(1)).to(x.dtype)
-        return x + cast(torch.Tensor, self._through_mlp(x).to(x.dtype))
+        return x + cast(Tensor, self._through_mlp(x).to(x.dtype))
 
-    def forward_(self, x: torch.Tensor, cells: torch.Tensor, slopes: torch.Tensor, at: int) -> None:
+    def forward_(self, x: Tensor, cells: Tensor, slopes: Tensor, at: int) -> None:
         """Writes the states [T, C] after this block over `x`, `at` heads at a time; inference."""
         attended = self._attend(x, cells, slopes, at)
         for rows in blocks_of(x.shape[0], TOKEN_BLOCK):
             x[rows] += self.attn.proj(attended[rows].flatten(1))
             x[rows] += self._through_mlp(x[rows])
 
-    def _attend(
-        self, x: torch.Tensor, cells: torch.Tensor, slopes: torch.Tensor, step: int
-    ) -> torch.Tensor:
+    def _attend(self, x: Tensor, cells: Tensor, slopes: Tensor, step: int) -> Tensor:
         """Attention output [T, H, D] before the projection."""
         tokens, dtype, width = x.shape[0], self.attn.qkv.weight.dtype, DIM // NUM_HEADS
         qkv = x.new_empty(tokens, 3, step, width, dtype=dtype)
@@ -171,7 +169,7 @@ class _Pooler(nn.Module):
         self.ln_q, self.ln_k = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
         self.attn = nn.MultiheadAttention(DIM, POOL_HEADS)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         """Pooled [C] of the first query, from normed tokens [T, C].
 
         With one query, keys and values need not be computed: q . (W_k x + b) differs from
@@ -189,7 +187,7 @@ class _Pooler(nn.Module):
         for rows in blocks:
             mean = mean + weights[rows].T @ self.ln_k(tokens[rows])
         heads = torch.einsum("hdc,hc->hd", w_v, mean) + b_v
-        return cast(torch.Tensor, self.attn.out_proj(heads.flatten()))
+        return cast(Tensor, self.attn.out_proj(heads.flatten()))
 
 
 class TitanNet(nn.Module):
@@ -209,7 +207,7 @@ class TitanNet(nn.Module):
         self.attn_pool, self.attn_pool_contrastive = _Pooler(POOL_QUERIES), _Pooler(1)
         self.proj = nn.Parameter(torch.zeros(DIM, DIM))
 
-    def forward(self, features: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+    def forward(self, features: Tensor, cells: Tensor) -> Tensor:
         """Slide embedding [C], differentiable, from cell features [T - 1, C] and cells [T - 1, 2].
 
         Memory: the states of every block, T C NUM_BLOCKS; what is inside a block is recomputed.
@@ -217,11 +215,9 @@ class TitanNet(nn.Module):
         x = torch.cat([self.cls_token[0], self.patch_embed(features)])
         for block in self._blocks():
             x = checkpoint(block, x, cells, alibi_slopes(NUM_HEADS), use_reentrant=False)
-        return cast(torch.Tensor, self.attn_pool_contrastive(self.norm(x)))
+        return cast(Tensor, self.attn_pool_contrastive(self.norm(x)))
 
-    def pooled_(
-        self, tokens: Tokens, num_tokens: int, cells: torch.Tensor, plan: HeadPlan
-    ) -> torch.Tensor:
+    def pooled_(self, tokens: Tokens, num_tokens: int, cells: Tensor, plan: HeadPlan) -> Tensor:
         """Slide embedding [C] for inference; `tokens` gives the features of num_tokens - 1 cells.
 
         Memory: `plan.peak_bytes`.
@@ -235,7 +231,7 @@ class TitanNet(nn.Module):
             block.forward_(x, cells, alibi_slopes(NUM_HEADS), plan.heads_at_a_time)
         for rows in blocks_of(num_tokens, TOKEN_BLOCK):
             x[rows] = self.norm(x[rows])
-        return cast(torch.Tensor, self.attn_pool_contrastive(x))
+        return cast(Tensor, self.attn_pool_contrastive(x))
 
     def _blocks(self) -> list[TitanBlock]:
         return [b for b in self.blocks.modules_list if isinstance(b, TitanBlock)]  # type: ignore[union-attr]

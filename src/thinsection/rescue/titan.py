@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
 from thinsection.errors import RescueError
@@ -72,7 +73,7 @@ def titan(model: Any, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[A
 class _Cells(NamedTuple):
     """Stands where the bias was."""
 
-    cells: torch.Tensor
+    cells: Tensor
 
 
 class _Placed:
@@ -141,18 +142,18 @@ def _check_signature(function: Callable[..., Any], wanted: str, name: str) -> No
 
 
 @torch.no_grad()
-def _states_of_probe(encoder: Any) -> torch.Tensor:
+def _states_of_probe(encoder: Any) -> Tensor:
     """States of 3 x 5 cells, one of them background, by the forward that stands there now."""
     weight = next(encoder.patch_embed.parameters())
     mask = torch.ones(1, 3, 5, dtype=torch.bool)
     mask[0, 1, 2] = False
     x = torch.randn(1, weight.shape[-1], 3, 5, generator=torch.Generator().manual_seed(0))
     x = (x * mask[:, None]).to(weight.device, weight.dtype)
-    states: torch.Tensor = encoder.forward_features(x, bg_mask=mask.to(weight.device))
+    states: Tensor = encoder.forward_features(x, bg_mask=mask.to(weight.device))
     return states
 
 
-def _compare(own: torch.Tensor, ours: torch.Tensor) -> None:
+def _compare(own: Tensor, ours: Tensor) -> None:
     scale, worst = float(own.abs().max()), float((own - ours).abs().max())
     tolerance = _TOLERANCE if own.dtype == torch.float32 else 0.03
     if not worst <= tolerance * max(scale, 1e-6):
@@ -180,7 +181,7 @@ def _forward_features_of(encoder: Any) -> Callable[..., Any]:
 def _forward_of(attention: Any, calls: list[int], budget_bytes: int) -> Callable[..., Any]:
     original, slopes = attention.forward, alibi_slopes(attention.num_heads)
 
-    def forward(x: torch.Tensor, attn_bias: Any, bg_mask: torch.Tensor | None = None) -> Any:
+    def forward(x: Tensor, attn_bias: Any, bg_mask: Tensor | None = None) -> Any:
         if not isinstance(attn_bias, _Cells):
             return original(x, attn_bias, bg_mask)
         calls.append(1)
