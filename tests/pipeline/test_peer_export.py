@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
-from thinsection.encode.peer_names import our_name, peer_encoder
+from thinsection.encode.registry import our_name, peer_encoder
 from thinsection.errors import StoreError
 from thinsection.files.atomic import read_table
 from thinsection.pipeline.folder import open_results

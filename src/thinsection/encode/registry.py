@@ -1,4 +1,4 @@
-"""What tile encoders are, as data, and their names: those declared here, then other packages'.
+"""What tile encoders are, as data, and their names: ours, other packages', and other tools'.
 
 The declarations are `encoders_own.toml` and `encoders_timm.toml` beside this file.
 """
@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from thinsection.config import nearest
-from thinsection.encode.peer_names import our_name
 from thinsection.errors import UnknownEncoderError
 from thinsection.registry import Entry, Registry
 
@@ -30,6 +29,34 @@ DEFAULT_ENCODER = "efficientnet_lite0"
 _PACKAGE_OF = {"timm": ("timm",), "transformers": ("transformers",), "auto": ("transformers",)}
 _TABLES = ("encoders_own.toml", "encoders_timm.toml")
 TIMM_PREFIX, HUB_PREFIX = "timm:", "hf:"
+
+# ours -> TRIDENT's `enc_name`, STAMP's `ExtractorName`, slide2vec's registry; '' where it has none.
+# STAMP's virchow and virchow2 take the class token alone: ours is its virchow-full.
+_TOOLS = ("trident", "stamp", "slide2vec")
+_NAMES = {
+    "conch_v15": ("conch_v15", "conch1_5", "conchv15"),
+    "gigapath": ("gigapath", "gigapath", "gigapath"),
+    "h0_mini": ("h0-mini", "", "h0-mini"),
+    "h_optimus_0": ("hoptimus0", "h-optimus-0", "h-optimus-0"),
+    "h_optimus_1": ("hoptimus1", "h-optimus-1", "h-optimus-1"),
+    "hibou_b": ("", "", "hibou-b"),
+    "hibou_l": ("hibou_l", "", "hibou-l"),
+    "kaiko_vitb16": ("kaiko-vitb16", "", ""),
+    "kaiko_vitb8": ("kaiko-vitb8", "", ""),
+    "kaiko_vitl14": ("kaiko-vitl14", "", ""),
+    "kaiko_vits16": ("kaiko-vits16", "", ""),
+    "kaiko_vits8": ("kaiko-vits8", "", ""),
+    "lunit_vits8": ("lunit-vits8", "", "lunit"),
+    "midnight_12k": ("midnight12k", "", "midnight"),
+    "phikon": ("phikon", "", "phikon"),
+    "phikon_v2": ("phikon_v2", "", "phikonv2"),
+    "uni": ("uni_v1", "uni", "uni"),
+    "uni2_h": ("uni_v2", "uni2", "uni2"),
+    "virchow": ("virchow", "virchow-full", "virchow"),
+    "virchow2": ("virchow2", "", "virchow2"),
+}
+# slide encoders
+_POOLERS = {"gigapath_slide": "gigapath", "prov_gigapath": "gigapath", "titan_slide": "titan"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,3 +164,35 @@ def encoder_spec(name: str) -> EncoderSpec:
         "encoder must be a declared one, 'timm:<name>', 'hf:<repo>' or a checkpoint's path, "
         f"got {name!r}{hint if 'did you mean' in hint else ''}; 'thinsection models' lists all"
     )
+
+
+def peer_encoder(tool: str, encoder: str, label: str) -> str:
+    """The tool's name of embeddings whose folder of ours is `features_LABEL`.
+
+    What the label says beside the encoder (own weights, stain normalisation) stays in the name;
+    an encoder that the tool does not have keeps ours.
+    """
+    if tool not in _TOOLS or not label.startswith(encoder):
+        return label
+    theirs = _NAMES.get(encoder, ("",) * len(_TOOLS))[_TOOLS.index(tool)]
+    return (theirs or encoder) + label[len(encoder) :]
+
+
+@cache
+def _ours() -> dict[str, str]:
+    named = {_plain(t): ours for ours, theirs in _NAMES.items() for t in theirs if t}
+    return {"conch_v1_5": "conch_v15", **named, **{name: name for name in _NAMES}}
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def our_name(name: str) -> str:
+    """Our name of a tile encoder that a tool calls so; the name itself where none does."""
+    return _ours().get(_plain(name), name)
+
+
+def our_slide_encoder(name: str) -> str:
+    """Our name of a slide encoder that a tool calls so; the name itself where none does."""
+    return _POOLERS.get(_plain(name), name)

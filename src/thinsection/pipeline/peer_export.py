@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.encode.peer_names import peer_encoder
+from thinsection.encode.registry import peer_encoder
 from thinsection.errors import InvalidInputError, StoreError, require
 from thinsection.files.atomic import atomic_path, link_or_copy, read_table, write_table
 from thinsection.pipeline.folder import Results, leaving_out, one_address, open_results

@@ -17,7 +17,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.encode.peer_names import our_name
+from thinsection.encode.registry import our_name
 from thinsection.errors import InvalidInputError, StoreError, ThinsectionError, require, rewording
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.files.lock import LOCK_NAME, hold

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from thinsection.config import option, section
-from thinsection.encode.peer_names import our_name, our_slide_encoder
+from thinsection.encode.registry import our_name, our_slide_encoder
 from thinsection.errors import ConfigError, require
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
@@ -215,7 +215,6 @@ def check_encoder_names(config: RunConfig, goal: str) -> None:
     """
     if goal not in ENCODING:
         return
-    from thinsection.encode.registry import check_encoder_name
     from thinsection.pool.encoder import SLIDE_ENCODERS
 
     for name in config.encode.encoders:
