@@ -21,11 +21,11 @@ from thinsection.attention.products import fast_products
 from thinsection.attention.reach import blocks_of
 from thinsection.errors import require
 from thinsection.pool.encoder import Expects, LoadOptions, SlideEmbedding, TileEmbeddings
-from thinsection.pool.pooling import checked_slide
-from thinsection.pool.published import (
+from thinsection.pool.pooling import (
     ATTENTION_BYTES,
     TOKEN_BLOCK,
     PublishedSlideEncoder,
+    checked_slide,
     plan_heads,
 )
 from thinsection.types import CoordsL0

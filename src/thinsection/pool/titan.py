@@ -26,12 +26,12 @@ from thinsection.attention.reach import blocks_of
 from thinsection.encode.networks import mlp
 from thinsection.errors import require
 from thinsection.pool.encoder import Expects, SlideEmbedding, TileEmbeddings
-from thinsection.pool.pooling import checked_slide
-from thinsection.pool.published import (
+from thinsection.pool.pooling import (
     ATTENTION_BYTES,
     TOKEN_BLOCK,
     HeadPlan,
     PublishedSlideEncoder,
+    checked_slide,
     plan_heads,
 )
 from thinsection.types import CoordsL0

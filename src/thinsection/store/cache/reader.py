@@ -42,14 +42,12 @@ class FeatureCache(Closing):
     """
 
     def __init__(self, folder: Path, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
-        self.folder = Path(folder)
+        self.folder, self._budget, self._busy = Path(folder), budget_bytes, False
         self.manifest = manifest = fmt.read_manifest(self.folder)
-        self.shape, self._budget = manifest.shape, budget_bytes  # (N, ...)
-        size = manifest.data_bytes
+        self.shape, size = manifest.shape, manifest.data_bytes  # (N, ...)
         self._rows = StoredRows(self.folder, manifest.chunks, self.shape, size=size)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-reader")
         self._buffers: list[torch.Tensor] = []
-        self._busy = False
 
     @classmethod
     def find(
@@ -78,9 +76,7 @@ class FeatureCache(Closing):
 
         Memory: the result and half of a run, max(1 MiB, one row) / 2, beyond the budget.
 
-        Raises:
-            InvalidInputError: a row that is not there.
-            StoreError: the file is truncated or damaged.
+        Raises InvalidInputError for a row that is not there; StoreError: truncated or damaged.
         """
         wanted = _as_rows(rows)
         out = np.empty((len(wanted), *self.shape[1:]), dtype=np.float32)
@@ -94,17 +90,14 @@ class FeatureCache(Closing):
 
         A tensor on the CPU is valid until the next one is asked for: its buffer is used again.
 
-        Raises:
-            BudgetError: the budget does not hold one batch.
-            InvalidInputError: a row that is not there, or another iteration is not over.
-            StoreError: the file is truncated or damaged.
+        Raises what `read` does, and BudgetError where the budget does not hold one batch.
         """
         import torch
 
         rows, target = _as_rows(order), torch.device(device)
         require(batch_size >= 1, "batch_size must be >= 1", batch_size)
-        rule = "batches must be read one iteration at a time"
-        require(not self._busy, rule, "a second one; close the first")
+        rule, got = "batches must be read one iteration at a time", "a second one; close the first"
+        require(not self._busy, rule, got)
         size = min(batch_size, len(self))
         self._prepare((size, *self.shape[1:]), pinned=target.type == "cuda")
         parts = [rows[i : i + size] for i in range(0, len(rows), size)]
@@ -115,7 +108,7 @@ class FeatureCache(Closing):
             self._busy = False
 
     def damaged_rows(self) -> list[int]:
-        """Every row whose checksum does not hold. Memory: one row."""
+        """Every row whose checksum does not hold, in order. Memory: one row."""
         return self._rows.damaged()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Writing a cache while the encoder runs: chunk by chunk, in a thread, continued after a crash."""
+"""Caches written while the encoder runs, continued after a crash; listed, verified, removed."""
 
 import datetime
 import errno
@@ -6,18 +6,21 @@ import fcntl
 import math
 import os
 import shutil
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from thinsection import errors
+from thinsection.config import user_cache_dir
 from thinsection.errors import require
 from thinsection.files.atomic import write_json
 from thinsection.store.cache import format as fmt
 from thinsection.store.cache.format import F32, CacheKey, Chunk, Manifest, Shape
-from thinsection.store.cache.reader import StoredRows
+from thinsection.store.cache.reader import DEFAULT_BUDGET_BYTES, FeatureCache, StoredRows
 from thinsection.types import GIB, MIB, Closing
 from thinsection.units import format_bytes
 
@@ -40,15 +43,13 @@ class CacheWriter(Closing):
 
     Raises:
         DiskSpaceError: the disk cannot hold the whole in the widest dtype it may need.
-        BudgetError: the budget does not hold a few rows.
-        LockedError: another process writes it.
+        BudgetError: the budget does not hold a few rows; LockedError: another process writes it.
         StoreError: it exists already.
     """
 
     def __init__(self, root: Path, key: CacheKey, shape: Shape, *, budget_bytes: int = GIB) -> None:
-        require(
-            len(shape) > 1 and min(shape) > 0, "shape must be (N, ...) of positive sizes", shape
-        )
+        fits = len(shape) > 1 and min(shape) > 0
+        require(fits, "shape must be (N, ...) of positive sizes", shape)
         self.folder, self._key, self._shape = Path(root) / key.folder_name, key, tuple(shape)
         self._count_rule = f"rows must be {shape[0]} as announced"
         self._row_values = math.prod(shape[1:])
@@ -67,10 +68,8 @@ class CacheWriter(Closing):
     def append(self, rows: "Rows") -> None:
         """Takes the next rows, (B, ...); float32, float16 or bfloat16, on any device.
 
-        Raises:
-            InvalidInputError: wrong shape or dtype, too many rows, a value that is not finite or
-                (forced dtype) becomes infinite.
-            DiskSpaceError: the disk is full; what was written stays.
+        Raises InvalidInputError for a shape, dtype or number of rows that does not fit, and values
+        that are not finite; DiskSpaceError where the disk is full: what was written stays.
         """
         import torch
 
@@ -92,9 +91,7 @@ class CacheWriter(Closing):
     def finish(self) -> Manifest:
         """Writes what is left, then the manifest: from here on the cache exists.
 
-        Raises:
-            InvalidInputError: fewer rows came than the shape says.
-            DiskSpaceError: the disk is full; what was written stays.
+        Raises InvalidInputError where rows are missing, and DiskSpaceError as `append`.
         """
         require(self._given == self._shape[0], self._count_rule, self._given)
         self._wait()
@@ -130,8 +127,7 @@ class CacheWriter(Closing):
         return sum(c.rows for c in self._chunks)
 
     @property
-    def _end(self) -> int:
-        """Where the last whole chunk ends."""
+    def _end(self) -> int:  # of the last whole chunk
         return self._chunks[-1].end(self._row_values) if self._chunks else 0
 
     def _open(self) -> None:
@@ -156,9 +152,9 @@ class CacheWriter(Closing):
             self._held = stack.pop_all()
 
     def _check_disk(self) -> None:
-        per_row = self._row_values * fmt.ITEM_BYTES[self._key.storage]
-        need = (self._shape[0] - self._rows_on_disk) * per_row + SPARE_DISK_BYTES
         free = shutil.disk_usage(self.folder).free
+        missing = (self._shape[0] - self._rows_on_disk) * self._row_values
+        need = missing * fmt.ITEM_BYTES[self._key.storage] + SPARE_DISK_BYTES
         rule = f"disk must have {format_bytes(need)} free for the feature cache"
         remedy = "choose another --cache-dir or remove old caches ('thinsection cache ls')"
         got = f"{format_bytes(free)} in {str(self.folder)!r}; {remedy}"
@@ -242,3 +238,92 @@ def _whole_chunks(folder: Path, shape: Shape) -> list[Chunk]:
     with StoredRows(folder, chunks, shape, size=size) as rows:
         harmed = rows.damaged()
     return [c for c in chunks if not harmed or c.first_row + c.rows <= harmed[0]]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One folder of a cache root."""
+
+    name: str
+    data_bytes: int
+    state: Literal["whole", "unfinished", "damaged"]  # of manifest and size: bytes are not read
+    manifest: Manifest | None = None
+    rows_kept: int = 0  # of an unfinished cache: what a next run need not compute
+    problem: str = ""  # of a damaged one
+
+
+def open_or_write(
+    root: Path,
+    key: CacheKey,
+    shape: Shape,
+    produce: "Callable[[int], Iterable[Rows]]",
+    *,
+    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+) -> FeatureCache:
+    """The cache of that key, computed first where it does not exist.
+
+    Given the first row that is missing, `produce` yields the features from there on, (B, ...).
+    Raises what `CacheWriter` does, and InvalidInputError where the cache is of another shape.
+    """
+    found = FeatureCache.find(root, key, budget_bytes=budget_bytes)
+    if found is None:
+        with CacheWriter(root, key, shape, budget_bytes=budget_bytes) as writer:
+            for rows in produce(writer.rows_kept):
+                writer.append(rows)
+            writer.finish()
+        found = FeatureCache(writer.folder, budget_bytes=budget_bytes)
+    if found.shape != tuple(shape):
+        found.close()
+        rule = f"cached features must be of shape {shape}"
+        raise errors.InvalidInputError(f"{rule}, got {found.shape}")
+    return found
+
+
+def default_root() -> Path:
+    """Where caches lie when nobody says: $XDG_CACHE_HOME/thinsection/features, or ~/.cache/..."""
+    return user_cache_dir() / "features"
+
+
+def list_caches(root: Path) -> list[CacheEntry]:
+    """Every cache below the root, by name; an absent root has none."""
+    return [_entry(path.parent) for path in sorted(root.glob(f"*/{fmt.DATA}"))]
+
+
+def verify_cache(root: Path, name: str) -> list[int]:
+    """Reads every byte: the rows whose checksum does not hold. Memory: one row.
+
+    StoreError where there is no such cache, it is not finished, or more than rows is damaged.
+    """
+    with FeatureCache(_folder(root, name)) as cache:
+        return cache.damaged_rows()
+
+
+def remove_cache(root: Path, name: str) -> int:
+    """Removes the cache; how many bytes its data had. LockedError while a process writes it."""
+    folder = _folder(root, name)
+    size = (folder / fmt.DATA).stat().st_size
+    with ExitStack() as stack:
+        stack.callback(os.close, lock_folder(folder))
+        # without its manifest it is no cache any more, should the rest fail
+        (folder / fmt.MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(folder)
+    return size
+
+
+def _folder(root: Path, name: str) -> Path:
+    known = [entry.name for entry in list_caches(root)]
+    got = f"{name!r}; there: {', '.join(known) or 'none'}"
+    require(name in known, f"cache must be one in {str(root)!r}", got, error=errors.StoreError)
+    return root / name
+
+
+def _entry(folder: Path) -> CacheEntry:
+    what = folder.name, (folder / fmt.DATA).stat().st_size
+    if not (folder / fmt.MANIFEST).exists():
+        kept = sum(chunk.rows for chunk in fmt.read_journal(folder))
+        return CacheEntry(*what, "unfinished", rows_kept=kept)
+    try:
+        with FeatureCache(folder) as cache:
+            return CacheEntry(*what, "whole", manifest=cache.manifest)
+    except errors.StoreError as error:
+        return CacheEntry(*what, "damaged", problem=str(error))
