@@ -17,7 +17,6 @@ from thinsection.store.ledger import (
     Elsewhere,
     SlideLedger,
     StageRecord,
-    ledger_path,
     load_ledger,
     load_ledgers,
     stage_key,
@@ -128,7 +127,7 @@ def test_a_stage_that_is_done_again_keeps_its_place_and_the_others(tmp_path: Pat
     ],
 )
 def test_a_damaged_or_foreign_ledger_counts_as_none(tmp_path: Path, text: str) -> None:
-    path = ledger_path(tmp_path, "s")
+    path = SlideLedger(out=tmp_path, slide_id="s").path
     path.parent.mkdir(parents=True)
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     assert load_ledger(tmp_path, "s") == SlideLedger(out=tmp_path, slide_id="s")
@@ -136,7 +135,7 @@ def test_a_damaged_or_foreign_ledger_counts_as_none(tmp_path: Path, text: str) -
 
 def test_the_document_names_its_format(tmp_path: Path) -> None:
     ledger(tmp_path).save()
-    document = json.loads(ledger_path(tmp_path, "s").read_text())
+    document = json.loads(SlideLedger(out=tmp_path, slide_id="s").path.read_text())
     assert (document["format"], FORMAT) == (2, 2)
     assert document["stages"][TILES] == {
         **{"key": "k2", "files": {}, "needs": [MASK], "facts": {"num_tiles": 3}, "sums": {}}

@@ -23,7 +23,7 @@ from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import ENCODING, GPU_BATCH, Goal, RunConfig
 from thinsection.stages.request import Models
-from thinsection.store.ledger import ledger_path, load_ledger
+from thinsection.store.ledger import SlideLedger, load_ledger
 from thinsection.stream import StageClock
 from thinsection.stream.tile_stream import CHANNELS, MAX_SCRATCH, MIN_SLOTS
 from thinsection.tiles.transforms import stain_target
@@ -177,7 +177,8 @@ class RunTask(Task[SlideEntry, SlideResult]):
         """A slide that a dead worker of this very run finished was done, not skipped."""
         if result.status != "skipped":
             return result
-        written = ledger_path(self.out, result.slide_id).stat().st_mtime
+        ledger = SlideLedger(out=self.out, slide_id=result.slide_id)
+        written = ledger.path.stat().st_mtime
         return replace(result, status="done") if written >= self.started else result
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from thinsection.config import coerce
 from thinsection.files.atomic import write_json
@@ -25,14 +25,8 @@ FORMAT = 2
 _OF_SLIDE: dict[str, Any] = {  # what somebody computes with or joins
     **dict.fromkeys(("slide_id", "slide_path", "reader", "vendor"), str),
     **dict.fromkeys(("patient_id", "label", "split"), str),
-    **{
-        "more": dict[str, str],
-        "width": int,
-        "height": int,
-        "mpp_x": float,
-        "mpp_y": float,
-        "levels": tuple[Any, ...],
-    },
+    **{"more": dict[str, str], "width": int, "height": int, "mpp_x": float, "mpp_y": float},
+    "levels": tuple[Any, ...],
 }
 _FACTS: dict[str, Any] = {
     **dict.fromkeys(("warnings", "encoder", "slide_encoder", "content"), str),
@@ -66,13 +60,13 @@ class Elsewhere:
         write_json(folder / ELSEWHERE_NAME, asdict(self))
 
     @classmethod
-    def load(cls, folder: Path) -> "Elsewhere":
+    def load(cls, folder: Path) -> Self:
         """What `save` wrote; empty where nothing was."""
         try:
             document = json.loads((folder / ELSEWHERE_NAME).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            return cls()
-        found: Elsewhere = coerce(document, cls, ELSEWHERE_NAME)
+            document = {}
+        found: Self = coerce(document, cls, ELSEWHERE_NAME)
         return found
 
 
@@ -90,8 +84,8 @@ class SlideLedger:
 
     @property
     def path(self) -> Path:
-        """Where it is written."""
-        return ledger_path(self.out, self.slide_id)
+        """`OUT/slides/ID/slide.json`."""
+        return self.out / SLIDES / self.slide_id / LEDGER_NAME
 
     def done(self, address: str, key: str) -> bool:
         """Whether the stage was finished with this key and its files are there."""
@@ -100,11 +94,9 @@ class SlideLedger:
 
     def complete(self, record: StageRecord) -> bool:
         """Whether every file of a record is there with its size."""
-        for name, size in record.files.items():
-            path = self.out / name
-            if size != (path.stat().st_size if path.is_file() else self.elsewhere.files.get(name)):
-                return False
-        return True
+        paths, there = {name: self.out / name for name in record.files}, self.elsewhere.files
+        found = {n: p.stat().st_size if p.is_file() else there.get(n) for n, p in paths.items()}
+        return found == record.files
 
     def bring(self, record: StageRecord) -> "SlideLedger":
         """The ledger of a slide whose files of a record are here, fetched where they were not."""
@@ -145,29 +137,23 @@ class SlideLedger:
             os.utime(self.path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def ledger_path(out: Path, slide_id: str) -> Path:
-    """`OUT/slides/ID/slide.json`."""
-    return out / SLIDES / slide_id / LEDGER_NAME
-
-
 def load_ledger(out: Path, slide_id: str) -> SlideLedger:
     """The ledger of a slide; an empty one where there is none.
 
     A ledger that is not readable (written by another version, edited by hand) counts as none: the
     stages are done again and nothing wrong is taken over; `damage` says which field is not right.
     """
-    path, ledger = ledger_path(out, slide_id), SlideLedger(out=out, slide_id=slide_id)
+    ledger = SlideLedger(out=out, slide_id=slide_id)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(ledger.path.read_text(encoding="utf-8"))
         if isinstance(document, dict) and document.get("format", FORMAT) != FORMAT:
             return ledger
         found = coerce(document, _Document, "document")
         check_kinds(found.slide, _OF_SLIDE, "slide")
         for name, record in found.stages.items():
             check_kinds(record.facts, _FACTS, f"stages.{name}.facts")
-        there = Elsewhere.load(path.parent)
         told = {"slide": found.slide, "source": found.source, "stages": found.stages}
-        return replace(ledger, elsewhere=there, **told)
+        return replace(ledger, elsewhere=Elsewhere.load(ledger.path.parent), **told)
     except FileNotFoundError:
         return ledger
     except (OSError, ValueError) as error:
