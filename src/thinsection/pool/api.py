@@ -40,8 +40,7 @@ def aggregate(
         tile_px_l0: edge of a tile, level-0 px; left out with `tiles`.
         options: of `load_slide_encoder`, where `slide_encoder` is a name.
 
-    Raises:
-        InvalidInputError: shapes, dtypes or values do not fit; neither tiles nor coordinates.
+    Raises InvalidInputError: shapes, dtypes, values do not fit; neither tiles nor coordinates.
     """
     arguments = {"tiles": tiles, "coords_l0": coords_l0, "tile_px_l0": tile_px_l0}
     given = [name for name, value in arguments.items() if value is not None]
@@ -64,19 +63,17 @@ def patient_embedding(
 ) -> SlideEmbedding:
     """One embedding (D',) from all slides of a patient.
 
-    'late' encodes each slide and takes the mean of the slide embeddings: every slide counts the
-    same. 'early' encodes all tiles as one slide, the slides side by side along x with GAP_TILES
-    empty tiles between them: every tile counts the same, and slides attend to each other.
+    'late' takes the mean of the slide embeddings: every slide counts the same. 'early' encodes all
+    tiles as one slide, the slides side by side along x with GAP_TILES empty tiles between them:
+    every tile counts the same, and slides attend to each other.
 
     Args:
         slides: (tile_embeddings, coords_l0) of each slide, at least one.
         tile_px_l0: edge of a tile, level-0 px; one, or one per slide.
-        fusion: 'late' or 'early'.
 
     Memory: 'early' holds a float32 copy of all tile embeddings of the patient.
 
-    Raises:
-        InvalidInputError: no slides, another fusion, or a slide that does not fit (named by index).
+    Raises InvalidInputError: no slides, another fusion, a slide that does not fit (named by index).
     """
     require(slides, "slides must hold at least one slide", "none")
     require(fusion in get_args(Fusion), "fusion must be 'early' or 'late'", repr(fusion))

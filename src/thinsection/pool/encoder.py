@@ -31,7 +31,7 @@ DEFAULT_BUDGET_BYTES = GIB  # working memory of one `encode` beyond weights and 
 MPP_TOLERANCE = 0.1  # relative: 0.5 µm/px covers scanners from 0.45 to 0.55
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LoadOptions:
     """What a slide encoder is built with; `load_slide_encoder` has the meaning of each."""
 
@@ -102,18 +102,15 @@ def check_fit(
 ) -> tuple[str, ...]:
     """Warnings, one sentence each, where the tiles differ from what the slide encoder expects.
 
-    Embeddings of a wrong tile encoder mean nothing to it: an error. Another tile size or resolution
-    shifts its input: a warning. What is not known (None) cannot be checked: a warning says so.
-
-    Raises InvalidInputError where the tile encoder is known and not one that it takes.
+    What is not known (None) cannot be checked: a warning. Embeddings of a wrong tile encoder mean
+    nothing to it: an InvalidInputError.
     """
     wants, name = slide_encoder.expects, slide_encoder.name
-    warnings: list[str] = []
-    known = wants.tile_encoders
-    takes = " or ".join(known or ())
-    if known is not None and tile_encoder_name is None:
+    warnings, known = list[str](), wants.tile_encoders or ()
+    takes = " or ".join(known)
+    if known and tile_encoder_name is None:
         warnings.append(f"slide encoder {name!r} takes embeddings of {takes}; theirs is unknown")
-    elif known is not None:
+    elif known:
         taken = _plain(str(tile_encoder_name)) in map(_plain, known)
         remedy = f"embed the tiles with {takes}, or choose another slide encoder"
         rule = f"tile encoder must be {takes} for slide encoder {name!r}"
@@ -122,11 +119,10 @@ def check_fit(
     if wants.tile_px is not None and tile_px != wants.tile_px:
         got = "an unknown size" if tile_px is None else f"{tile_px} px"
         warnings.append(f"{trained} {wants.tile_px} px tiles, got {got}")
-    mpp = wants.tile_mpp
-    near = mpp and tile_mpp and math.isclose(tile_mpp, mpp, rel_tol=MPP_TOLERANCE)
-    if mpp is not None and not near:
+    near = math.isclose(tile_mpp or 0, wants.tile_mpp or 0, rel_tol=MPP_TOLERANCE)
+    if wants.tile_mpp is not None and not near:
         got = "an unknown resolution" if tile_mpp is None else f"{tile_mpp:g} µm/px"
-        warnings.append(f"{trained} tiles at {mpp:g} µm/px, got {got}")
+        warnings.append(f"{trained} tiles at {wants.tile_mpp:g} µm/px, got {got}")
     return tuple(warnings)
 
 
@@ -136,21 +132,22 @@ def _plain(name: str) -> str:
 
 
 _OURS = {
-    "mean": ("pooling:MeanSlideEncoder", "Mean over tiles."),
-    "max": ("pooling:MaxSlideEncoder", "Largest value of each channel."),
-    "abmil": ("pooling:AbmilSlideEncoder", "Attention pooling with your own weights=FILE."),
-    "titan": ("titan:TitanSlideEncoder", "TITAN, 768-d, on tiles of conch_v15; CC-BY-NC-ND-4.0."),
-    "gigapath": (
-        "gigapath:GigaPathSlideEncoder",
-        "Prov-GigaPath's LongNet, 768-d, on tiles of gigapath; Apache-2.0.",
-    ),
+    "pooling:Mean": "Mean over tiles.",
+    "pooling:Max": "Largest value of each channel.",
+    "pooling:Abmil": "Attention pooling with your own weights=FILE.",
+    "titan:Titan": "TITAN, 768-d, on tiles of conch_v15; CC-BY-NC-ND-4.0.",
+    "gigapath:GigaPath": "Prov-GigaPath's LongNet, 768-d, on tiles of gigapath; Apache-2.0.",
 }
 
 
 def _entries() -> Iterator[Entry]:
-    for name, (target, line) in _OURS.items():
-        extra = "hub" if name in ("titan", "gigapath") else None
-        yield Entry(name=name, help=line, target=f"thinsection.pool.{target}", extra=extra)
+    for place, line in _OURS.items():
+        module, _, kind = place.partition(":")
+        target, extra = (
+            f"thinsection.pool.{place}SlideEncoder",
+            None if module == "pooling" else "hub",
+        )
+        yield Entry(name=kind.lower(), help=line, target=target, extra=extra)
 
 
 SLIDE_ENCODERS: Registry[type[SlideEncoder]] = Registry(
@@ -190,14 +187,8 @@ def load_slide_encoder(
     encoder_class = SLIDE_ENCODERS.load(name)
     fits = isinstance(encoder_class, type) and issubclass(encoder_class, SlideEncoder)
     require(fits, f"slide encoder {name!r} must be a subclass of SlideEncoder", encoder_class)
-    options = LoadOptions(
-        weights=weights,
-        device=str(resolve_device(device, mps=False)),
-        precision=precision,
-        budget_bytes=budget_bytes,
-        pretrained=pretrained,
-    )
-    encoder = encoder_class.load(options)
+    where = str(resolve_device(device, mps=False))
+    encoder = encoder_class.load(LoadOptions(weights, where, precision, budget_bytes, pretrained))
     seed = 0 if not pretrained and encoder.weights_hash is not None else None
     encoder.origin = replace(encoder.origin, own_weights=weights is not None, seed=seed)
     return encoder

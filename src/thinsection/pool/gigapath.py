@@ -50,9 +50,8 @@ class LongNetConfig:
 class _SelfAttention(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.q_proj, self.k_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
-        self.v_proj, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
-        self.inner_attn_ln = nn.LayerNorm(dim)
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim) for _ in range(3))
+        self.out_proj, self.inner_attn_ln = nn.Linear(dim, dim), nn.LayerNorm(dim)
 
 
 class _Ffn(nn.Module):
@@ -89,21 +88,18 @@ class LongNetLayer(nn.Module):
 
     def _attend(self, x: Tensor, step: int) -> Tensor:
         """Attention output (L, C) before the sub-LayerNorm."""
-        total, tokens, branches = self._config.num_heads, x.shape[0], self._config.branches
-        width = self._config.dim // total
-        projections = (self.self_attn.q_proj, self.self_attn.k_proj, self.self_attn.v_proj)
-        attended = torch.empty_like(x)
-        dtype = projections[0].weight.dtype
-        qkv = x.new_empty(3, tokens, step * width, dtype=dtype)
+        attn, total, tokens = self.self_attn, self._config.num_heads, x.shape[0]
+        width, dtype = self._config.dim // total, attn.q_proj.weight.dtype
+        attended, qkv = torch.empty_like(x), x.new_empty(3, tokens, step * width, dtype=dtype)
         for first in range(0, total, step):
             channels = slice(first * width, (first + step) * width)
             for rows in blocks_of(tokens, TOKEN_BLOCK):
                 normed = self.self_attn_layer_norm(x[rows]).to(dtype)
-                for i, proj in enumerate(projections):
+                for i, proj in enumerate((attn.q_proj, attn.k_proj, attn.v_proj)):
                     qkv[i, rows] = F.linear(normed, proj.weight[channels], proj.bias[channels])
             q, k, v = qkv.view(3, tokens, step, width).transpose(1, 2)
-            heads = {"first_head": first, "num_heads": total}
-            out = dilated_attention((q, k, v), branches, **heads, budget_bytes=ATTENTION_BYTES)
+            how = {"first_head": first, "num_heads": total, "budget_bytes": ATTENTION_BYTES}
+            out = dilated_attention((q, k, v), self._config.branches, **how)
             attended[:, channels] = out.transpose(0, 1).flatten(1)
         return attended
 
@@ -124,8 +120,7 @@ class GigaPathNet(nn.Module):
     def states_(self, tiles: Tensor, coords_l0: CoordsL0, *, budget_bytes: int) -> Iterator[Tensor]:
         """The hidden states (L, C): embedding, then after each layer; one tensor, overwritten.
 
-        Memory: states, attention output, and 6 heads_at_a_time / H of them for q, k, v and the
-        attention's own output: 2.4 to 8 times L C floats, as the budget allows.
+        Memory: states, attention output, q, k, v: 2.4 to 8 times L C floats, as the budget allows.
         """
         device, dtype = self.cls_token.device, self.cls_token.dtype
         step = heads_at_a_time(tiles.shape[0] + 1, self.config, budget_bytes=budget_bytes)
@@ -144,8 +139,7 @@ class GigaPathNet(nn.Module):
 
 def heads_at_a_time(num_tokens: int, config: LongNetConfig, *, budget_bytes: int) -> int:
     """As many heads at a time as the budget allows; a BudgetError where not even one fits."""
-    state = 4 * num_tokens * config.dim
-    fixed = ATTENTION_BYTES + 16 * TOKEN_BLOCK * config.mlp_dim
+    state, fixed = 4 * num_tokens * config.dim, ATTENTION_BYTES + 16 * TOKEN_BLOCK * config.mlp_dim
 
     def peak(heads: int) -> int:
         # q, k, v, their attention's output and its copy, two sums of log-sum-exps, one head more
@@ -166,10 +160,9 @@ def position_cells(coords_l0: CoordsL0) -> CoordsL0:
 
 
 def position_embedding(cells: CoordsL0, dim: int) -> Tensor:
-    """Rows (n, dim) float32 of the fixed 2-D sin-cos table, computed for these cells only.
+    """Rows (n, dim) float32 of the fixed 2-D sin-cos table, for these cells only.
 
-    The second coordinate fills the first half of the channels ("w goes first"); each half is
-    [sin, cos] of cell * 10000^(-i / (dim / 4)), in float64.
+    The second coordinate fills the first half of the channels; each half is [sin, cos] in float64.
     """
     omega = 10000.0 ** (-np.arange(dim // 4) / (dim / 4))
     halves = [cells[:, axis, None] * omega for axis in (1, 0)]
@@ -203,10 +196,7 @@ class GigaPathSlideEncoder(PublishedSlideEncoder):
     ) -> SlideEmbedding:
         """Slide embedding (768,) float32 from embeddings (N, 1536), in the order as given.
 
-        Memory: 7 to 25 KiB per tile, as the budget allows.
-
-        Raises:
-            InvalidInputError: input or places do not fit; BudgetError: too many tiles.
+        Memory: 7 to 25 KiB per tile, as the budget allows; BudgetError for too many tiles.
         """
         layers = self.encode_layers(tile_embeddings, coords_l0, tile_px_l0=tile_px_l0)
         return cast(SlideEmbedding, layers[-1])

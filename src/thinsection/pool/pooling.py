@@ -213,11 +213,7 @@ class PublishedSlideEncoder(SlideEncoder):
         options: LoadOptions | None = None,
         **own: Any,
     ) -> Self:
-        """The encoder with published weights; names must fit exactly.
-
-        Raises:
-            WeightsError: a name is missing or unexpected, or a shape is wrong.
-        """
+        """The encoder with published weights; a WeightsError where a name or shape does not fit."""
         with torch.device("meta"):
             net = cls.build(config)
         own_names = [name for name in state_dict if name.startswith(cls.prefix)]
@@ -231,11 +227,8 @@ class PublishedSlideEncoder(SlideEncoder):
     def from_pretrained(cls, path_or_repo: str | Path | None = None, **own: Any) -> Self:
         """The encoder from a file, a folder, or the hub: as published, or `owner/name@COMMIT`.
 
-        Further arguments are those of `from_state_dict`.
-
-        Raises:
-            WeightsError: nothing is there, it is not plain tensors, or it does not fit.
-            MissingDependencyError: a hub repository, and huggingface_hub is not installed.
+        Further arguments are those of `from_state_dict`. Raises WeightsError: nothing is there, or
+        it does not fit; MissingDependencyError: a hub repository without huggingface_hub.
         """
         source = path_or_repo or cls.repository
         known = cls.revision if str(source) == cls.repository else None
@@ -261,12 +254,10 @@ class PublishedSlideEncoder(SlideEncoder):
         """
         with torch.device("meta"):
             wanted = cls.build(config).state_dict()
-        generator = torch.Generator().manual_seed(seed)
-        weights = {}
+        generator, weights = torch.Generator().manual_seed(seed), {}
         for name, value in wanted.items():
             noise = torch.randn(value.shape, generator=generator)
-            is_norm = any(part in name for part in ("norm", ".ln_", "_ln."))
-            if is_norm and name.endswith("weight"):
+            if re.search(r"norm|\.ln_|_ln\.", name) and name.endswith("weight"):
                 noise = 1 + 0.1 * noise
             elif name.endswith("bias"):
                 noise = 0.05 * noise

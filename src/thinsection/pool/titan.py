@@ -91,8 +91,8 @@ def token_grid(tiles: Tensor, coords_l0: CoordsL0, *, tile_px_l0: int) -> TokenG
 def plan_tokens(num_tokens: int, *, budget_bytes: int, element_bytes: int = 4) -> HeadPlan:
     """As many heads at a time as the budget allows; a BudgetError where not even one fits.
 
-    States take 4 C bytes a token (always float32), q, k and v of all heads 3 C elements; with all
-    heads at once the attention writes over q, else its output takes another C elements.
+    States take 4 C bytes a token, q, k and v of all heads 3 C elements; with all heads at once the
+    attention writes over q, else its output takes another C elements.
     """
     hidden = TOKEN_BLOCK * DIM * (4 + 1 + 1) * (4 + element_bytes)
     fixed = ATTENTION_BYTES + hidden + 8 * num_tokens * (POOL_HEADS + NUM_HEADS + 2)
@@ -172,9 +172,8 @@ class _Pooler(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Pooled [C] of the first query, from normed tokens [T, C].
 
-        With one query, keys and values need not be computed: q . (W_k x + b) differs from
-        (W_kᵀ q) . x by a constant per head, and the weighted sum of W_v x + b is W_v of the
-        weighted sum. That is T C products per head instead of T C².
+        Keys and values need not be computed: q . (W_k x + b) differs from (W_kᵀ q) . x by a
+        constant per head, the weighted sum of W_v x + b is W_v of the weighted sum: T C products.
         """
         w_q, w_k, w_v = self.attn.in_proj_weight.view(3, POOL_HEADS, -1, DIM)
         b_q, _, b_v = self.attn.in_proj_bias.view(3, POOL_HEADS, -1)
@@ -193,8 +192,7 @@ class _Pooler(nn.Module):
 class TitanNet(nn.Module):
     """The slide transformer; parameter names are the published ones without `vision_encoder.`.
 
-    `attn_pool` (128 queries for token outputs) and `proj` (into the space shared with text) are
-    loaded, so that a state dict fits exactly, and not used for the slide embedding.
+    `attn_pool` (queries of tokens) and `proj` (into the text space) are loaded, but not used.
     """
 
     def __init__(self) -> None:
@@ -262,10 +260,8 @@ class TitanSlideEncoder(PublishedSlideEncoder):
     ) -> SlideEmbedding:
         """Slide embedding (768,) float32 from CONCH v1.5 embeddings (N, 768).
 
-        Memory: about 12 KiB per tile in float32 (states, q, k, v), less as the budget demands.
-
-        Raises:
-            InvalidInputError: shapes, dtypes or values do not fit; BudgetError: too many tiles.
+        Memory: about 12 KiB per tile in float32, less as the budget demands; a BudgetError for too
+        many tiles.
         """
         tiles, coords, edge = checked_slide(tile_embeddings, coords_l0, tile_px_l0, tile_dim=DIM)
         grid = token_grid(tiles, coords, tile_px_l0=edge)
