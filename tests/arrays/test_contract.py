@@ -59,10 +59,6 @@ def test_channel_std_is_the_population_std(ns: ArrayNamespace) -> None:
     same(ns, ours.channel_std(ns, ns.upload(RGB)), RGB.std(axis=2))
 
 
-def test_saturation_is_that_of_hsv(ns: ArrayNamespace) -> None:
-    same(ns, ours.saturation(ns, ns.upload(RGB)), color.rgb2hsv(RGB)[..., 1])
-
-
 @pytest.mark.parametrize("stain", ours.STAINS)
 def test_stains_are_scikit_images(ns: ArrayNamespace, stain: str) -> None:
     expected = color.separate_stains(RGB, getattr(color, stain))

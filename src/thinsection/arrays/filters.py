@@ -57,17 +57,8 @@ def channel_std(ns: ArrayNamespace, rgb: Array) -> Array:
     return ns.xp.sqrt((3 * squares - total * total).astype(ns.xp.float64)) / 3.0
 
 
-def saturation(ns: ArrayNamespace, rgb: Array) -> Array:
-    """Saturation of HSV, float64 (H, W) in [0, 1]."""
-    highest, lowest = rgb.max(axis=2).astype(ns.xp.float64), rgb.min(axis=2)
-    return (highest - lowest) / ns.xp.maximum(highest, 1.0)
-
-
 def stains_from_rgb(ns: ArrayNamespace, rgb: Array, stain: str) -> Array:
-    """Amount of each of the three stains of one of `STAINS`, float64 (H, W, 3), >= 0.
-
-    Source: Ruifrok and Johnston 2001.
-    """
+    """Amounts of the stains of one of `STAINS`, float64 (H, W, 3), >= 0 (Ruifrok 2001)."""
     densities, unmixing = stain_tables(stain)
     amounts = ns.xp.asarray(densities)[rgb] @ ns.xp.asarray(unmixing)
     return ns.xp.maximum(amounts, 0.0, out=amounts)
@@ -97,8 +88,7 @@ def separable(
 ) -> Array:
     """The image, float (H, W), under two kernels of odd length; the border px goes on outside.
 
-    `down` and `along` weigh the rows and the columns around a px. Only the px that a nearest resize
-    to `shape` takes are made; None makes all. Memory: O(H * W).
+    Only the px that a nearest resize to `shape` takes are made; None makes all. Memory: O(H * W).
     """
     rows, columns = (nearest(*edges) for edges in zip(image.shape, shape or image.shape))
     return _convolved(ns, _convolved(ns, image, along, columns, axis=1), down, rows, axis=0)

@@ -1,5 +1,6 @@
 """One object that says where arrays live: NumPy and SciPy on a CPU, CuPy and cupyx on a GPU."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,18 +42,15 @@ class ArrayNamespace:
 def get_namespace(device: str = "cpu") -> ArrayNamespace:
     """The namespace of a device: 'cpu', 'cuda' or 'cuda:<index>'.
 
-    Raises:
-        DeviceError: the device is not there, or CuPy is not installed.
-        InvalidInputError: no such kind of device.
+    Raises DeviceError: it is not there, or CuPy is not; InvalidInputError: no such kind of device.
     """
     if device == "cpu":
         from scipy import ndimage
 
         return ArrayNamespace(device="cpu", xp=np, ndimage=ndimage)
-    kind, _, index = device.partition(":")
-    if kind != "cuda" or not (index == "" or index.isdigit()):
+    if not (named := re.fullmatch(r"cuda(?::(\d*))?", device)):
         raise InvalidInputError(f"device must be 'cpu', 'cuda' or 'cuda:<index>', got {device!r}")
-    number = int(index or 0)
+    number = int(named[1] or 0)
     device = f"cuda:{number}"
     try:
         import cupy

@@ -23,6 +23,7 @@ _SMOOTHED = 16  # points; a shorter ring is left as it is
 _DECIMALS = 2  # of level-0 px
 
 _Floats = npt.NDArray[np.float64]
+_Edges = tuple[_Floats, _Floats, _Floats]  # starts (E, 2), ends and signs
 
 
 def mask_outlines(
@@ -33,9 +34,6 @@ def mask_outlines(
     As smooth as leaves `least_iou` between the mask and the px whose centres are inside.
 
     Memory: O(H * W) and some 200 bytes per px of the outlines.
-
-    Raises InvalidInputError: the mask is not bool (H, W) of the frame's size.
-
     Source: marching squares (scikit-image), Douglas and Peucker's simplification (GEOS).
     """
     import shapely
@@ -71,8 +69,7 @@ def _pieces(mask: MaskArray) -> list[list[_Floats]]:
         # the point lies midway between a px of the piece and one outside
         sides = (labels[int(f(row)), int(f(column))] for f in (np.floor, np.ceil))
         pieces.setdefault(max(map(int, sides)), []).append(ring)
-    widest = (sorted(pieces[i], key=lambda ring: -float(np.ptp(ring[:, 0]))) for i in pieces)
-    return list(widest)
+    return [sorted(p, key=lambda ring: -float(np.ptp(ring[:, 0]))) for p in pieces.values()]
 
 
 def _polygon(rings: list[_Floats], sigma: float, tolerance: float, frame: MaskFrame) -> Any:
@@ -126,9 +123,8 @@ def coverage(polygons: Any, coords_l0: CoordsL0, size_l0: Size) -> npt.NDArray[n
     low, high = coords_l0, coords_l0 + np.array(size_l0)
     lines = [np.unique(np.concatenate([low[:, axis], high[:, axis]])) for axis in (0, 1)]
     areas = np.pad(cell_areas(polygons, *lines).cumsum(axis=0).cumsum(axis=1), ((1, 0), (1, 0)))
-    (left, right), (top, bottom) = (
-        [np.searchsorted(lines[axis], corner[:, axis]) for corner in (low, high)] for axis in (0, 1)
-    )
+    left, top = (np.searchsorted(lines[axis], low[:, axis]) for axis in (0, 1))
+    right, bottom = (np.searchsorted(lines[axis], high[:, axis]) for axis in (0, 1))
     inside = areas[bottom, right] - areas[top, right] - areas[bottom, left] + areas[top, left]
     shares = np.clip(inside / np.prod(size_l0, dtype=np.float64), 0, 1)
     return np.asarray(shares, dtype=np.float32)
@@ -138,7 +134,6 @@ def cell_areas(polygons: Any, x: npt.NDArray, y: npt.NDArray) -> _Floats:
     """The area that polygons cover of each cell between lines at x (W + 1) and y (H + 1), (H, W).
 
     Each edge is cut at the lines; a piece adds what lies to its right, with its direction's sign.
-
     Memory: 16 bytes per cell and 200 bytes for each cell that an edge crosses.
     """
     start, end, sign = _cut(*_cut(*_edges(polygons, np.ones(2)), x, 0), y, 1)
@@ -155,7 +150,7 @@ def cell_areas(polygons: Any, x: npt.NDArray, y: npt.NDArray) -> _Floats:
     return areas
 
 
-def _edges(polygons: Any, scale: _Floats) -> tuple[_Floats, _Floats, _Floats]:
+def _edges(polygons: Any, scale: _Floats) -> _Edges:
     """Starts (E, 2), ends and signs of all edges: exteriors run one way, holes the other."""
     import shapely
 
@@ -172,9 +167,7 @@ def _edges(polygons: Any, scale: _Floats) -> tuple[_Floats, _Floats, _Floats]:
     return points[:-1][same], points[1:][same], sign
 
 
-def _cut(
-    start: _Floats, end: _Floats, sign: _Floats, lines: npt.NDArray, axis: int
-) -> tuple[_Floats, _Floats, _Floats]:
+def _cut(start: _Floats, end: _Floats, sign: _Floats, lines: npt.NDArray, axis: int) -> _Edges:
     """Edges cut where they cross lines at sorted values of x (axis 0) or y (axis 1)."""
     a, b = start[:, axis], end[:, axis]
     first = np.searchsorted(lines, np.minimum(a, b), side="right")

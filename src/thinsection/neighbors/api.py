@@ -33,6 +33,7 @@ _SEARCHES: dict[str, Callable[..., Found]] = {
 _ROWS = 1 << 14  # rows put in place at a time, to keep the temporaries small
 
 Array = Tensor | npt.NDArray[Any]
+Groups = Array | tuple[Array, Array] | None
 
 
 class Neighbors(NamedTuple):
@@ -69,7 +70,7 @@ class FlatQuery:
         return Neighbors(*(x.numpy() if self.is_numpy else x for x in both))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SearchChoice:
     """An implementation by name and why it was taken."""
 
@@ -86,15 +87,14 @@ def nearest_neighbors(
     *,
     k: int,
     mask: Array | None = None,
-    group: Array | tuple[Array, Array] | None = None,
+    group: Groups = None,
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
     impl: Impl = "auto",
 ) -> Neighbors:
     """The k nearest points of each query: exact, the same whatever the implementation and block.
 
     Distances are formed from differences, in the points' dtype (integers in float64, half types in
-    float32); equal distances are ordered by the lower index. No gradient flows. The result is of
-    the kind and on the device of `points`.
+    float32); ties go to the lower index. No gradient flows. The result is like `points`.
 
     Args:
         points: (..., N, 2 or 3), NumPy or torch, on any device; masked ones may be NaN.
@@ -111,11 +111,10 @@ def nearest_neighbors(
     Memory: N * (D * itemsize + 24) for the sorted copy, N * k * 16 for the result and as much for
         its unsorted form, plus budget_bytes at most.
 
-    Raises:
-        InvalidInputError: shapes, dtypes, k or non-finite coordinates of present points.
-        BudgetError: the implementation asked for does not fit into the budget.
+    Raises InvalidInputError: shapes, dtypes, k or non-finite coordinates of present points;
+    BudgetError: the implementation asked for does not fit into the budget.
     """
-    flat = flat_query(points, queries, k=k, mask=mask, group=group)
+    flat = flat_query(points, queries, k, mask, group)
     choice = choose(flat.query, k, impl=impl, budget_bytes=budget_bytes)
     return flat.put(choice.search(flat.query, k, budget_bytes=budget_bytes))
 
@@ -126,12 +125,12 @@ def explain(
     *,
     k: int,
     mask: Array | None = None,
-    group: Array | tuple[Array, Array] | None = None,
+    group: Groups = None,
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
     impl: Impl = "auto",
 ) -> SearchChoice:
     """What `nearest_neighbors` of the same arguments takes, and why; it does not search."""
-    query = flat_query(points, queries, k=k, mask=mask, group=group).query
+    query = flat_query(points, queries, k, mask, group).query
     return choose(query, k, impl=impl, budget_bytes=budget_bytes)
 
 
@@ -141,45 +140,41 @@ def choose(query: NeighborQuery, k: int, *, impl: str, budget_bytes: int) -> Sea
     rule = f"impl must be one of {', '.join(known)}"
     require(impl in known, rule, f"{impl!r}{nearest(impl, known)}")
     if impl != "auto":
-        return SearchChoice(impl=impl, reason="asked for")
+        return SearchChoice(impl, "asked for")
     if (device := query.points.device).type != "cpu":
-        return SearchChoice(impl="blocks", reason=f"points are on {device}, the tree is for a cpu")
+        return SearchChoice("blocks", f"points are on {device}, the tree is for a cpu")
     first, last = query.ranges()
     pairs, points, queries = int((last - first).sum()), len(query.points), len(query.queries)
     by_pairs = pairs * _SECONDS_PER_PAIR
     by_tree = points * _SECONDS_PER_TREE_POINT + queries * (k + 4) * _SECONDS_PER_QUERY_AND_NEIGHBOR
     estimate = f"{pairs} pairs, estimated {by_pairs:.2g} s in blocks and {by_tree:.2g} s by a tree"
     if by_pairs <= by_tree:
-        return SearchChoice(impl="blocks", reason=estimate)
-    tree = search.least_tree_bytes(query.points, k)
-    if tree > budget_bytes:
+        return SearchChoice("blocks", estimate)
+    if (tree := search.least_tree_bytes(query.points, k)) > budget_bytes:
         needs = f"needs {format_bytes(tree)} of a budget of {format_bytes(budget_bytes)}"
-        return SearchChoice(impl="blocks", reason=f"{estimate}; the tree {needs}")
-    return SearchChoice(impl="kdtree", reason=estimate)
+        return SearchChoice("blocks", f"{estimate}; the tree {needs}")
+    return SearchChoice("kdtree", estimate)
 
 
 def flat_query(
-    points: Array,
-    queries: Array | None,
-    *,
-    k: int,
-    mask: Array | None,
-    group: Array | tuple[Array, Array] | None,
+    points: Array, queries: Array | None, k: int, mask: Array | None, group: Groups
 ) -> FlatQuery:
     """The arguments of `nearest_neighbors`, checked, as one query."""
     places = _coordinates(points, "points")
-    (*lead, num_points, num_dims), device = places.shape, places.device
+    shape, device = tuple(places.shape[:-1]), places.device
+    num_points, num_dims = places.shape[-2:]
     counted = isinstance(k, int) and not isinstance(k, bool) and 1 <= k <= num_points
     require(counted, f"k must be an int from 1 to the {num_points} points", repr(k))
     asked = None if queries is None else _queries(queries, places)
     paired = group is None or isinstance(group, tuple) == (queries is not None)
     rule = "group must be a pair (of the points, of the queries) exactly when queries are given"
     require(paired, rule, type(group).__name__)
-    shape = (*lead, num_points)
     query_shape = shape if asked is None else tuple(asked.shape[:-1])
     present = None if mask is None else _per_point(mask, shape, "mask", device).bool()
     both = group if isinstance(group, tuple) else () if group is None else (group,)
-    ids = [_ids(x, s, device) for x, s in zip(both, (shape, query_shape))]
+    ids = [_per_point(x, s, "group", device) for x, s in zip(both, (shape, query_shape))]
+    for each in ids:
+        require(not each.is_floating_point(), "group must be integer ids", each.dtype)
     _check_finite(places, present, "points")
 
     point_group, query_group = _dense_groups(shape, query_shape, ids, device)
@@ -195,13 +190,7 @@ def flat_query(
         flat_queries = asked.reshape(-1, num_dims)[query_order]
         query_group = query_group[query_order]
         query_self = torch.full_like(query_order, NO_SELF)
-    query = NeighborQuery(
-        points=flat_points,
-        point_group=point_group,
-        queries=flat_queries,
-        query_group=query_group,
-        query_self=query_self,
-    )
+    query = NeighborQuery(flat_points, point_group, flat_queries, query_group, query_self)
     is_numpy = isinstance(points, np.ndarray)
     return FlatQuery(query, order, query_order, num_points, query_shape, is_numpy)
 
@@ -234,7 +223,7 @@ def _dense_groups(
     of_points, of_queries = (batch.repeat_interleave(s[-1]) for s in (shape, query_shape))
     if not ids:
         return of_points, of_queries
-    _, dense = torch.unique(torch.cat([x.reshape(-1) for x in ids]), return_inverse=True)
+    _, dense = torch.unique(torch.cat([x.reshape(-1).long() for x in ids]), return_inverse=True)
     count = int(dense.max()) + 1 if dense.numel() else 1
     of_points = of_points * count + dense[: of_points.numel()]
     if len(ids) == 1:
@@ -256,12 +245,6 @@ def _per_point(values: Array, shape: tuple[int, ...], name: str, device: torch.d
     tensor = _tensor(values, name)
     require(tuple(tensor.shape) == shape, f"{name} must be of shape {shape}", tuple(tensor.shape))
     return tensor.to(device)
-
-
-def _ids(values: Array, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    ids = _per_point(values, shape, "group", device)
-    require(not ids.is_floating_point(), "group must be integer ids", ids.dtype)
-    return ids.to(torch.int64)
 
 
 def _check_finite(coordinates: Tensor, mask: Tensor | None, name: str) -> None:

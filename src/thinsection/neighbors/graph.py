@@ -11,6 +11,7 @@ from thinsection.neighbors.api import DEFAULT_BUDGET_BYTES, nearest_neighbors
 from thinsection.types import Mpp
 from thinsection.units import format_bytes
 
+Points = npt.NDArray[np.float64]  # (N, 2)
 _BYTES_PER_EDGE = 64  # pairs, both directions, their distances and the order of sorting
 
 
@@ -34,8 +35,8 @@ def tile_graph(
 ) -> TileGraph:
     """Edges to the k nearest tiles of each tile, or to all within a radius, and their lengths.
 
-    A radius graph is symmetric; one of k neighbours need not be. No tile is its own neighbour. A
-    tile with fewer than k others in its group gets fewer edges.
+    A radius graph is symmetric; one of k neighbours need not be. No tile is its own neighbour; one
+    with fewer than k others in its group gets fewer edges.
 
     Args:
         coords_l0: int64 (N, 2), x and y in level-0 px; of tiles of one size, or of cells.
@@ -47,37 +48,32 @@ def tile_graph(
 
     Memory: N * k * 40 bytes, or E * 64 for a radius, checked before the pairs are made.
 
-    Raises:
-        InvalidInputError: shapes, dtypes, both or none of k and radius_um, or no mpp for a radius.
-        BudgetError: the edges within the radius do not fit into the budget.
+    Raises InvalidInputError: shapes, dtypes, both or none of k and radius_um, no mpp for a radius;
+    BudgetError: the edges within the radius do not fit into the budget.
     """
     scaled = _scaled(coords_l0, slide_mpp)
     rule, got = "tile_graph must get exactly one of k and radius_um", f"{k=}, {radius_um=}"
     require((k is None) != (radius_um is None), rule, got)
     shape = (len(scaled),) if group is None else np.shape(group)
     require(shape == (len(scaled),), f"group must be of shape ({len(scaled)},)", shape)
-    if k is not None:
+    if radius_um is None:
         return _by_count(scaled, k, group, budget_bytes)
     remedy = "None; pass --slide-mpp or use k"
     require(slide_mpp is not None, "slide_mpp must be given with radius_um", remedy)
-    assert radius_um is not None
     require(np.isfinite(radius_um) and radius_um > 0, "radius_um must be > 0", radius_um)
     return _by_radius(scaled, float(radius_um), group, budget_bytes)
 
 
-def _scaled(coords_l0: Any, slide_mpp: Mpp | float | None) -> npt.NDArray[np.float64]:
+def _scaled(coords_l0: Any, slide_mpp: Mpp | float | None) -> Points:
     coords = np.asarray(coords_l0)
     fits = coords.ndim == 2 and coords.shape[1] == 2 and coords.dtype.kind in "iu"
     require(fits, "coords_l0 must be int64 of shape (N, 2)", f"{coords.dtype} {coords.shape}")
     mpp = np.broadcast_to(np.asarray(1.0 if slide_mpp is None else slide_mpp, np.float64), (2,))
     require(np.isfinite(mpp).all() and (mpp > 0).all(), "slide_mpp must be > 0", slide_mpp)
-    scaled: npt.NDArray[np.float64] = coords * mpp
-    return scaled
+    return np.asarray(coords * mpp)
 
 
-def _by_count(
-    points: npt.NDArray[np.float64], k: int, group: npt.NDArray | None, budget_bytes: int
-) -> TileGraph:
+def _by_count(points: Points, k: Any, group: npt.NDArray | None, budget_bytes: int) -> TileGraph:
     counted = isinstance(k, int | np.integer) and not isinstance(k, bool) and k >= 1
     require(counted, "k must be an int >= 1", repr(k))
     if len(points) < 2:
@@ -90,7 +86,7 @@ def _by_count(
 
 
 def _by_radius(
-    points: npt.NDArray[np.float64], radius_um: float, group: npt.NDArray | None, budget_bytes: int
+    points: Points, radius_um: float, group: npt.NDArray | None, budget_bytes: int
 ) -> TileGraph:
     tree = cKDTree(points)
     reach = radius_um * (1 + 1e-9)  # the tree proposes, the distance from differences decides

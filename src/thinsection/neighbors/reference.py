@@ -3,8 +3,7 @@
 |a|^2 + |b|^2 - 2ab loses the digits that decide which of two near points is nearer, so distances
 are d = sqrt(((eps + dx*dx) + (eps + dy*dy)) + (eps + dz*dz)), each operation rounded to the
 coordinates' dtype; bfloat16 and float16 terms are summed in float32 and rounded once, as torch.sum
-does. The root is torch's pow(0.5), a function of the number alone, not of its place in memory.
-Every implementation takes its distances from here, so that they agree to the bit.
+does. Every implementation takes its distances from here, so that they agree to the bit.
 
 Legend: P present points, Q queries, D dimensions (2 or 3), over all batch elements.
 """
@@ -22,7 +21,7 @@ _HALF = (torch.bfloat16, torch.float16)
 NO_SELF = -1  # a query that is none of the points
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class NeighborQuery:
     """Queries and points in the order of their groups; within a group in the order given.
 
@@ -71,9 +70,7 @@ def order_by_group(group: Tensor) -> Tensor:
 def distances_between(a: Tensor, b: Tensor, *, eps: float = 0.0) -> Tensor:
     """Distances of broadcast coordinates (..., D), D >= 2: all pairs are of (R, 1, D) and (C, D).
 
-    Half types come back as float32.
-
-    Memory: two arrays of the result's size.
+    Half types come back as float32. Memory: two arrays of the result's size.
     """
     half, total = a.dtype in _HALF, None
     for axis in range(a.shape[-1]):
@@ -108,13 +105,11 @@ def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int)
     difference = query.queries[:, None, :] - query.points[None, :, :]
     distance = torch.sum(eps + difference**2, dim=-1) ** 0.5
     distance = distance.to(torch.promote_types(distance.dtype, torch.float32))
-
     other_group = query.query_group[:, None] != query.point_group[None, :]
     itself = query.query_self[:, None] == torch.arange(num_points, device=distance.device)
     distance[other_group | itself] = torch.inf
-
-    missing = max(0, k - num_points)
-    distance = torch.nn.functional.pad(distance, (0, missing), value=torch.inf)
+    missing = (0, max(0, k - num_points))
+    distance = torch.nn.functional.pad(distance, missing, value=torch.inf)
     distance, position = torch.sort(distance, dim=1, stable=True)  # ties: the lower position first
     distance, position = distance[:, :k], position[:, :k]
     return Found(distances=distance, positions=position.masked_fill(distance.isinf(), -1))

@@ -1,9 +1,9 @@
 """Exact search: in blocks of pairs, on any device, and by scipy's cKDTree, on a CPU.
 
 The tree works in float64 and proposes candidates; the shared distances decide. A row is done once
-its farthest candidate lies so far beyond the k-th distance that no point which was not listed can
-reach it after rounding; otherwise more candidates are asked for, and a row with very many ties is
-searched in blocks. So both give the same to the bit. Nothing Q x P is ever in memory.
+no point that was not listed can reach its k-th distance after rounding; otherwise more candidates
+are asked for, and a row with very many ties is searched in blocks. So both give the same to the
+bit. Nothing Q x P is ever in memory.
 """
 
 from collections.abc import Iterator
@@ -26,6 +26,7 @@ _MAX_CANDIDATES = 512  # beyond it a row has that many ties and is searched in b
 _MAX_ROWS = 8192
 _PAIR_BYTES = 160  # of a pair in a radius: indices twice, coordinates, differences, distances
 _MIN_ROWS = 64
+Pair = tuple[Tensor, Tensor]  # distances, and columns or positions, (R, k) each
 
 
 def bytes_per_pair(points: Tensor) -> int:
@@ -67,9 +68,7 @@ def in_blocks(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: i
     return found
 
 
-def _block(
-    query: NeighborQuery, rows: slice, columns: slice, k: int, eps: float
-) -> tuple[Tensor, Tensor]:
+def _block(query: NeighborQuery, rows: slice, columns: slice, k: int, eps: float) -> Pair:
     points = query.points[columns].T.contiguous().T
     values = distances_between(query.queries[rows, None], points, eps=eps)
     group, wanted = query.point_group[columns], query.query_group[rows]
@@ -82,13 +81,11 @@ def _block(
     return nearest, index + columns.start
 
 
-def smallest_k(distances: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def smallest_k(distances: Tensor, k: int) -> Pair:
     """Values and columns (R, k) of the smallest entries of (R, C), ascending, lower column first.
 
-    torch.topk leaves open which of equal values it takes. Columns of infinite values are arbitrary.
-    Where C < k the rest is inf.
-
-    Memory: a bool per entry and 16 bytes per entry that equals its row's k-th smallest.
+    torch.topk leaves open which of equal values it takes. Where C < k the rest is inf; columns of
+    inf are arbitrary. Memory: a bool per entry, 16 bytes per one that equals its row's k-th.
     """
     num_columns = distances.shape[1]
     values, columns = torch.topk(distances, min(k + 1, num_columns), largest=False, sorted=True)
@@ -101,9 +98,7 @@ def smallest_k(distances: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return pad(values, missing, value=torch.inf), pad(columns, missing)
 
 
-def _merge(
-    first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], k: int
-) -> tuple[Tensor, Tensor]:
+def _merge(first: Pair, second: Pair, k: int) -> Pair:
     """The k best of two sorted lists (R, k) each; every index of `second` is above `first`'s."""
     values, indices = (torch.cat(both, dim=1) for both in zip(first, second))
     values, order = torch.sort(values, dim=1, stable=True)
@@ -112,8 +107,7 @@ def _merge(
 
 def _settled(distances: Tensor, values: Tensor, columns: Tensor) -> Tensor:
     """Columns (R, k) in order where values tie: the first of those that equal the k-th value."""
-    num_rows, k = values.shape
-    last = values[:, -1:]
+    (num_rows, k), last = values.shape, values[:, -1:]
     row, column = ((distances == last) & last.isfinite()).nonzero(as_tuple=True)
     counts = torch.bincount(row, minlength=num_rows)
     rank = torch.arange(row.numel(), device=row.device) - (counts.cumsum(0) - counts)[row]
@@ -142,17 +136,16 @@ def by_tree(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int
 
     Memory: `tree_bytes` plus blocks of rows within the rest of budget_bytes, beyond the result.
     """
-    device, rule = query.points.device, "points must be on the cpu for impl 'kdtree'"
-    got = f"{device}; use impl 'blocks' or move them"
-    require(device.type == "cpu", rule, got, error=DeviceError)
+    device, remedy = query.points.device, "use impl 'blocks' or move them"
+    rule = "points must be on the cpu for impl 'kdtree'"
+    require(device.type == "cpu", rule, f"{device}; {remedy}", error=DeviceError)
     num_queries, num_dims = query.queries.shape
     distances, positions = found = Found.nothing(query, k)
     if not (len(query.points) and num_queries):
         return found
     candidates, need = k + _SPARE, least_tree_bytes(query.points, k)
     what = f"({format_bytes(need)}) for impl 'kdtree' and {len(query.points)} points"
-    got = f"{budget_bytes}; use impl 'blocks'"
-    rule = f"budget_bytes must be >= {need} {what}"
+    rule, got = f"budget_bytes must be >= {need} {what}", f"{budget_bytes}; use impl 'blocks'"
     require(budget_bytes >= need, rule, got, error=BudgetError)
     tree = _Tree(query)
     room = budget_bytes - tree_bytes(len(query.points), num_dims)
@@ -178,10 +171,8 @@ def pairs_within(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Blocks of pairs, positions of query and point, among them all nearer than the radius.
 
-    Some lie a rounding of their dtype beyond it: whoever forms the distance decides.
-
-    Memory: `tree_bytes` of points and queries, and budget_bytes for the pairs of a block and what
-    is made of them (at least those of one query).
+    Some lie a rounding of their dtype beyond it: whoever forms the distance decides. Memory:
+    `tree_bytes` of points and queries, and budget_bytes for a block's pairs, one query's at least.
     """
     at, places = (each.detach().cpu().double().numpy() for each in (points, queries))
     reach = radius * (1 + 2 * relative_error(points.dtype))
@@ -192,9 +183,8 @@ def pairs_within(
         start, before = stop, ends[stop - 1] if stop else 0
         stop = int(np.searchsorted(ends, before + budget_bytes // _PAIR_BYTES, side="right"))
         stop = max(stop, start + 1)
-        near = cKDTree(places[start:stop]).sparse_distance_matrix(
-            tree, reach, output_type="ndarray"
-        )
+        block = cKDTree(places[start:stop])
+        near = block.sparse_distance_matrix(tree, reach, output_type="ndarray")
         query, point = (torch.from_numpy(near[end]).to(points.device) for end in "ij")
         yield query + start, point
 
@@ -209,9 +199,8 @@ class _Tree:
 
     def __init__(self, query: NeighborQuery) -> None:
         self._query = query
-        ends = [x.aminmax(dim=0) for x in (query.points, query.queries)]
-        low = torch.minimum(ends[0].min, ends[1].min).double()
-        high = torch.maximum(ends[0].max, ends[1].max).double()
+        ends = [torch.stack(x.aminmax(dim=0)) for x in (query.points, query.queries)]
+        low, high = torch.cat(ends).double().aminmax(dim=0)
         diameter = float((high - low).norm())
         self._reach = 2 * diameter if diameter > 0 else 1.0
         groups = (query.point_group, query.query_group)
@@ -227,12 +216,9 @@ class _Tree:
         """Distances and positions (R, k) of these queries and whether each row is proven."""
         query = self._query
         queries = query.queries[rows]
-        listed, found = self._tree.query(
-            self._lift(queries, query.query_group[rows]).numpy(),
-            k=list(range(1, candidates + 1)),
-            distance_upper_bound=self._reach,
-            workers=torch.get_num_threads(),
-        )
+        places = self._lift(queries, query.query_group[rows]).numpy()
+        how = {"distance_upper_bound": self._reach, "workers": torch.get_num_threads()}
+        listed, found = self._tree.query(places, k=list(range(1, candidates + 1)), **how)
         index = torch.from_numpy(found).sort(dim=1).values  # ties go to the lower position
         absent = (index == len(query.points)) | (index == query.query_self[rows, None])
         gathered = query.points[index.clamp_(max=len(query.points) - 1)]

@@ -265,16 +265,13 @@ def openfold3(options: FrameOptions | None = None) -> Iterator[None]:
     """OpenFold3's work on all pairs of atoms, in O(N_atom) memory, inside the installed package.
 
     Frames of tokens, clashes, the losses of pLDDT, smooth lDDT and bonds, the lDDT of a complex.
-
     Every module of openfold3 that holds an original function gets ours, also one that is imported
     within the block; all get the original back. Process-wide, not for concurrent use by threads.
     FrameOptions(impl='rows') keeps the original's choice among equal distances; its budget_bytes
     bounds each search. 0.4.5, whose lDDT has other bins, keeps its own lDDT.
 
-    Raises:
-        MissingDependencyError: openfold3 is not installed.
-        RescueError: another version or signature than was compared, or already replaced; or a block
-            that ends without one call of ours.
+    Raises MissingDependencyError: openfold3 is not installed; RescueError: another version or
+    signature than was compared, or already replaced; or a block without one call of ours.
     """
     calls: list[str] = []
     swaps = _recognised(options or FrameOptions(), calls)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
-from thinsection.errors import RescueError
+from thinsection.errors import RescueError, require
 from thinsection.types import MIB
 
 DEFAULT_BUDGET_BYTES = 256 * MIB  # block buffers of the attention
@@ -47,10 +47,9 @@ def titan(model: Any, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[A
     Memory: states, q, k and v of one block as the model's own code holds them (O(N)), its dense
     rows x columns x 768 grid of features, and budget_bytes; no N x N bias.
 
-    Raises:
-        RescueError: the model's code is not of the form that this recognises, its weights are not
-            finite, or its states differ from ours on a small probe: nothing is changed then. Also
-            when a block ends in which our attention was not called once.
+    Raises RescueError: the model's code is not of the form that this recognises, its weights are
+    not finite, or its states differ from ours on a probe: nothing is changed then; or our attention
+    was not called once within the block.
     """
     hub = getattr(model, _PEERS.get(type(model).__module__.partition(".")[0], ""), model)
     encoder = _recognise(hub)
@@ -64,10 +63,8 @@ def titan(model: Any, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[A
         yield model
     finally:
         ours.take_back()
-    if not calls:
-        rule = "our attention must be called within the block"
-        way = f"use {_ENTRY} of this model, one slide at a time"
-        raise RescueError(f"{rule}, got no call, so nothing was rescued; {way}")
+    got = f"no call, so nothing was rescued; use {_ENTRY} of this model, one slide at a time"
+    require(calls, "our attention must be called within the block", got, error=RescueError)
 
 
 class _Cells(NamedTuple):
@@ -156,9 +153,9 @@ def _states_of_probe(encoder: Any) -> Tensor:
 def _compare(own: Tensor, ours: Tensor) -> None:
     scale, worst = float(own.abs().max()), float((own - ours).abs().max())
     tolerance = _TOLERANCE if own.dtype == torch.float32 else 0.03
-    if not worst <= tolerance * max(scale, 1e-6):
-        got = f"a difference of {worst:.2g} at values of {scale:.2g}; it may be another revision"
-        raise RescueError(f"the model's states must equal those by 2-D ALiBi attention, got {got}")
+    got = f"a difference of {worst:.2g} at values of {scale:.2g}; it may be another revision"
+    rule = "the model's states must equal those by 2-D ALiBi attention"
+    require(worst <= tolerance * max(scale, 1e-6), rule, got, error=RescueError)
 
 
 def _forward_features_of(encoder: Any) -> Callable[..., Any]:

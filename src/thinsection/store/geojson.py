@@ -19,15 +19,11 @@ def write_masks_geojson(
 ) -> None:
     """Writes masks as one FeatureCollection of annotations, atomically; empty ones are left out.
 
-    Coordinates are level-0 px, x to the right and y down, as QuPath reads them. A mask is its name
-    (of annotation and class), bool (H, W), and color; its pieces are polygons of one MultiPolygon.
-
-    Memory: O(H * W + corners of all masks), the text included.
+    A mask is its name (of annotation and class), bool (H, W), and color; its pieces are polygons of
+    one MultiPolygon. Memory: O(H * W + corners of all masks), the text included.
     """
-    features = [
-        annotation(mask_outlines(m, frame), name, color) for name, m, color in masks if m.any()
-    ]
-    write_features(path, features)
+    drawn = ((mask_outlines(m, frame), name, color) for name, m, color in masks if m.any())
+    write_features(path, [annotation(*each) for each in drawn])
 
 
 def write_features(path: Path, features: list[dict[str, Any]]) -> None:
@@ -41,15 +37,10 @@ def annotation(polygons: Any, name: str, color: Color) -> dict[str, Any]:
     import shapely
 
     parts = list(shapely.get_parts(polygons))
-    geometry = shapely.geometry.mapping(
-        parts[0] if len(parts) == 1 else shapely.MultiPolygon(parts)
-    )
-    classification = {"name": name, "color": list(color)}
-    return {
-        "type": "Feature",
-        "geometry": geometry,
-        "properties": {"objectType": "annotation", "name": name, "classification": classification},
-    }
+    shape = shapely.geometry.mapping(parts[0] if len(parts) == 1 else shapely.MultiPolygon(parts))
+    kind = {"name": name, "color": list(color)}
+    properties = {"objectType": "annotation", "name": name, "classification": kind}
+    return {"type": "Feature", "geometry": shape, "properties": properties}
 
 
 def tile_features(

@@ -1,9 +1,8 @@
 """Which file a slide is: what of it is compared before results that are there are taken for its.
 
 A key holds the identity of the content, whatever it is called and wherever it lies. By default a
-file is the same one while its size, 8 samples of 16 KiB and its time stamps are. Where the time
-stamps alone differ (a copy, a touch, a change between the samples) its every byte is compared once,
-by the hash that the run which read its tiles has left.
+file is the same one while its size, 8 samples of 16 KiB and its time stamps are. Where these alone
+differ (a copy, a touch) every byte is compared once, by the hash that the run before has left.
 """
 
 import hashlib
@@ -25,7 +24,7 @@ _SAMPLES = 8
 _METADATA = ("zarr.json", ".zattrs", ".zarray", ".zgroup")  # of a folder of chunks
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Identity:
     """What is known of a slide's file."""
 
@@ -36,25 +35,19 @@ class Identity:
 
     @classmethod
     def of(cls, path: Path | str, known: Mapping[str, str], how: How) -> "Identity":
-        """The identity of a file; `known` is what an earlier run has left of it, if any.
+        """The identity of a file or URL; `known` are the fields that an earlier run left, if any.
 
-        Args:
-            path: the slide's file or URL.
-            known: fields of an `Identity`; empty where there is none.
-            how: 'times' as above; 'samples' never reads every byte; 'full' always does.
-
-        Raises:
-            StoreError: it cannot be read.
+        `how`: 'times' as above; 'samples' never reads every byte; 'full' always does. StoreError
+        where it cannot be read.
         """
         samples, times = fingerprint(path), _times(path)
-        new = cls(source=samples, samples=samples, times=times)
-        if how != "full" and known.get("samples") != samples:
+        new, same = cls(samples, samples, times), known.get("samples") == samples
+        if how != "full" and not same:
             return new
-        same_times = how == "samples" or known.get("times") == times
-        if how != "full" and same_times:
+        if how == "samples" or (how == "times" and known.get("times") == times):
             return cls(**known)
         whole = whole_sum(path)
-        if known.get("samples") != samples:
+        if not same:
             return replace(new, whole=whole)
         if known.get("whole") in ("", whole):  # '': no tile of it was read so far
             return replace(cls(**known), times=times, whole=whole)
@@ -80,10 +73,7 @@ class WholeSum:
 
 
 def whole_sum(path: Path | str) -> str:
-    """SHA-256 of every byte of a slide and of the files that belong to it. Memory: 8 MiB.
-
-    Raises StoreError: they cannot be read.
-    """
+    """SHA-256 of all bytes of a slide and its files, or a StoreError. Memory: 8 MiB."""
     digest = hashlib.sha256()
     for one in _files(path):
         try:
@@ -177,10 +167,7 @@ def _files(slide: Path | str) -> list[Path | str]:
 
 
 def _folder_sizes(slide: Path | str) -> dict[str, int] | None:
-    """Bytes of the files of a slide that is a folder, by relative name; None of a file.
-
-    Raises StoreError: a URL whose files cannot be listed.
-    """
+    """Bytes of the files of a slide that is a folder, by relative name; None of a file."""
     if not is_folder_slide(slide):
         return None
     if is_url(str(slide)):
@@ -199,11 +186,7 @@ def _folder_sizes(slide: Path | str) -> dict[str, int] | None:
 def _companions(slide: Path | str) -> list[Path]:
     """Files beside a local slide that belong to it."""
     path = Path(slide)
-    if is_url(str(slide)):
-        return []
-    folder = path.with_suffix("")
-    if path.suffix.lower() == ".mrxs" and folder.is_dir():
+    suffix, folder = "" if is_url(str(slide)) else path.suffix.lower(), path.with_suffix("")
+    if suffix == ".mrxs" and folder.is_dir():
         return sorted(p for p in folder.iterdir() if p.is_file())
-    if path.suffix.lower() == ".dcm":
-        return sorted(p for p in path.parent.glob("*.dcm") if p != path)
-    return []
+    return sorted(p for p in path.parent.glob("*.dcm") if p != path) if suffix == ".dcm" else []

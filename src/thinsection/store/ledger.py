@@ -140,8 +140,8 @@ class SlideLedger:
 def load_ledger(out: Path, slide_id: str) -> SlideLedger:
     """The ledger of a slide; an empty one where there is none.
 
-    A ledger that is not readable (written by another version, edited by hand) counts as none: the
-    stages are done again and nothing wrong is taken over; `damage` says which field is not right.
+    One that is not readable (of another version, edited by hand) counts as none: the stages are
+    done again; `damage` says which field is not right.
     """
     ledger = SlideLedger(out=out, slide_id=slide_id)
     try:

@@ -59,10 +59,8 @@ def tile_table_files(
 class EmbeddingRows:
     """Tile embeddings (N, D) on disk; rows are asked for as of an array and read then.
 
-    Where the file is not packed (ours, TRIDENT's, CLAM's are not) scattered rows are read from
-    their places; of a packed one the whole is read. One vector is (1, D).
-
-    Memory: the rows that were asked for, and `index_bytes`.
+    Scattered rows are read from their places, of a packed file (as ours, TRIDENT's, CLAM's are
+    not) the whole. One vector is (1, D). Memory: the rows that were asked for, and `index_bytes`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,9 +75,8 @@ class EmbeddingRows:
             self.shape: tuple[int, int] = (1, *stored)[-2:]
             self.dtype: np.dtype[Any] = data.dtype
             self._starts = _starts(data) if len(stored) > 1 else None
-            self._chunk_rows: int = (
-                data.chunks[-2] if data.chunks and len(stored) > 1 else len(self)
-            )
+            chunked = data.chunks and len(stored) > 1
+            self._chunk_rows: int = data.chunks[-2] if chunked else len(self)
 
     @property
     def index_bytes(self) -> int:

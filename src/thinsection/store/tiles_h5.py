@@ -29,13 +29,12 @@ from thinsection.slide import Slide
 from thinsection.slide.geometry import best_level, nominal_power
 from thinsection.tiles import TileTable
 from thinsection.tiles.grid import TilesConfig, check_coords
-from thinsection.types import Closing, CoordsL0, Size
+from thinsection.types import KIB, Closing, CoordsL0, Size
 
 if TYPE_CHECKING:
     import h5py
 
-# embeddings are read whole or in runs: chunks of about 256 KiB
-_CHUNK_BYTES = 256 * 1024
+_CHUNK_BYTES = 256 * KIB  # about: embeddings are read whole or in runs
 _DTYPES = ("float32", "float16")
 CHECKSUM = "thinsection_sha256"  # attribute of a dataset
 # attributes that somebody computes with
@@ -47,10 +46,9 @@ def tile_attributes(
 ) -> dict[str, Any]:
     """Attributes of /coords: TRIDENT's and CLAM's names first, then our own.
 
-    `target_magnification` is the nominal power of the mpp that was asked for (0.5 µm/px: 20),
-    because that is what their readers expect, and `level0_magnification` is such that TRIDENT reads
-    exactly the px that a tile covers; `tile_mpp` is the true one. Without an mpp both are the
-    objective's power, or 0 where nobody knows it.
+    `target_magnification` is the nominal power of the mpp that was asked for (0.5 µm/px: 20), as
+    their readers expect, `level0_magnification` such that TRIDENT reads exactly a tile's px. Both
+    are the objective's power, or 0, without an mpp. `tile_mpp` is the true one.
     """
     plan = table.plan
     level = best_level(slide.levels, plan.downsample)  # of the file, also where a part was decoded
@@ -106,15 +104,11 @@ class TilesFile:
 
 
 class TilesWriter(Closing):
-    """Writes a tiles file piece by piece into a path that `atomic_path` gave.
+    """Writes a tiles file piece by piece into a path that `atomic_path` gave. Memory: one batch.
 
-    Args:
-        dim: width of the embeddings, or the shape of a tile's tokens; 0 writes coordinates only.
-        dataset: name of the embeddings or tokens.
-        dtype: 'float32' or 'float16'; a value that overflows float16 is refused.
-        attributes: set on `coords` and on the file: plain numbers and strings.
-
-    Memory: O(one batch).
+    `dim` is the width of the embeddings, or the shape of a tile's tokens; 0: coordinates only.
+    `dtype` is float32 or float16, where a value that overflows is refused; `attributes` (plain
+    numbers and strings) are set on `coords` and on the file.
     """
 
     def __init__(
@@ -128,8 +122,7 @@ class TilesWriter(Closing):
     ) -> None:
         import h5py  # slow to import: a run that finds everything done needs none
 
-        if dtype not in _DTYPES:
-            raise InvalidInputError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
+        require(dtype in _DTYPES, f"dtype must be one of {', '.join(_DTYPES)}", repr(dtype))
         self._path = path
         self.shape = (dim,) if isinstance(dim, int) else dim
         with ExitStack() as stack:
@@ -154,28 +147,25 @@ class TilesWriter(Closing):
         Raises InvalidInputError: coords not int64 (b, 2), other rows, or non-finite embeddings.
         """
         check_coords(coords_l0)
-        with writing(self._path):
-            self._append(coords_l0, features)
-            self._raw.check()
-
-    def _append(self, coords_l0: CoordsL0, features: npt.NDArray[np.floating] | None) -> None:
-        start, count = self._coords.shape[0], len(coords_l0)
         if features is not None and self._features is not None:
-            if features.shape != (shape := (count, *self.shape)):
-                raise InvalidInputError(f"features must have shape {shape}, got {features.shape}")
+            shape, kind = (len(coords_l0), *self.shape), self._features.dtype
+            require(features.shape == shape, f"features must have shape {shape}", features.shape)
             with np.errstate(over="ignore"):
-                stored = features.astype(self._features.dtype)
-            finite = np.isfinite(stored).reshape(count, math.prod(self.shape)).all(axis=1)
+                stored = features.astype(kind)
+            finite = np.isfinite(stored).reshape(len(stored), math.prod(self.shape)).all(axis=1)
             if not finite.all():
                 bad = f"a value that is not for the tile at {coords_l0[~finite][0].tolist()}"
-                rule = f"features must be finite in {self._features.dtype}"
-                raise InvalidInputError(f"{rule}, got {bad}; check the encoder's precision")
-            self._features.resize(start + count, axis=0)
-            self._features[start:] = stored
-            self._hashes[1].update(np.ascontiguousarray(stored).data)
-        self._hashes[0].update(np.ascontiguousarray(coords_l0).data)
-        self._coords.resize(start + count, axis=0)
-        self._coords[start:] = coords_l0
+                remedy = "check the encoder's precision"
+                raise InvalidInputError(f"features must be finite in {kind}, got {bad}; {remedy}")
+            self._extend(1, self._features, stored)
+        self._extend(0, self._coords, coords_l0)
+
+    def _extend(self, place: int, dataset: "h5py.Dataset", values: npt.NDArray) -> None:
+        with writing(self._path):
+            dataset.resize(len(dataset) + len(values), axis=0)
+            dataset[len(dataset) - len(values) :] = values
+            self._hashes[place].update(np.ascontiguousarray(values).data)
+            self._raw.check()
 
     def add_column(self, name: str, values: npt.NDArray) -> None:
         """Adds a per-tile column under /tiles."""
@@ -200,10 +190,7 @@ def new_h5(path: Path) -> "Iterator[h5py.File]":
 
 
 def add_dataset(
-    file: "h5py.File",
-    name: str,
-    values: npt.NDArray[Any],
-    attributes: Mapping[str, Any] | None = None,
+    file: "h5py.File", name: str, values: npt.NDArray, attributes: Mapping[str, Any] | None = None
 ) -> None:
     """Writes a dataset with its attributes and its checksum."""
     dataset = file.create_dataset(name, data=values)
@@ -214,27 +201,20 @@ def add_dataset(
 
 def _checksum(dataset: "h5py.Dataset", of_values: "hashlib._Hash") -> str:
     """Hash of a dataset's values, type, shape and attributes."""
-    attributes = {
-        name: np.asarray(value).tolist()
-        for name, value in sorted(dataset.attrs.items())
-        if name != CHECKSUM
-    }
-    digest = of_values.copy()
+    named = sorted((n, v) for n, v in dataset.attrs.items() if n != CHECKSUM)
+    attributes, digest = {n: np.asarray(v).tolist() for n, v in named}, of_values.copy()
     digest.update(json.dumps([dataset.dtype.str, dataset.shape, attributes], default=str).encode())
     return digest.hexdigest()
 
 
 def read_tiles(path: Path, *, verify: bool = True, embeddings: bool = True) -> TilesFile:
-    """A tiles file of ours, of TRIDENT's or of CLAM's.
+    """A tiles file of ours, of TRIDENT's or of CLAM's. Memory: the file's content.
 
     `verify` compares each dataset with its checksum, where it has one; without `embeddings` these
     are left where they are.
 
-    Memory: the file's content.
-
-    Raises:
-        StoreError: missing, not HDF5, truncated, without `coords`, other bytes than were written.
-        InvalidInputError: shapes that do not fit each other.
+    Raises StoreError: missing, not HDF5, truncated, without `coords`, not the bytes that were
+    written; InvalidInputError: shapes that do not fit each other.
     """
     with open_h5(path) as file:
         coords = _values(file, "coords", path, verify=verify).astype(np.int64)
@@ -246,9 +226,9 @@ def read_tiles(path: Path, *, verify: bool = True, embeddings: bool = True) -> T
             features = _values(file, "features", path, verify=verify)
             if features.ndim == 3 and features.shape[0] == 1:  # a leading batch axis occurs
                 features = features[0]
-            if features.ndim != 2 or len(features) != len(coords):
-                wanted = f"features must have shape ({len(coords)}, D)"
-                raise InvalidInputError(f"{wanted}, got {features.shape} in {str(path)!r}")
+            fits, rule = features.ndim == 2, f"features must have shape ({len(coords)}, D)"
+            fits = fits and len(features) == len(coords)
+            require(fits, rule, f"{features.shape} in {str(path)!r}")
             attrs = dict(file["features"].attrs) | attrs
         for name in _NUMBERS:
             number = np.asarray(attrs.get(name, 0)).dtype.kind in "iuf"
@@ -260,14 +240,10 @@ def read_tiles(path: Path, *, verify: bool = True, embeddings: bool = True) -> T
 
 
 def column_names(path: Path) -> tuple[str, ...] | None:
-    """Names of the per-tile columns of a file, no value of which is read; None where it is none.
-
-    Raises StoreError: not HDF5, or links in the place of coordinates or columns.
-    """
+    """Names of the per-tile columns of a file, no value of which is read; None where it is none."""
     with open_h5(path) as file:
-        if "tiles" not in file or "coords" not in file:
-            return None
-        return tuple(_group(file, "tiles", path))
+        whole = "tiles" in file and "coords" in file
+        return tuple(_group(file, "tiles", path)) if whole else None
 
 
 def damaged_datasets(path: Path) -> tuple[int, list[str]]:
@@ -319,10 +295,7 @@ def write_slide_embedding(
 
 
 def read_slide_embedding(path: Path) -> SlideEmbeddingFile:
-    """A slide embedding of ours or of TRIDENT's.
-
-    Raises StoreError: missing, not HDF5, or without a vector `features`.
-    """
+    """A slide embedding of ours or of TRIDENT's; StoreError without a vector `features`."""
     with open_h5(path) as file:
         values = _values(file, "features", path)
         if values.size != max(values.shape, default=0):
@@ -332,10 +305,7 @@ def read_slide_embedding(path: Path) -> SlideEmbeddingFile:
 
 
 def stored_dataset(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset":
-    """A dataset of numbers that lies in the file itself.
-
-    Raises StoreError: it is missing, a group, no numbers, or lies in another file.
-    """
+    """A dataset of numbers that lies in the file itself; else a StoreError."""
     import h5py
 
     expected = "expected a tiles.h5 of thinsection, or a features file of TRIDENT or CLAM"

@@ -93,17 +93,12 @@ def frame_table(
 def _summary(structure: Structure, name: str, valid: BoolArray, alone: BoolArray) -> FrameSummary:
     """Counts; `alone` are tokens of one atom in a chain that has too few for a frame."""
     is_atom = structure.token_kind == ATOM
-    return FrameSummary(
-        structure=name,
-        chains=len(structure.chains),
-        atoms=int(structure.observed.sum()),
-        tokens=structure.num_tokens,
-        atom_tokens=int(is_atom.sum()),
-        valid_frames=int(valid.sum()),
-        too_few_atoms=int(alone.sum()),
-        near_a_line=int((is_atom & ~alone & ~valid).sum()),
-        missing_atoms=int((~is_atom & ~valid).sum()),
-    )
+    counted = {"atoms": structure.observed, "atom_tokens": is_atom, "valid_frames": valid}
+    counted |= {"too_few_atoms": alone, "near_a_line": is_atom & ~alone & ~valid}
+    counted["missing_atoms"] = ~is_atom & ~valid
+    sums = {reason: int(tokens.sum()) for reason, tokens in counted.items()}
+    chains, tokens = len(structure.chains), structure.num_tokens
+    return FrameSummary(structure=name, chains=chains, tokens=tokens, **sums)
 
 
 def write_frames(
@@ -123,15 +118,16 @@ def write_frames(
 
     Memory: one structure and its table at a time.
 
-    Raises:
-        InvalidInputError: no structure, another suffix or an angle outside [0, 90].
-        StructureError: a file cannot be used.
-        MissingDependencyError: gemmi or pyarrow is not installed.
+    Raises InvalidInputError: no structure, another suffix or an angle outside [0, 90];
+    StructureError: a file cannot be used; MissingDependencyError: no gemmi or pyarrow.
     """
     require(structure_paths, "structure_paths must name at least one file", "none")
     known, ends = table_path.suffix in _SUFFIXES, " or ".join(_SUFFIXES)
     require(known, f"out must end in {ends}", repr(str(table_path)))
     require(0 <= angle_threshold <= 90, "angle_threshold must be in [0, 90]", angle_threshold)
+    with importing("frame tables need pyarrow", "structures"):
+        from pyarrow import csv, parquet
+    write = csv.CSVWriter if table_path.suffix == ".csv" else parquet.ParquetWriter
     summaries, writer = [], None
     tabled = partial(frame_table, angle_threshold=angle_threshold, options=options)
     with ExitStack() as stack:
@@ -143,7 +139,7 @@ def write_frames(
                 error.add_note(f"structure: {path}")
                 raise
             table = _plain(table) if table_path.suffix == ".csv" else table
-            writer = writer or stack.enter_context(_writer(table_path, table.schema))
+            writer = writer or stack.enter_context(write(table_path, table.schema))
             writer.write_table(table, _ROW_GROUP)
             summaries.append(summary)
     return summaries
@@ -155,10 +151,3 @@ def _plain(table: "pyarrow.Table") -> "pyarrow.Table":
 
     kinds = ((f, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in table.schema)
     return table.cast(pa.schema([pa.field(f.name, kind) for f, kind in kinds]))
-
-
-def _writer(table_path: Path, schema: Any) -> Any:
-    from pyarrow import csv, parquet
-
-    writer = csv.CSVWriter if table_path.suffix == ".csv" else parquet.ParquetWriter
-    return writer(table_path, schema)

@@ -28,10 +28,9 @@ KEYS = (
 )
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _NUM_RESTYPES = 32  # one-hot: 20 amino acids and UNK, A G C U N, DA DG DC DT DN, gap
-_FRAME_ATOMS = (  # residue types, first of their three columns, offsets
-    *((slice(21), 0, (0, 1, 2)), (slice(21, 26), 3, (7, 11, 5))),  # amino acids; RNA
-    (slice(26, 31), 3, (7, 10, 5)),  # DNA
-)
+# residue types (amino acids, RNA, DNA), first of their three columns, offsets
+_RNA, _DNA = (slice(21, 26), 3, (7, 11, 5)), (slice(26, 31), 3, (7, 10, 5))
+_FRAME_ATOMS = ((slice(21), 0, (0, 1, 2)), _RNA, _DNA)
 _TOKENS = 1 << 16  # tokens whose one-hot residue types are converted at a time
 ANGLE_THRESHOLD = 25.0  # degrees from a line, AlphaFold 3's
 Coordinates = tuple[Tensor, Tensor, Tensor]
@@ -46,13 +45,11 @@ _require = partial(require, error=StructureError)
 class FrameOptions:
     """How `token_frame_atoms` works; none changes a frame where distances differ."""
 
-    # 'chain' searches each atom's own chain, equal distances go to the lower index; 'rows' forms
-    # the whole row of each atomised token's start atom, and torch.topk's choice among equal
-    # distances and in invalid frames is that of the all-pairs original
+    # 'chain' searches each atom's own chain, ties go to the lower index; 'rows' forms the whole row
+    # of each atomised token's start atom: the original's choice among ties and in invalid frames
     impl: Literal["chain", "rows"] = "chain"
     search: Impl = "auto"  # how 'chain' searches, as in `nearest_neighbors`
-    # look at values first (holes in token_mask, NaN), which costs a GPU a synchronisation; without
-    # it such input gives a wrong result or an error from below
+    # look at values first (holes in token_mask, NaN), which costs a GPU a synchronisation
     check: bool = True
     budget_bytes: int = DEFAULT_BUDGET_BYTES  # bound on the memory of the search
 
@@ -98,12 +95,10 @@ def token_frame_atoms(  # noqa: PLR0917 - the signature of the function that it 
         options: how to search; see `FrameOptions`.
 
     Returns:
-        (a, b, c), each (*, N_token, 3), and the mask (*, N_token). Invalid frames are atoms of x
-        too, so finite where x is.
+        (a, b, c), each (*, N_token, 3), and the mask (*, N_token). Invalid ones are atoms of x too.
 
     Memory: about 9 * 8 bytes per token and sample beyond the result, 24 bytes per atom, and for the
-        search of one sample 72 bytes per atom of the chains that hold atomised tokens, bounded by
-        `options.budget_bytes`.
+        search of one sample 72 per atom of atomised tokens' chains, within `options.budget_bytes`.
 
     Raises StructureError for keys, shapes and dtypes; with `options.check` also for values.
 
@@ -152,9 +147,9 @@ def _two_nearest(
     inf: float,
     options: FrameOptions,
 ) -> tuple[Tensor, Tensor]:
-    """Second and third (2, *, T) of each start atom's row of distances, the start atom counted.
+    """Second and third (2, *, T) of each start atom's row of distances, itself where there is none.
 
-    The start atom itself where there is none; and (*, T) whether both exist.
+    The start atom counts. And (*, T) whether both exist.
     """
     lead = x.shape[:-2]
     present = batch["token_mask"] if options.impl == "chain" else 1  # the original asks later
@@ -189,12 +184,9 @@ def _nearest_in_chain(sample: _Sample, eps: float, options: FrameOptions) -> tup
     atom_chain = place[atoms]
     order, token_order = order_by_group(atom_chain), order_by_group(token_chain)
     atoms, tokens = atoms[order], tokens[token_order]
+    no_self = torch.full_like(tokens, NO_SELF)  # the start atom counts as its own first
     query = NeighborQuery(
-        points=x[atoms],
-        point_group=atom_chain[order],
-        queries=x[start[tokens]],
-        query_group=token_chain[token_order],
-        query_self=torch.full_like(tokens, NO_SELF),  # the start atom counts as its own first
+        x[atoms], atom_chain[order], x[start[tokens]], token_chain[token_order], no_self
     )
     choice = choose(query, 3, impl=options.search, budget_bytes=options.budget_bytes)
     positions = choice.search(query, 3, eps=eps, budget_bytes=options.budget_bytes).positions
@@ -207,9 +199,7 @@ def _nearest_in_rows(
 ) -> tuple[Tensor, Tensor]:
     """As above, by torch.topk over whole rows, so that its choice among ties is the original's.
 
-    Masks and chains decide later what is valid; fewer than three atoms in all: nothing is found.
-
-    Memory: A * 10 numbers per row, as many rows at a time as the budget holds.
+    Masks and chains decide later what is valid. Memory: A * 10 numbers per row, within the budget.
     """
     x, mask, chains, start, wanted = sample
     tokens, num_atoms = wanted.nonzero()[:, 0], x.shape[0]
@@ -271,16 +261,19 @@ def check_shapes(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> N
     for key in KEYS:
         expected = (*tokens, _NUM_RESTYPES) if key == "restype" else tokens
         got = tuple(batch[key].shape)
-        padded = (1,) * (len(expected) - len(got)) + got
-        fits = len(padded) == len(expected) and all(n in (1, m) for n, m in zip(padded, expected))
-        fits = fits and padded[-1] == expected[-1]
+        fits = _spreads(got, expected) and (got[-1:] or (1,)) == expected[-1:]
         _require(fits, f"{key} must be of shape {expected}, as token_mask", got)
     atoms = tuple(atom_mask.shape)
     for name, lead in (("token_mask", tokens[:-1]), ("atom_mask", atoms[:-1])):
-        tail = shape[-2 - len(lead) : -2]
-        fits = len(tail) == len(lead) and all(n in (1, m) for n, m in zip(lead, tail))
-        _require(fits, f"{name} must spread over the batch dimensions {shape[:-2]} of x", lead)
+        rule = f"{name} must spread over the batch dimensions {shape[:-2]} of x"
+        _require(_spreads(lead, shape[:-2]), rule, lead)
     _require(atoms[-1] == shape[-2], f"atom_mask must cover the {shape[-2]} atoms of x", atoms)
+
+
+def _spreads(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
+    """Whether a tensor of the shape expands to the other: its last dimensions are those, or 1."""
+    pairs = zip(reversed(shape), reversed(over))
+    return len(shape) <= len(over) and all(n in (1, m) for n, m in pairs)
 
 
 def check_values(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> None:
@@ -313,14 +306,11 @@ def atom_chains(batch: Mapping[str, Tensor], num_atoms: int) -> Tensor:
 
 
 def backbone_offsets(restype: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the frame atoms lie, counted from a standard residue's first atom.
+    """Where frame atoms lie from a residue's first atom, and whether they exist, int64 (*, T, 6).
 
-    Returns:
-        Offsets int64 (*, T, 6) of N, CA, C, C3', C1', C4' (-1 where the residue type has none) and
-        their existence (*, T, 6), 0/1 int64. A token without residue type has 0 and 0.
+    Of N, CA, C, C3', C1', C4': -1 where the residue type has none. Without residue type: 0 and 0.
     """
-    table = torch.full((_NUM_RESTYPES, 12), -1.0)
-    table[:, 6:] = 0
+    table = torch.tensor([-1.0] * 6 + [0.0] * 6).repeat(_NUM_RESTYPES, 1)
     for kinds, first, offsets in _FRAME_ATOMS:
         table[kinds, first : first + 3] = torch.tensor(offsets).float()
         table[kinds, first + 6 : first + 9] = 1

@@ -4,7 +4,7 @@ Legend: T tokens, A atom slots. A standard residue's slots begin with its frame 
 (N, CA, C; or the nucleotide's backbone), observed or not; its other observed atoms follow.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, fields, replace
 from itertools import count
 from pathlib import Path
@@ -67,10 +67,7 @@ class Structure:
         return ~np.isnan(self.atom_positions[:, 0])
 
     def tensors(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """(batch, x, atom_mask) for `token_frame_atoms`.
-
-        Memory: 60 bytes per token (the one-hot as uint8), 4 bytes per atom beside the positions.
-        """
+        """(batch, x, atom_mask) for `token_frame_atoms`. Memory: 60 bytes per token, 4 per atom."""
         kind, counts = (torch.from_numpy(x) for x in (self.token_kind, self.token_num_atoms))
         restype = torch.zeros((self.num_tokens, _NUM_RESTYPES), dtype=torch.uint8)
         restype.scatter_(1, torch.from_numpy(self.token_restype).long()[:, None], 1)
@@ -96,10 +93,8 @@ class Structure:
         keep_chain = np.array([name in wanted for name in self.chains], dtype=bool)
         tokens = keep_chain[self.token_chain]
         atoms = np.repeat(tokens, self.token_num_atoms)
-        columns: dict[str, Any] = {
-            name: getattr(self, name)[tokens if name.startswith("token_") else atoms]
-            for name in _COLUMNS
-        }
+        kept = {name: tokens if name.startswith("token_") else atoms for name in _COLUMNS}
+        columns: dict[str, Any] = {name: getattr(self, name)[at] for name, at in kept.items()}
         renumber = (np.cumsum(keep_chain) - 1).astype(np.int32)
         columns["token_chain"] = renumber[columns["token_chain"]]
         chains = tuple(name for name in self.chains if name in wanted)
@@ -112,9 +107,8 @@ _COLUMNS = [f.name for f in fields(Structure) if f.name.startswith(("token_", "a
 
 def joined(parts: list[Structure]) -> Structure:
     """One structure of several that share `names`; each part's chains stay apart."""
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS
-    }
+    every = ((name, [getattr(part, name) for part in parts]) for name in _COLUMNS)
+    columns: dict[str, Any] = {name: np.concatenate(values) for name, values in every}
     num_chains = [len(part.chains) for part in parts]
     offsets = np.repeat(np.cumsum([0, *num_chains[:-1]]), [part.num_tokens for part in parts])
     columns["token_chain"] = (columns["token_chain"] + offsets).astype(np.int32)
@@ -133,9 +127,7 @@ def read_structure(path: Path, *, assembly: str | None = None) -> Structure:
 
     Memory: gemmi's model (about 150 bytes an atom) and 30 bytes per atom, 20 per token of ours.
 
-    Raises:
-        StructureError: no mmCIF, no atoms, or no such assembly.
-        MissingDependencyError: gemmi is not installed.
+    Raises StructureError: no mmCIF, no atoms, no such assembly; MissingDependencyError: no gemmi.
     """
     with importing("reading mmCIF needs gemmi", "structures"):
         import gemmi
@@ -158,9 +150,7 @@ def _tokenised(model: "gemmi.Structure", path: Path) -> Structure:
     entities = [entity for entity in model.entities if entity.entity_type.name == "Polymer"]
     polymers = {name for entity in entities for name in entity.subchains}
     names, chains = (defaultdict[str, int](count().__next__) for _ in range(2))
-    positions: list[Position] = []
-    atom_names: list[int] = []
-    tokens: list[tuple[int, ...]] = []
+    positions, atom_names, tokens = list[Position](), list[int](), list[tuple[int, ...]]()
     residues = ((chain.name, residue) for chain in model[0] for residue in chain.first_conformer())
     for chain_name, residue in residues:
         if residue.is_water():
@@ -180,19 +170,16 @@ def _tokenised(model: "gemmi.Structure", path: Path) -> Structure:
         positions += [atoms.get(slot, (np.nan, np.nan, np.nan)) for slot in slots]
     rule, got = "structure must hold more than water", f"none in {str(path)!r}"
     require(tokens, rule, got, error=StructureError)
-    columns = map(np.ascontiguousarray, np.array(tokens, dtype=np.int32).T)
-    kinds, counts, chain, number, residue_name, restypes = columns
+    kinds, *columns, restypes = map(np.ascontiguousarray, np.array(tokens, dtype=np.int32).T)
+    names_of = ("token_num_atoms", "token_chain", "token_residue", "token_residue_name")
     return Structure(
         atom_positions=np.array(positions, dtype=np.float32),
         atom_name=np.array(atom_names, dtype=np.int32),
         token_kind=kinds.astype(np.int8),
-        token_num_atoms=counts,
-        token_chain=chain,
-        token_residue=number,
-        token_residue_name=residue_name,
         token_restype=restypes.astype(np.int8),
         names=tuple(names),
         chains=tuple(chains),
+        **dict(zip(names_of, columns, strict=True)),
     )
 
 
@@ -211,14 +198,13 @@ def _assembled(
     known = {a.name: a for a in model.assemblies}
     rule = f"assembly must be one of {', '.join(known) or 'none'} in {str(path)!r}"
     require(assembly in known, rule, repr(assembly), error=StructureError)
-    parts: list[Structure] = []
-    copies: dict[str, int] = {}
+    parts, copies = list[Structure](), Counter[str]()
     for generator in known[assembly].generators:
         wanted = set(generator.subchains)
         asymmetric = structure.of_chains(wanted)
         for operator in generator.operators:
-            number = max(copies.get(chain, 0) for chain in wanted)
-            copies |= dict.fromkeys(wanted, number + 1)
+            number = max(copies[chain] for chain in wanted)
+            copies |= Counter(dict.fromkeys(wanted, number + 1))
             rotation, shift = operator.transform.mat.tolist(), operator.transform.vec.tolist()
             parts.append(asymmetric.placed(rotation, shift, f"-{number + 1}" if number else ""))
     return joined(parts)

@@ -10,8 +10,7 @@ A chunk holds whole rows in one dtype, so that a row lies at offset + i * stride
 CRC-32, which a reader checks when it reads that row for the first time.
 
 NumPy has no bfloat16: such values are uint16, the upper half of the float32's bits. Exactness is
-judged on bits, so that -0.0 stays -0.0; values that are not finite are refused before (no NaN
-payload is ever stored).
+judged on bits, so that -0.0 stays -0.0; values that are not finite are refused before.
 """
 
 import hashlib
@@ -167,14 +166,10 @@ def read_manifest(folder: Path) -> Manifest:
     body = {k: v for k, v in document.items() if k not in ("format", "version", "crc32")}
     if _body_checksum(body) != document.get("crc32"):
         raise damaged("its checksum does not match")
-    return Manifest(
-        key=CacheKey(**body["key"]),
-        shape=tuple(body["shape"]),
-        data_bytes=body["data_bytes"],
-        loss=body["loss"] and Loss(**body["loss"]),
-        created=body["created"],
-        chunks=tuple(Chunk(**c) for c in body["chunks"]),
-    )
+    body.pop("dtype_rows", None)  # derived
+    body["shape"], body["loss"] = tuple(body["shape"]), body["loss"] and Loss(**body["loss"])
+    body["key"], body["chunks"] = CacheKey(**body["key"]), tuple(Chunk(**c) for c in body["chunks"])
+    return Manifest(**body)
 
 
 def remedy(folder: Path) -> str:
@@ -198,8 +193,7 @@ def check_rows_finite(values: F32, *, first_row: int) -> None:
 def narrowest(values: F32) -> StoredDtype:
     """bf16 if every value is exact in it, else fp16 if exact in that, else fp32.
 
-    Stops at the first block that rules a dtype out, so that full mantissas cost next to nothing.
-    Memory: a block of 128 KiB, twice.
+    Stops at the first block that rules a dtype out. Memory: a block of 128 KiB, twice.
     """
     bits = values.reshape(-1).view(np.uint32)
     blocks = [bits[i : i + BLOCK] for i in range(0, bits.size, BLOCK)]
@@ -252,11 +246,10 @@ def measure_loss(
 
     InvalidInputError where a finite value became infinite. Memory: some blocks of 128 KiB.
     """
-    flat, loss = values.reshape(-1), before
-    back, item = np.empty(BLOCK, np.float32), ITEM_BYTES[dtype]
+    flat, loss, item = values.reshape(-1), before, ITEM_BYTES[dtype]
     for i in range(0, flat.size, BLOCK):
         want = flat[i : i + BLOCK]
-        got = back[: want.size]
+        got = np.empty_like(want)
         widen_into(stored[i * item : (i + want.size) * item], dtype, got)
         if (infinite := ~np.isfinite(got)).any():
             row = first_row + (i + int(infinite.argmax())) // (flat.size // len(values))

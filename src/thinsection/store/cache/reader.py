@@ -75,7 +75,6 @@ class FeatureCache(Closing):
         """Those rows as a new float32 array (B, ...), in the given order.
 
         Memory: the result and half of a run, max(1 MiB, one row) / 2, beyond the budget.
-
         Raises InvalidInputError for a row that is not there; StoreError: truncated or damaged.
         """
         wanted = _as_rows(rows)
@@ -89,7 +88,6 @@ class FeatureCache(Closing):
         """Rows in that order as float32 tensors (B, ...); the last batch may be smaller.
 
         A tensor on the CPU is valid until the next one is asked for: its buffer is used again.
-
         Raises what `read` does, and BudgetError where the budget does not hold one batch.
         """
         import torch

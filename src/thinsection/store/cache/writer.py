@@ -36,15 +36,13 @@ SPARE_DISK_BYTES = 16 * MIB  # for the journal, the manifest and the file system
 class CacheWriter(Closing):
     """Appends rows in order; `finish` makes the cache. Use as a context manager.
 
-    What was appended before an error, a full disk or a kill is kept: a writer for the same key
-    starts at `rows_kept`.
+    What was appended before an error, a full disk, a kill is kept: the next starts at `rows_kept`.
 
     Memory: two and a half chunks of float32: 2.5 * max(min(64 MiB, budget / 4), one row).
 
-    Raises:
-        DiskSpaceError: the disk cannot hold the whole in the widest dtype it may need.
-        BudgetError: the budget does not hold a few rows; LockedError: another process writes it.
-        StoreError: it exists already.
+    Raises DiskSpaceError: the disk cannot hold the whole in the widest dtype it may need;
+    BudgetError: the budget does not hold a few rows; LockedError, StoreError: another process
+    writes it, or it exists.
     """
 
     def __init__(self, root: Path, key: CacheKey, shape: Shape, *, budget_bytes: int = GIB) -> None:
