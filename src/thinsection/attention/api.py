@@ -31,7 +31,7 @@ MAX_EXTENT = 1 << 24  # cells are float32 in the fast paths: integers above are 
 Item = tuple[AttentionItem, Tensor | None]  # and int64 indices of its real tokens; None: all
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Decision:
     """Which implementation runs, and why."""
 
@@ -70,12 +70,10 @@ def alibi2d_attention(
         budget_bytes: working memory beyond inputs and output.
         out: where to write the result, like q, without gradients; q itself is allowed.
 
-    Memory: O(T): at most budget_bytes and T floats per head ('reference': O(T²), refused above
-    budget_bytes).
+    Memory: O(T): budget_bytes and T floats per head ('reference': O(T²), refused above that).
 
-    Raises:
-        InvalidInputError: an argument does not fit; ConfigError: unknown `impl`.
-        BudgetError: too small a budget; DeviceError: 'triton' cannot run here.
+    Raises InvalidInputError: an argument does not fit; ConfigError: unknown `impl`; BudgetError:
+    too small a budget; DeviceError: 'triton' cannot run here.
     """
     items = checked_items(
         q, k, v, cells, slopes, num_prefix_tokens=num_prefix_tokens, scale=scale, key_mask=key_mask
@@ -90,26 +88,22 @@ def alibi2d_attention(
 def explain(
     q: Tensor, *, impl: Impl = "auto", budget_bytes: int = DEFAULT_BUDGET_BYTES
 ) -> Decision:
-    """What `alibi2d_attention` would run for q [B, H, T, D]; reads metadata only.
-
-    Raises:
-        ConfigError: unknown `impl`; DeviceError, BudgetError: it cannot run here.
-    """
+    """What `alibi2d_attention` would run for q [B, H, T, D]; reads metadata only, raises alike."""
     known = get_args(Impl)
     require(impl in known, f"impl must be one of {', '.join(known)}", repr(impl), error=ConfigError)
     require(q.ndim == 4, "q must be of shape [B, H, T, D]", tuple(q.shape))
     if impl == "reference":
-        return Decision(impl="reference", why="asked for", working_bytes=dense_bytes(q))
+        return Decision("reference", "asked for", dense_bytes(q))
     obstacle = _triton_obstacle(q)
     if impl == "triton" and obstacle:
         raise DeviceError(f"attention 'triton' {obstacle}; use 'chunked'")
     if impl == "triton" or (obstacle is None and q.device.type == "cuda" and impl == "auto"):
         why = "asked for" if impl == "triton" else "CUDA, and an input that the kernel takes"
-        return Decision(impl="triton", why=why, working_bytes=4 * q.shape[1] * q.shape[2])
+        return Decision("triton", why, 4 * q.shape[1] * q.shape[2])
     plan = plan_blocks(q, budget_bytes=budget_bytes)
     why = "asked for" if impl == "chunked" else f"'triton' {obstacle or 'runs interpreted here'}"
     why = f"{why}; blocks of {plan.queries} queries x {plan.keys} keys"
-    return Decision(impl="chunked", why=why, working_bytes=plan.working_bytes)
+    return Decision("chunked", why, plan.working_bytes)
 
 
 def _triton_obstacle(q: Tensor) -> str | None:
@@ -181,10 +175,8 @@ def checked_items(
             qkv = [x.index_select(1, valid) for x in qkv]
             places = places[valid[prefix:] - prefix]
         scale = dim**-0.5 if scale is None else scale
-        item_q, item_k, item_v = qkv
-        item = AttentionItem(
-            item_q, item_k, item_v, places.T.contiguous(), steep, prefix, scale=scale
-        )
+        places = places.T.contiguous()
+        item = AttentionItem(qkv[0], qkv[1], qkv[2], places, steep, prefix, scale=scale)
         items.append((item, valid))
     return items
 
@@ -213,9 +205,8 @@ def _checked_cells(cells: Tensor, shape: tuple[int, int, int]) -> Tensor:
 
 
 def _checked_slopes(slopes: Tensor, heads: int) -> tuple[float, ...]:
-    remedy = "one that does; none is computed for them"
-    require(not slopes.requires_grad, "slopes must not require a gradient", remedy)
-    shape = tuple(slopes.shape)
+    got, shape = "one that does; none is computed for them", tuple(slopes.shape)
+    require(not slopes.requires_grad, "slopes must not require a gradient", got)
     require(shape == (heads,), f"slopes must be of shape ({heads},)", shape)
     steep: list[float] = slopes.double().tolist()
     valid = all(math.isfinite(slope) and slope >= 0 for slope in steep)

@@ -2,13 +2,12 @@
 
 The backward pass, the Triton kernel's too, recomputes each block: nothing T x T is kept.
 
-Distances of a (query block, key block) pair are computed once for all heads. Per head, a block
-takes four passes between its two products: add the scaled distances to q kᵀ, clamp (where scores
-may be deep), exp2, row sums. All buffers are reused and sized to stay in cache; fresh memory would
-cost more than it holds, in page faults. Key blocks too far to matter for a head are left out
-(`reach`). exp2 (log2 e goes into q and the slopes) is faster than exp in PyTorch. The running
-maximum is needed only where scores could overflow: |q||k| bounds them (the bias is <= 0), a row's
-own score bounds its sum from below, so below MAX_BOUND no maximum is taken.
+Distances of a (query block, key block) pair are computed once for all heads. All buffers are reused
+and sized to stay in cache; fresh memory would cost more than it holds, in page faults. Key blocks
+too far to matter for a head are left out (`reach`). exp2 (log2 e goes into q and the slopes) is
+faster than exp in PyTorch. The running maximum is needed only where scores could overflow: |q||k|
+bounds them (the bias is <= 0), a row's own score bounds its sum from below, so below MAX_BOUND no
+maximum is taken.
 
 Shapes: H heads, P prefix tokens, N grid tokens, T = P + N tokens, D channels; m queries and n keys
 of a block.
@@ -53,8 +52,8 @@ class BlockPlan:
 def plan_blocks(q: Tensor, *, budget_bytes: int) -> BlockPlan:
     """Blocks for q [..., H, T, D] that fit the budget, the preferred size where it does."""
     heads, tokens, dim = q.shape[-3:]
-    queries, keys = CPU_BLOCK if q.device.type == "cpu" else CUDA_BLOCK
-    queries, keys = min(queries, tokens), min(keys, tokens)
+    preferred = CPU_BLOCK if q.device.type == "cpu" else CUDA_BLOCK
+    queries, keys = (min(size, tokens) for size in preferred)
     while (needed := _working_bytes(heads, dim, queries, keys)) > budget_bytes:
         if queries <= SMALLEST_BLOCK[0] and keys <= SMALLEST_BLOCK[1]:
             message = f"attention 'chunked' needs {format_bytes(needed)} for its smallest blocks"
@@ -77,10 +76,8 @@ def forward_chunked(
     """Attention [H, T, D] in the input's dtype and log2-sum-exp2 [H, T] of the base-2 scores.
 
     bfloat16 is multiplied as such where scores are bounded, so that rounding moves them by at most
-    MAX_BOUND 2^-9; otherwise, and for float16, blocks are converted to float32 first. `out` may be
-    `item.q` itself: a query block is read before its output is written.
-
-    Memory: `plan.working_bytes`, and H T floats.
+    MAX_BOUND 2^-9; else, and for float16, blocks are converted to float32. `out` may be `item.q`:
+    a query block is read before its output is written. Memory: `plan.working_bytes`, H T floats.
     """
     heads, tokens = item.q.shape[:2]
     dtype, prefix = item.math_dtype, item.num_prefix_tokens
@@ -88,7 +85,6 @@ def forward_chunked(
     reach = Reach(item, row_blocks, blocks_of(tokens, plan.keys, prefix))
     bounded = reach.score_bound <= MAX_BOUND
     low = bounded and item.q.dtype == torch.bfloat16
-    step = _low_step if low else (_bounded_step if bounded else _online_step)
     out = torch.empty_like(item.q) if out is None else out
     lse = item.q.new_empty(heads, tokens, dtype=dtype)
     buffers = Buffers(plan, item)
@@ -103,28 +99,11 @@ def forward_chunked(
             for h in active:
                 k, v = item.k[h, key_block.columns], item.v[h, key_block.columns]
                 block.deep = not key_block.lowest[h] >= CLAMP  # a NaN is deep
-                step(sums[h], block, -item.slopes[h] * LOG2E, k, v)
+                sums[h].add(block, -item.slopes[h] * LOG2E, k, v)
         for h in range(heads):
             out[h, rows] = sums[h].acc.div_(sums[h].den[:, None])
             lse[h, rows] = sums[h].den.log2() + sums[h].top
     return out, lse
-
-
-class RowSums:
-    """What one head of one query block, scaled q [m, D], gathers over key blocks k, v [n, D].
-
-    `acc` is the weighted sum of values, `den` the sum of weights, `top` the log2 by which they are
-    scaled: 0 where scores are bounded, else the largest score so far.
-    """
-
-    def __init__(self, q: Tensor, acc: Tensor, *, bounded: bool) -> None:
-        self.q, self.acc = q, acc
-        self.den = acc.new_zeros(len(acc))
-        self.top = acc.new_full((len(acc),), 0.0 if bounded else -math.inf)
-
-    def least(self) -> float:
-        """log2 of the smallest row's sum of exp2(score)."""
-        return float((self.den.log2() + self.top).min())
 
 
 @dataclass(slots=True)
@@ -136,6 +115,47 @@ class ScoreBlock:
     low: Tensor
     flat: bool  # all distances are 0; they are not in `distances`
     deep: bool = True  # scores may be below CLAMP
+
+
+class RowSums:
+    """What one head of one query block, scaled q [m, D], gathers over key blocks.
+
+    `acc` sums weighted values, `den` weights; `top` is their scale's log2: 0 where scores are
+    bounded, else the largest score so far.
+    """
+
+    def __init__(self, q: Tensor, acc: Tensor, *, bounded: bool) -> None:
+        self.q, self.acc, self.bounded = q, acc, bounded
+        self.den = acc.new_zeros(len(acc))
+        self.top = acc.new_full((len(acc),), 0.0 if bounded else -math.inf)
+
+    def least(self) -> float:
+        """log2 of the smallest row's sum of exp2(score)."""
+        return float((self.den.log2() + self.top).min())
+
+    def add(self, block: ScoreBlock, factor: float, k: Tensor, v: Tensor) -> None:
+        """Adds keys and values [n, D] whose scores are q . k + factor * distance."""
+        low, scores = self.q.dtype == torch.bfloat16, block.scores
+        if low:
+            scores.copy_(torch.mm(self.q, k.T, out=block.low))
+        else:
+            torch.mm(self.q, k.to(self.q.dtype).T, out=scores)
+        if not block.flat:
+            scores.add_(block.distances, alpha=factor)
+        if not self.bounded:
+            top = torch.maximum(self.top, scores.amax(1))
+            shrink = (self.top - top).exp2_()
+            scores.sub_(top[:, None])
+            self.den, self.top = self.den * shrink, top
+            self.acc.mul_(shrink[:, None])
+        elif block.deep:
+            scores.clamp_min_(CLAMP)
+        weights = scores.exp2_()
+        self.den += weights.sum(1)
+        if low:
+            self.acc += torch.mm(block.low.copy_(weights), v)
+        else:
+            self.acc.addmm_(weights, v.to(self.q.dtype))
 
 
 class Buffers:
@@ -177,41 +197,6 @@ class Buffers:
         return block
 
 
-def _bounded_step(sums: RowSums, block: ScoreBlock, factor: float, k: Tensor, v: Tensor) -> None:
-    weights = torch.mm(sums.q, k.to(sums.q.dtype).T, out=block.scores)
-    if not block.flat:
-        weights.add_(block.distances, alpha=factor)
-    if block.deep:
-        weights.clamp_min_(CLAMP)
-    weights.exp2_()
-    sums.den += weights.sum(1)
-    sums.acc.addmm_(weights, v.to(sums.q.dtype))
-
-
-def _low_step(sums: RowSums, block: ScoreBlock, factor: float, k: Tensor, v: Tensor) -> None:
-    torch.mm(sums.q, k.T, out=block.low)
-    weights = block.scores.copy_(block.low)
-    if not block.flat:
-        weights.add_(block.distances, alpha=factor)
-    if block.deep:
-        weights.clamp_min_(CLAMP)
-    block.low.copy_(weights.exp2_())
-    sums.den += weights.sum(1)
-    sums.acc += torch.mm(block.low, v)
-
-
-def _online_step(sums: RowSums, block: ScoreBlock, factor: float, k: Tensor, v: Tensor) -> None:
-    scores = torch.mm(sums.q, k.to(sums.q.dtype).T, out=block.scores)
-    if not block.flat:
-        scores.add_(block.distances, alpha=factor)
-    top = torch.maximum(sums.top, scores.amax(1))
-    shrink = (sums.top - top).exp2_()
-    weights = scores.sub_(top[:, None]).exp2_()
-    sums.den = sums.den * shrink + weights.sum(1)
-    sums.acc.mul_(shrink[:, None]).addmm_(weights, v.to(sums.q.dtype))
-    sums.top = top
-
-
 def differentiable(forward: Forward, plan: BlockPlan) -> Attend:
     """Attention [H, T, D] by `forward`, with gradients to q, k and v; not with `out` as well."""
 
@@ -232,10 +217,9 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, [H, T, D] each, in the input's dtype; `out` and `lse` as above.
 
-    No block is left out here: what a far key adds to another's gradient is all of its own gradient.
+    No block is left out: what a far key adds to another's gradient is all of its own gradient.
 
     Memory: `plan.working_bytes` and three accumulators [H, T, D] in the dtype of the arithmetic.
-
     Source: Dao et al., "FlashAttention", 2022, algorithm 4 (the bias takes no gradient).
     """
     tokens, dtype = item.q.shape[1], item.math_dtype

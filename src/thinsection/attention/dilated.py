@@ -19,7 +19,7 @@ from torch import Tensor
 from thinsection.attention.chunked import forward_chunked, plan_blocks
 from thinsection.attention.products import fast_products
 from thinsection.attention.reach import LOG2E
-from thinsection.attention.reference import AttentionItem
+from thinsection.attention.reference import AttentionItem, math_dtype
 from thinsection.errors import require
 
 CALL_TOKENS = 8192  # of as many equal segments as make them up: a call has costs of its own
@@ -45,27 +45,20 @@ def dilated_attention(
 ) -> Tensor:
     """Dilated attention (h, L, D) in float32 (float64 for float64 input), scale D^-0.5.
 
-    Args:
-        qkv: q, k, v, (h, L, D) each, any strides.
-        branches: every dilation divides the number of heads.
-        first_head, num_heads: these are heads first_head..first_head + h of num_heads; head i of H
-            sees offset i // (H / dilation) of a segment.
+    q, k and v are (h, L, D) each, of any strides: heads first_head..first_head + h of num_heads;
+    head i of H sees offset i // (H / dilation) of a segment. Every dilation divides num_heads.
 
     Memory: the output, 2 h L floats, one head's branch output (of CALL_TOKENS, or one segment), and
     budget_bytes for blocks.
-
-    Raises:
-        InvalidInputError: a dilation does not divide the heads, or no branch is given.
     """
     q = qkv[0]
     fit = branches and all(num_heads % b.dilation == 0 and b.length >= 1 for b in branches)
     rule = f"branches must hold dilations that divide {num_heads} heads and lengths >= 1"
     require(fit, rule, branches)
-    heads, tokens, dim = q.shape
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = q.new_zeros(heads, tokens, dim, dtype=dtype)
-    den = q.new_zeros(heads, tokens, dtype=dtype)
-    top = q.new_full((heads, tokens), -math.inf, dtype=dtype)
+    heads, tokens = q.shape[:2]
+    out = torch.zeros_like(q, dtype=math_dtype(q), memory_format=torch.contiguous_format)
+    den = out.new_zeros(heads, tokens)
+    top = out.new_full((heads, tokens), -math.inf)
     for branch in branches:
         length = min(branch.length, tokens)
         for h in range(heads):

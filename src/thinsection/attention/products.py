@@ -1,22 +1,20 @@
 """fp32 matrix products at the CPU's real rate: through oneDNN where that is faster here.
 
-PyTorch multiplies fp32 matrices by MKL, which takes half the rate of oneDNN on some CPUs. PyTorch
-(from 2.9 on) has one switch for oneDNN: leave to compute in bfloat16, which oneDNN uses only where
-the CPU has a matrix unit for it. So it is tried once a process: the switch counts only if products
-stay float32 and are clearly faster. Every product of another kind (float64, bfloat16, CUDA) is as
-ever.
+PyTorch multiplies fp32 matrices by MKL, which takes half the rate of oneDNN on some CPUs. Its one
+switch for oneDNN (from 2.9 on) is leave to compute in bfloat16, which oneDNN uses where the CPU has
+a matrix unit for it. So it is tried once a process: the switch counts only if products stay
+float32 and are clearly faster. Every product of another kind (float64, bfloat16, CUDA) is as ever.
 
 The switch is one of the process: while a block runs, products of other threads go the same way, and
-`torch.get_float32_matmul_precision()` raises (PyTorch's own check of mixed settings). Blocks are
-therefore kept around our own arithmetic, and never stay open while other code runs. Layers with few
-outputs (the linear probe's classes) are not in one: oneDNN is slower there.
+`torch.get_float32_matmul_precision()` raises. Blocks are therefore kept around our own arithmetic
+alone. Layers with few outputs (the linear probe's) are not in one: oneDNN is slower there.
 """
 
-import functools
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
+from timeit import timeit
 from typing import Any
 
 import torch
@@ -32,8 +30,8 @@ _TURNS = 7  # each way, alternating
 def fast_products() -> Iterator[None]:
     """Within the block (or decorated function) the CPU's fp32 products go the faster way.
 
-    Nothing changes where that is PyTorch's own way. Errors stay float32's. Blocks may be nested,
-    and open in several threads: the last one to end restores what the first one found.
+    Errors stay float32's. Blocks may be nested, and open in several threads: the last one to end
+    restores what the first one found.
     """
     if not onednn_is_faster():
         yield
@@ -42,7 +40,7 @@ def fast_products() -> Iterator[None]:
         yield
 
 
-@functools.cache
+@cache
 def onednn_is_faster() -> bool:
     """Whether oneDNN multiplies fp32 in fp32 and clearly faster than PyTorch's own way here."""
     built: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -51,19 +49,16 @@ def onednn_is_faster() -> bool:
     a, b = torch.rand(2, _EDGE, _EDGE, generator=torch.Generator().manual_seed(0))
     with _SWITCH:
         error = product_error(a, b)
-    own, onednn = [], []
+    own, onednn, product = list[float](), list[float](), partial(torch.matmul, a, b)
     for _ in range(_TURNS):
-        own.append(_seconds(a, b))
+        own.append(timeit(product, number=1))
         with _SWITCH:
-            onednn.append(_seconds(a, b))
+            onednn.append(timeit(product, number=1))
     return is_worth_it(error, own, onednn)
 
 
 def is_worth_it(error: float, own_s: Sequence[float], onednn_s: Sequence[float]) -> bool:
-    """Whether oneDNN's products are float32's, and by MIN_GAIN faster than PyTorch's own way.
-
-    The quickest turn of each counts, so that other load on the machine does not decide.
-    """
+    """Whether oneDNN's products are float32's, and its quickest turn is faster by MIN_GAIN."""
     return error <= MAX_ERROR and min(own_s) > MIN_GAIN * min(onednn_s)
 
 
@@ -79,12 +74,6 @@ def product_error(a: Tensor, b: Tensor) -> float:
     )
     errors = torch.stack([(x - exact).abs().max() for x in found])
     return float(errors.max() / exact.abs().max())
-
-
-def _seconds(a: Tensor, b: Tensor) -> float:
-    start = time.perf_counter()
-    _ = a @ b
-    return time.perf_counter() - start
 
 
 class _Switch:

@@ -39,7 +39,6 @@ class Reach:
     """Bounds of scores and distances between the blocks of one item.
 
     `score_bound` is above |scale q . k| log2 e over all heads and pairs; NaN stays NaN.
-
     Memory: 16 R C + 16 H C bytes, and one block in the dtype of the arithmetic while it is built.
     """
 
@@ -100,10 +99,8 @@ def _distance_bounds(
 
 def _boxes(item: AttentionItem, blocks: Sequence[slice]) -> tuple[Tensor, Tensor]:
     """Smallest and largest cell [blocks, 2] of each block, in host memory; 0 for prefix tokens."""
-    prefix, zero = item.num_prefix_tokens, item.cells.new_zeros(2)
-    lows, highs = [], []
-    for part in blocks:
-        cells = item.cells[:, max(0, part.start - prefix) : max(0, part.stop - prefix)]
-        lows.append(cells.amin(1) if cells.numel() else zero)
-        highs.append(cells.amax(1) if cells.numel() else zero)
-    return torch.stack(lows).double().cpu(), torch.stack(highs).double().cpu()
+    prefix, zero = item.num_prefix_tokens, item.cells.new_zeros(2, 1)
+    places = (slice(max(0, b.start - prefix), max(0, b.stop - prefix)) for b in blocks)
+    cells = [item.cells[:, place] if place.stop > place.start else zero for place in places]
+    low, high = (torch.stack(ends) for ends in zip(*(each.aminmax(dim=1) for each in cells)))
+    return low.double().cpu(), high.double().cpu()

@@ -41,9 +41,7 @@ def reference(item: AttentionItem, out: Tensor | None = None) -> Tensor:
     """Attention [H, T, D] in float64 for float64 input, else in float32; the input's dtype.
 
     softmax_j(scale * q_i . k_j - slope_h * |cell_i - cell_j|) v_j over all keys j; the distance is
-    Euclidean, and 0 where i or j is a prefix token.
-
-    Memory: `dense_bytes`: 3 (H + 1) T² elements.
+    Euclidean, and 0 where i or j is a prefix token. Memory: `dense_bytes`: 3 (H + 1) T² elements.
     """
     q, k, v = (x.to(item.math_dtype) for x in (item.q, item.k, item.v))
     tokens, prefix = q.shape[1], item.num_prefix_tokens
@@ -68,7 +66,6 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
     For a power of two they are p, p², ..., p^H with p = 2^(-2^-(log2 H - 3)); otherwise those of
     the next lower power of two, followed by every second one of the next higher.
-
     Source: Press, Smith, Lewis, "Train Short, Test Long", 2022; the rule of its released code.
     """
     require(num_heads >= 1, "num_heads must be >= 1", num_heads)

@@ -19,8 +19,8 @@ from thinsection.attention.reference import AttentionItem
 def launch_shape(dtype: torch.dtype, dim: int) -> tuple[int, int, int, int]:
     """Tokens of a query and of a key block, warps, and pipeline stages.
 
-    Compiled for sm_80, sm_90 and sm_100 none spills registers, and all fit into the 99 KiB of
-    shared memory that the smallest cards give (tests/attention/test_compiled.py).
+    On sm_80, sm_90 and sm_100 none spills registers or takes more than the smallest cards' 99 KiB
+    of shared memory (tests/attention/test_compiled.py).
     """
     if dtype == torch.float32:  # exact products run on the CUDA cores
         return (*{256: (16, 32), 128: (32, 16)}.get(dim, (64, 16)), 8, 2)
