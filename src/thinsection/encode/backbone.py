@@ -75,9 +75,8 @@ class Backbone(nn.Module):
 def store_products_as(network: nn.Module, dtype: torch.dtype) -> None:
     """Rounds the weights of linear layers and convolutions once, in place.
 
-    Under autocast to `dtype` the network's answers keep their bits: autocast rounds the same
-    weights to the same values, again in every pass, because it keeps no copy of what needs no
-    gradient. Norms, scales, tables and what a layer of another class multiplies stay float32.
+    Under autocast to `dtype` answers keep their bits: it rounds the same weights in every pass, as
+    it keeps no copy of what needs no gradient. All that is not in such layers stays float32.
     """
     for layer in network.modules():
         if type(layer) in (nn.Linear, nn.Conv2d, networks.SameConv2d):
@@ -117,11 +116,10 @@ def _timm(spec: EncoderSpec) -> Backbone:
 
 def _auto(spec: EncoderSpec) -> Backbone:
     transformers = optional_package("transformers")
-    foreign = spec.architecture.options.get("runs_own_code")
-    got = "pretrained=False; its architecture is code of its repository"
+    model, got = spec.architecture, "pretrained=False; its architecture is code of its repository"
+    foreign = model.options.get("runs_own_code")
     require(not foreign, f"encoder {spec.name!r} must be pretrained", got, error=WeightsError)
-    folder = spec.architecture.model
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = transformers.AutoConfig.from_pretrained(model.model, trust_remote_code=False)
     return transformers_backbone(transformers.AutoModel.from_config(config), spec.pooling)
 
 
@@ -165,9 +163,8 @@ def pretrained_backbone(
 ) -> tuple[Backbone, Path | None]:
     """The declared network with these weights, or the published ones; and the file that was read.
 
-    None for the file where code of the repository read it.
-
-    Memory: the weights once in float32, and the file's own tensors where they are narrower.
+    None for the file where code of the repository read it. Memory: the weights once in float32, and
+    the file's own tensors where they are narrower.
     """
     kind = spec.architecture.kind
     if spec.architecture.options.get("runs_own_code"):

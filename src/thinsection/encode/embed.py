@@ -1,8 +1,18 @@
-"""Tiles through encoders: batches are decoded and transferred while others are encoded."""
+"""Tiles through encoders: batches are decoded and transferred while others are encoded.
+
+A GPU has three queues; events put them in order, the host waits last:
+
+    host buffer --[in]--> tiles --[compute]--> answers --[out]--> page-locked ring --> arrays
+                   k+1              k                     k-1
+
+What a queue uses stays referenced until the host has seen the last event of its batch, so that the
+allocator hands no memory on that another queue still reads.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -12,7 +22,6 @@ import torch
 from torch import Tensor
 
 from thinsection.encode.encoder import TileEncoder
-from thinsection.encode.queues import Answer, Arrays, Card, Halving, Queues, Sent
 from thinsection.errors import require
 from thinsection.slide import Slide
 from thinsection.stream import StageClock, StreamConfig, TileBatch, iter_tiles
@@ -20,6 +29,150 @@ from thinsection.tiles import TileFilter, TileTable
 from thinsection.types import CoordsL0, RgbArray
 
 _IN_FLIGHT = 3  # batches on a GPU: one on its way in, one at work, one on its way back
+
+Arrays = tuple[npt.NDArray[np.float32], ...]
+Encode = Callable[[Tensor], tuple[Tensor, ...]]  # tiles to answers, row by row
+Event = Any  # a place in a queue, torch.cuda's: `query` says whether it has passed it
+EncodeInParts = Callable[[Tensor], Sequence[tuple[Tensor, ...]]]  # the answers of rows in order
+
+
+class Card:
+    """What the loop asks of a CUDA device; tests hand in one whose queues have simulated times."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def stream(self) -> Any:
+        """A new queue, behind all that was queued on the device's current one."""
+        made = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        made.wait_stream(torch.cuda.current_stream(self.device))  # the weights' way to the device
+        return made
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """What is called in the block goes into this queue."""
+        return torch.cuda.stream(stream)
+
+    def record(self, stream: Any) -> Event:
+        """An event at the queue's end."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(stream)
+        return event
+
+    def wait(self, stream: Any, event: Event) -> None:
+        """The queue goes on when the event has passed; the host does not wait."""
+        stream.wait_event(event)
+
+    def to_device(self, host: Tensor) -> Tensor:
+        """A copy on the device, by the current queue; `host` is page-locked, or the host waits."""
+        return host.to(self.device, non_blocking=True)
+
+    def to_host(self, found: Tensor, pinned: Tensor) -> None:
+        """Copies an answer into a page-locked buffer, by the current queue."""
+        pinned.copy_(found, non_blocking=True)
+
+    def pinned(self, numbers: int) -> Tensor:
+        """A page-locked float32 buffer."""
+        return torch.empty(numbers, dtype=torch.float32, pin_memory=True)
+
+    def free_unused(self) -> None:
+        """Gives memory that no tensor holds back to the device."""
+        torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """Tiles on their way to the device."""
+
+    tiles: Tensor
+    copied: Event
+
+
+@dataclass(eq=False)
+class Answer:
+    """What an encoder makes of a batch, on its way back: a buffer and a shape for each part."""
+
+    buffers: list[Tensor]
+    shapes: list[torch.Size]
+    fetched: Event
+    held: list[Any] = field(repr=False)  # the device's tensors, until `fetched`
+
+
+class Queues:
+    """The three queues of one device and the page-locked ring of what comes back.
+
+    Memory: of the host, the answers of the batches under way; of the device, their tiles too.
+    """
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self._into, self._compute, self._out = (card.stream() for _ in range(3))
+        self._free: list[Tensor] = []
+
+    def send(self, host: Tensor) -> Sent:
+        """Queues the copy of a host buffer, which may be used again after `copied`."""
+        with self._card.on(self._into):
+            tiles = self._card.to_device(host)
+        return Sent(tiles, self._card.record(self._into))
+
+    def answer(self, sent: Sent, encode: EncodeInParts) -> Answer:
+        """Queues the computing behind the copy, and the way back behind the computing."""
+        card = self._card
+        card.wait(self._compute, sent.copied)
+        with card.on(self._compute):
+            parts = encode(sent.tiles)
+        card.wait(self._out, card.record(self._compute))
+        count = len(sent.tiles)
+        shapes = [torch.Size((count, *part.shape[1:])) for part in parts[0]]
+        buffers = [self._taken(shape.numel()) for shape in shapes]
+        with card.on(self._out):
+            for number, (buffer, shape) in enumerate(zip(buffers, shapes, strict=True)):
+                whole, start = buffer[: shape.numel()].view(shape), 0
+                for part in parts:
+                    rows = slice(start, start + len(part[number]))
+                    card.to_host(part[number], whole[rows])
+                    start = rows.stop
+        return Answer(buffers, shapes, card.record(self._out), [sent, parts])
+
+    def fetch(self, answer: Answer) -> Arrays:
+        """Waits for the way back; what it brought, and its buffers are free again."""
+        answer.fetched.synchronize()
+        answer.held.clear()
+        self._free += answer.buffers
+        parts = zip(answer.buffers, answer.shapes, strict=True)
+        return tuple(b[: shape.numel()].view(shape).numpy().copy() for b, shape in parts)
+
+    def _taken(self, numbers: int) -> Tensor:
+        """The smallest free buffer that is large enough; a new one takes the largest's place."""
+        self._free.sort(key=Tensor.numel)
+        for place, buffer in enumerate(self._free):
+            if buffer.numel() >= numbers:
+                return self._free.pop(place)
+        del self._free[-1:]  # to lock pages takes long: it is done for the first batches only
+        return self._card.pinned(numbers)
+
+
+class Halving:
+    """Batches that may turn out too large for the device: halved until one fits.
+
+    What did not fit is not tried again: `at_once` stays for the batches that follow. Rows stay in
+    order; their last bits may be those of the smaller batch.
+    """
+
+    def __init__(self, free_unused: Callable[[], None]) -> None:
+        self._free_unused = free_unused
+        self.at_once: int | None = None  # tiles; None: all of a batch
+
+    def __call__(self, encode: Encode, tiles: Tensor) -> list[tuple[Tensor, ...]]:
+        """The answers of each part, in order; an OutOfMemoryError if a single tile does not fit."""
+        while True:
+            step = min(self.at_once or len(tiles), len(tiles))
+            try:
+                return [encode(tiles[start : start + step]) for start in range(0, len(tiles), step)]
+            except torch.OutOfMemoryError:
+                if step <= 1:
+                    raise
+            self.at_once = -(-step // 2)
+            self._free_unused()  # here, not in the handler: its traceback holds what was computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +193,11 @@ Wanted = Literal["", "embeddings", "tokens"]  # of an encoder: nothing, or token
 class BatchEncoder:
     """Feeds each batch to every encoder from one buffer and hands embeddings back in order.
 
-    On CUDA a batch is queued and the host goes on to the next one: the copy of batch k+1, the
-    encoders of batch k and the way back of batch k-1 run side by side (`Queues`); elsewhere it
-    runs at once. Each encoder gets the batch that it would get alone: its embeddings are the same
-    to the byte. Where the device's memory does not hold a batch it is halved, and `notes` say so.
+    On CUDA the copy of batch k+1, the encoders of batch k and the way back of batch k-1 run side
+    by side (`Queues`); elsewhere a batch runs at once. Each encoder gets the batch that it would
+    get alone. What the device's memory does not hold is halved, and `notes` say so.
 
-    Memory: `_IN_FLIGHT` batches of tiles and of answers, beside what one encoder after another
-    takes.
+    Memory: `_IN_FLIGHT` batches of tiles and answers, beside what one encoder after another takes.
     """
 
     def __init__(
@@ -57,14 +208,11 @@ class BatchEncoder:
         card: Callable[[torch.device], Card] = Card,
     ) -> None:
         require(encoders, "encoders must hold at least one encoder", "none")
-        self._encoders = tuple(encoders)
-        self._clock = clock or StageClock()
+        self._encoders, self._clock = tuple(encoders), clock or StageClock()
         cards = {e.device: card(e.device) for e in self._encoders if e.device.type == "cuda"}
         self._queues = {device: Queues(made) for device, made in cards.items()}
-        self._halving = [
-            Halving(cards[e.device].free_unused) if e.device in cards else None
-            for e in self._encoders
-        ]
+        on = (cards.get(e.device) for e in self._encoders)
+        self._halving = [Halving(made.free_unused) if made else None for made in on]
         self._leave = _IN_FLIGHT - 1 if cards else 0  # batches that may stay under way
         self._under_way: deque[Any] = deque()
         self._copying: deque[tuple[TileBatch, list[Sent]]] = deque()
@@ -80,11 +228,8 @@ class BatchEncoder:
             sent = {device: queues.send(host) for device, queues in self._queues.items()}
         self._copying.append((batch, list(sent.values())))
         with self._clock.timed("encode_busy"):
-            found = [
-                self._answer(place, sent, host, what) if what else None
-                for place, what in enumerate(asked)
-            ]
-        self._release(leave=1 if sent else 0)
+            found = [self._answer(i, sent, host, w) if w else None for i, w in enumerate(asked)]
+        self.release(leave=1 if sent else 0)
         self._under_way.append(partial(self._fetch, batch, found, self._notes()))
         yield from self._drain(self._leave)
 
@@ -98,9 +243,16 @@ class BatchEncoder:
         self.release()
         yield from self._drain(0)
 
-    def release(self) -> None:
-        """Waits until the device has its own copy of every batch, and releases their buffers."""
-        self._release(leave=0)
+    def release(self, *, leave: int = 0) -> None:
+        """Releases the buffers that were copied, and waits for those beyond `leave`."""
+        while self._copying:
+            batch, sent = self._copying[0]
+            if len(self._copying) <= leave and not all(s.copied.query() for s in sent):
+                return
+            for each in sent:
+                each.copied.synchronize()
+            batch.release()
+            self._copying.popleft()
 
     def _answer(
         self, place: int, sent: dict[torch.device, Sent], host: Tensor, what: Wanted
@@ -112,22 +264,10 @@ class BatchEncoder:
         device = encoder.device
         return self._queues[device].answer(sent[device], partial(halving, encode))
 
-    def _release(self, *, leave: int) -> None:
-        """Releases the buffers that were copied, and waits for those beyond `leave`."""
-        while self._copying:
-            batch, sent = self._copying[0]
-            if len(self._copying) <= leave and not all(s.copied.query() for s in sent):
-                return
-            for each in sent:
-                each.copied.synchronize()
-            batch.release()
-            self._copying.popleft()
-
     def _notes(self) -> tuple[str, ...]:
-        found = [(e, h.at_once) for e, h in zip(self._encoders, self._halving, strict=True) if h]
-        return tuple(
-            f"{e.label}: out of GPU memory, {n} tiles at once" for e, n in found if n is not None
-        )
+        halved = zip(self._encoders, self._halving, strict=True)
+        found = [(e.label, h.at_once) for e, h in halved if h and h.at_once]
+        return tuple(f"{label}: out of GPU memory, {n} tiles at once" for label, n in found)
 
     def _drain(self, leave: int) -> Iterator[Any]:
         while self._under_way:
@@ -179,22 +319,16 @@ def embed_tiles(
     filters: Sequence[TileFilter] = (),
     config: StreamConfig | None = None,
 ) -> tuple[npt.NDArray[np.float32], TileTable]:
-    """Embeddings of a slide's tiles.
+    """Embeddings float32 (N, D) of a slide's tiles, and the table of those N tiles.
 
     Args:
         slide: opened; stays open.
         tiles, encoder: from `tile_grid` and `load_encoder`.
-        batch_size: tiles per batch.
         filters: pixel filters; tiles that one refuses are left out.
         config: memory and decoding threads of the stream.
 
-    Returns:
-        tile_embeddings float32 (N, D), and the table of those N tiles.
-
     Memory: the stream's budget, the encoder's activations, and 4 N D bytes for the result.
-
-    Raises:
-        SlideReadError: a region cannot be decoded.
+    Raises SlideReadError: a region cannot be decoded.
     """
     worker = BatchEncoder([encoder])
     made: list[EmbeddedBatch] = []

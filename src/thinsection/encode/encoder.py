@@ -1,9 +1,8 @@
 """Tile encoders: the contract that the pipeline knows, and the one that runs a torch network.
 
-Tiles are resized, cropped and normalised as torchvision's `transforms.v2` does: on a CPU uint8
-stays uint8 through the resize, elsewhere float32 is resized and rounded. These two and Pillow's
-differ by at most one grey level of 255 on smooth tiles; on white noise bicubic differs by up to six
-(0.14 in the mean), where integers were clamped between the two passes.
+Tiles are resized, cropped and normalised as torchvision's `transforms.v2` does: on a CPU in uint8,
+elsewhere in float32, which is rounded. These two and Pillow's differ by at most one grey level of
+255 on smooth tiles; on white noise bicubic by up to six (0.14 in the mean).
 
 Shapes: B tiles, [B, H, W, 3] uint8 in, [B, 3, input_px, input_px] float32 to the network.
 """
@@ -32,8 +31,6 @@ from thinsection.weights.placement import DTYPES, Placement
 
 TileBatch = Tensor | npt.NDArray[Any]  # uint8 [B, H, W, 3]
 
-_CHANNELS_LAST = torch.channels_last
-
 # tiles that a CPU puts through the network at once: some per cent slower than 32 at most, in a
 # fraction of the memory, and with a peak that hardly varies (benchmarks/bench_heap.py)
 CPU_TILES = 4
@@ -42,8 +39,7 @@ CPU_TILES = 4
 class TileEncoder(ABC):
     """Tiles in, one vector per tile out. The same batch gives the same bytes.
 
-    A package that brings one gives what stands here without a value, and `encode_with_tokens`
-    where its network has a dense map.
+    A package's own gives what stands here without a value; `encode_with_tokens` for a dense map.
     """
 
     spec: EncoderSpec  # what was declared
@@ -126,13 +122,10 @@ class NetworkTileEncoder(TileEncoder):
         return hash_state_dict(self.backbone.network.state_dict())
 
     def to_openvino(self, cache_dir: Path | None = None) -> SelfCheck:
-        """Computes by OpenVINO from now on, from a graph that is kept in `cache_dir`.
+        """Computes by OpenVINO from now on; PyTorch's weights are let go of.
 
-        PyTorch's weights are let go of: the backbone keeps its shapes only. What it says of the
-        answers to seeded tiles is for the caller to judge.
-
-        Raises:
-            InvalidInputError: it does not compute in this precision, or cannot take this network.
+        What it says of the answers to seeded tiles is for the caller to judge. InvalidInputError
+        where it does not compute in this precision, or cannot take this network.
         """
         pixels = preprocess(_seeded_tiles(self.spec.tile_px), self.spec)
         own = partial(converted_network, weights_hash=self.weights_hash, cache_dir=cache_dir)
@@ -141,13 +134,10 @@ class NetworkTileEncoder(TileEncoder):
         return check
 
     def encode(self, tiles_u8: TileBatch) -> Tensor:
-        """float32 [B, D] embeddings on `device`.
+        """float32 [B, D] embeddings on `device`; InvalidInputError for tiles that do not fit.
 
         Memory: `batch_bytes` says how much. On a CPU the network sees `CPU_TILES` at once, so that
             a larger batch costs its tiles and embeddings only.
-
-        Raises:
-            InvalidInputError: tiles are not uint8 [B, H, W, 3], or too small.
         """
         return self._through(tiles_u8, slice(0, 1))[0]
 
@@ -181,8 +171,7 @@ class NetworkTileEncoder(TileEncoder):
         return found
 
     def _answer(self, tiles_u8: Tensor) -> tuple[Tensor, ...]:
-        pixels = preprocess(tiles_u8.to(self.device, non_blocking=True), self.spec)
-        return self._network(pixels)
+        return self._network(preprocess(tiles_u8.to(self.device, non_blocking=True), self.spec))
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
@@ -249,28 +238,24 @@ def centre_crop(pixels: Tensor, input_px: int) -> Tensor:
 
 
 def preprocess(tiles_u8: TileBatch, spec: EncoderSpec, *, out: Tensor | None = None) -> Tensor:
-    """A batch as the encoder's network takes it: resized, cropped, normalised.
+    """Tiles resized, cropped, normalised: float32 [B, 3, input_px, input_px], channels last.
 
     Args:
-        tiles_u8: uint8 [B, H, W, 3], of any device.
+        tiles_u8: uint8 [B, H, W, 3], of any device, where the result is too.
         spec: of the encoder (`encoder.spec`, `encoder_spec(name)`).
-        out: what an earlier call gave for as many tiles or more, to be written over: a loop that
-            hands it back allocates it once.
-
-    Returns:
-        float32 [B, 3, input_px, input_px] on the tiles' device, in channels-last memory order.
+        out: of an earlier call for as many tiles or more, to be written over, not made again.
 
     Memory: B * 3 * input_px² * 4 bytes, and resized uint8 tiles: of `CPU_TILES` on a CPU.
 
-    Raises:
-        InvalidInputError: tiles are not uint8 [B, H, W, 3], or too small.
+    Raises InvalidInputError: tiles are not uint8 [B, H, W, 3], or too small.
     """
     tiles = as_uint8_batch(tiles_u8)
     edge, count, where = spec.input_px, len(tiles), tiles.device
+    last = torch.channels_last
     if out is None:
-        out = torch.empty((count, 3, edge, edge), device=where, memory_format=_CHANNELS_LAST)
+        out = torch.empty((count, 3, edge, edge), device=where, memory_format=last)
     fits = out.shape[1:] == (3, edge, edge) and len(out) >= count and out.device == where
-    fits = fits and out.is_contiguous(memory_format=_CHANNELS_LAST)
+    fits = fits and out.is_contiguous(memory_format=last)
     require(fits, "out must be of an earlier call for as many tiles", tuple(out.shape))
     out = out[:count]
     rows = out.permute(0, 2, 3, 1).view(count, edge, edge * 3)

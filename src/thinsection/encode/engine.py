@@ -1,8 +1,7 @@
 """What runs a network on a CPU: PyTorch, or the same graph converted for OpenVINO.
 
 A converted graph is kept in the user's cache by the weights' hash, and with it how far its answers
-to seeded tiles are from PyTorch's, on each kind of CPU. PyTorch's copy of the weights is let go of
-before OpenVINO puts them into its own order.
+to seeded tiles are from PyTorch's, on each kind of CPU.
 
 Shapes: pixels [B, 3, E, E] of E = `input_px`; embeddings [B, D] and tokens [B, T, C].
 """
@@ -16,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from hashlib import file_digest, sha256
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -42,11 +42,7 @@ _MODEL, _WEIGHTS, _MANIFEST = "model.xml", "model.bin", "manifest.json"
 
 
 def why_torch(engine: EngineChoice, device: torch.device, *, is_random: bool) -> str:
-    """Why torch computes without a try of OpenVINO; '' where that is tried.
-
-    Raises:
-        InvalidInputError: no such engine; openvino was asked for, on another device than a CPU.
-    """
+    """Why torch computes without a try of OpenVINO; '' where that is tried, on a CPU only."""
     choices = get_args(EngineChoice)
     require(engine in choices, f"engine must be one of {', '.join(choices)}", repr(engine))
     on_cpu = device.type == "cpu"
@@ -74,33 +70,28 @@ class SelfCheck:
 
 
 class OpenVinoNetwork:
-    """A converted network, compiled for batches of B tiles; smaller ones are filled up.
+    """A converted network for batches of B tiles; smaller ones are filled up. Thread-safe.
 
-    What a tile gives does not depend on the other tiles of its batch. Thread-safe.
-
-    Memory: the weights in OpenVINO's order (twice while they are put into it), and activations of
-    B tiles.
+    What a tile gives does not depend on the other tiles of its batch. Memory: the weights in
+    OpenVINO's order (twice while they are put into it), and activations of B tiles.
     """
 
     def __init__(self, model: Path, shape: Shape, precision: str) -> None:
-        openvino = _openvino()
-        self.engine = engine_version("openvino")
+        self.engine, self._rows = engine_version("openvino"), shape[0]
         options = {
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "INFERENCE_PRECISION_HINT": PRECISIONS[precision],
             "PERFORMANCE_HINT": "LATENCY",
             "ENABLE_CPU_PINNING": False,  # processes of one machine would share the first cores
         }
-        compiled = openvino.Core().compile_model(model, "CPU", options)
+        compiled = _openvino().Core().compile_model(model, "CPU", options)
         self._request, self._lock = compiled.create_infer_request(), threading.Lock()
-        self._rows = shape[0]
         _forget_pages(model.with_name(_WEIGHTS))
 
     def __call__(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         rows = len(pixels)
         if rows < self._rows:
-            rest = pixels.new_zeros(self._rows - rows, *pixels.shape[1:])
-            pixels = torch.cat([pixels, rest])
+            pixels = torch.cat([pixels, pixels.new_zeros(self._rows - rows, *pixels.shape[1:])])
         with self._lock:
             given = [pixels.contiguous().numpy()]
             found = self._request.infer(given, share_inputs=True, share_outputs=True)
@@ -121,26 +112,13 @@ def converted_network(
     weights_hash: str,
     cache_dir: Path | None = None,
 ) -> tuple[OpenVinoNetwork, SelfCheck]:
-    """The network for OpenVINO: from the cache, or converted now and put there.
+    """The network (in fp32 on the CPU) for OpenVINO: from the cache, or converted and put there.
 
-    The network has no weights afterwards: it is on the meta device.
-
-    Args:
-        network: PyTorch's, in fp32 on the CPU.
-        pixels: a batch to convert and to compare with, of the size that is compiled for.
-        precision: fp32 or bf16.
-        weights_hash: of the network's weights.
-        cache_dir: None is `user_cache_dir()`.
-
+    It is converted for, and compared on, `pixels`; afterwards it is on the meta device.
     Memory: converting, a half of the weights beside them, and their size on disk; compiling, twice
-    the weights.
-
-    Raises:
-        MissingDependencyError: the package openvino is not installed.
-        InvalidInputError: a precision that it does not compute in, a network that it cannot take.
+    the weights. Raises InvalidInputError for a precision or a network that it cannot take.
     """
-    if precision not in PRECISIONS:
-        raise InvalidInputError(f"precision must be fp32 or bf16 in OpenVINO, got {precision!r}")
+    require(precision in PRECISIONS, "precision must be fp32 or bf16 in OpenVINO", repr(precision))
     _openvino()
     shape: Shape = tuple(pixels.shape)  # type: ignore[assignment]
     key = f"{weights_hash}|{shape}|{version('openvino')}|{torch.__version__}"
@@ -150,10 +128,8 @@ def converted_network(
             if not _is_whole(folder):  # else another process made it meanwhile
                 _convert(network, pixels, folder)
     kept = folder / f"{precision}-{sha256(cpu_model().encode()).hexdigest()[:16]}.json"
-    wanted = None
-    if not kept.exists():
-        with torch.no_grad():
-            wanted = network(pixels)[0]
+    with torch.no_grad():
+        wanted = None if kept.exists() else network(pixels)[0]
     network.to("meta")
     found = OpenVinoNetwork(folder / _MODEL, shape, precision)
     if wanted is not None:
@@ -235,11 +211,7 @@ def _forget_pages(path: Path) -> None:
 
 
 def _openvino() -> Any:
+    rule = "package 'openvino' must be installed for --engine openvino"
     if not is_installed("openvino"):
-        raise MissingDependencyError(
-            "package 'openvino' must be installed for --engine openvino; "
-            "pip install 'thinsection[openvino]'"
-        )
-    import openvino
-
-    return openvino
+        raise MissingDependencyError(f"{rule}; pip install 'thinsection[openvino]'")
+    return import_module("openvino")

@@ -15,6 +15,7 @@ from typing import Any, cast
 import psutil
 import torch
 
+from thinsection import errors
 from thinsection.encode.backbone import CONFIG_NAME, Backbone, build_backbone, pretrained_backbone
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
 from thinsection.encode.engine import EngineChoice, why_torch
@@ -30,21 +31,12 @@ from thinsection.encode.registry import (
     declared_encoders,
     encoder_spec,
 )
-from thinsection.errors import (
-    DeviceError,
-    InvalidInputError,
-    MissingDependencyError,
-    StoreError,
-    UnknownEncoderError,
-    WeightsError,
-    require,
-)
+from thinsection.errors import require
 from thinsection.units import format_bytes
 from thinsection.weights import hub
 from thinsection.weights.files import WEIGHTS_FILES, files_of
 from thinsection.weights.origin import Origin
 from thinsection.weights.placement import (
-    Placement,
     is_installed,
     optional_package,
     place,
@@ -71,8 +63,7 @@ def load_encoder(
     Args:
         name: a registry name, `timm:<name>`, `hf:<repo>[@<revision>]`, the path of a checkpoint
             with its config.json, or the name of an encoder that another package brings.
-        device: auto, cpu, cuda, cuda:N or mps.
-        precision: auto, fp32, fp16 or bf16.
+        device, precision: auto, cpu, cuda, cuda:N or mps; auto, fp32, fp16 or bf16.
         weights: in place of the published ones: a file, a folder, or `owner/name@COMMIT`.
         pretrained: False: seeded random weights, no download.
         allow_remote_code: whether code from the hub may run, for the models that need it.
@@ -82,22 +73,20 @@ def load_encoder(
 
     Memory: the weights once, in float32; twice while OpenVINO puts them into its own order.
 
-    Raises:
-        UnknownEncoderError: no such name; DeviceError: no such device.
-        MissingDependencyError: a package is needed; the message says which.
-        WeightsError: the weights cannot be had, may not be used, or do not fit.
+    Raises UnknownEncoderError, DeviceError, MissingDependencyError; WeightsError: the weights
+    cannot be had, may not be used, or do not fit.
     """
     known = name in ENCODERS
     local = Path(name) if not known and Path(name).exists() else None
-    own, seeded = weights is not None or local is not None, None if pretrained else seed
-    origin = Origin(own_weights=own, seed=seeded)
+    own = weights is not None or local is not None
+    origin = Origin(own_weights=own, seed=None if pretrained else seed)
     if known and name not in declared_encoders():
         rule = f"engine must be auto or torch for {name!r}, which is another package's"
         require(engine != "openvino", rule, repr(engine))
         options = {"weights": weights, "pretrained": pretrained, "seed": seed}
-        encoder = _of_entry_point(name, place(device, precision), options)
-        encoder.origin = replace(origin, name=name)
-        return encoder
+        brought = _of_entry_point(name, **place(device, precision)._asdict(), **options)
+        brought.origin = replace(origin, name=name)
+        return brought
     spec = find_spec(name)
     placement = place(device, precision, half_precision=spec.half_precision)
     # of a file its stem, unless that says nothing; else the folder's name
@@ -128,9 +117,9 @@ def _pretrained(
     return backbone, {"revision": commit, "files": files_of(path) if path and pinned else None}
 
 
-def _of_entry_point(name: str, placement: Placement, options: Mapping[str, Any]) -> TileEncoder:
+def _of_entry_point(name: str, **options: Any) -> TileEncoder:
     """The encoder of another package."""
-    encoder = ENCODERS.load(name)(**placement._asdict(), **options)
+    encoder = ENCODERS.load(name)(**options)
     got, rule = type(encoder).__name__, f"entry point {name!r} must give a TileEncoder"
     require(isinstance(encoder, TileEncoder), rule, f"{got}; subclass TileEncoder")
     return cast(TileEncoder, encoder)
@@ -150,11 +139,11 @@ def _on_engine(
             if check.passes(encoder.precision):
                 return encoder
             refused = f"too far from torch: {check}"
-        except (InvalidInputError, StoreError, OSError, RuntimeError) as error:
+        except (errors.InvalidInputError, errors.StoreError, OSError, RuntimeError) as error:
             refused = str(error).splitlines()[0]
         if engine == "openvino":
             got = f"openvino for {encoder.spec.name!r} in {encoder.precision}"
-            raise InvalidInputError(f"engine must be torch here, got {got}: {refused}")
+            raise errors.InvalidInputError(f"engine must be torch here, got {got}: {refused}")
         encoder = on_torch()  # its weights were let go of
     encoder.engine += f" (not openvino: {refused})"
     return encoder
@@ -179,7 +168,7 @@ def find_spec(name: str) -> EncoderSpec:
     config = (path if path.is_dir() else path.parent) / CONFIG_NAME
     remedy = "name its architecture: load_encoder('uni', weights=...) (--encoder uni --weights ...)"
     rule = f"checkpoint must have a {CONFIG_NAME} beside it"
-    require(config.is_file(), rule, f"{name!r}; or {remedy}", error=WeightsError)
+    require(config.is_file(), rule, f"{name!r}; or {remedy}", error=errors.WeightsError)
     return replace(_folder_spec(config.parent.resolve().name, config), repo=None)
 
 
@@ -188,7 +177,7 @@ def _timm_spec(name: str) -> EncoderSpec:
     if not timm.is_model(model):
         near = difflib.get_close_matches(model, timm.list_models(), n=1, cutoff=0.4)
         hint = f"; did you mean 'timm:{near[0]}'?" if near else ""
-        raise UnknownEncoderError(f"encoder must be a timm model, got {name!r}{hint}")
+        raise errors.UnknownEncoderError(f"encoder must be a timm model, got {name!r}{hint}")
     published = timm.get_pretrained_cfg(model)
     return _from_timm(name, model, {}, published.to_dict() if published else {})
 
@@ -200,7 +189,7 @@ def _folder_spec(name: str, config_path: Path) -> EncoderSpec:
         return _from_transformers(name, config, config_path.parent)
     rule = "config must be of timm's or transformers' form"
     got = f"{str(config_path)!r} without 'architecture' or 'model_type'"
-    require("architecture" in config, rule, got, error=WeightsError)
+    require("architecture" in config, rule, got, error=errors.WeightsError)
     options, published = dict(config.get("model_args", {})), config.get("pretrained_cfg", {})
     return _from_timm(name, config["architecture"], options, published)
 
@@ -213,9 +202,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise WeightsError(f"config must be JSON, got {str(path)!r}: {error}") from error
+        raise errors.WeightsError(f"config must be JSON, got {str(path)!r}: {error}") from error
     is_object = isinstance(loaded, dict)
-    require(is_object, "config must be a JSON object", repr(str(path)), error=WeightsError)
+    require(is_object, "config must be a JSON object", repr(str(path)), error=errors.WeightsError)
     return cast(dict[str, Any], loaded)
 
 
@@ -226,7 +215,7 @@ def _from_timm(
     resize_px = math.floor(input_px / float(published.get("crop_pct") or 1.0))
     hub_id, tag = published.get("hf_hub_id"), published.get("tag")
     if hub_id and hub_id.endswith("/"):
-        hub_id += f"{published['architecture']}.{tag}" if tag else published["architecture"]
+        hub_id += published["architecture"] + (f".{tag}" if tag else "")
     spec = EncoderSpec(
         name=name,
         dim=0,
@@ -260,7 +249,7 @@ def _from_transformers(name: str, config: Mapping[str, Any], folder: Path) -> En
     said = shown.get("image_mean") and shown.get("image_std") and "hidden_size" in config
     rule = "checkpoint must say its hidden_size, image_mean and image_std in config.json and "
     got = f"{name!r} without; add them as its publisher used them"
-    require(said, rule + PREPROCESSOR_NAME, got, error=WeightsError)
+    require(said, rule + PREPROCESSOR_NAME, got, error=errors.WeightsError)
     size = shown.get("size", config.get("image_size", 224))
     resize_px = size if isinstance(size, int) else size.get("shortest_edge", size.get("height"))
     crop = shown.get("crop_size", resize_px) if shown.get("do_center_crop") else resize_px
@@ -301,7 +290,7 @@ def check_encoder(name: str, *, device: str = "auto") -> tuple[Check, ...]:
         return (_brought(name),)
     try:
         spec = find_spec(name)
-    except (MissingDependencyError, WeightsError) as error:
+    except (errors.MissingDependencyError, errors.WeightsError) as error:
         return (Check("declared", False, str(error)),)
     found = Check("declared", True, f"{spec.source}; licence {spec.licence}")
     if missing := [package for package in spec.needs if not is_installed(package)]:
@@ -311,7 +300,7 @@ def check_encoder(name: str, *, device: str = "auto") -> tuple[Check, ...]:
     checks = (found, packages, Check("weights", *_weights(spec)))
     try:
         where = resolve_device(device)
-    except DeviceError as error:
+    except errors.DeviceError as error:
         return (*checks, Check("device", False, str(error)))
     return (*checks, Check("device", True, str(where)), Check("memory", *_memory(spec, where)))
 
@@ -319,7 +308,7 @@ def check_encoder(name: str, *, device: str = "auto") -> tuple[Check, ...]:
 def _brought(name: str) -> Check:
     try:
         entry = ENCODERS.entry(name)
-    except InvalidInputError as error:
+    except errors.InvalidInputError as error:
         return Check("declared", False, str(error))
     detail = f"brought by another package: {entry.help}"
     if entry.missing:

@@ -1,8 +1,8 @@
 """How much memory a batch takes, known before it runs; and the heap of a process on the CPU.
 
-A dry pass runs the encoder's own preprocessing and network on the meta device, where tensors have
-no data, and counts every storage from its creation to its release. The peak of that sum is what the
-real pass holds, apart from scratch space inside operations, for which a fixed allowance is added.
+A dry pass runs preprocessing and network on the meta device, where tensors have no data, and counts
+every storage from its creation to its release. For scratch space inside operations a fixed
+allowance is added to the peak of that sum.
 """
 
 import ctypes
@@ -24,17 +24,15 @@ from thinsection.errors import BudgetError, require
 from thinsection.types import MIB
 from thinsection.units import format_bytes
 
-# scratch space of convolutions and of the allocator that no tensor shows; EfficientNet-Lite0 on a
-# CPU took 8 MiB beyond the count of 4 tiles
+# of convolutions and the allocator: EfficientNet-Lite0 on a CPU took 8 MiB beyond its 4 tiles
 SCRATCH_BYTES = 16 * MIB
 HALF = (torch.float16, torch.bfloat16)
-# the same for transformers, whose matrix products pack their operands: ViT-S/16 took up to 1.37
-# times the count in RSS, with batches of 16 to 48
+# of transformers, whose products pack their operands: ViT-S/16 took up to 1.37 times the count
 TOKEN_MARGIN = 1.4
 # OpenVINO's own code, and its graph of a network: 60 MiB for EfficientNet-Lite0 and for ViT-S/16
 OPENVINO_BYTES = 64 * MIB
-# a second part of a batch on a CPU finds holes in the heap between what the first one freed: with
-# them EfficientNet-Lite0 took 0.9 to 1.4 times the count and scratch, ViT-S and ResNets less
+# a CPU's second part of a batch finds holes in the heap between what the first one freed: with them
+# EfficientNet-Lite0 took 0.9 to 1.4 times the count and scratch, ViT-S and ResNets less
 HOLES_MARGIN = 1.5
 
 # numbers of glibc's malloc.h
@@ -59,8 +57,7 @@ class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._live:
+        if (key := storage._cdata) not in self._live:
             self._live[key] = storage.nbytes()
             weakref.finalize(storage, self._live.pop, key, None)
             self.peak_bytes = max(self.peak_bytes, sum(self._live.values()))
@@ -70,11 +67,10 @@ class _FusedAttention(TorchFunctionMode):
     """Attention that holds its output only, as the fused kernels of CPUs and GPUs do."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            given = dict(zip(("query", "key", "value"), args)) | kwargs
-            return given["query"].new_empty((*given["query"].shape[:-1], given["value"].shape[-1]))
-        return func(*args, **kwargs)
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        given = dict(zip(("query", "key", "value"), args)) | (kwargs or {})
+        return given["query"].new_empty((*given["query"].shape[:-1], given["value"].shape[-1]))
 
 
 def weights_bytes(encoder: NetworkTileEncoder, *, engine: str | None = None) -> int:
@@ -103,15 +99,9 @@ def batch_bytes(
     """Peak bytes that `encode` holds for one batch, the uint8 tiles included, the weights not.
 
     On a CPU that is `CPU_TILES` tiles in the network, beside the other tiles and all embeddings.
-    Counted in float32 also where half precision needs less, and as PyTorch takes it: OpenVINO takes
-    less.
-
-    Args:
-        encoder: on whatever device.
-        batch_size: tiles per batch.
-        tile_px: their edge; None: the one that the encoder was made for.
-        at_once: tiles in the network at once; None: as on the device where the encoder is.
-        tokens: for `encode_with_tokens` instead.
+    Counted in float32 also where half precision needs less, as PyTorch takes it: OpenVINO takes
+    less. `tile_px`: None: of the encoder's tiles; `at_once`: tiles in the network at once, None: as
+    on the encoder's device; `tokens`: for `encode_with_tokens` instead.
     """
     require(batch_size >= 1, "batch_size must be >= 1", batch_size)
     edge = tile_px or encoder.spec.tile_px
@@ -127,10 +117,7 @@ def batch_bytes(
 
 
 def dry_pass(encoder: NetworkTileEncoder, num_tiles: int, edge: int) -> tuple[int, int, int]:
-    """Peak bytes of so many tiles that go through the network together, and a tile's tokens (T, C).
-
-    Nothing is allocated for the counted tensors.
-    """
+    """Peak bytes of so many tiles in the network together, and a tile's tokens (T, C)."""
     backbone = encoder.backbone
     weights = (*backbone.named_parameters(), *backbone.named_buffers())
     state = {name: _counted(tensor) for name, tensor in weights}
@@ -150,21 +137,17 @@ def _counted(weight: Tensor) -> Tensor:
 def largest_batch_size(
     encoder: NetworkTileEncoder, *, budget_bytes: int, tile_px: int | None = None
 ) -> int:
-    """The largest batch whose `batch_bytes` fit into the budget (beside the weights).
-
-    Raises:
-        BudgetError: not even one tile fits.
-    """
-    one = batch_bytes(encoder, batch_size=1, tile_px=tile_px)
+    """The largest batch whose `batch_bytes` fit into the budget; a BudgetError where none does."""
+    bytes_of = functools.partial(batch_bytes, encoder, tile_px=tile_px)
+    one = bytes_of(batch_size=1)
     rule = f"memory budget must hold one tile of {encoder.spec.name!r}, {format_bytes(one)}"
     got = f"{format_bytes(budget_bytes)}; raise --memory"
     require(one <= budget_bytes, rule, got, error=BudgetError)
     on_cpu = encoder.device.type == "cpu"
     knee = CPU_TILES + 1  # from there on a tile costs less
-    in_parts = on_cpu and batch_bytes(encoder, batch_size=knee, tile_px=tile_px) <= budget_bytes
+    in_parts = on_cpu and bytes_of(batch_size=knee) <= budget_bytes
     start = knee if in_parts else 1
-    two = (start, start + 1)
-    held, next_held = (batch_bytes(encoder, batch_size=n, tile_px=tile_px) for n in two)
+    held, next_held = (bytes_of(batch_size=n) for n in (start, start + 1))
     # linear in the batch, but for what the first tile holds beyond that
     found = start + (budget_bytes - held) // max(next_held - held, 1)
     return min(found, CPU_TILES) if on_cpu and not in_parts else found
@@ -173,14 +156,13 @@ def largest_batch_size(
 def keep_freed_memory() -> bool:
     """Makes malloc keep what is freed, for the rest of this process; False where there is no glibc.
 
-    By default every tensor above 32 MiB is mapped anew and its pages are cleared one by one at
-    first touch: up to half of an encoder's CPU time (benchmarks/bench_heap.py). The heap then
-    stays at its peak, which grows by the holes between tensors of different sizes: for a whole
-    process to decide. A run calls it, `load_encoder` does not.
+    By default each tensor above 32 MiB is mapped anew, its pages cleared at first touch: up to half
+    of an encoder's CPU time (benchmarks/bench_heap.py). The heap then stays at its peak and grows
+    by holes: for a whole process to decide. A run calls it, `load_encoder` does not.
     """
     options = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 * MIB))
     libc = _glibc()
-    taken = [libc is not None and libc.mallopt(name, value) == 1 for name, value in options]
+    taken = [libc is not None and libc.mallopt(*option) == 1 for option in options]
     return all(taken)
 
 

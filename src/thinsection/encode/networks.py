@@ -1,10 +1,9 @@
 """Tile encoders' networks in plain torch, with the parameter names of the published weights.
 
 **CONCH v1.5**, TITAN's tile encoder: a ViT-L/16 and an attentional pooler with one learned query.
-[B, 3, H, W] in, tokens [B, 1 + T, 1024] from the trunk, [B, 768] from the pooler.
-Source: Ding et al., arXiv:2411.19666 (TITAN); layout of `conch_v1_5.py` and values of `ConchConfig`
-in MahmoodLab/TITAN. The position table is for 224 px and is interpolated to the 448 px grid in
-every forward pass, by a scale factor (not a size) and without antialias.
+[B, 3, H, W] in, tokens [B, 1 + T, 1024] from the trunk, [B, 768] from the pooler. The positions
+are interpolated in every forward pass, by a scale factor (not a size) and without antialias.
+Source: Ding et al., arXiv:2411.19666; `conch_v1_5.py` and `ConchConfig` in MahmoodLab/TITAN.
 
 **EfficientNet-Lite0**: inverted bottlenecks with ReLU6, no squeeze-and-excitation. [B, 3, H, W] in,
 feature map [B, 1280, H/32, W/32] out; the checkpoint's classifier is left aside.
@@ -64,12 +63,9 @@ class Block(nn.Module):
     def __init__(self, config: ConchConfig) -> None:
         super().__init__()
         width, scale = config.width, torch.full((config.width,), config.init_values)
-        self.norm1 = nn.LayerNorm(width, eps=TRUNK_EPS)
-        self.attn = Attention(width, config.heads)
-        self.ls1 = nn.ParameterDict({"gamma": scale})
-        self.norm2 = nn.LayerNorm(width, eps=TRUNK_EPS)
-        self.mlp = mlp(width, MLP_RATIO * width)
-        self.ls2 = nn.ParameterDict({"gamma": scale.clone()})
+        self.norm1, self.norm2 = (nn.LayerNorm(width, eps=TRUNK_EPS) for _ in range(2))
+        self.attn, self.mlp = Attention(width, config.heads), mlp(width, MLP_RATIO * width)
+        self.ls1, self.ls2 = (nn.ParameterDict({"gamma": scale.clone()}) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x)) * self.ls1["gamma"]
@@ -110,12 +106,11 @@ class AttentionalPooler(nn.Module):
 
     def __init__(self, config: ConchConfig) -> None:
         super().__init__()
-        dim = config.embed_dim
+        dim, width = config.embed_dim, config.width
         self.query = nn.Parameter(torch.randn(1, dim))
-        self.ln_k = nn.LayerNorm(config.width, eps=POOLER_EPS)
-        self.ln_q = nn.LayerNorm(dim, eps=POOLER_EPS)
+        self.ln_k, self.ln_q = (nn.LayerNorm(n, eps=POOLER_EPS) for n in (width, dim))
         self.to_q = nn.Linear(dim, dim, bias=False)
-        self.to_kv = nn.Linear(config.width, 2 * dim, bias=False)
+        self.to_kv = nn.Linear(width, 2 * dim, bias=False)
         self.to_out = nn.Linear(dim, dim, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:

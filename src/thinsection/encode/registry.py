@@ -151,10 +151,7 @@ def check_encoder_name(name: str) -> None:
 
 
 def encoder_spec(name: str) -> EncoderSpec:
-    """The declaration of a registry name, or of another tool's name of one.
-
-    Raises UnknownEncoderError: names the nearest one.
-    """
+    """The declaration of a registry name, or another tool's of one; else an UnknownEncoderError."""
     if name not in ENCODERS:
         name = our_name(name)
     if name in declared_encoders():
@@ -169,8 +166,7 @@ def encoder_spec(name: str) -> EncoderSpec:
 def peer_encoder(tool: str, encoder: str, label: str) -> str:
     """The tool's name of embeddings whose folder of ours is `features_LABEL`.
 
-    What the label says beside the encoder (own weights, stain normalisation) stays in the name;
-    an encoder that the tool does not have keeps ours.
+    What the label says beside the encoder stays; an encoder that the tool lacks keeps our name.
     """
     if tool not in _TOOLS or not label.startswith(encoder):
         return label

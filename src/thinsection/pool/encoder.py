@@ -175,8 +175,7 @@ def load_slide_encoder(
         budget_bytes: working memory of one `encode` beyond weights and inputs.
         pretrained: False gives seeded random weights, for tests and dry runs only.
 
-    Raises:
-        UnknownEncoderError, ConfigError, DeviceError, WeightsError, MissingDependencyError.
+    Raises UnknownEncoderError, ConfigError, DeviceError, WeightsError, MissingDependencyError.
     """
     from thinsection.weights.placement import resolve_device  # torch, which names do not need
 

@@ -16,13 +16,7 @@ from torch import Tensor, nn
 from thinsection.attention.products import fast_products
 from thinsection.attention.reach import blocks_of
 from thinsection.errors import BudgetError, InvalidInputError, WeightsError, require
-from thinsection.pool.encoder import (
-    Expects,
-    LoadOptions,
-    SlideEmbedding,
-    SlideEncoder,
-    TileEmbeddings,
-)
+from thinsection.pool.encoder import LoadOptions, SlideEmbedding, SlideEncoder, TileEmbeddings
 from thinsection.types import MIB, CoordsL0
 from thinsection.units import format_bytes
 from thinsection.weights.files import hash_state_dict, load_strictly, read_state_dict
@@ -138,7 +132,7 @@ class AbmilSlideEncoder(SlideEncoder):
     def __init__(self, state_dict: Mapping[str, Tensor], *, device: str = "cpu") -> None:
         self._score = _checked_abmil(state_dict).to(device)
         self.dim = self._score.V.in_features
-        self.expects = Expects(tile_dim=self.dim)
+        self.expects = replace(self.expects, tile_dim=self.dim)
         self.weights_hash = hash_state_dict(self._score.state_dict())
         self._device = device
 

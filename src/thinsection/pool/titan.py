@@ -220,11 +220,11 @@ class TitanNet(nn.Module):
 
         Memory: `plan.peak_bytes`.
         """
+        dtype = next(self.patch_embed.parameters()).dtype
         x = self.cls_token.new_empty(num_tokens, DIM)
         x[0] = self.cls_token[0, 0]
         for rows in blocks_of(num_tokens - 1, TOKEN_BLOCK):
-            embedded = self.patch_embed(tokens(rows).to(next(self.patch_embed.parameters()).dtype))
-            x[1 + rows.start : 1 + rows.stop] = embedded
+            x[1 + rows.start : 1 + rows.stop] = self.patch_embed(tokens(rows).to(dtype))
         for block in self._blocks():
             block.forward_(x, cells, alibi_slopes(NUM_HEADS), plan.heads_at_a_time)
         for rows in blocks_of(num_tokens, TOKEN_BLOCK):
@@ -265,10 +265,9 @@ class TitanSlideEncoder(PublishedSlideEncoder):
         """
         tiles, coords, edge = checked_slide(tile_embeddings, coords_l0, tile_px_l0, tile_dim=DIM)
         grid = token_grid(tiles, coords, tile_px_l0=edge)
-        num_tokens, size = len(grid) + 1, 2 if self.precision == "bf16" else 4
-        plan = plan_tokens(num_tokens, budget_bytes=self._budget_bytes, element_bytes=size)
-        dtype = self.net.cls_token.dtype
-        tokens = partial(grid.features, tiles, device=self._device, dtype=dtype)
-        cells = torch.from_numpy(grid.cells).to(self._device)
-        pooled = self.net.pooled_(tokens, num_tokens, cells, plan)
+        count, size = len(grid) + 1, 2 if self.precision == "bf16" else 4
+        plan = plan_tokens(count, budget_bytes=self._budget_bytes, element_bytes=size)
+        where, cells = self._device, torch.from_numpy(grid.cells).to(self._device)
+        tokens = partial(grid.features, tiles, device=where, dtype=self.net.cls_token.dtype)
+        pooled = self.net.pooled_(tokens, count, cells, plan)
         return cast(SlideEmbedding, pooled.cpu().numpy())
