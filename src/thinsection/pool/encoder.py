@@ -143,11 +143,8 @@ _OURS = {
 def _entries() -> Iterator[Entry]:
     for place, line in _OURS.items():
         module, _, kind = place.partition(":")
-        target, extra = (
-            f"thinsection.pool.{place}SlideEncoder",
-            None if module == "pooling" else "hub",
-        )
-        yield Entry(name=kind.lower(), help=line, target=target, extra=extra)
+        target, extra = f"thinsection.pool.{place}SlideEncoder", "hub" * (module != "pooling")
+        yield Entry(name=kind.lower(), help=line, target=target, extra=extra or None)
 
 
 SLIDE_ENCODERS: Registry[type[SlideEncoder]] = Registry(

@@ -4,6 +4,7 @@ Shapes: N tiles, D channels of a tile embedding, K hidden channels of the attent
 """
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ CHECK_ROWS = 2048  # rows a block of the finiteness check: its copies stay below
 BLOCK_ROWS = 8192  # tiles a block: a float32 copy of 8192 x 1536 is 48 MiB
 TOKEN_BLOCK = 1024  # tokens a block of the MLP: hidden states of 1024 x 3072 float32 are 12 MiB
 ATTENTION_BYTES = 64 * MIB  # block buffers of the attention; its preferred CPU blocks take 20 MiB
+_PLAIN = LoadOptions()
 
 
 def checked_slide(
@@ -194,18 +196,13 @@ class PublishedSlideEncoder(SlideEncoder):
                     layer.to(torch.bfloat16)
 
     @classmethod
+    @abstractmethod
     def build(cls, config: Any = None) -> nn.Module:
         """The network, of the published sizes or of `config`, its weights to be loaded."""
-        raise NotImplementedError(f"{cls.__name__} must build a network")
 
     @classmethod
     def from_state_dict(
-        cls,
-        state_dict: Mapping[str, Tensor],
-        *,
-        config: Any = None,
-        options: LoadOptions | None = None,
-        **own: Any,
+        cls, state_dict: Mapping[str, Tensor], *, config: Any = None, options: LoadOptions = _PLAIN
     ) -> Self:
         """The encoder with published weights; a WeightsError where a name or shape does not fit."""
         with torch.device("meta"):
@@ -213,21 +210,21 @@ class PublishedSlideEncoder(SlideEncoder):
         own_names = [name for name in state_dict if name.startswith(cls.prefix)]
         weights = {n.removeprefix(cls.prefix): state_dict[n].detach().clone() for n in own_names}
         digest = load_strictly(net, weights, source=cls.name)
-        encoder = cls(net, options=options or LoadOptions(), **own)
+        encoder = cls(net, options=options)
         encoder.weights_hash = digest
         return encoder
 
     @classmethod
-    def from_pretrained(cls, path_or_repo: str | Path | None = None, **own: Any) -> Self:
+    def from_pretrained(cls, path_or_repo: str | Path | None = None, **how: Any) -> Self:
         """The encoder from a file, a folder, or the hub: as published, or `owner/name@COMMIT`.
 
-        Further arguments are those of `from_state_dict`. Raises WeightsError: nothing is there, or
-        it does not fit; MissingDependencyError: a hub repository without huggingface_hub.
+        `how` is as of `from_state_dict`. Raises WeightsError: nothing is there, or it does not fit;
+        MissingDependencyError: a hub repository without huggingface_hub.
         """
         source = path_or_repo or cls.repository
         known = cls.revision if str(source) == cls.repository else None
         path = find_weights(source, files=cls.files, revision=known)
-        encoder = cls.from_state_dict(read_state_dict(path), **own)
+        encoder = cls.from_state_dict(read_state_dict(path), **how)
         encoder.origin = replace(encoder.origin, revision=commit_of(path))
         return encoder
 
@@ -242,10 +239,7 @@ class PublishedSlideEncoder(SlideEncoder):
 
     @classmethod
     def random_weights(cls, config: Any = None, *, seed: int) -> dict[str, Tensor]:
-        """Seeded random values of the published names and shapes, never for results.
-
-        Matrices are normal with deviation C^-0.5, so that every layer matters.
-        """
+        """Seeded random values of the published names and shapes; never for results."""
         with torch.device("meta"):
             wanted = cls.build(config).state_dict()
         generator, weights = torch.Generator().manual_seed(seed), {}
@@ -255,7 +249,7 @@ class PublishedSlideEncoder(SlideEncoder):
                 noise = 1 + 0.1 * noise
             elif name.endswith("bias"):
                 noise = 0.05 * noise
-            elif not name.endswith(("query", "cls_token")):
+            elif not name.endswith(("query", "cls_token")):  # so that every layer matters
                 noise = noise * value.shape[-1] ** -0.5
             weights[cls.prefix + name] = noise
         return weights

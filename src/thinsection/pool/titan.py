@@ -1,7 +1,6 @@
 """TITAN as a slide encoder: published weights in, slide embeddings out, in bounded memory.
 
-`forward` is differentiable and recomputes each block in the backward pass; `pooled_` is for
-inference: in place, in blocks of tokens and groups of heads, within a few times the token states.
+States are written over in place, in blocks of tokens and groups of heads: a few times their size.
 
 Shapes: T tokens (cls first), H heads of D = 64 channels, C = H D channels of a state.
 
@@ -18,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
 from thinsection.attention.products import fast_products
@@ -109,11 +107,6 @@ class _Attention(nn.Module):
         super().__init__()
         self.qkv, self.proj = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
 
-    def weights_of(self, heads: slice) -> tuple[Tensor, Tensor]:
-        """Weight [C, 3 h D] and bias [3 h D] that give q, k and v of some heads."""
-        weight = self.qkv.weight.view(3, NUM_HEADS, -1, DIM)[:, heads].reshape(-1, DIM)
-        return weight.T, self.qkv.bias.view(3, NUM_HEADS, -1)[:, heads].reshape(-1)
-
 
 class TitanBlock(nn.Module):
     """x += attention(norm1(x)); x += mlp(norm2(x))."""
@@ -123,23 +116,12 @@ class TitanBlock(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(DIM, eps=1e-6), nn.LayerNorm(DIM, eps=1e-6)
         self.attn, self.mlp = _Attention(), mlp(DIM, 4 * DIM)
 
-    def _through_mlp(self, x: Tensor) -> Any:
-        return self.mlp(self.norm2(x).to(self.attn.qkv.weight.dtype))
-
-    def forward(self, x: Tensor, cells: Tensor, slopes: Tensor) -> Tensor:
-        """States [T, C] after this block; differentiable."""
-        qkv = self.attn.qkv(self.norm1(x)).view(-1, 3, NUM_HEADS, DIM // NUM_HEADS)
-        q, k, v = qkv.permute(1, 2, 0, 3)[:, None]
-        out = alibi2d_attention(q, k, v, cells, slopes, budget_bytes=ATTENTION_BYTES)[0]
-        x = x + self.attn.proj(out.transpose(0, 1).flatten(1)).to(x.dtype)
-        return x + cast(Tensor, self._through_mlp(x).to(x.dtype))
-
     def forward_(self, x: Tensor, cells: Tensor, slopes: Tensor, at: int) -> None:
         """Writes the states [T, C] after this block over `x`, `at` heads at a time; inference."""
-        attended = self._attend(x, cells, slopes, at)
+        attended, dtype = self._attend(x, cells, slopes, at), self.attn.qkv.weight.dtype
         for rows in blocks_of(x.shape[0], TOKEN_BLOCK):
             x[rows] += self.attn.proj(attended[rows].flatten(1))
-            x[rows] += self._through_mlp(x[rows])
+            x[rows] += self.mlp(self.norm2(x[rows]).to(dtype))
 
     def _attend(self, x: Tensor, cells: Tensor, slopes: Tensor, step: int) -> Tensor:
         """Attention output [T, H, D] before the projection."""
@@ -149,10 +131,11 @@ class TitanBlock(nn.Module):
         out = qkv[:, 0] if all_at_once else x.new_empty(tokens, NUM_HEADS, width, dtype=dtype)
         for first in range(0, NUM_HEADS, step):
             heads = slice(first, first + step)
-            weight, bias = self.attn.weights_of(heads)
+            weight = self.attn.qkv.weight.view(3, NUM_HEADS, -1, DIM)[:, heads].reshape(-1, DIM)
+            bias = self.attn.qkv.bias.view(3, NUM_HEADS, -1)[:, heads].reshape(-1)
             for rows in blocks_of(tokens, TOKEN_BLOCK):
                 normed = self.norm1(x[rows]).to(dtype)
-                torch.addmm(bias, normed, weight, out=qkv[rows].flatten(1))
+                torch.addmm(bias, normed, weight.T, out=qkv[rows].flatten(1))
             q, k, v = qkv.permute(1, 2, 0, 3)[:, None]
             alibi2d_attention(q, k, v, cells, slopes[heads], budget_bytes=ATTENTION_BYTES, out=q)
             if not all_at_once:
@@ -205,34 +188,18 @@ class TitanNet(nn.Module):
         self.attn_pool, self.attn_pool_contrastive = _Pooler(POOL_QUERIES), _Pooler(1)
         self.proj = nn.Parameter(torch.zeros(DIM, DIM))
 
-    def forward(self, features: Tensor, cells: Tensor) -> Tensor:
-        """Slide embedding [C], differentiable, from cell features [T - 1, C] and cells [T - 1, 2].
-
-        Memory: the states of every block, T C NUM_BLOCKS; what is inside a block is recomputed.
-        """
-        x = torch.cat([self.cls_token[0], self.patch_embed(features)])
-        for block in self._blocks():
-            x = checkpoint(block, x, cells, alibi_slopes(NUM_HEADS), use_reentrant=False)
-        return cast(Tensor, self.attn_pool_contrastive(self.norm(x)))
-
     def pooled_(self, tokens: Tokens, num_tokens: int, cells: Tensor, plan: HeadPlan) -> Tensor:
-        """Slide embedding [C] for inference; `tokens` gives the features of num_tokens - 1 cells.
-
-        Memory: `plan.peak_bytes`.
-        """
+        """Slide embedding [C]; `tokens` gives num_tokens - 1 cells. Memory: `plan.peak_bytes`."""
         dtype = next(self.patch_embed.parameters()).dtype
         x = self.cls_token.new_empty(num_tokens, DIM)
         x[0] = self.cls_token[0, 0]
         for rows in blocks_of(num_tokens - 1, TOKEN_BLOCK):
             x[1 + rows.start : 1 + rows.stop] = self.patch_embed(tokens(rows).to(dtype))
-        for block in self._blocks():
+        for block in self.blocks.modules_list:  # type: ignore[union-attr]
             block.forward_(x, cells, alibi_slopes(NUM_HEADS), plan.heads_at_a_time)
         for rows in blocks_of(num_tokens, TOKEN_BLOCK):
             x[rows] = self.norm(x[rows])
         return cast(Tensor, self.attn_pool_contrastive(x))
-
-    def _blocks(self) -> list[TitanBlock]:
-        return [b for b in self.blocks.modules_list if isinstance(b, TitanBlock)]  # type: ignore[union-attr]
 
 
 class TitanSlideEncoder(PublishedSlideEncoder):
@@ -260,8 +227,7 @@ class TitanSlideEncoder(PublishedSlideEncoder):
     ) -> SlideEmbedding:
         """Slide embedding (768,) float32 from CONCH v1.5 embeddings (N, 768).
 
-        Memory: about 12 KiB per tile in float32, less as the budget demands; a BudgetError for too
-        many tiles.
+        Memory: about 12 KiB a tile in float32, less as the budget demands; else a BudgetError.
         """
         tiles, coords, edge = checked_slide(tile_embeddings, coords_l0, tile_px_l0, tile_dim=DIM)
         grid = token_grid(tiles, coords, tile_px_l0=edge)
