@@ -7,7 +7,7 @@ line, `thinsection doctor`, the tables of the docs and every "did you mean" deri
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module, metadata, util
@@ -147,3 +147,15 @@ class Registry(Generic[T]):
             extra=getattr(found, "extra", None),
             folders=bool(getattr(found, "folders", False)),
         )
+
+
+def lazy_names(package: str, names_of: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's `__getattr__`: names of its modules, which are imported at a name's first use."""
+    module_of = {name: module for module, names in names_of.items() for name in names.split()}
+
+    def found(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{module_of[name]}"), name)
+
+    return found

@@ -1,7 +1,8 @@
 """Tile encoders: a table of declarations, a registry, and what runs them."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from thinsection.registry import lazy_names
 
 if TYPE_CHECKING:
     from thinsection.encode.embed import embed_tiles as embed_tiles
@@ -18,17 +19,12 @@ if TYPE_CHECKING:
     from thinsection.encode.registry import declared_encoders as declared_encoders
     from thinsection.encode.registry import encoder_spec as encoder_spec
 
-_MODULE_OF = {
-    **{"embed_tiles": "embed", "load_encoder": "load"},
-    **dict.fromkeys(("NetworkTileEncoder", "TileEncoder", "preprocess"), "encoder"),
-    **dict.fromkeys(("batch_bytes", "largest_batch_size", "weights_bytes"), "memory"),
-    **dict.fromkeys(("Architecture", "EncoderSpec", "DEFAULT_ENCODER"), "registry"),
-    **dict.fromkeys(("declared_encoders", "encoder_spec"), "registry"),
+# torch is imported with what needs it, not with the names
+_NAMES_OF = {
+    "embed": "embed_tiles",
+    "encoder": "NetworkTileEncoder TileEncoder preprocess",
+    "load": "load_encoder",
+    "memory": "batch_bytes largest_batch_size weights_bytes",
+    "registry": "DEFAULT_ENCODER Architecture EncoderSpec declared_encoders encoder_spec",
 }
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> Any:  # torch is imported with what needs it, not with the names
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+__getattr__ = lazy_names(__name__, _NAMES_OF)

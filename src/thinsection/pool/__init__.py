@@ -1,7 +1,8 @@
 """Slide encoders: tile embeddings in, one embedding per slide out."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from thinsection.registry import lazy_names
 
 if TYPE_CHECKING:
     from thinsection.pool.api import aggregate as aggregate
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from thinsection.pool.pooling import MeanSlideEncoder as MeanSlideEncoder
     from thinsection.pool.titan import TitanSlideEncoder as TitanSlideEncoder
 
+# torch is imported with what needs it, not with the names
 _NAMES_OF = {
     "api": "aggregate patient_embedding",
     "encoder": "Expects LoadOptions SlideEmbedding SlideEncoder check_fit load_slide_encoder",
@@ -25,11 +27,4 @@ _NAMES_OF = {
     "pooling": "AbmilSlideEncoder MaxSlideEncoder MeanSlideEncoder",
     "titan": "TitanSlideEncoder",
 }
-_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> Any:  # torch is imported with what needs it, not with the names
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+__getattr__ = lazy_names(__name__, _NAMES_OF)

@@ -1,7 +1,8 @@
 """Tissue mask and artefact checks: array in, mask or score out."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from thinsection.registry import lazy_names
 
 if TYPE_CHECKING:
     from thinsection.qc.checks.check import Outcome as Outcome
@@ -23,19 +24,11 @@ if TYPE_CHECKING:
     from thinsection.qc.tissue import TissueMask as TissueMask
     from thinsection.qc.tissue import tissue_mask as tissue_mask
 
-_PIPELINE = ("CHECKS", "Pipeline", "load_pipeline", "pipeline_identity", "preset_names")
-_ENGINE = ("QcResult", "prepare_models", "qc_fail", "run_qc", "tile_qc_columns")
-_MODULE_OF = {
-    **dict.fromkeys(("Outcome", "QcCheck", "QcView", "area", "length"), "checks.check"),
-    **dict.fromkeys(_ENGINE, "engine"),
-    **dict.fromkeys(_PIPELINE, "pipeline"),
-    **dict.fromkeys(("TissueConfig", "TissueMask"), "tissue"),
-    "tissue_mask": "tissue",
+# settings alone need no check and no engine
+_NAMES_OF = {
+    "checks.check": "Outcome QcCheck QcView area length",
+    "engine": "QcResult prepare_models qc_fail run_qc tile_qc_columns",
+    "pipeline": "CHECKS Pipeline load_pipeline pipeline_identity preset_names",
+    "tissue": "TissueConfig TissueMask tissue_mask",
 }
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> Any:  # settings alone need no check and no engine
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+__getattr__ = lazy_names(__name__, _NAMES_OF)
