@@ -89,13 +89,12 @@ def _no_head(features: Tensor) -> Tensor:
 
 def transformers_backbone(network: Any, pooling: Pooling) -> Backbone:
     """A vision transformer of `transformers`: tokens are its last hidden state."""
-    return Backbone(
-        network,
-        pooling,
-        features=lambda pixels: network(pixel_values=pixels).last_hidden_state,
-        head=lambda features: features[:, 0],
-        num_prefix_tokens=1 + int(getattr(network.config, "num_register_tokens", 0) or 0),
-    )
+    prefix = 1 + int(getattr(network.config, "num_register_tokens", 0) or 0)
+    steps: dict[str, Any] = {
+        "features": lambda pixels: network(pixel_values=pixels).last_hidden_state,
+        "head": lambda features: features[:, 0],
+    }
+    return Backbone(network, pooling, num_prefix_tokens=prefix, **steps)
 
 
 def _timm(spec: EncoderSpec) -> Backbone:
@@ -104,14 +103,10 @@ def _timm(spec: EncoderSpec) -> Backbone:
     given = spec.architecture.options.items()
     options = {k: layers[v] if k.endswith("_layer") else v for k, v in given}
     network = timm.create_model(spec.architecture.model, **{"num_classes": 0, **options})
-    return Backbone(
-        network,
-        spec.pooling,
-        features=network.forward_features,
-        head=partial(network.forward_head, pre_logits=True),
-        num_prefix_tokens=int(getattr(network, "num_prefix_tokens", 0)),
-        channels_last=str(getattr(network, "output_fmt", "NCHW")) == "NHWC",
-    )
+    head, prefix = partial(network.forward_head, pre_logits=True), "num_prefix_tokens"
+    how = {"features": network.forward_features, prefix: int(getattr(network, prefix, 0))}
+    last = str(getattr(network, "output_fmt", "NCHW")) == "NHWC"
+    return Backbone(network, spec.pooling, head=head, channels_last=last, **how)
 
 
 def _auto(spec: EncoderSpec) -> Backbone:
@@ -197,13 +192,14 @@ def _published_weights(spec: EncoderSpec) -> Path:
 
 def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:
     """A network of `transformers` from the folder of its weights and config."""
+    options, folder = spec.architecture.options, _folder(path)
     if spec.architecture.kind == "auto":
-        model = optional_package("transformers").AutoModel
-        network = _from_pretrained(model, _folder(path), trust_remote_code=False)
-        return transformers_backbone(network, spec.pooling)
-    network_class, arguments = transformers_class(spec)
-    network = _from_pretrained(network_class, _folder(path), **arguments)
-    for option, declared in spec.architecture.options.items():
+        model, arguments = optional_package("transformers").AutoModel, {"trust_remote_code": False}
+        options = {}
+    else:
+        model, arguments = transformers_class(spec)
+    network = _from_pretrained(model, folder, **arguments)
+    for option, declared in options.items():
         found = getattr(network.config, option, None)
         rule = f"{CONFIG_NAME} must have {option} {declared!r} for {spec.name!r}"
         got = f"{found!r} in {str(path)!r}; check that the file belongs to this encoder"

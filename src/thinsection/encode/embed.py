@@ -9,6 +9,7 @@ What a queue uses stays referenced until the host has seen the last event of its
 allocator hands no memory on that another queue still reads.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -121,16 +122,13 @@ class Queues:
         with card.on(self._compute):
             parts = encode(sent.tiles)
         card.wait(self._out, card.record(self._compute))
-        count = len(sent.tiles)
-        shapes = [torch.Size((count, *part.shape[1:])) for part in parts[0]]
+        shapes = [torch.Size((len(sent.tiles), *part.shape[1:])) for part in parts[0]]
         buffers = [self._taken(shape.numel()) for shape in shapes]
         with card.on(self._out):
-            for number, (buffer, shape) in enumerate(zip(buffers, shapes, strict=True)):
-                whole, start = buffer[: shape.numel()].view(shape), 0
-                for part in parts:
-                    rows = slice(start, start + len(part[number]))
-                    card.to_host(part[number], whole[rows])
-                    start = rows.stop
+            for buffer, shape, found in zip(buffers, shapes, zip(*parts), strict=True):
+                whole = buffer[: shape.numel()].view(shape)
+                for part, rows in zip(found, torch.split(whole, [len(part) for part in found])):
+                    card.to_host(part, rows)
         return Answer(buffers, shapes, card.record(self._out), [sent, parts])
 
     def fetch(self, answer: Answer) -> Arrays:
@@ -144,9 +142,9 @@ class Queues:
     def _taken(self, numbers: int) -> Tensor:
         """The smallest free buffer that is large enough; a new one takes the largest's place."""
         self._free.sort(key=Tensor.numel)
-        for place, buffer in enumerate(self._free):
-            if buffer.numel() >= numbers:
-                return self._free.pop(place)
+        place = bisect_left(self._free, numbers, key=Tensor.numel)
+        if place < len(self._free):
+            return self._free.pop(place)
         del self._free[-1:]  # to lock pages takes long: it is done for the first batches only
         return self._card.pinned(numbers)
 
@@ -175,7 +173,7 @@ class Halving:
             self._free_unused()  # here, not in the handler: its traceback holds what was computed
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EmbeddedBatch:
     """Embeddings of one batch of tiles on the host, in the order of the encoders."""
 
@@ -258,7 +256,8 @@ class BatchEncoder:
         self, place: int, sent: dict[torch.device, Sent], host: Tensor, what: Wanted
     ) -> Answer | Arrays:
         encoder, halving = self._encoders[place], self._halving[place]
-        encode = encoder.encode_with_tokens if what == "tokens" else partial(_encoded, encoder)
+        both = what == "tokens"
+        encode = encoder.encode_with_tokens if both else lambda tiles: (encoder.encode(tiles),)
         if halving is None:
             return tuple(found.float().cpu().numpy() for found in encode(host))
         device = encoder.device
@@ -286,28 +285,16 @@ class BatchEncoder:
                 self._queues[encoder.device].fetch(found) if isinstance(found, Answer) else found
                 for encoder, found in zip(self._encoders, answers, strict=True)
             ]
-        return EmbeddedBatch(
-            key=batch.key,
-            indices=batch.indices,
-            coords_l0=batch.coords_l0,
-            tile_embeddings=tuple(found[0] if found else None for found in on_host),
-            tokens=tuple(found[1] if found and len(found) > 1 else None for found in on_host),
-            notes=notes,
-        )
-
-
-def _encoded(encoder: TileEncoder, tiles: Tensor) -> tuple[Tensor, ...]:
-    return (encoder.encode(tiles),)
+        first = tuple(found[0] if found else None for found in on_host)
+        tokens = tuple(found[1] if found and len(found) > 1 else None for found in on_host)
+        return EmbeddedBatch(batch.key, batch.indices, batch.coords_l0, first, tokens, notes)
 
 
 def pinned_allocator(encoders: Sequence[TileEncoder]) -> Callable[[tuple[int, ...]], RgbArray]:
     """Allocates batch buffers: page-locked where a device of the encoders copies asynchronously."""
     pin = any(encoder.device.type == "cuda" for encoder in encoders)
-
-    def allocate(shape: tuple[int, ...]) -> RgbArray:
-        return np.asarray(torch.empty(shape, dtype=torch.uint8, pin_memory=pin).numpy())
-
-    return allocate
+    empty = partial(torch.empty, dtype=torch.uint8, pin_memory=pin)
+    return lambda shape: np.asarray(empty(shape).numpy())
 
 
 def embed_tiles(
@@ -322,8 +309,7 @@ def embed_tiles(
     """Embeddings float32 (N, D) of a slide's tiles, and the table of those N tiles.
 
     Args:
-        slide: opened; stays open.
-        tiles, encoder: from `tile_grid` and `load_encoder`.
+        slide, tiles, encoder: from `open_slide` (it stays open), `tile_grid` and `load_encoder`.
         filters: pixel filters; tiles that one refuses are left out.
         config: memory and decoding threads of the stream.
 

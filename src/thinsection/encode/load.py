@@ -16,32 +16,17 @@ import psutil
 import torch
 
 from thinsection import errors
+from thinsection.encode import registry
 from thinsection.encode.backbone import CONFIG_NAME, Backbone, build_backbone, pretrained_backbone
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
 from thinsection.encode.engine import EngineChoice, why_torch
-from thinsection.encode.registry import (
-    ENCODERS,
-    HUB_PREFIX,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    TIMM_PREFIX,
-    Architecture,
-    EncoderSpec,
-    Rgb,
-    declared_encoders,
-    encoder_spec,
-)
+from thinsection.encode.registry import ENCODERS, EncoderSpec, declared_encoders, encoder_spec
 from thinsection.errors import require
 from thinsection.units import format_bytes
 from thinsection.weights import hub
 from thinsection.weights.files import WEIGHTS_FILES, files_of
 from thinsection.weights.origin import Origin
-from thinsection.weights.placement import (
-    is_installed,
-    optional_package,
-    place,
-    resolve_device,
-)
+from thinsection.weights.placement import is_installed, optional_package, place, resolve_device
 
 PREPROCESSOR_NAME = "preprocessor_config.json"
 _PIL_BICUBIC = 3  # transformers writes Pillow's enum
@@ -84,9 +69,11 @@ def load_encoder(
         rule = f"engine must be auto or torch for {name!r}, which is another package's"
         require(engine != "openvino", rule, repr(engine))
         options = {"weights": weights, "pretrained": pretrained, "seed": seed}
-        brought = _of_entry_point(name, **place(device, precision)._asdict(), **options)
+        brought = ENCODERS.load(name)(**place(device, precision)._asdict(), **options)
+        rule, got = f"entry point {name!r} must give a TileEncoder", type(brought).__name__
+        require(isinstance(brought, TileEncoder), rule, f"{got}; subclass TileEncoder")
         brought.origin = replace(origin, name=name)
-        return brought
+        return cast(TileEncoder, brought)
     spec = find_spec(name)
     placement = place(device, precision, half_precision=spec.half_precision)
     # of a file its stem, unless that says nothing; else the folder's name
@@ -95,7 +82,7 @@ def load_encoder(
 
     def on_torch() -> NetworkTileEncoder:
         if not pretrained:
-            fixed = not local and not name.startswith(HUB_PREFIX)
+            fixed = not local and not name.startswith(registry.HUB_PREFIX)
             random = replace(origin, files=() if fixed else None)
             return NetworkTileEncoder(spec, build_backbone(spec, seed=seed), placement, random)
         source = local if weights is None else weights
@@ -112,17 +99,9 @@ def _pretrained(
     given = None if source is None else hub.find_weights(source, files=spec.weights_files)
     backbone, path = pretrained_backbone(spec, given, allow_remote_code=allow_remote_code)
     commit = spec.revision if path is None else None if given else hub.commit_of(path)
-    moves = name.startswith(HUB_PREFIX) and str(commit) not in name
+    moves = name.startswith(registry.HUB_PREFIX) and str(commit) not in name
     pinned = given or (spec.revision == commit and not moves)
     return backbone, {"revision": commit, "files": files_of(path) if path and pinned else None}
-
-
-def _of_entry_point(name: str, **options: Any) -> TileEncoder:
-    """The encoder of another package."""
-    encoder = ENCODERS.load(name)(**options)
-    got, rule = type(encoder).__name__, f"entry point {name!r} must give a TileEncoder"
-    require(isinstance(encoder, TileEncoder), rule, f"{got}; subclass TileEncoder")
-    return cast(TileEncoder, encoder)
 
 
 def _on_engine(
@@ -154,10 +133,10 @@ def find_spec(name: str) -> EncoderSpec:
     path = Path(name)
     if name in declared_encoders():
         return encoder_spec(name)
-    if name.startswith(TIMM_PREFIX):
+    if name.startswith(registry.TIMM_PREFIX):
         return _timm_spec(name)
-    if name.startswith(HUB_PREFIX):
-        repo, _, revision = name.removeprefix(HUB_PREFIX).partition("@")
+    if name.startswith(registry.HUB_PREFIX):
+        repo, _, revision = name.removeprefix(registry.HUB_PREFIX).partition("@")
         config = hub.hub_file(repo, (CONFIG_NAME,), revision=revision or None)
         commit = hub.commit_of(config) or revision or None
         if _is_transformers(_read_json(config)):  # it says nothing of pixels: another file does
@@ -173,7 +152,7 @@ def find_spec(name: str) -> EncoderSpec:
 
 
 def _timm_spec(name: str) -> EncoderSpec:
-    timm, model = optional_package("timm"), name.removeprefix(TIMM_PREFIX)
+    timm, model = optional_package("timm"), name.removeprefix(registry.TIMM_PREFIX)
     if not timm.is_model(model):
         near = difflib.get_close_matches(model, timm.list_models(), n=1, cutoff=0.4)
         hint = f"; did you mean 'timm:{near[0]}'?" if near else ""
@@ -219,14 +198,14 @@ def _from_timm(
     spec = EncoderSpec(
         name=name,
         dim=0,
-        architecture=Architecture(kind="timm", model=model, options=options),
+        architecture=registry.Architecture(kind="timm", model=model, options=options),
         tile_px=resize_px,
         tile_mpp=None,
         input_px=input_px,
         resize_px=resize_px,
         interpolation="bilinear" if published.get("interpolation") == "bilinear" else "bicubic",
-        mean=_rgb(published.get("mean") or IMAGENET_MEAN),
-        std=_rgb(published.get("std") or IMAGENET_STD),
+        mean=_rgb(published.get("mean") or registry.IMAGENET_MEAN),
+        std=_rgb(published.get("std") or registry.IMAGENET_STD),
         pooling="head",
         licence=str(published.get("license") or "unknown"),
         source=f"timm {model}",
@@ -257,7 +236,7 @@ def _from_transformers(name: str, config: Mapping[str, Any], folder: Path) -> En
     return EncoderSpec(
         name=name,
         dim=int(config["hidden_size"]),
-        architecture=Architecture(kind="auto", model=str(folder), options=options),
+        architecture=registry.Architecture(kind="auto", model=str(folder), options=options),
         tile_px=int(resize_px),
         tile_mpp=None,
         input_px=int(crop if isinstance(crop, int) else crop["height"]),
@@ -270,7 +249,7 @@ def _from_transformers(name: str, config: Mapping[str, Any], folder: Path) -> En
     )
 
 
-def _rgb(values: Any) -> Rgb:
+def _rgb(values: Any) -> registry.Rgb:
     red, green, blue = map(float, values)
     return red, green, blue
 

@@ -56,11 +56,9 @@ def tile_features(
         ring = [[x + dx, y + dy] for dx, dy in corners]
         known = {n: float(f"{v[i]:.{digits}g}") for n, v in columns if np.isfinite(v[i])}
         named = {"classification": {"name": classes[i]}} if classes and classes[i] else {}
-        yield {
-            "type": "Feature",
-            "geometry": {"type": "Polygon", "coordinates": [ring]},
-            "properties": {"objectType": kind, **named, "measurements": known},
-        }
+        properties = {"objectType": kind, **named, "measurements": known}
+        shape = {"type": "Polygon", "coordinates": [ring]}
+        yield {"type": "Feature", "geometry": shape, "properties": properties}
 
 
 def write_tiles_geojson(path: Path, table: TilesFile) -> None:

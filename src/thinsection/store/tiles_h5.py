@@ -142,10 +142,7 @@ class TilesWriter(Closing):
         return self._file.create_dataset(name, (0, *shape), kind, **how)
 
     def append(self, coords_l0: CoordsL0, features: npt.NDArray[np.floating] | None) -> None:
-        """Adds tiles.
-
-        Raises InvalidInputError: coords not int64 (b, 2), other rows, or non-finite embeddings.
-        """
+        """Adds tiles; InvalidInputError: coords not int64 (b, 2), other rows, non-finite values."""
         check_coords(coords_l0)
         if features is not None and self._features is not None:
             shape, kind = (len(coords_l0), *self.shape), self._features.dtype
@@ -226,8 +223,8 @@ def read_tiles(path: Path, *, verify: bool = True, embeddings: bool = True) -> T
             features = _values(file, "features", path, verify=verify)
             if features.ndim == 3 and features.shape[0] == 1:  # a leading batch axis occurs
                 features = features[0]
-            fits, rule = features.ndim == 2, f"features must have shape ({len(coords)}, D)"
-            fits = fits and len(features) == len(coords)
+            fits = features.ndim == 2 and len(features) == len(coords)
+            rule = f"features must have shape ({len(coords)}, D)"
             require(fits, rule, f"{features.shape} in {str(path)!r}")
             attrs = dict(file["features"].attrs) | attrs
         for name in _NUMBERS:
@@ -247,24 +244,20 @@ def column_names(path: Path) -> tuple[str, ...] | None:
 
 
 def damaged_datasets(path: Path) -> tuple[int, list[str]]:
-    """(How many datasets have a checksum, what is wrong with the file); of any HDF5 file of ours.
-
-    Memory: one dataset.
-    """
+    """(Datasets of any HDF5 file of ours that have a checksum, what is wrong with the file)."""
     import h5py
 
-    checked, wrong = 0, []
+    checked, names = 0, list[str]()
     try:
         with open_h5(path) as file:
-            names: list[str] = []
             file.visit_links(names.append)
             for name in names:
                 if not isinstance(_inside(file, name, path), h5py.Group):
                     _values(file, name, path)
                     checked += CHECKSUM in file[name].attrs
     except (StoreError, RuntimeError) as error:
-        wrong.append(str(error))
-    return checked, wrong
+        return checked, [str(error)]
+    return checked, []
 
 
 def open_h5(path: Path) -> "h5py.File":
@@ -348,10 +341,8 @@ def _values(file: "h5py.File", name: str, path: Path, *, verify: bool = True) ->
     except (OSError, RuntimeError) as error:
         raise StoreError(f"{name!r} must be readable, got {error} in {str(path)!r}") from None
     written = dataset.attrs.get(CHECKSUM) if verify else None
-    if written is not None and written != _checksum(
-        dataset, hashlib.sha256(np.ascontiguousarray(values).data)
-    ):
-        remedy = "remove the file and run the same command again"
-        got = f"others in {str(path)!r}; {remedy}"
+    digest = None if written is None else hashlib.sha256(np.ascontiguousarray(values).data)
+    if digest and written != _checksum(dataset, digest):
+        got = f"others in {str(path)!r}; remove the file and run the same command again"
         raise StoreError(f"{name!r} must hold the bytes that were written, got {got}")
     return values

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import InvalidInputError, StoreError
+from thinsection.errors import InvalidInputError, StoreError, rewording
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +62,7 @@ class CacheKey:
         return f"{slug}-{digest[:16]}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Rows that lie together from byte `offset` on; `crc32` has 8 hex digits a row."""
 
@@ -87,7 +87,7 @@ class Chunk:
         return row_checksum(stored) == self.crc32[at : at + 8]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Loss:
     """What a forced dtype did to the values; the relative error is over values that are not 0."""
 
@@ -97,7 +97,7 @@ class Loss:
     values: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """What a finished cache holds: (N, ...) in chunks, in the order of rows."""
 
@@ -146,26 +146,19 @@ def read_journal(folder: Path) -> list[Chunk]:
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a finished cache; StoreError if missing, damaged or of another version."""
-    path = folder / MANIFEST
-
-    def damaged(why: object) -> StoreError:
-        got = f"{str(path)!r}: {why}; {remedy(folder)}"
-        return StoreError(f"cache manifest must be whole, got {got}")
-
-    try:
-        document = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    path, rule = folder / MANIFEST, "cache manifest must be whole"
+    if not path.exists():
         got = f"{str(folder)!r} without {MANIFEST}; run again to continue"
-        raise StoreError(f"cache must be finished, got {got}") from None
-    except (ValueError, OSError) as error:
-        raise damaged(error) from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise StoreError(f"cache manifest must be one of a {FORMAT}, got {str(path)!r}")
-    if (version := document.get("version")) != VERSION:
-        raise StoreError(f"cache version must be {VERSION}, got {version!r} in {str(path)!r}")
-    body = {k: v for k, v in document.items() if k not in ("format", "version", "crc32")}
-    if _body_checksum(body) != document.get("crc32"):
-        raise damaged("its checksum does not match")
+        raise StoreError(f"cache must be finished, got {got}")
+    with rewording(rule, path, ValueError, OSError, error=StoreError, more=f"; {remedy(folder)}"):
+        document = json.loads(path.read_bytes())
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise StoreError(f"cache manifest must be one of a {FORMAT}, got {str(path)!r}")
+        if (version := document.get("version")) != VERSION:
+            raise StoreError(f"cache version must be {VERSION}, got {version!r} in {str(path)!r}")
+        body = {k: v for k, v in document.items() if k not in ("format", "version", "crc32")}
+        if _body_checksum(body) != document.get("crc32"):
+            raise ValueError("its checksum does not match")
     body.pop("dtype_rows", None)  # derived
     body["shape"], body["loss"] = tuple(body["shape"]), body["loss"] and Loss(**body["loss"])
     body["key"], body["chunks"] = CacheKey(**body["key"]), tuple(Chunk(**c) for c in body["chunks"])
@@ -191,10 +184,7 @@ def check_rows_finite(values: F32, *, first_row: int) -> None:
 
 
 def narrowest(values: F32) -> StoredDtype:
-    """bf16 if every value is exact in it, else fp16 if exact in that, else fp32.
-
-    Stops at the first block that rules a dtype out. Memory: a block of 128 KiB, twice.
-    """
+    """bf16 if every value is exact in it, else fp16 if exact in that, else fp32."""
     bits = values.reshape(-1).view(np.uint32)
     blocks = [bits[i : i + BLOCK] for i in range(0, bits.size, BLOCK)]
     if not any(int(np.bitwise_or.reduce(block)) & 0xFFFF for block in blocks):
@@ -242,10 +232,7 @@ def _half(dtype: StoredDtype) -> "torch.dtype":
 def measure_loss(
     values: F32, stored: Bytes, dtype: StoredDtype, first_row: int, before: Loss
 ) -> Loss:
-    """The error of forced values, together with that of the values before them.
-
-    InvalidInputError where a finite value became infinite. Memory: some blocks of 128 KiB.
-    """
+    """The error of forced values and of those before; InvalidInputError where one is infinite."""
     flat, loss, item = values.reshape(-1), before, ITEM_BYTES[dtype]
     for i in range(0, flat.size, BLOCK):
         want = flat[i : i + BLOCK]
@@ -258,11 +245,8 @@ def measure_loss(
             raise InvalidInputError(f"features must fit {dtype}, got {got_value}; {remedy}")
         error, size = np.abs(got.astype(np.float64) - want), np.abs(want.astype(np.float64))
         relative = error[size > 0] / size[size > 0]
-        changed = np.count_nonzero(got.view(np.uint32) != want.view(np.uint32))
-        loss = Loss(
-            max_abs_error=max(loss.max_abs_error, float(error.max(initial=0.0))),
-            max_rel_error=max(loss.max_rel_error, float(relative.max(initial=0.0))),
-            changed=loss.changed + int(changed),
-            values=loss.values + want.size,
-        )
+        largest = float(error.max(initial=loss.max_abs_error))
+        largest_relative = float(relative.max(initial=loss.max_rel_error))
+        changed = loss.changed + np.count_nonzero(got.view(np.uint32) != want.view(np.uint32))
+        loss = Loss(largest, largest_relative, int(changed), loss.values + want.size)
     return loss

@@ -196,7 +196,7 @@ class StoredRows(Closing):
                 fmt.widen_into(stored, chunk.dtype, target)
 
     def damaged(self) -> list[int]:
-        """Every row whose checksum does not hold, in order. Memory: one row."""
+        """Rows whose checksum does not hold."""
         scratch = np.empty(4 * self._row_values, dtype=np.uint8)
         chunks = ((row, self._chunk_of(row)) for row in range(self._num_rows))
         return [row for row, c in chunks if not c.has(row, self._stored(c, row, 1, scratch))]
@@ -257,9 +257,8 @@ def prefetched(
     thread: ThreadPoolExecutor,
     device: "torch.device",
 ) -> Iterator["torch.Tensor"]:
-    """Batches in order, one in each buffer, filled ahead; a batch is valid until the next.
+    """Batches in order, one in each buffer, filled ahead; what `fill` raises comes at its batch.
 
-    Whatever `fill` raises comes at the batch that it concerns.
     Memory: the buffers; on CUDA besides, a batch on the device for each that is in use.
     """
     import torch

@@ -93,14 +93,9 @@ class CacheWriter(Closing):
         """
         require(self._given == self._shape[0], self._count_rule, self._given)
         self._wait()
-        manifest = Manifest(
-            key=self._key,
-            shape=self._shape,
-            data_bytes=os.fstat(self._file).st_size,
-            loss=self._loss if self._forced else None,
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            chunks=tuple(self._chunks),
-        )
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        size, loss = os.fstat(self._file).st_size, self._loss if self._forced else None
+        manifest = Manifest(self._key, self._shape, size, loss, now, tuple(self._chunks))
         try:
             os.fsync(self._file)
             write_json(self.folder / fmt.MANIFEST, manifest.as_mapping())
@@ -182,15 +177,11 @@ class CacheWriter(Closing):
         stored = fmt.narrow(rows, dtype)
         if self._forced:
             self._loss = fmt.measure_loss(rows, stored, dtype, first_row, self._loss)
-        chunk = Chunk(
-            first_row=first_row,
-            rows=len(rows),
-            dtype=dtype,
-            offset=-(-self._end // fmt.ALIGN) * fmt.ALIGN,
-            crc32="".join(map(fmt.row_checksum, stored.reshape(len(rows), -1))),
-        )
+        offset = -(-self._end // fmt.ALIGN) * fmt.ALIGN
+        sums = "".join(map(fmt.row_checksum, stored.reshape(len(rows), -1)))
+        chunk = Chunk(first_row, len(rows), dtype, offset, sums)
         try:
-            view, offset = stored.data, chunk.offset
+            view = stored.data
             while view:
                 written = os.pwrite(self._file, view, offset)
                 view, offset = view[written:], offset + written
@@ -288,10 +279,7 @@ def list_caches(root: Path) -> list[CacheEntry]:
 
 
 def verify_cache(root: Path, name: str) -> list[int]:
-    """Reads every byte: the rows whose checksum does not hold. Memory: one row.
-
-    StoreError where there is no such cache, it is not finished, or more than rows is damaged.
-    """
+    """Reads every byte: the rows whose checksum does not hold; StoreError for worse damage."""
     with FeatureCache(_folder(root, name)) as cache:
         return cache.damaged_rows()
 
