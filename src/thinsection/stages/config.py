@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from thinsection.config import option, section
-from thinsection.encode.registry import our_name, our_slide_encoder
+from thinsection.encode.registry import check_encoder_name, our_name, our_slide_encoder
 from thinsection.errors import ConfigError, require
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
