@@ -96,9 +96,7 @@ def _smoothed(ring: _Floats, sigma: float, size_th: Size) -> _Floats:
 
 def rasterised(polygons: Any, frame: MaskFrame) -> MaskArray:
     """The mask (H, W) of px whose centres are inside; of (multi)polygons and their collections.
-
-    Memory: 4 H W bytes, and 60 bytes for each row that an edge crosses.
-    """
+    Memory: 4 H W bytes, and 60 bytes for each row that an edge crosses."""
     width, height = frame.size_th
     start, end, sign = _edges(polygons, 1 / np.array(frame.downsample_xy))
     first, last = (np.clip(np.ceil(p[:, 1] - 0.5), 0, height).astype(int) for p in (start, end))
@@ -115,9 +113,7 @@ def rasterised(polygons: Any, frame: MaskFrame) -> MaskArray:
 
 def coverage(polygons: Any, coords_l0: CoordsL0, size_l0: Size) -> npt.NDArray[np.float32]:
     """The share, (N,), of each box of size (width, height) that polygons cover: exact.
-
-    Memory: 100 bytes per box of a grid, and 200 bytes for each box that an edge crosses.
-    """
+    Memory: 100 bytes per box of a grid, and 200 bytes for each box that an edge crosses."""
     if not len(coords_l0):
         return np.zeros(0, dtype=np.float32)
     low, high = coords_l0, coords_l0 + np.array(size_l0)

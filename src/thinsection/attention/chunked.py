@@ -159,10 +159,7 @@ class RowSums:
 
 
 class Buffers:
-    """The memory that all blocks of a call reuse.
-
-    Distances, scores, and one block in bfloat16; scaled queries and sums of values of all heads.
-    """
+    """What all blocks of a call reuse: distances, scores, scaled queries and sums of values."""
 
     def __init__(self, plan: BlockPlan, item: AttentionItem) -> None:
         heads, tokens, dim = item.q.shape

@@ -69,10 +69,7 @@ class Reach:
             yield KeyBlock(self._columns[c], low, high)
 
     def ended(self, head: int, key_block: KeyBlock, least_sum: Callable[[], float]) -> bool:
-        """Whether this key block and all after it are below the rounding of every row's sum.
-
-        `least_sum` gives log2 of the smallest sum so far; it is called only where it can matter.
-        """
+        """Whether this key block and those after it are below the rounding of every row's sum."""
         excess = key_block.rest[head] - self._negligible
         return excess <= self._highest_sum[head] and excess <= least_sum()
 

@@ -49,9 +49,7 @@ class Backbone(nn.Module):
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings [B, D] in float32, and the tokens [B, T, C] that they were made of.
-
-        Tokens are patch tokens in row-major order, or the positions of the feature map.
-        """
+        Tokens are patch tokens in row-major order, or the positions of the feature map."""
         features = self.features(pixels)
         if features.ndim != 4:
             tokens = features[:, self.num_prefix_tokens :]

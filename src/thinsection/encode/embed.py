@@ -100,9 +100,7 @@ class Answer:
 
 class Queues:
     """The three queues of one device and the page-locked ring of what comes back.
-
-    Memory: of the host, the answers of the batches under way; of the device, their tiles too.
-    """
+    Memory: of the host, the answers of the batches under way; of the device, their tiles too."""
 
     def __init__(self, card: Card) -> None:
         self._card = card
@@ -217,9 +215,7 @@ class BatchEncoder:
 
     def submit(self, batch: TileBatch, wanted: Sequence[Wanted] | None = None) -> Iterator[Any]:
         """Encodes a batch as `wanted` of each encoder (None: embeddings); yields what is ready.
-
-        The batch's buffer is released when all have taken it; at most this one is kept longer.
-        """
+        The batch's buffer is released when all have taken it; at most this one is kept longer."""
         asked: Sequence[Wanted] = wanted or ["embeddings"] * len(self._encoders)
         with self._clock.timed("transfer_busy"):
             host = torch.from_numpy(batch.tiles)

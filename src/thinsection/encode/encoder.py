@@ -272,8 +272,7 @@ def _cropped(tiles: Tensor, spec: EncoderSpec) -> Tensor:
     """uint8 [B, input_px, input_px * 3]: the tiles' centres, after resizing."""
     pixels = tiles.permute(0, 3, 1, 2)
     if spec.resize_px is not None:
-        height, width = pixels.shape[-2:]
-        size = resized_size(height, width, spec.resize_px)
+        size = resized_size(pixels.shape[-2], pixels.shape[-1], spec.resize_px)
         pixels = resize(pixels, size, spec.interpolation)
     return centre_crop(pixels, spec.input_px).permute(0, 2, 3, 1).flatten(2)
 

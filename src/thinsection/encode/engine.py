@@ -152,10 +152,7 @@ def _digest(path: Path) -> str:
 
 
 def _convert(network: nn.Module, pixels: Tensor, folder: Path) -> None:
-    """Writes the graph, under the folder's lock; it appears whole or not at all.
-
-    Not by `openvino.convert_model`, which reports on its use to a server.
-    """
+    """Writes the graph whole or not at all; not by `convert_model`, which reports to a server."""
     made = folder.with_name(f"{folder.name}{TMP_MARK}")
     for leftover in (made, folder):  # of a process that was killed; damaged
         shutil.rmtree(leftover, ignore_errors=True)

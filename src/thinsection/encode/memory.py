@@ -139,12 +139,10 @@ def largest_batch_size(
 ) -> int:
     """The largest batch whose `batch_bytes` fit into the budget; a BudgetError where none does."""
     bytes_of = functools.partial(batch_bytes, encoder, tile_px=tile_px)
-    one = bytes_of(batch_size=1)
+    one, got = bytes_of(batch_size=1), f"{format_bytes(budget_bytes)}; raise --memory"
     rule = f"memory budget must hold one tile of {encoder.spec.name!r}, {format_bytes(one)}"
-    got = f"{format_bytes(budget_bytes)}; raise --memory"
     require(one <= budget_bytes, rule, got, error=BudgetError)
-    on_cpu = encoder.device.type == "cpu"
-    knee = CPU_TILES + 1  # from there on a tile costs less
+    on_cpu, knee = encoder.device.type == "cpu", CPU_TILES + 1  # from there on a tile costs less
     in_parts = on_cpu and bytes_of(batch_size=knee) <= budget_bytes
     start = knee if in_parts else 1
     held, next_held = (bytes_of(batch_size=n) for n in (start, start + 1))

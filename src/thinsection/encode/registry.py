@@ -165,9 +165,7 @@ def encoder_spec(name: str) -> EncoderSpec:
 
 def peer_encoder(tool: str, encoder: str, label: str) -> str:
     """The tool's name of embeddings whose folder of ours is `features_LABEL`.
-
-    What the label says beside the encoder stays; an encoder that the tool lacks keeps our name.
-    """
+    What the label says beside the encoder stays; an encoder that the tool lacks keeps our name."""
     if tool not in _TOOLS or not label.startswith(encoder):
         return label
     theirs = _NAMES.get(encoder, ("",) * len(_TOOLS))[_TOOLS.index(tool)]

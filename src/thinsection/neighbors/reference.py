@@ -24,9 +24,7 @@ NO_SELF = -1  # a query that is none of the points
 @dataclass(frozen=True, slots=True)
 class NeighborQuery:
     """Queries and points in the order of their groups; within a group in the order given.
-
-    A *group* is a pair (batch element, the caller's group id): no search sees a special case.
-    """
+    A *group* is a pair (batch element, the caller's group id): no search sees a special case."""
 
     points: Tensor  # (P, D) coordinates of the present points
     point_group: Tensor  # (P,) int64, ascending
@@ -69,9 +67,7 @@ def order_by_group(group: Tensor) -> Tensor:
 
 def distances_between(a: Tensor, b: Tensor, *, eps: float = 0.0) -> Tensor:
     """Distances of broadcast coordinates (..., D), D >= 2: all pairs are of (R, 1, D) and (C, D).
-
-    Half types come back as float32. Memory: two arrays of the result's size.
-    """
+    Half types come back as float32. Memory: two arrays of the result's size."""
     half, total = a.dtype in _HALF, None
     for axis in range(a.shape[-1]):
         term = (a[..., axis] - b[..., axis]).square_()
@@ -91,10 +87,7 @@ def relative_error(dtype: torch.dtype) -> float:
 
 
 def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
-    """The k nearest points of each query's own group.
-
-    Memory: Q * P * (2 D + 6) numbers of the points' dtype; checked against budget_bytes.
-    """
+    """The k nearest of each query's group. Memory: Q P (2 D + 6) numbers, within the budget."""
     num_points = len(query.points)
     numbers = len(query.queries) * num_points * (2 * query.points.shape[1] + 6)
     need = numbers * max(4, query.points.element_size())

@@ -41,10 +41,7 @@ def least_block_bytes(points: Tensor) -> int:
 
 
 def in_blocks(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
-    """The k nearest points of each query's own group.
-
-    Memory: budget_bytes beyond the result, at most 4 MiB on a CPU (float32).
-    """
+    """The k nearest of each query's group. Memory: budget_bytes, at most 4 MiB on a CPU."""
     need = least_block_bytes(query.points)
     got = f"{budget_bytes}; it holds not even one row of distances"
     rule = f"budget_bytes must be >= {need} ({format_bytes(need)})"
@@ -132,10 +129,7 @@ def least_tree_bytes(points: Tensor, k: int) -> int:
 
 
 def by_tree(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
-    """The k nearest points of each query's own group.
-
-    Memory: `tree_bytes` plus blocks of rows within the rest of budget_bytes, beyond the result.
-    """
+    """The k nearest of each query's group. Memory: `tree_bytes`, and rows within budget_bytes."""
     device, remedy = query.points.device, "use impl 'blocks' or move them"
     rule = "points must be on the cpu for impl 'kdtree'"
     require(device.type == "cpu", rule, f"{device}; {remedy}", error=DeviceError)

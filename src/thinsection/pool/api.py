@@ -7,12 +7,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from thinsection.errors import InvalidInputError, require
-from thinsection.pool.encoder import (
-    SlideEmbedding,
-    SlideEncoder,
-    TileEmbeddings,
-    load_slide_encoder,
-)
+from thinsection.pool import encoder as slide_encoders
+from thinsection.pool.encoder import SlideEmbedding, SlideEncoder, TileEmbeddings
 from thinsection.pool.pooling import checked_slide
 from thinsection.tiles import TileTable
 from thinsection.types import CoordsL0
@@ -120,7 +116,7 @@ def _naming(index: int) -> Iterator[None]:
 
 def _loaded(slide_encoder: str | SlideEncoder, options: dict[str, Any]) -> SlideEncoder:
     if isinstance(slide_encoder, str):
-        return load_slide_encoder(slide_encoder, **options)
+        return slide_encoders.load_slide_encoder(slide_encoder, **options)
     rule = "options must be left out with a loaded slide encoder"
     require(not options, rule, ", ".join(options))
     return slide_encoder

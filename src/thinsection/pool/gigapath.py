@@ -160,10 +160,7 @@ def position_cells(coords_l0: CoordsL0) -> CoordsL0:
 
 
 def position_embedding(cells: CoordsL0, dim: int) -> Tensor:
-    """Rows (n, dim) float32 of the fixed 2-D sin-cos table, for these cells only.
-
-    The second coordinate fills the first half of the channels; each half is [sin, cos] in float64.
-    """
+    """Rows (n, dim) float32 of the fixed 2-D sin-cos table: of y, then x, [sin, cos] each."""
     omega = 10000.0 ** (-np.arange(dim // 4) / (dim / 4))
     halves = [cells[:, axis, None] * omega for axis in (1, 0)]
     table = np.concatenate([f(half) for half in halves for f in (np.sin, np.cos)], axis=1)

@@ -34,10 +34,7 @@ _PLAIN = LoadOptions()
 def checked_slide(
     tile_embeddings: Any, coords_l0: Any, tile_px_l0: Any, *, tile_dim: int | None = None
 ) -> tuple[Tensor, CoordsL0, int]:
-    """Embeddings (N, D), which share memory with the input, int64 (N, 2) on the host, and the edge.
-
-    Memory: one bool block of CHECK_ROWS x D.
-    """
+    """Embeddings (N, D), which share memory with the input, int64 (N, 2) on the host, the edge."""
     tiles = _checked_embeddings(tile_embeddings, tile_dim)
     array = coords_l0.cpu().numpy() if isinstance(coords_l0, Tensor) else coords_l0
     array = np.asarray(array)

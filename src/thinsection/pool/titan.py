@@ -67,9 +67,7 @@ class TokenGrid:
 
 def token_grid(tiles: Tensor, coords_l0: CoordsL0, *, tile_px_l0: int) -> TokenGrid:
     """The tokens of a slide: tiles that share a cell add up, cells that sum to zero drop out.
-
-    Memory: 5 N int64, and BLOCK_ROWS x D floats; never rows x columns of the slide.
-    """
+    Memory: 5 N int64, and BLOCK_ROWS x D floats; never rows x columns of the slide."""
     cells = (coords_l0 - coords_l0.min(0)) // tile_px_l0
     key = cells[:, 0] * (int(cells[:, 1].max()) + 1) + cells[:, 1]
     order = np.argsort(key, kind="stable")
@@ -174,9 +172,7 @@ class _Pooler(nn.Module):
 
 class TitanNet(nn.Module):
     """The slide transformer; parameter names are the published ones without `vision_encoder.`.
-
-    `attn_pool` (queries of tokens) and `proj` (into the text space) are loaded, but not used.
-    """
+    `attn_pool` (queries of tokens) and `proj` (into the text space) are loaded, but not used."""
 
     def __init__(self) -> None:
         super().__init__()

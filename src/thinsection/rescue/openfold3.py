@@ -36,10 +36,7 @@ def token_frames(given: Any, options: FrameOptions) -> Any:
 
 @torch.no_grad()
 def has_clash(given: Any, options: FrameOptions) -> Tensor:
-    """1.0 for each sample (S,) in which two polymer chains clash, else 0.0.
-
-    Memory: budget_bytes, O(N_atom) and 8 bytes per pair of chains.
-    """
+    """1.0 for each sample (S,) in which two polymer chains clash. Memory: O(N_atom), 8 B a pair."""
     chains, chain = torch.unique(given.asym_id, return_inverse=True)
     polymer, num = torch.ones_like(chains, dtype=torch.bool), len(chains)
     polymer[chain[~given.is_polymer]] = False

@@ -46,10 +46,7 @@ def annotation(polygons: Any, name: str, color: Color) -> dict[str, Any]:
 def tile_features(
     table: TilesFile, kind: str, *, digits: int, classes: Sequence[str] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Tiles as features of QuPath, their columns as measurements; `classes` has '' for none.
-
-    NaN, which JSON does not know, is left out.
-    """
+    """Tiles as QuPath's features, columns as measurements but for NaN; a class of '' is none."""
     (width, height), columns = table.size_l0, table.columns.items()
     corners = [(0, 0), (width, 0), (width, height), (0, height), (0, 0)]
     for i, (x, y) in enumerate(table.coords_l0.tolist()):

@@ -62,11 +62,8 @@ class Elsewhere:
     @classmethod
     def load(cls, folder: Path) -> Self:
         """What `save` wrote; empty where nothing was."""
-        try:
-            document = json.loads((folder / ELSEWHERE_NAME).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            document = {}
-        found: Self = coerce(document, cls, ELSEWHERE_NAME)
+        text = path.read_text("utf-8") if (path := folder / ELSEWHERE_NAME).exists() else "{}"
+        found: Self = coerce(json.loads(text), cls, ELSEWHERE_NAME)
         return found
 
 

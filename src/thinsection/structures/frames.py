@@ -8,7 +8,7 @@ have length 1 in dimensions that x has.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -37,6 +37,7 @@ Coordinates = tuple[Tensor, Tensor, Tensor]
 # of one structure: positions (A, 3), mask and chains (A,) of atoms; start atoms (T,) of tokens, and
 # whether they are searched for
 _Sample = tuple[Tensor, ...]
+_Nearest = Callable[[_Sample], tuple[Tensor, Tensor]]
 _NUMBERS_PER_PAIR = 10  # differences, their squares (3 each), their sum, the mask, both masked
 _require = partial(require, error=StructureError)
 
@@ -128,7 +129,12 @@ def frame_atoms(
     if options.check:
         check_values(batch, x, atom_mask)
     chains, atomized = atom_chains(batch, x.shape[-2]), batch["is_atomized"]
-    ends, found = _two_nearest(batch, x, atom_mask, chains, eps=eps, inf=inf, options=options)
+    wanted, nearest_two = atomized.bool(), partial(_nearest_in_rows, eps=eps, inf=inf)
+    if options.impl == "chain":  # the original asks for the token mask later
+        wanted = (atomized * batch["token_mask"]).bool()
+        nearest_two = partial(_nearest_in_chain, eps=eps)
+    columns = (atom_mask, chains, batch["start_atom_index"].long(), wanted)
+    ends, found = _two_nearest(x, columns, partial(nearest_two, options=options))
     indices, usable = _frames(batch, ends, atom_mask, chains)
     cos_angle = _cos_angle(*(_gather_positions(x, index) for index in indices), eps=eps)
     low, high = (math.cos(d * math.pi / 180) for d in (180 - angle_threshold, angle_threshold))
@@ -137,43 +143,27 @@ def frame_atoms(
     return FrameAtoms(indices, valid, cos_angle)
 
 
-def _two_nearest(
-    batch: Mapping[str, Tensor],
-    x: Tensor,
-    atom_mask: Tensor,
-    chains: Tensor,
-    *,
-    eps: float,
-    inf: float,
-    options: FrameOptions,
-) -> tuple[Tensor, Tensor]:
+def _two_nearest(x: Tensor, columns: _Sample, nearest_two: _Nearest) -> tuple[Tensor, Tensor]:
     """Second and third (2, *, T) of each start atom's row of distances, itself where there is none.
 
     The start atom counts. And (*, T) whether both exist.
     """
     lead = x.shape[:-2]
-    present = batch["token_mask"] if options.impl == "chain" else 1  # the original asks later
-    wanted = (batch["is_atomized"] * present).bool()
-    columns = (atom_mask, chains, batch["start_atom_index"].long(), wanted)
     mask, chains, start, wanted = (c.expand(*lead, c.shape[-1]) for c in columns)
     ends, found = torch.stack((start, start)), torch.zeros_like(wanted)
     for at in product(*map(range, lead)):
         sample = tuple(values[at] for values in (x, mask, chains, start, wanted))
-        if options.impl == "rows":
-            tokens, atoms = _nearest_in_rows(sample, eps, inf, options.budget_bytes)
-        else:
-            tokens, atoms = _nearest_in_chain(sample, eps, options)
+        tokens, atoms = nearest_two(sample)
         found[at][tokens] = atoms[1] >= 0
         for end, atom in zip(ends, atoms, strict=True):
             end[at][tokens] = torch.where(atom < 0, end[at][tokens], atom)
     return ends, found
 
 
-def _nearest_in_chain(sample: _Sample, eps: float, options: FrameOptions) -> tuple[Tensor, Tensor]:
-    """Tokens (t,) and their two atoms (2, t), -1 for none; ties go to the lower atom.
-
-    Memory: 52 bytes per present atom of the chains that are searched, plus the search's.
-    """
+def _nearest_in_chain(
+    sample: _Sample, *, eps: float, options: FrameOptions
+) -> tuple[Tensor, Tensor]:
+    """Tokens (t,), their two atoms (2, t) or -1. Memory: 52 bytes an atom, and the search's."""
     x, mask, chains, start, wanted = sample
     tokens = (wanted & mask[start].bool()).nonzero()[:, 0]
     if not tokens.numel():
@@ -195,7 +185,7 @@ def _nearest_in_chain(sample: _Sample, eps: float, options: FrameOptions) -> tup
 
 
 def _nearest_in_rows(
-    sample: _Sample, eps: float, inf: float, budget_bytes: int
+    sample: _Sample, *, eps: float, inf: float, options: FrameOptions
 ) -> tuple[Tensor, Tensor]:
     """As above, by torch.topk over whole rows, so that its choice among ties is the original's.
 
@@ -207,9 +197,9 @@ def _nearest_in_rows(
         return tokens[:0], tokens.new_empty(2, 0)
     need = _NUMBERS_PER_PAIR * max(4, x.element_size()) * num_atoms
     rule = f"budget_bytes must be >= {need} for impl 'rows'"
-    require(budget_bytes >= need, rule, budget_bytes, error=BudgetError)
+    require(options.budget_bytes >= need, rule, options.budget_bytes, error=BudgetError)
     ends = []
-    for atom in torch.split(start[tokens], budget_bytes // need):
+    for atom in torch.split(start[tokens], options.budget_bytes // need):
         allowed = mask[atom][:, None] * mask[None, :] * (chains[atom][:, None] == chains[None, :])
         distance = torch.sum(eps + (x[atom][:, None, :] - x[None, :, :]) ** 2, dim=-1) ** 0.5
         distance = distance * allowed + inf * (1 - allowed)

@@ -258,9 +258,7 @@ def prefetched(
     device: "torch.device",
 ) -> Iterator["torch.Tensor"]:
     """Batches in order, one in each buffer, filled ahead; what `fill` raises comes at its batch.
-
-    Memory: the buffers; on CUDA besides, a batch on the device for each that is in use.
-    """
+    Memory: the buffers; on CUDA besides, a batch on the device for each that is in use."""
     import torch
 
     ahead: deque[tuple[int, Future[torch.Tensor]]] = deque()

@@ -88,9 +88,7 @@ class CacheWriter(Closing):
 
     def finish(self) -> Manifest:
         """Writes what is left, then the manifest: from here on the cache exists.
-
-        Raises InvalidInputError where rows are missing, and DiskSpaceError as `append`.
-        """
+        Raises InvalidInputError where rows are missing, and DiskSpaceError as `append`."""
         require(self._given == self._shape[0], self._count_rule, self._given)
         self._wait()
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
