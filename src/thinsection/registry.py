@@ -13,13 +13,9 @@ from functools import cache, cached_property
 from importlib import import_module, metadata, util
 from typing import Any, Generic, TypeVar, cast
 
+from thinsection import errors
 from thinsection.config import nearest
-from thinsection.errors import (
-    ConfigError,
-    InvalidInputError,
-    MissingDependencyError,
-    ThinsectionError,
-)
+from thinsection.errors import ConfigError, InvalidInputError, ThinsectionError
 
 T = TypeVar("T")
 
@@ -57,7 +53,7 @@ class Entry:
         """The object. Raises MissingDependencyError: a package that it needs is not installed."""
         if self.missing:
             needs = ", ".join(self.missing)
-            raise MissingDependencyError(f"{self.name} needs {needs}; {self.remedy}")
+            raise errors.MissingDependencyError(f"{self.name} needs {needs}; {self.remedy}")
         if not isinstance(self.target, str):
             return self.target
         module, _, attribute = self.target.partition(":")

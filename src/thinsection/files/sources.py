@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from thinsection.errors import (
-    MissingDependencyError,
-    SlideOpenError,
-    SlideReadError,
-    StoreError,
-    importing,
-)
+from thinsection import errors
+from thinsection.errors import SlideOpenError, SlideReadError, StoreError, importing
 from thinsection.files.atomic import TMP_MARK, atomic_path
 from thinsection.types import KIB
 
@@ -122,7 +117,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         found, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
         protocol = url.partition(URL_MARK)[0]
-        raise MissingDependencyError(f"{protocol}:// needs a package: {error}") from None
+        raise errors.MissingDependencyError(f"{protocol}:// needs a package: {error}") from None
     except ValueError as error:
         raise SlideOpenError(f"URL must have a known protocol, got {url!r}: {error}") from None
     return found, str(path)

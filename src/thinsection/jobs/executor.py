@@ -162,14 +162,10 @@ class ExecutorConfig:
         gres, directive = self.gres, self.directive
         if len(_listed(self.gpu)) > 1 and "{gpu}" not in " ".join((gres or "", *directive)):
             gres = f"gpu:{{gpu}}:{(gres or 'gpu:1').rpartition(':')[2]}"
-        return replace(
-            self,
-            gpu=gpu,
-            worker_memory=_pick(self.worker_memory, rung.memory),
-            job_memory=_pick(self.job_memory, rung.memory),
-            gres=gres and gres.replace("{gpu}", gpu or ""),
-            directive=tuple(line.replace("{gpu}", gpu or "") for line in directive),
-        )
+        sizes = {n: _pick(getattr(self, n), rung.memory) for n in ("worker_memory", "job_memory")}
+        directive = tuple(line.replace("{gpu}", gpu or "") for line in directive)
+        gres = gres and gres.replace("{gpu}", gpu or "")
+        return replace(self, gpu=gpu, gres=gres, directive=directive, **sizes)  # type: ignore[arg-type]
 
 
 def chosen_executor(config: ExecutorConfig, *, cluster: Any = None) -> str:

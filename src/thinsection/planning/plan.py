@@ -22,7 +22,7 @@ from thinsection.qc.tissue import thumbnail_size, tissue_mask
 from thinsection.qc.work_image import scale_of
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import mean_mpp
-from thinsection.stages.config import ENCODING, EncodeConfig, RunConfig, batch_size_of
+from thinsection.stages.config import ENCODING, RunConfig, batch_size_of
 from thinsection.stages.request import cohort_of
 from thinsection.tiles import tile_grid
 from thinsection.units import format_bytes, parse_bytes
@@ -92,37 +92,30 @@ def planner(
     """
     if stage not in ENCODING:
         return Planner(config=config, gpu=None, encoder=None, machine=calibrate(), tiles_per_s=0)
-    gpu, tile_px = planned_gpu(config), config.tiles.tile_px
-    batch_size = batch_size_of(config, on_gpu=gpu is not None)
+    gpu = planned_gpu(config)
     if not is_calibrated():
         on_message("measuring this machine: start of a process, decoding (about 10 s, once)")
     machine = calibrate()
-    asked: dict[str, Any] = {"batch_size": batch_size, "tile_px": tile_px, "gpu": gpu}
-    measure = partial(measured_size, settings=config.encode, on_message=on_message, **asked)
-    sizes, rates = zip(*map(measure, config.encode.encoders))
+    sizes, rates = zip(*(_measured(n, config, gpu, on_message) for n in config.encode.encoders))
     encoder, tiles_per_s = cost.encoders_together(sizes), 1 / sum(1 / rate for rate in rates)
     return Planner(
         config=config, gpu=gpu, encoder=encoder, machine=machine, tiles_per_s=tiles_per_s
     )
 
 
-def measured_size(
-    name: str,
-    settings: EncodeConfig,
-    *,
-    batch_size: int,
-    tile_px: int,
-    gpu: Gpu | None,
-    on_message: Callable[[str], None] = lambda text: None,
+def _measured(
+    name: str, config: RunConfig, gpu: Gpu | None, on_message: Callable[[str], None]
 ) -> tuple[calibration.EncoderSize, float]:
     """What an encoder takes, and its tiles per CPU-second by the engine that will run.
 
     Sizes come from a dry pass by torch; nothing is converted but for a measurement, which is kept.
     """
+    settings, tile_px, on_cpu = config.encode, config.tiles.tile_px, gpu is None
+    batch_size = batch_size_of(config, on_gpu=not on_cpu)
     sizes = {"batch_size": batch_size, "tile_px": tile_px}
     encoder = load_encoder(name, device="cpu", precision=settings.precision, pretrained=False)
     refused = why_torch(settings.engine, encoder.device, is_random=not settings.pretrained)
-    on_cpu, can = gpu is None, not refused and encoder.precision in PRECISIONS
+    can = not refused and encoder.precision in PRECISIONS
     engine: calibration.Engine = "openvino" if can and on_cpu else "torch"
     size = calibration.encoder_size(encoder, on_gpu=not on_cpu, engine=engine, **sizes)
     key = f"{name}|{encoder.precision}|{tile_px}|{engine_version(engine)}"

@@ -119,12 +119,9 @@ def recommend(usages: Sequence[ProcessUsage]) -> Request:
     """The request that would have held every one of these processes, with the stated margins."""
     cpus = max(u.cpu_s / max(u.wall_s, 1e-9) for u in usages)
     memory, seconds = with_margins(max(u.peak_bytes for u in usages), max(u.wall_s for u in usages))
-    return Request(
-        cpus=max(1, round(cpus * CPU_MARGIN)),
-        memory_bytes=max(GIB // 2, memory),
-        gpus=max((u.requested.gpus for u in usages if not _gpu_idle(u)), default=0),
-        walltime_s=seconds,
-    )
+    memory, asked = max(GIB // 2, memory), max(1, round(cpus * CPU_MARGIN))
+    gpus = max((u.requested.gpus for u in usages if not _gpu_idle(u)), default=0)
+    return Request(cpus=asked, memory_bytes=memory, gpus=gpus, walltime_s=seconds)
 
 
 def with_margins(memory_bytes: float, seconds: float) -> tuple[int, int]:
