@@ -36,7 +36,6 @@ def option(
     help: str,
     *,
     flag: str | tuple[str, ...] | None = None,
-    hidden: bool = False,
     choices: Callable[[], Iterable[str]] | None = None,
     also: Mapping[str, Callable[[str], tuple[Any, str]]] | None = None,
 ) -> Any:
@@ -46,11 +45,10 @@ def option(
         default: the one default of this setting.
         help: a line for `--help` and for the written TOML; names its unit.
         flag: long flag where it is not the field's name with dashes; or several.
-        hidden: True keeps it off the command line (TOML only).
         choices: gives the allowed names when they are needed; of a tuple each item must be one.
         also: further flags in other words: each gives the value of its text, and says so.
     """
-    metadata = {"help": help, "flag": flag, "hidden": hidden, "choices": choices, "also": also}
+    metadata = {"help": help, "flag": flag, "choices": choices, "also": also}
     return field(default=default, metadata=metadata)
 
 

@@ -1,11 +1,14 @@
-"""Every exception class of the package.
+"""Every exception class of the package, and what raises and rewords them.
 
 A message reads `<name> must <rule>, got <value>[ in <slide>]; <remedy>`: lower case, no full stop.
 Each class also inherits the builtin that a caller would expect to catch.
 """
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 class ThinsectionError(Exception):
@@ -148,3 +151,30 @@ def importing(need: str, extra: str) -> Iterator[None]:
     except ImportError as cause:
         remedy = f"pip install 'thinsection[{extra}]'"
         raise MissingDependencyError(f"{need}, got {cause}; {remedy}") from cause
+
+
+@contextmanager
+def stopping() -> Iterator[None]:
+    """Raises `Stopped` in the main thread when a signal asks the process to end.
+
+    So locks are released, unfinished files removed and tables written. A second Ctrl-C ends it at
+    once; a signal that somebody ignores on purpose (nohup) stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    before = {s: signal.signal(s, _stop) for s in signals if signal.getsignal(s) in usual}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            if signal.getsignal(one) is _stop:
+                signal.signal(one, handler)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    # schedulers may send SIGTERM more than once, and have SIGKILL for who does not listen
+    signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
+    raise Stopped(signal.Signals(number).name, 128 + number)

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import typer
 
 from thinsection.cli.options import by_section
-from thinsection.errors import OutputError, Stopped, ThinsectionError
+from thinsection.errors import OutputError, Stopped, ThinsectionError, stopping
 from thinsection.files.atomic import writing
-from thinsection.jobs.stop import stopping
 
 # command -> (module of this package whose `app` has it, its line in `thinsection --help`)
 COMMANDS: dict[str, tuple[str, str]] = {

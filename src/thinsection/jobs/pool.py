@@ -17,7 +17,6 @@ import threadpoolctl
 from thinsection import errors
 from thinsection.jobs.contract import Backend, Ended, Job, Report, merged
 from thinsection.jobs.executor import Want, local_memory, local_shape
-from thinsection.jobs.stop import stopping
 from thinsection.units import format_bytes
 
 _POLL_S = 0.5
@@ -142,7 +141,7 @@ def _serve(pipe: Connection, threads: int, gpu: str | None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends its workers
     # without the driver there is nobody to work for; what is done lies in the files
-    with suppress(errors.Stopped, EOFError, BrokenPipeError), stopping():
+    with suppress(errors.Stopped, EOFError, BrokenPipeError), errors.stopping():
         _serve_jobs(pipe, threads)
 
 

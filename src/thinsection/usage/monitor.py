@@ -42,11 +42,8 @@ class Requested:
     job: str | None = None  # Slurm's job (and array task) id
 
 
-def read_limits(
-    *, env: Mapping[str, str] | None = None, root: Path = Path("/"), now: float | None = None
-) -> Requested:
+def read_limits(*, env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Requested:
     """The tightest of what Slurm, cgroups and the machine allow; `root` holds /proc and /sys."""
-    env = os.environ if env is None else env
     whole = float(affinity_count()), int(psutil.virtual_memory().total)
     cgroup_cpus, cgroup_memory = cgroup_limits(root)
     cpus, memory = min(whole[0], cgroup_cpus or whole[0]), min(whole[1], cgroup_memory or whole[1])
@@ -61,14 +58,13 @@ def read_limits(
     # in MB (2^20), of the node or of a CPU; 0 stands for the whole node
     per_cpu = (_number(env.get("SLURM_MEM_PER_CPU")) or 0) * (allocated or cpus)
     asked = int((_number(env.get("SLURM_MEM_PER_NODE")) or per_cpu) * MIB)
-    return Requested(
-        cpus=min(cpus, allocated or cpus),
-        memory_bytes=min(memory, asked or memory),
-        gpus=_slurm_gpus(env),
-        walltime_s=_slurm_walltime(env, time.time() if now is None else now),
-        source="slurm",
-        job=job,
-    )
+    cpus, memory = min(cpus, allocated or cpus), min(memory, asked or memory)
+    told: dict[str, Any] = {
+        "gpus": _slurm_gpus(env),
+        "walltime_s": _slurm_walltime(env),
+        "job": job,
+    }
+    return Requested(cpus=cpus, memory_bytes=memory, source="slurm", **told)
 
 
 def _number(text: str | None) -> float | None:
@@ -90,12 +86,12 @@ def _visible(text: str | None) -> int:
     return len([part for part in text.split(",") if part.strip()])
 
 
-def _slurm_walltime(env: Mapping[str, str], now: float) -> float | None:
+def _slurm_walltime(env: Mapping[str, str]) -> float | None:
     told = _number(env.get(TIME_LIMIT_VARIABLE))  # by our own batch script
     end, start = _number(env.get("SLURM_JOB_END_TIME")), _number(env.get("SLURM_JOB_START_TIME"))
     if told is not None or end is None:
         return told
-    return end - (start if start is not None else now)
+    return end - (time.time() if start is None else start)
 
 
 def environment_facts(*, gpus_visible: int) -> dict[str, Any]:
