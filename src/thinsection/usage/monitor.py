@@ -59,12 +59,8 @@ def read_limits(*, env: Mapping[str, str] = os.environ, root: Path = Path("/")) 
     per_cpu = (_number(env.get("SLURM_MEM_PER_CPU")) or 0) * (allocated or cpus)
     asked = int((_number(env.get("SLURM_MEM_PER_NODE")) or per_cpu) * MIB)
     cpus, memory = min(cpus, allocated or cpus), min(memory, asked or memory)
-    told: dict[str, Any] = {
-        "gpus": _slurm_gpus(env),
-        "walltime_s": _slurm_walltime(env),
-        "job": job,
-    }
-    return Requested(cpus=cpus, memory_bytes=memory, source="slurm", **told)
+    told: dict[str, Any] = {"gpus": _slurm_gpus(env), "walltime_s": _slurm_walltime(env)}
+    return Requested(cpus=cpus, memory_bytes=memory, source="slurm", job=job, **told)
 
 
 def _number(text: str | None) -> float | None:
