@@ -21,13 +21,9 @@ from thinsection.probe.result import Predictions, ProbeResult, Risks, classified
 from thinsection.registry import lazy_names
 
 if TYPE_CHECKING:
-    from thinsection.probe.probes.cases import abmil_probe as abmil_probe
-    from thinsection.probe.probes.cases import slide_probe as slide_probe
-    from thinsection.probe.probes.cases import survival_probe as survival_probe
-    from thinsection.probe.probes.pathorob import robustness_probe as robustness_probe
-    from thinsection.probe.probes.tiles import fewshot_probe as fewshot_probe
-    from thinsection.probe.probes.tiles import knn_probe as knn_probe
-    from thinsection.probe.probes.tiles import linear_probe as linear_probe
+    from thinsection.probe.probes.cases import abmil_probe, slide_probe, survival_probe
+    from thinsection.probe.probes.pathorob import robustness_probe
+    from thinsection.probe.probes.tiles import fewshot_probe, knn_probe, linear_probe
 
 # torch and scikit-learn are imported with what needs them
 _LAZY = {
@@ -39,5 +35,6 @@ __getattr__ = lazy_names(__name__, _LAZY)
 
 __all__ = ["EVA", "HONEST", "NANOPATH", "PATHOBENCH", "PROBES", "CaseSet", "Groups", "Predictions"]
 __all__ += ["ProbeConfig", "ProbeResult", "Protocol", "Risks", "RobustnessSet", "Split"]
-__all__ += ["SurvivalSet", "TileSet", "classified", "get_protocol", "group_rows", "make_split"]
-__all__ += ["table_groups", "tileset_result"]
+__all__ += ["SurvivalSet", "TileSet", "abmil_probe", "classified", "fewshot_probe", "get_protocol"]
+__all__ += ["group_rows", "knn_probe", "linear_probe", "make_split", "robustness_probe"]
+__all__ += ["slide_probe", "survival_probe", "table_groups", "tileset_result"]

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
 SEED = 1337  # of the resamples, which every model of a task shares
 # facts of a result that say what was probed
-IDENTITY = (
-    *("encoder", "encoder_commit", "weights_sha256", "precision", "tiles"),
-    *("rows_sha256", "embeddings_sha256"),
-)
+_PROBED = "encoder encoder_commit weights_sha256 precision tiles rows_sha256 embeddings_sha256"
+IDENTITY = tuple(_PROBED.split())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +65,7 @@ def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) ->
     several = {task: models for task, models in by_task.items() if len(models) > 1}
     rule = "results must hold a task of two models or more"
     require(several, rule, sorted(by_task) or "no result", error=DatasetError)
-    tasks = [_compare_task(task, [*models.values()], metric) for task, models in several.items()]
+    tasks = [_compare_task(name, [*models.values()], metric) for name, models in several.items()]
     pairs = [pair for found in tasks for pair in found["pairs"]]
     p_values = [pair["p_value"] for pair in pairs]
     rates = stats.false_discovery_control(p_values)  # Benjamini and Hochberg's
@@ -191,8 +189,8 @@ def read_rows(path: Path, document: dict[str, Any]) -> Rows:
 
     fold = {"fold": numbers("fold").astype(np.int64)} if "fold" in table[0] else {}
     if "bottom" in table[0]:
-        metric, top, bottom = document["metric"], numbers("top"), numbers("bottom")
-        return Ratios(metric=metric, top=top, bottom=bottom, **known)
+        top, bottom = numbers("top"), numbers("bottom")
+        return Ratios(metric=document["metric"], top=top, bottom=bottom, **known)
     if "risk" in table[0]:
         event, high = (numbers(name) > 0 for name in ("event", "above_fold_median"))
         values = {"risk": numbers("risk"), "time": numbers("time"), "event": event, "high": high}
@@ -206,12 +204,10 @@ def read_rows(path: Path, document: dict[str, Any]) -> Rows:
         shares = [numbers(f"p_{name}") for name in names if f"p_{name}" in table[0]]
         known |= {"class_names": names, "truth": labels[0], "prediction": labels[1], **fold}
         return Predictions(probability=np.stack(shares, axis=1) if shares else None, **known)
-    targets = tuple(name.removeprefix("true ") for name in table[0] if name.startswith("true "))
-    truth, guess = (
-        np.stack([numbers(f"{kind} {t}") for t in targets], axis=1)
-        for kind in ("true", "predicted")
-    )
-    return Values(target_names=targets, truth=truth, prediction=guess, **known, **fold)
+    names = tuple(name.removeprefix("true ") for name in table[0] if name.startswith("true "))
+    both = [[numbers(f"{kind} {name}") for name in names] for kind in ("true", "predicted")]
+    truth, guess = (np.stack(of_kind, axis=1) for of_kind in both)
+    return Values(target_names=names, truth=truth, prediction=guess, **known, **fold)
 
 
 def _write(found: dict[str, Any], out: Path) -> Path:
@@ -248,7 +244,5 @@ def _draw_differences(axes: "Axes", pairs: list[dict[str, Any]], _: Any) -> plot
     names = [f"{p['a']} − {p['b']}: {p['task']}" for p in pairs[::-1]]
     axes.set_yticks(range(len(pairs)), names, fontsize=7)
     axes.set(xlabel="difference of scores")
-    caption = (
-        "Paired differences with their 95 % intervals; in colour what Holm's correction keeps."
-    )
-    return "Differences", caption
+    words = "Paired differences with their 95 % intervals; in colour what Holm's correction keeps."
+    return "Differences", words

@@ -21,22 +21,17 @@ from thinsection.probe.result import Choice, ProbeResult, choices, classified
 from thinsection.probe.statistics import FloatVector, Fold, IndexArray, draw_rows, drawn_folds
 
 Guess = tuple[IndexArray, FloatVector, dict[str, Any]]  # labels (Nq,), shares (Nq, K), details
+Guesser = Callable[[TileSet, Any, int], Guess]  # of data, settings and seed
 Run = Callable[..., ProbeResult]  # (data, protocol=...): a probe
 MIN_SURVIVORS = 16  # with and without event, for a model to be fitted
 
 
 def tile_probe(
-    name: str,
-    guess: Callable[[TileSet, Any, int], Guess],
-    data: TileSet,
-    protocol: Protocol,
-    *,
-    select: bool = True,
+    name: str, guess: Guesser, data: TileSet, protocol: Protocol, *, select: bool = True
 ) -> ProbeResult:
-    """The result of what `guess` makes of (data, settings, seed), as the protocol has it.
+    """The result of a guess as the protocol has it; without `select` there is nothing to choose.
 
-    Without `select` there is nothing to choose. Memory: that of the guess; under `honest` the
-    training rows once more.
+    Memory: that of the guess; under `honest` the training rows once more.
 
     Raises:
         DatasetError: the splits do not fit each other.
@@ -61,11 +56,12 @@ def narrowed(protocol: Protocol, choice: Choice, *, most_shots: int | None = Non
         p = replace(p, fewshot=replace(p.fewshot, shots=min(most_shots, p.fewshot.shots)))
     if not values:
         return p
-    # a probe reads its own alone
-    swept: dict[str, dict[str, Any]] = {"knn": {"ks": (int(values[0]),)}}
-    swept |= {"logistic": {"cs": (values[0],)}, "survival": {"alphas": (values[0],)}}
-    known = {probe: getattr(p, probe) for probe in swept}
-    return replace(p, **{n: replace(of, **swept[n]) for n, of in known.items() if of is not None})
+    return replace(  # a probe reads its own alone
+        p,
+        knn=p.knn and replace(p.knn, ks=(int(values[0]),)),
+        logistic=p.logistic and replace(p.logistic, cs=(values[0],)),
+        survival=p.survival and replace(p.survival, alphas=(values[0],)),
+    )
 
 
 def _best(scores: list[dict[Choice, float]]) -> Choice:
@@ -104,12 +100,9 @@ def _honest_tiles(run: Run, data: TileSet, protocol: Protocol, *, select: bool) 
     scores, guesses = [r.score for r in runs], [r.predictions for r in runs if r.predictions]
     details = {"selected": ", ".join(map(str, choice)), "selected_on": words}
     details |= beside(protocol, scores, null, learnt, least=np.bincount(train.labels))
-    more: dict[str, Any] = {
-        "probability": guesses[0].probability,
-        "protocol": protocol,
-        "details": details,
-    }
-    more |= {"repeats": np.stack([g.prediction for g in guesses]), "metric": runs[0].metric}
+    more: dict[str, Any] = {"metric": runs[0].metric, "protocol": protocol, "details": details}
+    more |= {"repeats": np.stack([g.prediction for g in guesses])}
+    more |= {"probability": guesses[0].probability}
     return classified(runs[0].probe, data, guesses[0].prediction, **more)
 
 
@@ -160,10 +153,8 @@ def honest_cases(
     swept = replace(protocol, inner_folds=0, folds=protocol.inner_folds)
     chosen = [_best([choices(run(cases.take(train), protocol=swept))]) for train, _ in outer]
     settings = [narrowed(protocol, choice) for choice in chosen]
-    parts = [
-        run(replace(cases, folds=(fold,)), protocol=own)
-        for fold, own in zip(outer, settings, strict=True)
-    ]
+    pairs = zip(outer, settings, strict=True)
+    parts = [run(replace(cases, folds=(fold,)), protocol=own) for fold, own in pairs]
     usual, labels = narrowed(protocol, Counter(chosen).most_common(1)[0][0]), cases.strata
 
     def null(seed: int) -> float:

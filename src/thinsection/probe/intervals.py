@@ -301,23 +301,17 @@ def holm(p_values: npt.ArrayLike) -> FloatVector:
 
 
 def tied_ranks(better: Flags) -> IndexArray:
-    """Rank (M,) from 1 of each model: one more than models that are beyond doubt better than it.
-
-    `better[a, b]`: a is better than b, significantly. Models that cannot be told apart from the
-    best share rank 1.
-    """
-    ranks: IndexArray = 1 + better.sum(axis=0)
-    return ranks
+    """Rank (M,) from 1: one more than models beyond doubt better (`better[a, b]`: a than b)."""
+    return np.asarray(1 + better.sum(axis=0))
 
 
-def mean_ranks(scores: npt.NDArray, *, lower: Sequence[bool] = ()) -> FloatVector:
+def mean_ranks(scores: npt.NDArray, *, lower: Sequence[bool]) -> FloatVector:
     """Mean over tasks of the rank of scores (tasks, M), best 1, ties at their mean rank; (M,).
 
-    `lower` names the tasks whose lower score is the better one. A model without a score (NaN) in a
-    task has no rank there.
+    In the tasks of `lower` the lower score is better; without a score (NaN) there is no rank.
     """
     from scipy.stats import rankdata
 
-    sign = np.where(np.array([*lower] or [False] * len(scores)), 1.0, -1.0)[:, None]
+    sign = np.where(np.array(lower), 1.0, -1.0)[:, None]
     ranks = np.array([rankdata(row, nan_policy="omit") for row in sign * scores])
     return ratio(np.nansum(ranks, axis=0), np.isfinite(ranks).sum(axis=0), empty=np.nan)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from thinsection.errors import InvalidInputError, require
 from thinsection.probe.config import ProbeConfig, RobustnessConfig, SegmentConfig
@@ -23,8 +23,7 @@ from thinsection.registry import Entry, Registry
 ProbeFunction = Callable[..., ProbeResult | tuple[ProbeResult, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class DataKind:
+class DataKind(NamedTuple):
     """How the data of a probe are named in the shell, and what reads them."""
 
     metavar: str
@@ -82,9 +81,9 @@ def load_probe(name: str) -> Probe:
 
 def _call(place: str, data: Any, *more: Any, **given: Any) -> ProbeResult:
     """A probe by its file and name: torch and scikit-learn are imported with what needs them."""
-    file, _, name = place.partition(":")
-    function: ProbeFunction = getattr(import_module(f"thinsection.probe.{file}"), name)
-    return cast(ProbeResult, function(data, *more, **given))
+    file, name = place.split(":")
+    found = getattr(import_module(f"thinsection.probe.{file}"), name)(data, *more, **given)
+    return cast(ProbeResult, found)
 
 
 def linear(data: TileSet, config: ProbeConfig) -> ProbeResult:

@@ -112,7 +112,8 @@ class Risks(_Rows):
     time: FloatVector
 
     def _scorers(self, rows: IndexArray) -> Scorers:
-        return statistics.survival_scorers(self.event[rows], self.time[rows], self.risk[rows])
+        event, time, risk = self.event[rows], self.time[rows], self.risk[rows]
+        return {"c_index": statistics.concordance(event, time, risk)}
 
     @property
     def columns(self) -> dict[str, Iterable[Any]]:
@@ -240,16 +241,13 @@ def classified(
 
     `more` may hold `probability` and `repeats`, see `Predictions`.
     """
-    known: dict[str, Any] = {"class_names": data.class_names, "groups": data.val.groups}
-    rows = Predictions(
-        **known, ids=data.val.ids, truth=data.val.labels, prediction=prediction, **more
-    )
-    score, interval = rows.score(metric, seed=protocol.seed)
+    more |= {"class_names": data.class_names, "groups": data.val.groups, "ids": data.val.ids}
+    rows = Predictions(truth=data.val.labels, prediction=prediction, **more)
     sizes = {"train_rows": len(data.train), "val_rows": len(data.val)}
     facts = {**sizes, "dim": int(data.train.embeddings.shape[1]), **data.facts, **data.hashes}
-    known = {"dataset": data.name, "metric": metric, "score": score, "interval": interval}
-    known |= {"protocol": protocol, "details": details, "facts": facts}
-    return ProbeResult(probe=probe, **known, predictions=rows)
+    score, interval = rows.score(metric, seed=protocol.seed)
+    known: dict[str, Any] = {"protocol": protocol, "details": details, "facts": facts}
+    return scored(probe, data, rows, metric, score=score, interval=interval, **known)
 
 
 def scored(
@@ -258,17 +256,18 @@ def scored(
     rows: Values | Ratios | Predictions,
     metric: str,
     *,
-    protocol: Protocol,
     bounds: tuple[float, float] = (0.0, 1.0),
     **known: Any,
 ) -> ProbeResult:
-    """The result whose score (if none is given) is a metric of its rows, and its interval."""
-    scorers, n = {metric: rows.scorers[metric]}, len(rows.ids)
-    seeded: dict[str, Any] = {"seed": protocol.seed, "groups": rows.groups, "bounds": bounds}
-    known = {"score": statistics.all_scores(scorers, n)[metric], **known}
-    known["interval"] = intervals.bootstrap_rows(n, scorers[metric], **seeded)
+    """The result whose score is a metric of its rows, with its interval, where none are given."""
+    scorer, n = rows.scorers[metric], len(rows.ids)
+    if "score" not in known:
+        known["score"] = statistics.all_scores({metric: scorer}, n)[metric]
+    if "interval" not in known:
+        drawn: dict[str, Any] = {"seed": known["protocol"].seed, "groups": rows.groups}
+        known["interval"] = intervals.bootstrap_rows(n, scorer, bounds=bounds, **drawn)
     known[type(rows).__name__.lower()] = rows  # its field: `predictions`, `values` or `ratios`
-    return ProbeResult(probe=probe, dataset=data.name, metric=metric, protocol=protocol, **known)
+    return ProbeResult(probe=probe, dataset=data.name, metric=metric, **known)
 
 
 def choices(result: ProbeResult) -> dict[Choice, float]:
@@ -307,23 +306,17 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
     found = f"{sorted(metrics)} of {[r.dataset for r in results]}"
     require(alike, "results must be probes of the same rows with one metric", found)
 
-    first, most = results[0], max(len(p.each) for p in rows)
+    first, size = results[0], (max(len(p.each) for p in rows), len(rows[0].truth))
     # a probe of one seed stands beside each seed of the others
-    alike_many = [np.resize(p.each, (most, len(p.truth))) for p in rows]
-    every = replace(rows[0], repeats=np.concatenate(alike_many))
+    every = replace(rows[0], repeats=np.concatenate([np.resize(p.each, size) for p in rows]))
     _, interval = every.score(first.metric, seed=first.protocol.seed)
     details: dict[str, Any] = {r.probe: r.score for r in results}
+    score = float(np.mean([*details.values()]))
     details["selected_on"] = "; ".join(f"{r.probe}: {selection_words(r)}" for r in results)
     if nulls := [r.details["null_score"] for r in results if "null_score" in r.details]:
         details["null_score"] = float(np.mean(nulls))
-    return replace(
-        first,
-        probe="tileset",
-        score=float(np.mean([r.score for r in results])),
-        interval=interval,
-        details=details,
-        predictions=None,
-    )
+    first = replace(first, probe="tileset", predictions=None)
+    return replace(first, score=score, interval=interval, details=details)
 
 
 def strict(value: Any) -> Any:

@@ -240,11 +240,6 @@ def class_scorers(
     }
 
 
-def survival_scorers(event: Flags, time: FloatVector, risk: FloatVector) -> Scorers:
-    """Harrell's c-index of risks (N,). Memory: 16 N²."""
-    return {"c_index": concordance(event, time, risk)}
-
-
 def value_scorers(truth: FloatVector, prediction: FloatVector) -> Scorers:
     """Pearson and Spearman correlation of values (N,), or their mean over targets of (N, T).
 

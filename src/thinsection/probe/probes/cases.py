@@ -15,19 +15,13 @@ from torch.nn.functional import cross_entropy, linear
 
 from thinsection.errors import DatasetError, importing, require
 from thinsection.probe import intervals, statistics
+from thinsection.probe import protocol as suites
 from thinsection.probe.data.cases import ReadEmbeddings
 from thinsection.probe.data.files import read_embeddings
 from thinsection.probe.data.sets import CaseSet, SurvivalSet, ValueSet, check_finite, data_hashes
 from thinsection.probe.honest import honest_cases
 from thinsection.probe.probes.tiles import initial_head
-from thinsection.probe.protocol import (
-    NANOPATH,
-    AbmilSettings,
-    LogisticSettings,
-    Protocol,
-    RegressionSettings,
-    SurvivalSettings,
-)
+from thinsection.probe.protocol import NANOPATH, Protocol
 from thinsection.probe.result import Predictions, ProbeResult, Risks, Values, scored
 from thinsection.probe.statistics import FloatVector, Fold, IndexArray, Scorer
 from thinsection.weights.placement import resolve_device
@@ -48,7 +42,7 @@ def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult
         InvalidInputError: a class has fewer cases than folds.
         ConfigError: the protocol defines no slide probe.
     """
-    settings: LogisticSettings = protocol.require("logistic")
+    settings: suites.LogisticSettings = protocol.require("logistic")
     if protocol.inner_folds:
         return _nested("slide", slide_probe, cases, protocol)
     x = cases.vectors.astype(np.float64) if settings.double else cases.vectors
@@ -78,7 +72,7 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
         InvalidInputError: a fold without comparable pairs.
         ConfigError: the protocol defines no survival probe.
     """
-    settings: SurvivalSettings = protocol.require("survival")
+    settings: suites.SurvivalSettings = protocol.require("survival")
     if protocol.inner_folds:
         return _nested("survival", survival_probe, cases, protocol)
     folds = _folds(cases, protocol)
@@ -89,13 +83,10 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
 
 
 def _risk(
-    cases: SurvivalSet,
-    settings: SurvivalSettings,
-    alpha: float,
-    train: IndexArray,
-    val: IndexArray,
+    cases: SurvivalSet, settings: suites.SurvivalSettings, alpha: float, *fold: IndexArray
 ) -> FloatVector:
     """Risk scores of the validation cases."""
+    train, val = fold
     with importing("the survival probe needs scikit-survival", "probe"):
         from sksurv.linear_model import CoxnetSurvivalAnalysis, CoxPHSurvivalAnalysis
         from sksurv.util import Surv
@@ -118,10 +109,8 @@ def _swept(
 ) -> tuple[float, list[FloatVector], dict[float, list[float]]]:
     """The best value of a sweep, what its folds answer, and the scores of each value's folds."""
     answers = {value: [fit(value, *fold) for fold in folds] for value in values}
-    scores = {
-        value: _fold_scores(folds, _scorers(cases, folds, parts))
-        for value, parts in answers.items()
-    }
+    scorers = {value: _scorers(cases, folds, parts) for value, parts in answers.items()}
+    scores = {value: _fold_scores(folds, of_folds) for value, of_folds in scorers.items()}
     best = max(scores, key=lambda value: np.mean(scores[value]))  # max keeps the first of equals
     return best, answers[best], scores
 
@@ -225,7 +214,7 @@ def abmil_probe(
 
     Source: Ilse, Tomczak, Welling, "Attention-based deep multiple instance learning", ICML 2018.
     """
-    settings: AbmilSettings = protocol.require("abmil")
+    settings: suites.AbmilSettings = protocol.require("abmil")
     sizes = (len(cases.files), len(cases.ids))
     require(sizes[0] == sizes[1], "files must be one list a case", f"{sizes[0]} for {sizes[1]}")
     folds, where = _folds(cases, protocol), resolve_device(device, mps=False)
@@ -264,7 +253,7 @@ def _attend(layers: _Layers, tiles: torch.Tensor) -> torch.Tensor:
 
 
 def _train_fold(
-    cases: CaseSet, bag: _Bag, fold: Fold, seed: int, settings: AbmilSettings
+    cases: CaseSet, bag: _Bag, fold: Fold, seed: int, settings: suites.AbmilSettings
 ) -> tuple[FloatVector, list[float]]:
     """Probabilities (n_val, K) after the last epoch, and the mean loss of each epoch."""
     rng, (train, val), first = np.random.default_rng(seed), fold, bag(int(fold[0][0]), None)
@@ -327,7 +316,7 @@ def regression_probe(data: ValueSet, *, protocol: Protocol = NANOPATH) -> ProbeR
 
 
 def _ridge(
-    data: ValueSet, train: IndexArray, val: IndexArray, settings: RegressionSettings
+    data: ValueSet, train: IndexArray, val: IndexArray, settings: suites.RegressionSettings
 ) -> FloatVector:
     """Predictions (n_val, T); components are rounded to float32, as HEST hands them on."""
     scaler = StandardScaler().fit(data.embeddings[train])

@@ -14,12 +14,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import adjusted_rand_score, balanced_accuracy_score, silhouette_score
 
 from thinsection.errors import require
+from thinsection.probe import protocol as suites
 from thinsection.probe import statistics
 from thinsection.probe.compute import cosine_neighbours
 from thinsection.probe.data.sets import RobustnessSet, check_finite, check_vectors, data_hashes
 from thinsection.probe.groups import group_rows
 from thinsection.probe.probes.tiles import count_votes
-from thinsection.probe.protocol import NANOPATH, PathorobSettings, Protocol, RobustnessSettings
+from thinsection.probe.protocol import NANOPATH, Protocol
 from thinsection.probe.result import ProbeResult, Ratios, scored
 from thinsection.probe.statistics import IndexArray
 from thinsection.types import GIB
@@ -46,10 +47,9 @@ def robustness_probe(
 
     Memory: budget_bytes + 10 N k.
 
-    Raises:
-        InvalidInputError: columns of different lengths, NaN, or no SO and no OS neighbour at all.
+    Raises InvalidInputError: columns of different lengths, NaN, or no SO and no OS neighbour.
     """
-    settings: RobustnessSettings = protocol.require("robustness")
+    settings: suites.RobustnessSettings = protocol.require("robustness")
     x, columns = data.embeddings, _columns(data)
     found = f"{[len(column) for column in columns]} for {len(x)} tiles"
     require({*map(len, columns)} == {len(x)}, "columns must be one entry a tile", found)
@@ -69,13 +69,10 @@ def robustness_probe(
     rule = "neighbours must include same-class other-centre or other-class same-centre tiles"
     found = f"neither in {data.name!r}; the index needs two classes and two centres"
     require(either.any(), rule, found)
-    rows = Ratios(
-        metric="robustness_index",
-        ids=tuple(f"{name}:{i}" for i, name in enumerate(data.slide_id)),
-        top=counts["so"].astype(np.float64),
-        bottom=either.astype(np.float64),
-        groups=data.groups or group_rows(data.slide_id, where=repr(data.name)),
-    )
+    groups = data.groups or group_rows(data.slide_id, where=repr(data.name))
+    ids = tuple(f"{name}:{i}" for i, name in enumerate(data.slide_id))
+    parts = {"top": counts["so"].astype(np.float64), "bottom": either.astype(np.float64)}
+    rows = Ratios(metric="robustness_index", ids=ids, groups=groups, **parts)
     details = {
         "k": k,
         **({"selected_on": "k by the vote for biology on the same tiles"} if choose_k else {}),
@@ -159,7 +156,7 @@ def _clusters(x: npt.NDArray, k: int, seed: int, starts: int) -> npt.NDArray[np.
     return KMeans(n_clusters=k, **known).fit(x).labels_  # type: ignore[no-any-return]
 
 
-def _best_k(x: npt.NDArray, settings: PathorobSettings) -> int:
+def _best_k(x: npt.NDArray, settings: suites.PathorobSettings) -> int:
     """The number of clusters with the best silhouette by cosine, the first of equals."""
     ks = range(2, min(settings.max_clusters, len(x) - 1) + 1)
     labels = [_clusters(x, k, 1337, 20) for k in ks]
@@ -185,9 +182,8 @@ def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeRes
     inside = [*dict.fromkeys(data.medical_center)][:2]
     require(len(inside) == 2, "apd needs two centres to train on", inside)
     y = np.array([classes.index(name) for name in data.biological_class])
-    chunks = [
-        [_slides(data, (centre == c) & (y == k)) for k in range(len(classes))] for c in inside
-    ]
+    of_class = [y == k for k in range(len(classes))]
+    chunks = [[_slides(data, (centre == c) & of) for of in of_class] for c in inside]
     least = min(len(of) for row in chunks for of in row)
     require(least >= 5, "each class must have >= 5 slides at each of the two centres", least)
     base = (least - 3) // 2  # slides of a class and centre in split 0

@@ -15,17 +15,12 @@ from torch.nn.functional import cross_entropy, linear
 
 from thinsection.attention.products import fast_products
 from thinsection.errors import DatasetError, InvalidInputError, require
+from thinsection.probe import protocol as suites
 from thinsection.probe import statistics
 from thinsection.probe.compute import cosine_neighbours, rows_within, to_device, unit_rows
 from thinsection.probe.data.sets import Embeddings, Labels, TileSet, check_tile_set
 from thinsection.probe.honest import Guess, tile_probe
-from thinsection.probe.protocol import (
-    NANOPATH,
-    FewshotSettings,
-    KnnSettings,
-    LinearSettings,
-    Protocol,
-)
+from thinsection.probe.protocol import NANOPATH, Protocol
 from thinsection.probe.result import ProbeResult, Ratios, scored, selection_words
 from thinsection.probe.statistics import IndexArray
 from thinsection.types import GIB
@@ -62,7 +57,7 @@ def linear_probe(
     Raises DatasetError, ConfigError: as of `tile_probe`.
     """
 
-    def guess(data: TileSet, settings: LinearSettings, seed: int) -> Guess:
+    def guess(data: TileSet, settings: suites.LinearSettings, seed: int) -> Guess:
         heads = {
             f"{lr:g}": train_head(data, settings, lr=lr, seed=seed + i, device=device)
             for i, lr in enumerate(settings.lrs)
@@ -114,7 +109,7 @@ def calibration_probe(
 
 
 def train_head(
-    data: TileSet, settings: LinearSettings, *, lr: float, seed: int, device: str = "cpu"
+    data: TileSet, settings: suites.LinearSettings, *, lr: float, seed: int, device: str = "cpu"
 ) -> LinearHead:
     """Trains one head; the same seed gives the same bits on the same device and thread count.
 
@@ -184,7 +179,7 @@ def knn_probe(
     Raises DatasetError, ConfigError: as of `tile_probe`.
     """
 
-    def guess(data: TileSet, settings: KnnSettings, seed: int) -> Guess:
+    def guess(data: TileSet, settings: suites.KnnSettings, seed: int) -> Guess:
         ks = sorted(k for k in settings.ks if k <= len(data.train))
         voted, num_classes = (
             _neighbour_labels(data, max(ks), device, budget_bytes),
@@ -252,7 +247,9 @@ def check_all(data: TileSet, protocol: Protocol) -> TileSet:
     return data
 
 
-def _support(data: TileSet, settings: FewshotSettings, seed: int, num_sets: int) -> IndexArray:
+def _support(
+    data: TileSet, settings: suites.FewshotSettings, seed: int, num_sets: int
+) -> IndexArray:
     known = {"shots": settings.shots, "num_sets": num_sets, "seed": seed}
     return draw_support_sets(data.train.labels, data.class_names, **known)
 
@@ -286,7 +283,7 @@ def fewshot_probe(
         BudgetError: one support set with its prototypes does not fit.
     """
 
-    def guess(data: TileSet, settings: FewshotSettings, seed: int) -> Guess:
+    def guess(data: TileSet, settings: suites.FewshotSettings, seed: int) -> Guess:
         num_sets, bank, rows = settings.support_sets, data.train.embeddings, data.val.embeddings
         support = _support(data, settings, seed, num_sets)
         votes = simpleshot_votes(bank, rows, support, device=device, budget_bytes=budget_bytes)
