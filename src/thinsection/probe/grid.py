@@ -262,12 +262,9 @@ def find_tasks(path: Path) -> Iterator[tuple[str, Path, str]]:
     later, suffix, table = "{" in str(path), path.suffix.lower(), path / PATHOBENCH_TABLE
     if later or suffix in TABLE_SUFFIXES:
         words = path.read_text(encoding="utf-8") if suffix == ".json" and not later else ""
-        kinds = {'"events"': "survival", '"slides"': "slide", '"slide_ids"': "slide"}
-        yield (
-            path.stem,
-            path,
-            next((kind for word, kind in kinds.items() if word in words), "tiles"),
-        )
+        slides = '"slides"' in words or '"slide_ids"' in words
+        kind = "survival" if '"events"' in words else "slide" if slides else "tiles"
+        yield path.stem, path, kind
     elif table.is_file():
         survival = "_days" in table.read_text(encoding="utf-8").split("\n")[0]
         yield path.name, path, "survival" if survival else "slide"

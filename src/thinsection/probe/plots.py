@@ -156,10 +156,8 @@ def _survival(axes: "Axes", risks: Risks, result: ProbeResult) -> Words:
 
     first = np.zeros(len(risks.ids), dtype=bool)  # a case once, however many seeds
     first[np.unique(risks.ids, return_index=True)[1]] = True
-    for name, of_kind, color in (
-        ("higher", risks.high, COLORS[5]),
-        ("lower", ~risks.high, COLORS[0]),
-    ):
+    both = {"higher": (risks.high, COLORS[5]), "lower": (~risks.high, COLORS[0])}
+    for name, (of_kind, color) in both.items():
         event, times = risks.event[first & of_kind], risks.time[first & of_kind]
         if not len(event):
             continue  # all risks are equal

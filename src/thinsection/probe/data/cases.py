@@ -135,17 +135,9 @@ def _grouped(
     folds = tuple(_file_fold([*first.values()], c, name) for c in used) or None
     if folds:
         facts = {**facts, "split_rule": f"the file's {len(folds)} fold{'s' * (len(folds) > 1)}"}
-    return CaseTable(
-        name=name,
-        ids=tuple(first),
-        slides=tuple(map(tuple, slides.values())),
-        rows=tuple(first.values()),
-        columns=columns,
-        groups=Groups(whose.unit, tuple(patients.values())),
-        folds=folds,
-        facts=facts,
-        **known,
-    )
+    known |= {"name": name, "ids": tuple(first), "rows": tuple(first.values()), "facts": facts}
+    known |= {"slides": tuple(map(tuple, slides.values())), "columns": columns, "folds": folds}
+    return CaseTable(groups=Groups(whose.unit, tuple(patients.values())), **known)
 
 
 def _file_fold(rows: Sequence[TextRow], column: str, name: str) -> Fold:

@@ -36,7 +36,6 @@ _LISTED = {
     **{"images": "path", "labels": "label", "events": "event", "days": "time"},
     **{"case_ids": "case_id", **dict.fromkeys(("case_slides", "slides", "slide_ids"), "slide_id")},
 }
-RUN_FOLDERS = (SLIDES, RECORDS)  # with both a folder is a run's, whatever else it holds
 KINDS = ("features", "slide_features")  # of tiles; else of slides
 H5_SUFFIXES = (".h5", ".hdf5")
 check = partial(require, error=DatasetError)
@@ -272,10 +271,9 @@ def probed(path: Path) -> dict[str, Any]:
 
 def is_results(path: Path) -> bool:
     """Whether a folder is what a run of ours (or of TRIDENT) wrote, or lies in it: no dataset."""
-    if all((path / name).is_dir() for name in RUN_FOLDERS):
-        return True
+    run = all((path / name).is_dir() for name in (SLIDES, RECORDS))  # whatever else it holds
     depths = ("", "*/", f"{SLIDES}/*/")  # a slide's folder, the folder of slides, the whole
-    has_ledger = any(any(path.glob(f"{depth}{LEDGER_NAME}")) for depth in depths)
+    has_ledger = run or any(any(path.glob(f"{depth}{LEDGER_NAME}")) for depth in depths)
     return has_ledger or any(_features(path, kind) for kind in KINDS)
 
 

@@ -292,9 +292,8 @@ def _region(feature: Any, number: int, path: Path) -> LabelledRegion:
     check(fits, rule, f"{found}; name a class in QuPath or {remedy}")
     polygons = [geometry["coordinates"]] if kind == "Polygon" else geometry["coordinates"]
     rings = [np.asarray(ring, dtype=np.float64)[:, :2] for polygon in polygons for ring in polygon]
-    return LabelledRegion(
-        rings, _said({**properties, "label": label}, path), properties.get("slide_id")
-    )
+    row = _said({**properties, "label": label}, path)
+    return LabelledRegion(rings, row, properties.get("slide_id"))
 
 
 def load_values(path: Path, config: ProbeConfig) -> ValueSet:

@@ -127,7 +127,11 @@ def segment_probe(
     where, num_classes = resolve_device(device, mps=False), len(data.class_names)
     trainer = SegmentTrainer(features, data.labels(), num_classes, settings, geometry, where)
     fits = [trainer.fit(*fold, seed=protocol.seed + i) for i, fold in enumerate(data.folds)]
-    counts, weight = [fit.counts for fit in fits], settings.background_weight
+    (head, *_), counts, told = zip(*fits, strict=True)
+    losses, weight = (
+        {name: [of[name] for of in told] for name in told[0]},
+        settings.background_weight,
+    )
     jaccard = np.concatenate([metrics.image_jaccard(c) for c in counts])
     weights = np.concatenate([metrics.image_weights(c, weight) for c in counts])
 
@@ -151,16 +155,12 @@ def segment_probe(
         details={
             "fold_scores": scores,
             "all_background_score": background,
-            "best_epochs": [
-                1 + int(np.argmin(fit.val_losses)) for fit in fits
-            ],  # the first of ties
+            "best_epochs": losses.pop("best_epochs"),
             "class_jaccard_of_all_px": dict(zip(data.class_names, per_class, strict=True)),
-            "first_batch_losses": [fit.first_loss for fit in fits],
-            "train_losses": [fit.train_losses for fit in fits],
-            "val_losses": [fit.val_losses for fit in fits],
+            **losses,
         },
         facts={**facts, "split_rule": data.split_rule},
-        examples=_examples(data, trainer, fits[0].head),
+        examples=_examples(data, trainer, head),
         remarks=(f"background everywhere would score {background:.4f}",),
     )
 
@@ -303,17 +303,6 @@ def label_window(labels: LabelImages, settings: SegmentSettings, geometry: Geome
     return labels[:, margin : margin + settings.crop_px, margin : margin + settings.crop_px]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fit:
-    """A trained head and how it came about."""
-
-    head: MaskTransformer  # at the epoch of the best validation loss
-    first_loss: float  # of the first batch, before any step
-    train_losses: list[float]  # mean over batches of each epoch, however small the last
-    val_losses: list[float]
-    counts: Counts  # confusion matrices (N, K, K) of the validation images
-
-
 @dataclass(frozen=True, slots=True)
 class SegmentTrainer:
     """One training: the data, what decides the score, and where it computes.
@@ -329,13 +318,19 @@ class SegmentTrainer:
     geometry: Geometry
     device: torch.device
 
-    def fit(self, train: IndexArray, val: IndexArray, *, seed: int) -> _Fit:
-        """Trains on rows `train`, keeps the epoch with the best dice loss on rows `val`."""
+    def fit(
+        self, train: IndexArray, val: IndexArray, *, seed: int
+    ) -> tuple[MaskTransformer, Counts, dict[str, Any]]:
+        """The head at the epoch with the best dice loss on rows `val`, the first of ties.
+
+        Also the confusion matrices (N, K, K) of these rows, and the details of a result: losses are
+        means over the batches of an epoch, however small the last.
+        """
         generator, s, k = torch.Generator().manual_seed(seed), self.settings, self.num_classes
         head = initial_head(self.features.shape[2], k, s, generator).to(self.device)
         optimizer = torch.optim.Adam(head.parameters(), lr=s.lr, weight_decay=s.weight_decay)
         best: dict[str, Any] = {}
-        first, losses, val_losses = math.nan, list[float](), list[float]()
+        first, losses, val_losses = list[float](), list[float](), list[float]()
         for epoch in range(1, s.epochs + 1):
             order = train[torch.randperm(len(train), generator=generator).numpy()]
             of_batches = self._epoch(head, order, optimizer)
@@ -344,13 +339,13 @@ class SegmentTrainer:
             require(math.isfinite(loss + val_loss), "training loss must stay finite", found)
             if val_loss < min(val_losses, default=math.inf):
                 best = copy.deepcopy(head.state_dict())
-            first = first if losses else float(of_batches[0])
+            first.append(float(of_batches[0]))
             losses.append(loss)
             val_losses.append(val_loss)
         head.load_state_dict(best)
         counts = np.concatenate([image_counts(*pair, k) for pair in self.predict(head, val)])
-        known = {"train_losses": losses, "val_losses": val_losses}
-        return _Fit(head=head, first_loss=first, counts=counts, **known)
+        told = {"best_epochs": 1 + int(np.argmin(val_losses)), "first_batch_losses": first[0]}
+        return head, counts, {**told, "train_losses": losses, "val_losses": val_losses}
 
     def _epoch(
         self, head: MaskTransformer, rows: IndexArray, optimizer: Optimizer | None = None
