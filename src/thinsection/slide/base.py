@@ -151,9 +151,8 @@ class Slide(Closing):
             SlideReadError: a segment cannot be decoded.
             InvalidInputError: no such level, or an empty size.
         """
-        found, (width, height) = self._check(level), size
+        found, (width, height), shape = self._check(level), size, (size[1], size[0], 3)
         require(min(size) >= 1, "size must be >= (1, 1)", f"{size}")
-        shape = (height, width, 3)
         region = np.empty(shape, dtype=np.uint8) if out is None else out
         fits = region.shape == shape and region.dtype == np.uint8
         require(fits, f"out must be uint8 of shape {shape}", f"{region.dtype} {region.shape}")
@@ -174,8 +173,7 @@ class Slide(Closing):
         """Fills `out` with several regions of one size, each as `read_region` gives it.
 
         Args:
-            origins_l0: int64 (B, 2), their top-left corners in level-0 px.
-            level: pyramid level to read from.
+            origins_l0, level: int64 (B, 2), their top-left corners in level-0 px; where to read.
             out: C-contiguous uint8 (B, height, width, 3); the size is read off it.
 
         Memory: as of one region, and up to 1 MiB of compressed segments.
@@ -207,8 +205,8 @@ class Slide(Closing):
             return self.levels[level]
         if level >= len(self.levels) and level - len(self.levels) < len(self._further):
             return self._further[level - len(self.levels)]
-        rule = f"in [0, {len(self.levels) - 1}]"
-        raise InvalidInputError(f"level must be {rule}, got {level} in {self.slide_path!r}")
+        rule = f"level must be in [0, {len(self.levels) - 1}]"
+        raise InvalidInputError(f"{rule}, got {level} in {self.slide_path!r}")
 
     @contextmanager
     def _reading(self, what: str) -> Iterator[None]:
@@ -248,8 +246,7 @@ class Slide(Closing):
     def view(self, **settings: object) -> Any:
         """A `thinsection.view.Viewer`, which a notebook shows; close it before the slide.
 
-        Args:
-            settings: those of `thinsection view`: port, memory, annotations, show_label.
+        Settings are those of `thinsection view`: port, memory, annotations, show_label.
         """
         return import_module("thinsection.view").Viewer(self, **settings)  # a room above
 

@@ -1,7 +1,7 @@
 """A process that opens files for us first, so that a C library's abort or hang costs only itself.
 
 OpenSlide, cuCIM and their like end the process where a damaged file asks for the impossible. What
-our own parser has not found sound is therefore opened, and read in a few places, by a child of this
+our own parser has not found sound is opened first, and read in a few places, by a child of this
 process, which stays warm for the next file. Sound TIFFs never need it.
 """
 
@@ -14,19 +14,14 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
-from thinsection.errors import (
-    ChannelsError,
-    ConfigError,
-    SlideOpenError,
-    SlideReadError,
-    ThinsectionError,
-)
-from thinsection.slide.geometry import l0_from_lv
+from thinsection import errors
+from thinsection.slide.geometry import corner_l0
 from thinsection.slide.look import Look
 from thinsection.slide.readers import load_slide
 from thinsection.types import GIB
@@ -47,11 +42,10 @@ def try_in_child(
 
     Memory: up to `MAX_BYTES`, in that process.
 
-    Raises:
-        SlideOpenError: it does not open the file, or died or hung over it.
+    Raises SlideOpenError: it does not open the file, or died or hung over it.
     """
     if answer := _child(os.getpid()).ask(reader, path, whole, list(channels)):
-        raise SlideOpenError(answer)
+        raise errors.SlideOpenError(answer)
 
 
 @cache
@@ -74,10 +68,13 @@ class _Child:
                 self._process = self._start()
             process = self._process
             assert process.stdin is not None
+            assert process.stdout is not None
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-            if line := self._answer(process):
-                return str(json.loads(line))
+            with selectors.DefaultSelector() as selector:
+                selector.register(process.stdout, selectors.EVENT_READ)
+                if selector.select(MAX_WAIT_S) and (line := process.stdout.readline()):
+                    return str(json.loads(line))
             self._process = None
             return f"{request[0]}: {_ended(process)} over it; the file is damaged"
 
@@ -88,13 +85,6 @@ class _Child:
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=env, **pipes)
         weakref.finalize(self, _ended, process)  # at the latest when this process ends
         return process
-
-    def _answer(self, process: "subprocess.Popen[bytes]") -> bytes:
-        """One line; nothing where it died, or says nothing for `MAX_WAIT_S`."""
-        assert process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            return process.stdout.readline() if selector.select(MAX_WAIT_S) else b""
 
 
 def _ended(process: "subprocess.Popen[bytes]") -> str:
@@ -136,23 +126,19 @@ def _attempt(reader: str, path: str, whole: bool, channels: list[str]) -> str:
     try:
         look: dict[str, Any] = {"look": Look(channels=tuple(channels))} if channels else {}
         with load_slide(reader, path, **look) as slide:
+            size, reads = (_PROBE_PX, _PROBE_PX), list[Callable[[], Any]]()
             for level, share in product(slide.levels, _PLACES):
-                x, y = (int(share * (px - 1)) for px in level.size)
-                origin = (l0_from_lv(x, level.downsample), l0_from_lv(y, level.downsample))
-                _read(slide.read_region, origin, level.index, (_PROBE_PX, _PROBE_PX))
-            if whole:
-                _read(slide.thumbnail, (_PROBE_PX, _PROBE_PX))
-            for name in slide.associated_names:
-                _read(slide.associated_image, name)
-    except (ChannelsError, ConfigError):  # the parent meets them too, and says them
+                origin = corner_l0(level, *(int(share * (px - 1)) for px in level.size))
+                reads.append(partial(slide.read_region, origin, level.index, size))
+            reads += [partial(slide.thumbnail, size)] * whole
+            reads += [partial(slide.associated_image, name) for name in slide.associated_names]
+            for read in reads:
+                with suppress(errors.SlideReadError):  # said again when the place is asked for
+                    read()
+    except (errors.ChannelsError, errors.ConfigError):  # the parent meets them too, and says them
         return ""
-    except (ThinsectionError, MemoryError) as error:
-        return str(error) if isinstance(error, ThinsectionError) else f"{reader}: {error!r}"
+    except errors.ThinsectionError as error:
+        return str(error)
+    except MemoryError as error:
+        return f"{reader}: {error!r}"
     return ""
-
-
-def _read(read: Any, *arguments: Any) -> None:
-    try:
-        read(*arguments)
-    except SlideReadError:  # said again when the place is asked for
-        return

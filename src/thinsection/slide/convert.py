@@ -25,7 +25,7 @@ from thinsection.files.lock import scratch_folder
 from thinsection.files.sources import ByteSource, FileSource
 from thinsection.machine import cpu_count
 from thinsection.slide.base import Slide
-from thinsection.slide.geometry import l0_from_lv
+from thinsection.slide.geometry import corner_l0
 from thinsection.slide.open import open_slide
 from thinsection.slide.readers import AUTO, load_slide
 from thinsection.slide.tiff_layout import JPEG, OME, SEPARATE, YCBCR, TiffLayout, read_layout
@@ -144,8 +144,7 @@ def _source(path: str, stack: ExitStack) -> FileSource:
 
 
 def _read(slide: Slide, level: int, x: int, y: int, edge: int) -> RgbArray:
-    down = slide.levels[level].downsample
-    return slide.read_region((l0_from_lv(x, down), l0_from_lv(y, down)), level, (edge, edge))
+    return slide.read_region(corner_l0(slide.levels[level], x, y), level, (edge, edge))
 
 
 def _halves(slide: Slide, quality: int, stack: ExitStack, *, grey: bool) -> Iterator[Picture]:

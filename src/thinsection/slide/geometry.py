@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thinsection.errors import InvalidInputError, MissingMppError, UpsamplingError
-from thinsection.types import CoordsL0, CoordsLv, Level, Mpp, Size
+from thinsection.errors import MissingMppError, UpsamplingError, require
+from thinsection.types import CoordsL0, CoordsLv, Level, Mpp, PointL0, Size
 
 # What differs by less is the same number, written otherwise: 0.2498 for 0.25 µm/px, a level of 1999
 # px for one of 2000. 0.5 % of a 256 px tile is 1.3 px.
@@ -19,8 +19,8 @@ _UM_PX_TIMES_POWER = 10.0  # 10x is 1 µm/px by the convention of most scanners
 
 def nominal_mpp(objective_power: float) -> float:
     """The µm/px that an objective power usually means (20x: 0.5). A guess: warn when it is used."""
-    if not (objective_power > 0 and math.isfinite(objective_power)):
-        raise InvalidInputError(f"objective_power must be > 0, got {objective_power!r}")
+    known = 0 < objective_power < math.inf
+    require(known, "objective_power must be > 0", repr(objective_power))
     return _UM_PX_TIMES_POWER / objective_power
 
 
@@ -58,6 +58,11 @@ def believed_mpp(mpp: Mpp | None) -> tuple[Mpp | None, str]:
 def l0_from_lv(value_lv: float, downsample: float) -> int:
     """Level-0 px of a px position on a level."""
     return round(value_lv * downsample)
+
+
+def corner_l0(level: Level, x_lv: float, y_lv: float) -> PointL0:
+    """The level-0 px of a point of a level."""
+    return (l0_from_lv(x_lv, level.downsample), l0_from_lv(y_lv, level.downsample))
 
 
 def lv_from_l0(value_l0: float, downsample: float) -> int:
@@ -116,26 +121,23 @@ def plan_read(
 
     Args:
         levels, slide_mpp: of the slide, finest first.
-        tile_px: edge of a finished tile, px.
-        tile_mpp: its resolution, µm/px; None reads level 0 as it is ('native').
+        tile_px, tile_mpp: of a finished tile; None reads level 0 as it is ('native').
         overlap: px of a finished tile shared with the next one.
         mpp_tolerance: relative difference that counts as none; rounding always does.
-        slide: name for messages.
-        hint: what is known of a missing mpp, for the message.
+        slide, hint: name, and what is known of a missing mpp, for messages.
 
     Raises:
         InvalidInputError: tile_px, tile_mpp or overlap out of range.
         MissingMppError: `tile_mpp` is given and the slide has none.
         UpsamplingError: `tile_mpp` is finer than the slide.
     """
-    if tile_px < 1:
-        raise InvalidInputError(f"tile_px must be >= 1, got {tile_px}")
-    if not 0 <= overlap < tile_px:
-        raise InvalidInputError(f"overlap must be in [0, tile_px), got {overlap} of {tile_px}")
+    require(tile_px >= 1, "tile_px must be >= 1", tile_px)
+    fits = 0 <= overlap < tile_px
+    require(fits, "overlap must be in [0, tile_px)", f"{overlap} of {tile_px}")
+    known = tile_mpp is None or 0 < tile_mpp < math.inf
+    require(known, "tile_mpp must be > 0", repr(tile_mpp))
     if tile_mpp is None:
         x = y = 1.0
-    elif not (tile_mpp > 0 and math.isfinite(tile_mpp)):
-        raise InvalidInputError(f"tile_mpp must be > 0, got {tile_mpp!r}")
     elif slide_mpp is None:
         remedy = "add a slide_mpp column to the cohort, or use --tile-mpp native"
         what = f"slide_mpp is missing in {slide!r}{f' ({hint})' if hint else ''}"
@@ -143,11 +145,13 @@ def plan_read(
     else:
         tolerance = max(mpp_tolerance, ROUNDING) + 1e-9  # 0.525 is 5 % more than 0.5
         x, y = _ratios(levels, slide_mpp, tile_mpp, tolerance, slide)
-    level = best_level(levels, min(x, y))
-    step = tile_px - overlap
+    level, step, mpp = best_level(levels, min(x, y)), tile_px - overlap, None
+    if slide_mpp is not None:
+        mpp = (x * slide_mpp[0] + y * slide_mpp[1]) / 2
+        mpp = tile_mpp if tile_mpp and math.isclose(mpp, tile_mpp, rel_tol=1e-9) else mpp
     return ReadPlan(
         tile_px=tile_px,
-        tile_mpp=_mpp_of((x, y), slide_mpp, tile_mpp),
+        tile_mpp=mpp,
         level=level.index,
         downsample=level.downsample,
         size_lv=(_lv_px(tile_px, x, level), _lv_px(tile_px, y, level)),
@@ -177,17 +181,6 @@ def _whole(ratio: float) -> float:
     """The ratio, or the whole number that it is but for rounding."""
     nearest = max(1, round(ratio))
     return float(nearest) if abs(ratio / nearest - 1) <= ROUNDING else ratio
-
-
-def _mpp_of(
-    ratios: tuple[float, float], slide_mpp: Mpp | None, tile_mpp: float | None
-) -> float | None:
-    """The resolution of a tile whose px are so many level-0 px; as it was asked for where it is."""
-    if slide_mpp is None:
-        return None
-    (x, y), (mpp_x, mpp_y) = ratios, slide_mpp
-    true = (x * mpp_x + y * mpp_y) / 2
-    return tile_mpp if tile_mpp and math.isclose(true, tile_mpp, rel_tol=1e-9) else true
 
 
 def _lv_px(tile_px: int, ratio: float, level: Level) -> int:

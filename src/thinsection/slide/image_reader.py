@@ -8,7 +8,7 @@ import imagecodecs
 import numpy as np
 import simplejpeg
 
-from thinsection.errors import SlideOpenError, SlideReadError
+from thinsection.errors import SlideOpenError, SlideReadError, require
 from thinsection.slide.base import GRAY, Slide, on_white
 from thinsection.slide.tiff_reader import TiffSlide
 from thinsection.types import GIB, Level, Mpp, RgbArray, Size
@@ -28,17 +28,17 @@ _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 class FlatSlide(Slide):
     """A PNG or JPEG. Thread-safe.
 
-    Memory: `held_bytes` from the first read on: 3 bytes per px of the image, or those of its own px
-    where these are more (8 of RGBA in 16 bits); over 2 GiB it is refused on opening. A run charges
-    them to its `--memory`. While it is decoded, the file's bytes as well.
+    Memory: `held_bytes` from the first read on, which a run charges to its `--memory`: 3 bytes a px,
+    or its own where these are more (8 of RGBA in 16 bits); over 2 GiB it is refused on opening.
+    While it is decoded, the file's bytes as well.
     """
 
     reader = "image"
 
     def __init__(self, path: str, head: bytes, slide_mpp: Mpp | None) -> None:
         self._path, self._png = Path(path), head.startswith(_PNG)
-        size = width, height = _size(path, head)
-        px_bytes = _png_px_bytes(head) if self._png else 3.0
+        size, px_bytes = _png_size(head) if self._png else (_jpeg_size(self._path), 3.0)
+        width, height = size
         self.held_bytes = math.ceil(width * height * max(3.0, px_bytes))
         what = f"image: {width} x {height} px of {'PNG' if self._png else 'JPEG'}"
         if self.held_bytes > MAX_DECODED_BYTES:
@@ -47,10 +47,10 @@ class FlatSlide(Slide):
         if not 1 <= width * height <= self._path.stat().st_size / least:
             raise SlideOpenError(f"{what} are not in so small a file; it is damaged or truncated")
         super().__init__(path, [Level(index=0, size=size, downsample=1.0)], slide_mpp=slide_mpp)
-        if self._png and head[_PNG_DEPTH] == 16:
-            self.notes = ("16 bits a channel, of which the upper 8 are shown",)
-        if self._png and head[_PNG_KIND] in _PNG_GRAY:
-            self.notes = (*self.notes, GRAY)
+        if self._png:
+            deep = "16 bits a channel, of which the upper 8 are shown"
+            notes = [deep] * (head[_PNG_DEPTH] == 16) + [GRAY] * (head[_PNG_KIND] in _PNG_GRAY)
+            self.notes = tuple(notes)
         self._pixels: RgbArray | None = None
         self._lock = threading.Lock()
 
@@ -66,9 +66,11 @@ class FlatSlide(Slide):
             pixels = _decode_png(data) if self._png else simplejpeg.decode_jpeg(data, "RGB")
         except (ValueError, RuntimeError) as error:
             raise self._unreadable(f"image must be whole, got {error}") from None
-        if pixels.shape[:2] != self.size[::-1]:
-            got = f"{pixels.shape[1::-1]} in {self.slide_path!r}"
-            raise SlideReadError(f"image must have {self.size} px, got {got}")
+        got, right = (
+            f"{pixels.shape[1::-1]} in {self.slide_path!r}",
+            pixels.shape[1::-1] == self.size,
+        )
+        require(right, f"image must have {self.size} px", got, error=SlideReadError)
         return np.asarray(pixels)
 
     def close(self) -> None:
@@ -97,21 +99,20 @@ def open_image(path: str, *, slide_mpp: Mpp | None = None) -> Slide:
     return slide
 
 
-def _size(path: str, head: bytes) -> Size:
-    if head.startswith(_PNG):
-        if len(head) < 26 or head[12:16] != b"IHDR":
-            raise SlideOpenError("image: a PNG without its header; the file is truncated")
-        return (int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big"))
+def _png_size(head: bytes) -> tuple[Size, float]:
+    """Of a PNG, and the bytes of a px as it stores them, by its header's bits and colour type."""
+    if len(head) < 26 or head[12:16] != b"IHDR":
+        raise SlideOpenError("image: a PNG without its header; the file is truncated")
+    size = (int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big"))
+    return size, head[_PNG_DEPTH] * _PNG_SAMPLES.get(head[_PNG_KIND], 4) / 8
+
+
+def _jpeg_size(path: Path) -> Size:
     try:
-        height, width, _, _ = simplejpeg.decode_jpeg_header(Path(path).read_bytes())
+        height, width, _, _ = simplejpeg.decode_jpeg_header(path.read_bytes())
     except (ValueError, RuntimeError) as error:
         raise SlideOpenError(f"image: not a readable JPEG: {error}") from None
     return (width, height)
-
-
-def _png_px_bytes(head: bytes) -> float:
-    """Bytes of a px as the PNG stores it, by its header's bits and colour type."""
-    return head[24] * _PNG_SAMPLES.get(head[25], 4) / 8
 
 
 def _decode_png(data: bytes) -> RgbArray:

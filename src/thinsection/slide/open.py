@@ -27,7 +27,7 @@ from thinsection.files.lock import scratch_bytes, scratch_folder
 from thinsection.files.sources import FsspecSource, is_url, metadata_file
 from thinsection.slide.base import Slide
 from thinsection.slide.child import try_in_child
-from thinsection.slide.geometry import believed_mpp, l0_from_lv
+from thinsection.slide.geometry import believed_mpp, corner_l0
 from thinsection.slide.look import Look
 from thinsection.slide.readers import (
     AUTO,
@@ -258,7 +258,7 @@ def compare(slide: Slide, reference: Slide) -> str:
             width, height = level.size
             x = max(0, min(int(fx * width), width - _PROBE_PX))
             y = max(0, min(int(fy * height), height - _PROBE_PX))
-            origin = (l0_from_lv(x, level.downsample), l0_from_lv(y, level.downsample))
+            origin = corner_l0(level, x, y)
             size = (min(_PROBE_PX, width), min(_PROBE_PX, height))
             theirs = reference.read_region(origin, level.index, size)
             difference = np.abs(interpolated(slide, origin, level.index, size) - theirs)
@@ -279,9 +279,9 @@ def interpolated(slide: Slide, origin_l0: PointL0, level: int, size: Size) -> np
     interpolates linearly between px; `Slide.read_region` rounds.
     Source: openslide-vendor-aperio.c `paint_region`, openslide-grid.c `read_tiles`.
     """
-    down = slide.levels[level].downsample
-    (x, right), (y, below) = (divmod(px / down, 1) for px in origin_l0)
-    corner = (l0_from_lv(x, down), l0_from_lv(y, down))
+    found = slide.levels[level]
+    (x, right), (y, below) = (divmod(px / found.downsample, 1) for px in origin_l0)
+    corner = corner_l0(found, x, y)
     pixels = slide.read_region(corner, level, (size[0] + 1, size[1] + 1)).astype(np.float64)
     rows = pixels[:-1] * (1 - below) + pixels[1:] * below
     return np.asarray(rows[:, :-1] * (1 - right) + rows[:, 1:] * right)

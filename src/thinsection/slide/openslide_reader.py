@@ -9,7 +9,7 @@ import openslide
 from thinsection.errors import SlideOpenError
 from thinsection.files.sources import closed_error
 from thinsection.slide.base import Slide, on_white
-from thinsection.slide.geometry import l0_from_lv, positive_number
+from thinsection.slide.geometry import corner_l0, positive_number
 from thinsection.slide.readers import UNKNOWN
 from thinsection.types import MIB, Level, Mpp, RgbArray
 
@@ -30,8 +30,7 @@ class OpenSlideSlide(Slide):
     def __init__(self, path: str, *, slide_mpp: Mpp | None = None) -> None:
         self._path, self._lock = path, threading.Lock()
         self._handle: openslide.OpenSlide | None = (handle := _open(path))
-        self.associated_names = tuple(sorted(handle.associated_images))
-        found = dict(handle.properties)
+        self.associated_names, found = tuple(sorted(handle.associated_images)), handle.properties
         pyramid = enumerate(zip(handle.level_dimensions, handle.level_downsamples))
         levels = [Level(index=i, size=size, downsample=max(1.0, d)) for i, (size, d) in pyramid]
         x, y, power = (positive_number(found.get(name)) for name in _NUMBERS)
@@ -53,11 +52,10 @@ class OpenSlideSlide(Slide):
             raise self._unreadable(what) from None
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
-        down, handle = self.levels[level].downsample, self._handle
-        origin_l0 = (l0_from_lv(origin_lv[0], down), l0_from_lv(origin_lv[1], down))
-        region = (origin_l0, level, (out.shape[1], out.shape[0]))
-        if handle is None:
+        if (handle := self._handle) is None:
             raise closed_error(self.slide_path)
+        origin_l0 = corner_l0(self.levels[level], *origin_lv)
+        region = (origin_l0, level, (out.shape[1], out.shape[0]))
         try:
             out[:] = on_white(np.asarray(handle.read_region(*region)))
             return

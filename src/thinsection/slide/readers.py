@@ -17,57 +17,44 @@ from thinsection.slide.base import Slide
 from thinsection.types import Mpp
 
 AUTO = "auto"
-_TIFF = (".tif", ".tiff", ".svs")
-_OPENSLIDE = (".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm")
-_OURS = (
-    Entry(
-        name="tiff",
-        help="Tiled and striped TIFF, BigTIFF and SVS, decoded straight into place.",
-        target="thinsection.slide.tiff_reader:TiffSlide",
-        suffixes=_TIFF,
-        needs=("tifffile", "imagecodecs", "simplejpeg"),
-    ),
-    Entry(
-        name="cucim",
-        help="Tiled TIFF and SVS by cuCIM, on the CPU or a GPU.",
-        target="thinsection.slide.cucim_reader:CucimSlide",
-        suffixes=_TIFF,
-        needs=("cucim",),
-        extra="cucim",
-    ),
-    Entry(
-        name="openslide",
-        help="Every format of OpenSlide, DICOM included.",
-        target="thinsection.slide.openslide_reader:OpenSlideSlide",
-        suffixes=(*_TIFF, *_OPENSLIDE),
-        needs=("openslide",),
-    ),
-    Entry(
-        name="image",
-        help="PNG, JPEG, and TIFF of one level.",
-        target="thinsection.slide.image_reader:open_image",
-        suffixes=(".png", ".jpg", ".jpeg", ".tif", ".tiff"),
-        needs=("imagecodecs", "simplejpeg"),
-    ),
-)
-OURS = tuple(entry.name for entry in _OURS)
-# tried by 'auto' where the suffix is one of theirs, after OURS
-_BY_SUFFIX = (
-    Entry(
-        name="zarr",
-        help="OME-Zarr 0.4 and 0.5: a folder of chunks, or its URL.",
-        target="thinsection.slide.zarr_reader:ZarrSlide",
-        suffixes=(".zarr",),
-        needs=("zarr",),
-        extra="zarr",
-        folders=True,
-    ),
-)
-ALL = (*OURS, *(entry.name for entry in _BY_SUFFIX))
+_OPENSLIDE = ".ndpi .mrxs .scn .bif .vms .vmu .svslide .czi .dcm"
+_HELP = {
+    "tiff": "Tiled and striped TIFF, BigTIFF and SVS, decoded straight into place.",
+    "cucim": "Tiled TIFF and SVS by cuCIM, on the CPU or a GPU.",
+    "openslide": "Every format of OpenSlide, DICOM included.",
+    "image": "PNG, JPEG, and TIFF of one level.",
+    "zarr": "OME-Zarr 0.4 and 0.5: a folder of chunks, or its URL.",
+}
+_TARGETS = {  # what of which module, its suffixes, the packages that it needs
+    "tiff": ("tiff_reader:TiffSlide", ".tif .tiff .svs", "tifffile imagecodecs simplejpeg"),
+    "cucim": ("cucim_reader:CucimSlide", ".tif .tiff .svs", "cucim"),
+    "openslide": ("openslide_reader:OpenSlideSlide", f".tif .tiff .svs {_OPENSLIDE}", "openslide"),
+    "image": ("image_reader:open_image", ".png .jpg .jpeg .tif .tiff", "imagecodecs simplejpeg"),
+    "zarr": ("zarr_reader:ZarrSlide", ".zarr", "zarr"),
+}
+ALL = tuple(_HELP)
+OURS = ALL[:-1]  # any file may be one of these; others are tried where the suffix is theirs
+_OPTIONAL = ("cucim", "zarr")  # extras of their own name
 WITH_LOOK = ("zarr",)  # which pick channels themselves, and are told which
+
+
+def _entry(name: str) -> Entry:
+    target, *lists = _TARGETS[name]
+    suffixes, needs = (tuple(words.split()) for words in lists)
+    return Entry(
+        name=name,
+        help=_HELP[name],
+        target=f"thinsection.slide.{target}",
+        suffixes=suffixes,
+        needs=needs,
+        extra=name if name in _OPTIONAL else None,
+        folders=name == "zarr",
+    )
+
+
 # a class or function called with the path and `slide_mpp`; SlideOpenError where a file is not its
 READERS: Registry[Callable[..., Slide]] = Registry(
-    "reader", "thinsection.readers", _OURS + _BY_SUFFIX
+    "reader", "thinsection.readers", [_entry(name) for name in ALL]
 )
 UNKNOWN = "openslide: not a format that it knows"
 # parsed by our own code, which checks sizes before a C library sees the file
@@ -119,8 +106,7 @@ def _status(name: str) -> ReaderStatus:
 def load_slide(name: str, path: str, slide_mpp: Mpp | None = None, **more: Any) -> Slide:
     """The slide by one reader, in this process: the boundary of every reader's parser.
 
-    Raises:
-        SlideOpenError: also for whatever else its parser raises, as the cause.
+    SlideOpenError also for whatever else its parser raises, as the cause.
     """
     reader = READERS.load(name)
     try:
