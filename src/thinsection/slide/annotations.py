@@ -31,11 +31,8 @@ _ANGLES = np.linspace(0, 2 * np.pi, 129)[:-1]
 _CIRCLE = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
 _BOXES = (("x", "y", "width", "height"), ("x_min", "y_min", "x_max", "y_max"))
 _OF_CLASS = ("class", "label", "classification", "name")
-_DAMAGE = (
-    *(OSError, ValueError, TypeError, SyntaxError, RecursionError),
-    *(csv.Error, Image.DecompressionBombError),
-)
-
+_FAULTS = (OSError, ValueError, TypeError, SyntaxError, RecursionError)
+_DAMAGE = (*_FAULTS, csv.Error, Image.DecompressionBombError)
 # what it is in its file, class, polygons as lists of rings (None: no area), whether it is a hole
 _Shape = tuple[str, str, Sequence[Any] | None, bool]
 
@@ -64,10 +61,7 @@ class RegionsConfig:
                 object.__setattr__(self, role, str(Path(given).resolve()))
 
     def file(self, role: str, entry: SlideEntry) -> Path:
-        """Where what was drawn on a slide lies.
-
-        Raises InvalidInputError: there is none.
-        """
+        """Where what was drawn on a slide lies; InvalidInputError where there is none."""
         path = Path(given := getattr(self, role))
         if not path.exists():
             path = Path(entry.folder, entry.more.get(given) or given)
@@ -118,7 +112,6 @@ def read_regions(path: Path, size_l0: Size, *, slide_id: str = "", mend: bool = 
     """What a file says of a slide of that size; the suffix says how to read it.
 
     Points, lines and what lies off the slide are left out with a word, as are QuPath's detections.
-
     Of a CSV with a column slide_id its rows are taken; `mend` makes polygons that cross themselves
     valid instead of refusing them.
 

@@ -106,8 +106,7 @@ class Slide(Closing):
 
     @property
     def _further(self) -> tuple[Level, ...]:
-        """Levels made of others, `reduced` first; their indices go on."""
-        return self.reduced
+        return self.reduced  # and what else is made of `levels`; their indices go on
 
     def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
         """Hears of tiles that will be read, so that what they share is kept for just so long."""

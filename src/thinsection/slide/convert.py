@@ -7,7 +7,7 @@ dates, users and free text.
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
@@ -29,7 +29,7 @@ from thinsection.slide.geometry import corner_l0
 from thinsection.slide.open import open_slide
 from thinsection.slide.readers import AUTO, load_slide
 from thinsection.slide.tiff_layout import JPEG, OME, SEPARATE, YCBCR, TiffLayout, read_layout
-from thinsection.types import Mpp, RgbArray, Size
+from thinsection.types import Level, Mpp, RgbArray, Size
 
 COARSEST_PX = 1024  # longer edge of the smallest level, at most
 FORMATS = {"ome-tiff": ".ome.tif"}
@@ -47,7 +47,6 @@ _PLAIN = (
     *(254, 256, 257, 258, 259, 262, 266, 270, 273, 274, 277, 278, 279, 282, 283, 284, 296, 317),
     *(320, 322, 323, 324, 325, 330, 338, 339, 347, 530, 531, 532, 32997, 34675),
 )
-_ONLY_TIFF = "is not a TIFF that can be copied: `thinsection convert` writes one without metadata"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,20 +130,16 @@ def _levels(slide: Slide, quality: int, stack: ExitStack) -> list[Picture]:
         handle = stack.enter_context(Path(slide.slide_path).open("rb"))  # noqa: SIM115
         pages = read_layout(slide.slide_path, None, handle).pages
         if all(page.planarconfig != SEPARATE for page in pages):
-            source = _source(slide.slide_path, stack)
+            source = stack.enter_context(closing(FileSource(slide.slide_path)))
             return [copied(page, source) for page in pages]
-    read = [(level.size, partial(_read, slide, level.index)) for level in slide.levels]
-    return [_encoded(*each, quality=quality) for each in read]
+    return [_encoded(lv.size, partial(_read, slide, lv, 1), quality=quality) for lv in slide.levels]
 
 
-def _source(path: str, stack: ExitStack) -> FileSource:
-    source = FileSource(path)
-    stack.callback(source.close)
-    return source
-
-
-def _read(slide: Slide, level: int, x: int, y: int, edge: int) -> RgbArray:
-    return slide.read_region(corner_l0(slide.levels[level], x, y), level, (edge, edge))
+def _read(slide: Slide, level: Level, times: int, corner: tuple[int, int]) -> RgbArray:
+    """A tile of a level whose size is divided by `times`."""
+    origin, edge = corner_l0(level, *(times * px for px in corner)), times * _EDGE
+    region = slide.read_region(origin, level.index, (edge, edge))
+    return region if times == 1 else np.asarray(Image.fromarray(region).reduce(times))
 
 
 def _halves(slide: Slide, quality: int, stack: ExitStack, *, grey: bool) -> Iterator[Picture]:
@@ -152,20 +147,15 @@ def _halves(slide: Slide, quality: int, stack: ExitStack, *, grey: bool) -> Iter
     if max(slide.levels[-1].size) <= COARSEST_PX:
         return
     folder = stack.enter_context(scratch_folder("convert"))
-    above, index = slide, len(slide.levels) - 1
-    while max(size := above.levels[index].size) > COARSEST_PX:
+    above = slide
+    while max(size := (level := above.levels[-1]).size) > COARSEST_PX:
         half: Size = (max(1, size[0] // 2), max(1, size[1] // 2))
         path = folder / f"{half[0]}.tif"
-        picture = _encoded(half, partial(_half, above, index), quality=quality, grey=grey)
+        picture = _encoded(half, partial(_read, above, level, 2), quality=quality, grey=grey)
         with tifffile.TiffWriter(path, bigtiff=True) as file:
             picture.write(file, metadata=None)
-        above, index = stack.enter_context(load_slide("tiff", str(path))), 0
+        above = stack.enter_context(load_slide("tiff", str(path)))
         yield from _levels(above, quality, stack)
-
-
-def _half(above: Slide, index: int, x: int, y: int, edge: int) -> RgbArray:
-    region = _read(above, index, 2 * x, 2 * y, 2 * edge)
-    return np.asarray(Image.fromarray(region).reduce(2))
 
 
 def copied(page: Any, source: ByteSource) -> Picture:
@@ -206,15 +196,15 @@ def copied(page: Any, source: ByteSource) -> Picture:
 
 
 def _encoded(
-    size: Size, read: Callable[[int, int, int], RgbArray], *, quality: int, grey: bool = False
+    size: Size, read: Callable[[tuple[int, int]], RgbArray], *, quality: int, grey: bool = False
 ) -> Picture:
-    """An image whose tiles are read (x, y, edge in its px) and encoded as JPEG.
+    """An image whose tiles are read (x, y in its px) and encoded as JPEG.
 
     Memory: a tile, read and encoded, for each CPU, and what `read` takes.
     """
 
     def tile(place: tuple[int, int]) -> bytes:
-        pixels = np.ascontiguousarray(read(*place[::-1], _EDGE)[..., : 1 if grey else 3])
+        pixels = np.ascontiguousarray(read((place[1], place[0]))[..., : 1 if grey else 3])
         kind = {"colorspace": "GRAY", "colorsubsampling": "Gray"} if grey else _COLOUR
         return bytes(simplejpeg.encode_jpeg(pixels, quality=quality, **kind))
 
@@ -243,8 +233,7 @@ def identifying(slide_path: str | Path) -> list[str]:
 
     Memory: the metadata.
 
-    Raises:
-        InvalidInputError: not a TIFF of a kind that is copied.
+    Raises InvalidInputError: not a TIFF of a kind that is copied.
     """
     with Path(slide_path).open("rb") as handle:
         return list(_told(_layout(slide_path, handle)))
@@ -274,7 +263,7 @@ def deidentify(slide_path: str | Path, out: str | Path, *, overwrite: bool = Fal
         require(plain, "slide must not be an OME-TIFF", got)
         told = list(_told(layout))
         tmp = stack.enter_context(atomic_path(out))
-        source, kept = _source(str(slide_path), stack), _kept(layout)
+        source, kept = stack.enter_context(closing(FileSource(str(slide_path)))), _kept(layout)
         size = sum(sum(page.databytecounts) for page in kept)
         with tifffile.TiffWriter(tmp, bigtiff=size > 2**32 - 2**25) as file:
             for page in kept:
@@ -291,22 +280,19 @@ def _layout(slide_path: str | Path, handle: Any) -> TiffLayout:
     try:
         return read_layout(str(slide_path), None, handle)
     except SlideOpenError as error:
-        what = f"slide {Path(slide_path).name!r} {_ONLY_TIFF}"
-        raise InvalidInputError(f"{what}; {error}") from error
+        what = f"slide {Path(slide_path).name!r} is not a TIFF that can be copied"
+        remedy = "`thinsection convert` writes one without metadata"
+        raise InvalidInputError(f"{what}: {remedy}; {error}") from error
 
 
 def _kept(layout: TiffLayout) -> list[Any]:
     """Pages in the order of the file: levels, and the thumbnail."""
-    pages = [*layout.pages]
-    if "thumbnail" in layout.associated:
-        pages.append(layout.associated["thumbnail"][1])
-    return sorted(pages, key=lambda page: int(page.offset))
+    pages = [page for name, (_, page) in layout.associated.items() if name == "thumbnail"]
+    return sorted([*layout.pages, *pages], key=lambda page: int(page.offset))
 
 
 def _told(layout: TiffLayout) -> Iterable[str]:
-    for name in sorted(layout.associated):
-        if name != "thumbnail":
-            yield f"{name} image"
+    yield from (f"{name} image" for name in sorted({*layout.associated} - {"thumbnail"}))
     for key in layout.facts["properties"]:
         vendor, _, name = key.partition(".")
         if vendor == "aperio" and name not in _APERIO:

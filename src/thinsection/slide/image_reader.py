@@ -28,8 +28,8 @@ _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 class FlatSlide(Slide):
     """A PNG or JPEG. Thread-safe.
 
-    Memory: `held_bytes` from the first read on, which a run charges to its `--memory`: 3 bytes a px,
-    or its own where these are more (8 of RGBA in 16 bits); over 2 GiB it is refused on opening.
+    Memory: `held_bytes` from the first read on, which a run charges to its `--memory`: 3 bytes per
+    px, or its own where these are more (8 of RGBA in 16 bits); over 2 GiB it is refused on opening.
     While it is decoded, the file's bytes as well.
     """
 

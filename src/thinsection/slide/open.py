@@ -25,22 +25,12 @@ from thinsection.errors import (
 )
 from thinsection.files.lock import scratch_bytes, scratch_folder
 from thinsection.files.sources import FsspecSource, is_url, metadata_file
+from thinsection.slide import readers
 from thinsection.slide.base import Slide
 from thinsection.slide.child import try_in_child
 from thinsection.slide.geometry import believed_mpp, corner_l0
 from thinsection.slide.look import Look
-from thinsection.slide.readers import (
-    AUTO,
-    NEVER_TRUSTED,
-    OURS,
-    OWN_PARSERS,
-    READERS,
-    UNKNOWN,
-    WITH_LOOK,
-    is_folder_slide,
-    load_slide,
-    reader_choices,
-)
+from thinsection.slide.readers import AUTO, READERS, is_folder_slide, load_slide, reader_choices
 from thinsection.types import MIB, Mpp, PointL0, RgbArray, Size
 from thinsection.units import format_bytes, parse_bytes
 
@@ -138,7 +128,7 @@ def _open_file(name: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Sli
     require(there, "slide must be an existing file", repr(name), error=SlideOpenError)
     if not folder and path.stat().st_size == 0:
         raise SlideOpenError(f"slide must not be empty, got 0 bytes in {name!r}; copy it again")
-    own = [n for n in WITH_LOOK if path.suffix.lower() in READERS.entry(n).suffixes]
+    own = [n for n in readers.WITH_LOOK if path.suffix.lower() in READERS.entry(n).suffixes]
     if look.channels and own:
         return _load(own[0], name, slide_mpp, checked=False, look=look)
     if look.channels:
@@ -149,9 +139,9 @@ def _open_file(name: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Sli
         return _open_auto(name, slide_mpp)
     try:
         slide = _load(reader, name, slide_mpp, checked=False)
-    except ChannelsError:
-        raise
     except SlideOpenError as error:
+        if isinstance(error, ChannelsError):
+            raise
         raise SlideOpenError(f"{error} in {name!r}") from error.__cause__
     slide.reader, slide.choice = slide.reader or reader, f"{reader}: asked for"
     return slide
@@ -170,7 +160,7 @@ def _open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
     reference = None if plain else _try(path, "openslide", slide_mpp, answers, checked=checked)
     if reference is None:
         slide = ours or plain or _try_others(path, slide_mpp, answers)
-        unknown = plain or checked or any(answer.startswith(UNKNOWN) for answer in answers)
+        unknown = plain or checked or any(answer.startswith(readers.UNKNOWN) for answer in answers)
         why = "OpenSlide does not know the format" if unknown else "; ".join(answers)
         slide.choice = f"{slide.reader}: {why}"
         return slide
@@ -195,7 +185,7 @@ def _try_others(path: str, slide_mpp: Mpp | None, answers: list[str]) -> Slide:
     """By what is tried last; SlideOpenError with every answer."""
     # where it is no file, or plain, that has been tried
     more = Path(path).is_file() and Path(path).suffix.lower() not in _PLAIN
-    for name in (*["image"] * more, *(n for n in READERS.names() if n not in OURS)):
+    for name in (*["image"] * more, *(n for n in READERS.names() if n not in readers.OURS)):
         if slide := _try(path, name, slide_mpp, answers):
             slide.reader = slide.reader or name
             return slide
@@ -209,7 +199,7 @@ def _try(
 ) -> Slide | None:
     """The slide; else None, and what the reader answered. Others say which suffixes they open."""
     try:
-        if name in OURS or Path(path).suffix.lower() in READERS.entry(name).suffixes:
+        if name in readers.OURS or Path(path).suffix.lower() in READERS.entry(name).suffixes:
             return _load(name, path, slide_mpp, checked=checked)
     except ChannelsError:  # no other reader may show one channel of many
         raise
@@ -225,10 +215,10 @@ def _load(
 ) -> Slide:
     """The slide by one reader, which another process tries first where nobody checked the file."""
     READERS.load(name)  # what is missing is said here, not by the child
-    found = True if checked or name in OWN_PARSERS else _is_sound(path)
-    if isinstance(found, ChannelsError) and name not in NEVER_TRUSTED:
+    found = True if checked or name in readers.OWN_PARSERS else _is_sound(path)
+    if isinstance(found, ChannelsError) and name not in readers.NEVER_TRUSTED:
         raise found
-    if name in NEVER_TRUSTED or found is not True:
+    if name in readers.NEVER_TRUSTED or found is not True:
         # where a TIFF's structure is impossible all its px are doubted
         is_tiff = path.lower().endswith(READERS.entry(_FASTEST).suffixes)
         whole = isinstance(found, DamagedTiffError) and is_tiff
@@ -296,10 +286,8 @@ def _open_url(url: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Slide
             slide = load_slide("tiff", url, slide_mpp, source=source, handle=handle)
             slide.choice, slide.source = "tiff: streamed by range requests", source
             return slide
-        except ChannelsError:
-            raise
-        except SlideOpenError:
-            if reader == "tiff":
+        except SlideOpenError as error:
+            if reader == "tiff" or isinstance(error, ChannelsError):
                 raise
     return _open_copy(source, reader, slide_mpp, look)
 
@@ -307,9 +295,14 @@ def _open_url(url: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Slide
 def _open_copy(source: FsspecSource, reader: str, slide_mpp: Mpp | None, look: Look) -> Slide:
     """A slide by URL, copied to a local folder, which goes when it is closed.
 
-    Memory: one piece of 8 MiB while it is copied.
+    Memory: one piece of 8 MiB while it is copied. DiskSpaceError: all copies exceed their bound.
     """
-    _check_room(source.size, name=source.name)
+    limit = parse_bytes(os.environ.get(CACHE_VARIABLE, "20GiB"), name=CACHE_VARIABLE)
+    fits = (held := scratch_bytes("staged")) + source.size <= limit
+    got = f"{format_bytes(held)} and {format_bytes(source.size)} of {source.name!r}"
+    remedy = f"set {CACHE_VARIABLE} or --prefetch-slides 1"
+    rule = f"staged slides must fit into {format_bytes(limit)}"
+    require(fits, rule, f"{got}; {remedy}", error=DiskSpaceError)
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder("staged", source.size))
         local = folder / Path(source.name.split("?", 1)[0]).name
@@ -321,13 +314,3 @@ def _open_copy(source: FsspecSource, reader: str, slide_mpp: Mpp | None, look: L
         slide.slide_path, slide.source = source.name, source
         slide.on_close.push(stack.pop_all())
     return slide
-
-
-def _check_room(num_bytes: int, *, name: str) -> None:
-    """Refuses a copy that would exceed the bound of all staged slides of this machine."""
-    limit = parse_bytes(os.environ.get(CACHE_VARIABLE, "20GiB"), name=CACHE_VARIABLE)
-    fits = (held := scratch_bytes("staged")) + num_bytes <= limit
-    got = f"{format_bytes(held)} and {format_bytes(num_bytes)} of {name!r}"
-    remedy = f"set {CACHE_VARIABLE} or --prefetch-slides 1"
-    rule = f"staged slides must fit into {format_bytes(limit)}"
-    require(fits, rule, f"{got}; {remedy}", error=DiskSpaceError)

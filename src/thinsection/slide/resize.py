@@ -48,10 +48,8 @@ def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
     level = best_level(slide.levels, min(width / width_th, height / height_th))
     if math.prod(level.size) >= _GIANT_PX:
         shrink = min(level.size[0] / width_th, level.size[1] / height_th)
-        for factor in (f for f in _COARSE if shrink >= 2 * f):
-            if coarse := slide.coarse(level.index, factor):
-                level = coarse
-                break
+        coarse = (slide.coarse(level.index, factor) for factor in _COARSE if shrink >= 2 * factor)
+        level = next(filter(None, coarse), level)
     rows_at_once = height_th
     if level.size[1] * width_th * 3 > _EXACT_BYTES:
         scale = level.size[1] / height_th

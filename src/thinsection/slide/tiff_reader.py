@@ -16,21 +16,10 @@ import simplejpeg
 from PIL import Image
 
 from thinsection.files.sources import ByteSource, FileSource
+from thinsection.slide import tiff_layout as tiff
 from thinsection.slide.base import GRAY, WHITE
 from thinsection.slide.segments import Decoder, SegmentedSlide
-from thinsection.slide.tiff_layout import (
-    APERIO_YCBCR,
-    BYTES,
-    DEFLATE,
-    JPEG,
-    LZW,
-    PICTURES,
-    RAW,
-    RGB,
-    SEPARATE,
-    TiffLayout,
-    read_layout,
-)
+from thinsection.slide.tiff_layout import TiffLayout, read_layout
 from thinsection.types import MIB, Level, Mpp, RgbArray, Size
 
 # segments that stand side by side in the file are read by one request: threads that decode meet
@@ -71,14 +60,14 @@ class SegmentDecoder(Decoder):
         self._offsets, self._counts = tuple(page.dataoffsets), tuple(page.databytecounts)
         self.sparse, code = 0 in self._counts, int(page.compression)
         self._fill_segment = _fill_of(page, whole)
-        plain = factor == 1 and code in RAW and page.predictor == 1
+        plain = factor == 1 and code in tiff.RAW and page.predictor == 1
         self._raw = plain and self._fill_segment is not None
-        self._only_here = code in (*JPEG, *APERIO_YCBCR)  # tifffile would give other px
+        self._only_here = code in (*tiff.JPEG, *tiff.APERIO_YCBCR)  # tifffile would give other px
         if factor > 1:
             width, height = self.size
             self.size = (width // factor, height // factor)
             self.segment = (whole[0] // factor, whole[1] // factor)
-        self._reduced_from = whole if factor > 1 and code not in JPEG else None
+        self._reduced_from = whole if factor > 1 and code not in tiff.JPEG else None
 
     def is_empty(self, index: int) -> bool:
         """Whether the file holds no bytes of a segment: nothing was scanned there, it is white."""
@@ -87,10 +76,11 @@ class SegmentDecoder(Decoder):
     def jpeg(self, index: int) -> bytes | None:
         """As of the base class; colours that stand apart are none."""
         page, count = self._page, (*self._counts[index : index + 1], 0)[0]
-        if not count or int(page.compression) not in JPEG or page.planarconfig == SEPARATE:
+        is_jpeg = int(page.compression) in tiff.JPEG and page.planarconfig != tiff.SEPARATE
+        if not (count and is_jpeg and self._fill_segment):
             return None
         data = memoryview(self._source.read_at(self._offsets[index], count))
-        return b"".join((_jpeg_head(page), data[2:])) if self._fill_segment else None
+        return b"".join((_jpeg_head(page), data[2:]))
 
     def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
         """See `Decoder.decode`. Memory: `MAX_READ_BYTES` of stored segments, or a larger one."""
@@ -180,7 +170,7 @@ class _PlanarDecoder(SegmentDecoder):
 
 
 def _decoder(level: Level, page: Any, source: ByteSource) -> SegmentDecoder:
-    kind = _PlanarDecoder if page.planarconfig == SEPARATE else SegmentDecoder
+    kind = _PlanarDecoder if page.planarconfig == tiff.SEPARATE else SegmentDecoder
     return kind(level, page, source)
 
 
@@ -239,7 +229,7 @@ class TiffSlide(SegmentedSlide):
         return tuple(self._fractions.values()) if self._has_coarse else self.reduced
 
     def _is_jpeg(self, level: int) -> bool:
-        return int(self._layout.pages[level].compression) in JPEG
+        return int(self._layout.pages[level].compression) in tiff.JPEG
 
     @cached_property
     def _fractions(self) -> dict[tuple[int, int], Level]:
@@ -270,21 +260,21 @@ class TiffSlide(SegmentedSlide):
 def _fill_of(page: Any, segment: Size) -> _Fill | None:
     """The function that decodes a page's segments of (width, height); None: tifffile does."""
     code, predictor, samples = int(page.compression), page.predictor, page.samplesperpixel
-    if samples in (1, 3) and code in JPEG:
+    if samples in (1, 3) and code in tiff.JPEG:
         return partial(_jpeg, _jpeg_head(page), "GRAY" if samples == 1 else "RGB", segment[0])
-    usual = page.planarconfig != SEPARATE and page.fillorder == 1 and predictor in (1, 2)
+    usual = page.planarconfig != tiff.SEPARATE and page.fillorder == 1 and predictor in (1, 2)
     if samples != 3 or not usual:
         return None
-    if code in LZW:
+    if code in tiff.LZW:
         return partial(_lzw, segment, predictor)
-    if code in BYTES:
+    if code in tiff.BYTES:
         return partial(_bytes, code, predictor == 2)
-    return _aperio_ycbcr if code in APERIO_YCBCR else partial(_unpacked, PICTURES[code])
+    return _aperio_ycbcr if code in tiff.APERIO_YCBCR else partial(_unpacked, tiff.PICTURES[code])
 
 
 def _jpeg_head(page: Any) -> bytes:
     """What makes a JPEG of its own of a segment of the page, in the place of its first 2 bytes."""
-    app14 = _APP14_RGB if int(page.photometric) == RGB else b""
+    app14 = _APP14_RGB if int(page.photometric) == tiff.RGB else b""
     return b"\xff\xd8" + app14 + (page.jpegtables or b"")[2:-2]  # without its own SOI and EOI
 
 
@@ -303,11 +293,11 @@ def _jpeg(head: bytes, colours: str, width: int, data: Any, out: RgbArray) -> np
 def _bytes(code: int, differences: bool, data: Any, out: RgbArray) -> np.ndarray:
     """Of a compression of bytes, perhaps of each px's difference from the one to its left."""
     flat = out.reshape(-1)
-    decode = "deflate" if code in DEFLATE else "zstd"
-    found = np.frombuffer(data, np.uint8) if code in RAW else _unpacked(decode, data, flat)
+    decode = "deflate" if code in tiff.DEFLATE else "zstd"
+    found = np.frombuffer(data, np.uint8) if code in tiff.RAW else _unpacked(decode, data, flat)
     if len(found) != len(flat):
         raise ValueError(f"{len(found)} bytes, expected {len(flat)}")
-    if code in RAW:
+    if code in tiff.RAW:
         flat[:] = found
     if differences:
         imagecodecs.delta_decode(out, axis=-2, out=out)
@@ -318,8 +308,21 @@ def _lzw(segment: Size, predictor: int, data: Any, out: RgbArray) -> np.ndarray:
     """By libtiff, as a TIFF of one strip in memory: about 1.5 times as fast as imagecodecs' own."""
     (width, height), number, bits_at = segment, (4, 1), _LZW_HEAD.size - 6  # of the three samples
     size = (256, *number, width, 257, *number, height, 258, 3, 3, bits_at)
-    kind = (259, *number, *LZW, 262, *number, RGB, 273, *number, _LZW_HEAD.size, 277, *number, 3)
-    strip = (278, *number, height, 279, *number, len(data), 317, *number, predictor)
+    kind = (259, *number, *tiff.LZW, 262, *number, tiff.RGB, 273, *number, _LZW_HEAD.size)
+    strip = (
+        277,
+        *number,
+        3,
+        278,
+        *number,
+        height,
+        279,
+        *number,
+        len(data),
+        317,
+        *number,
+        predictor,
+    )
     stored = _LZW_HEAD.pack(b"II", 42, 8, 10, *size, *kind, *strip, 0, 8, 8, 8) + data
     return np.asarray(imagecodecs.tiff_decode(stored, out=out))
 
