@@ -92,11 +92,9 @@ class Registry(Generic[T]):
         return (*self._declared, *(n for n in self._points if n not in self._declared))
 
     def entry(self, name: str) -> Entry:
-        """The entry of a name.
+        """The entry of a name; an error of the class `error` names the nearest ones.
 
-        Raises:
-            ThinsectionError: (of the class `error`) no such name, with the nearest ones.
-            InvalidInputError: another package's entry cannot be imported.
+        Raises InvalidInputError: another package's entry cannot be imported.
         """
         if name in self._declared:
             return self._declared[name]
@@ -128,21 +126,15 @@ class Registry(Generic[T]):
         except Exception as error:  # another package's code: whatever it raises names the package
             rule = f"{self.kind} {point.name!r} must be importable"
             remedy = "mend or remove the package that brings it"
-            raise InvalidInputError(
-                f"{rule}, got {error!r} from {point.value!r}; {remedy}"
-            ) from error
+            got = f"got {error!r} from {point.value!r}"
+            raise InvalidInputError(f"{rule}, {got}; {remedy}") from error
         if isinstance(found, Entry):
             return replace(found, name=point.name)
         lines = (getattr(found, "help", None) or found.__doc__ or "").strip().splitlines()
-        return Entry(
-            name=point.name,
-            help=lines[0] if lines else f"from {point.value}",
-            target=found,
-            suffixes=tuple(getattr(found, "suffixes", ())),
-            needs=tuple(getattr(found, "needs", ())),
-            extra=getattr(found, "extra", None),
-            folders=bool(getattr(found, "folders", False)),
-        )
+        said = lines[0] if lines else f"from {point.value}"
+        told: Any = {n: tuple(getattr(found, n, ())) for n in ("suffixes", "needs")}
+        told |= {n: getattr(found, n) for n in ("extra", "folders") if hasattr(found, n)}
+        return Entry(name=point.name, help=said, target=found, **told)
 
 
 def lazy_names(package: str, names_of: Mapping[str, str]) -> Callable[[str], Any]:

@@ -11,11 +11,7 @@ _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str | int, *, name: str = "size") -> int:
-    """Bytes from '2GiB', '512 MB', '1.5g' or a plain number.
-
-    Raises:
-        ConfigError: the text is not a size, or it is not positive.
-    """
+    """Bytes from '2GiB', '512 MB', '1.5g' or a plain number; ConfigError: no size, or not > 0."""
     match = _PATTERN.fullmatch(str(text))
     unit = match.group(2).lower() if match else "?"
     if match is None or unit not in _UNITS or float(match.group(1)) <= 0:

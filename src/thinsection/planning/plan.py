@@ -97,10 +97,8 @@ def planner(
         on_message("measuring this machine: start of a process, decoding (about 10 s, once)")
     machine = calibrate()
     sizes, rates = zip(*(_measured(n, config, gpu, on_message) for n in config.encode.encoders))
-    encoder, tiles_per_s = cost.encoders_together(sizes), 1 / sum(1 / rate for rate in rates)
-    return Planner(
-        config=config, gpu=gpu, encoder=encoder, machine=machine, tiles_per_s=tiles_per_s
-    )
+    size, rate = cost.encoders_together(sizes), 1 / sum(1 / rate for rate in rates)
+    return Planner(config=config, gpu=gpu, encoder=size, machine=machine, tiles_per_s=rate)
 
 
 def _measured(

@@ -234,9 +234,7 @@ def fit_stain(
 def stain_target(config: StainConfig) -> StainLook:
     """The look that tiles are given: a published standard, or that of the reference.
 
-    Raises:
-        SlideOpenError: the reference cannot be opened.
-        InvalidInputError: no method is set, or the reference has not two stains.
+    Raises SlideOpenError (the reference), InvalidInputError (no method; it has not two stains).
     """
     if (standard := STANDARDS.get(config.stain_norm)) is None:
         raise InvalidInputError(f"stain_norm must be a method, got {config.stain_norm!r}")
