@@ -58,7 +58,7 @@ def plain(
 
     words = np.random.SeedSequence([fit.seed, 0, 1 << 30, 0]).generate_state(1)
     torch.manual_seed(int(words[0]))
-    head = build_head("abmil", bags[0].shape[1], 2, HEAD)
+    head = build_head(HEAD, bags[0].shape[1], 2)
     optimizer = torch.optim.AdamW(head.parameters(), fit.lr, weight_decay=fit.weight_decay)
     loss_of, losses = torch.nn.functional.cross_entropy, []
     for epoch in range(1, fit.epochs + 1):

@@ -73,7 +73,7 @@ def train(results: Path, slide_ids: Sequence[str], config: HeadConfig, path: Pat
     target = Target(kind="binary", columns=("grade",), names=("low", "high"))
     for fold in range(2):
         torch.manual_seed(fold)
-        head = build_head(config.head, read[0].features.shape[1], 2, config)
+        head = build_head(config, read[0].features.shape[1], 2)
         optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
         unseen = [i for i in range(len(files)) if i // 2 % 2 == fold]
         for _ in range(25):

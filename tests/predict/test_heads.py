@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from thinsection.config import from_mapping
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.predict.bags import grid_cells
-from thinsection.predict.heads.config import HEADS, build_head
+from thinsection.predict.heads.config import HEADS, HeadConfig, build_head
 from thinsection.predict.heads.head import Head, HeadOutput
 
 DIM, SETTINGS = 12, {"hidden_dim": 8, "attention_dim": 6, "num_heads": 2, "instances": 3}
@@ -18,7 +19,7 @@ ADDITIVE = ("linear", "abmil", "clam_sb", "clam_mb", "dsmil", "transformer")
 
 def made(name: str, outputs: int = 3, seed: int = 0, **settings: object) -> Head:
     torch.manual_seed(seed)
-    head = build_head(name, DIM, outputs, {**SETTINGS, **settings})
+    head = build_head(HeadConfig(head=name, **{**SETTINGS, **settings}), DIM, outputs)
     head = head.double().eval().requires_grad_(False)
     with torch.no_grad():
         for parameter in head.parameters():
@@ -234,7 +235,7 @@ def test_the_evidence_of_tiles_adds_up_to_the_logits(name: str) -> None:
 @pytest.mark.parametrize("name", HEADS.names())
 def test_every_head_learns_from_a_bag_of_one_and_of_many(name: str) -> None:
     torch.manual_seed(0)
-    head = build_head(name, DIM, 2, SETTINGS).train()
+    head = build_head(HeadConfig(head=name, **SETTINGS), DIM, 2).train()
     for n in (1, 50):
         features, coords = bag(n)
         out: HeadOutput = head(features.float(), coords)
@@ -277,4 +278,4 @@ def test_slides_of_a_case_lie_apart() -> None:
 )
 def test_settings_that_do_not_fit_are_refused(name: str, settings: dict, message: str) -> None:
     with pytest.raises((ConfigError, InvalidInputError), match=message):
-        build_head(name, DIM, 2, settings)
+        build_head(from_mapping(HeadConfig, {"head": name, **settings}, where="head."), DIM, 2)

@@ -47,7 +47,7 @@ def model(head: str = "clam_mb") -> Model:
         scores={"auroc": 0.91},
         versions={"thinsection": "0.1.0"},
     )
-    heads = tuple(build_head(head, DIM, 2, config).eval() for _ in card.members)
+    heads = tuple(build_head(config, DIM, 2).eval() for _ in card.members)
     return Model(card=card, heads=heads, usual=usual)
 
 

@@ -94,10 +94,7 @@ class Bags(Closing):
     def stream(
         self, cases: Sequence[int], *, most: int = 0, seed: Sequence[int] = ()
     ) -> Iterator[tuple[int, Bag]]:
-        """Each case with its bag, in this order, read ahead by a thread.
-
-        With `most` a bag is a draw that depends on the seed and the case alone.
-        """
+        """Each case with its bag, read ahead; `most` draws tiles by the seed and the case alone."""
         todo, waiting = iter(cases), deque[Any]()
         while True:
             for case in islice(todo, PREFETCH + 1 - len(waiting)):
@@ -126,10 +123,7 @@ def _joined(slides: Sequence[Stored], rows: Rows | None) -> npt.NDArray[np.float
 
 
 def _cells(paths: Sequence[Path]) -> Rows:
-    """The cells of all tiles of a case. Memory: 32 N bytes.
-
-    Raises DatasetError: a file that does not say how large a tile is in level-0 px.
-    """
+    """The cells of all tiles of a case. Memory: 32 N bytes."""
     found = []
     for path in paths:
         with open_h5(path) as file:
@@ -146,8 +140,7 @@ def _cells(paths: Sequence[Path]) -> Rows:
 def grid_cells(slides: Sequence[tuple[CoordsL0, int]]) -> Rows:
     """Column and row (N, 2) of each tile of a bag; its slides lie side by side, 1,024 cells apart.
 
-    Args:
-        slides: for each slide its tiles' corners, level-0 px, and a tile's edge, level-0 px.
+    Of each slide it takes the tiles' corners and a tile's edge, level-0 px.
     """
     parts, left = [], 0
     for coords_l0, edge in slides:

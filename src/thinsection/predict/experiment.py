@@ -207,7 +207,7 @@ def _write_model(
         means = [bag.features.mean(axis=0, keepdims=True) for _, bag in others]
     usual = model_file.Usual.of(np.concatenate([*(r.means for r in results), *means]))
     for part, result in zip(study.parts, results, strict=True):
-        head = build_head(config.head.head, inputs.dim, len(cohort.target.names), config.head)
+        head = build_head(config.head, inputs.dim, len(cohort.target.names))
         head.load_state_dict(result.state)
         heads.append(head.eval())
         names = dict.fromkeys(n for i in part.test for n in (cohort.cases[i], *cohort.slides[i]))

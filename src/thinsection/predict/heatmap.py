@@ -70,9 +70,7 @@ def heatmap(
 
     Memory: that of `predict`; to draw, 100 bytes a tile and the picture, the GeoJSON in pieces.
 
-    Raises:
-        InvalidInputError: no such column, or a head without evidence.
-        ThinsectionError: as of `predict`.
+    Raises ThinsectionError: as of `predict`; no such column, a head without evidence.
     """
     told = {name: settings.pop(name) for name in ("on_event", "on_message") if name in settings}
     config = replace_flat(config or HeatmapRunConfig(), settings)

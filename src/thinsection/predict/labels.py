@@ -168,9 +168,7 @@ def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
 
     Memory: the table, and some 100 bytes a slide.
 
-    Raises:
-        DatasetError: no such column, nothing matches, a case with different labels.
-        ConfigError: no labels or target named.
+    Raises DatasetError, ConfigError: no such column, nothing matches, different labels in a case.
     """
     rule, got = "labels and target must be given", "none; pass --labels FILE --target COLUMN"
     require(config.labels and config.target, rule, got, error=ConfigError)

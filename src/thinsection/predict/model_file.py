@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import thinsection
@@ -96,10 +97,7 @@ def read_inputs(path: Path) -> Inputs:
 
 
 def training_inputs(files: Sequence[Path]) -> Inputs:
-    """What all files of a training set are of, and the settings of the run that made them.
-
-    Raises InvalidInputError: they differ.
-    """
+    """What all files of a training set are of, and the settings of the run that made them."""
     first = read_inputs(files[0])
     for path in files[1:]:
         check_inputs(first, read_inputs(path), path.stem, of="the training set's")
@@ -139,10 +137,7 @@ def _run_settings(path: Path, found: Inputs) -> dict[str, Any]:
 
 
 def run_config(inputs: Inputs, model: str) -> RunConfig:
-    """The settings of a run that makes such embeddings.
-
-    Raises ConfigError: another tool made those that the model was trained on.
-    """
+    """The settings of a run that makes such embeddings; ConfigError: another tool made them."""
     got = f"none in {model!r}; embed the slides as then, and predict from that folder"
     rule = "a model must know the run that made its embeddings"
     require(inputs.run, rule, got, error=ConfigError)
@@ -250,8 +245,6 @@ def versions() -> dict[str, str]:
 
 def save_model(path: Path, model: Model) -> None:
     """Writes the model, atomically; the same model gives the same bytes."""
-    from safetensors.torch import save_file
-
     tensors = nn.ModuleList(model.heads).state_dict()
     tensors |= {n: torch.from_numpy(getattr(model.usual, n)).float() for n in _USUAL}
     told = json.dumps(as_mapping(model.card), allow_nan=False, sort_keys=True)
@@ -262,9 +255,7 @@ def save_model(path: Path, model: Model) -> None:
 def read_card(path: Path) -> ModelCard:
     """The header of a model file, every field checked; no tensor is read.
 
-    Raises:
-        WeightsError: it is no model, or a number in it is out of bounds.
-        ConfigError: a field of the header is unknown, missing or of another type.
+    Raises WeightsError: it is no model, a number is out of bounds. ConfigError: a field is wrong.
     """
     errors = (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError)
     what = "model must be a file of `thinsection train`"
@@ -300,7 +291,7 @@ def load_model(path: str | Path) -> Model:
     fits = [part.shape for part in parts] == [(dim,), (rank, dim), (rank,)]
     require(fits, f"{', '.join(_USUAL)} must fit", [p.shape for p in parts], error=WeightsError)
     with torch.device("meta"):
-        heads = [build_head(card.head.head, dim, outputs, card.head) for _ in card.members]
+        heads = [build_head(card.head, dim, outputs) for _ in card.members]
     load_strictly(nn.ModuleList(heads).eval().requires_grad_(False), state, source=str(path))
     usual = Usual(parts[0], parts[1], parts[2], card.floor, card.threshold)
     return Model(card=card, heads=tuple(heads), usual=usual)

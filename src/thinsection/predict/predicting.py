@@ -292,9 +292,7 @@ def _has_embeddings(folder: Path) -> bool:
 def _embeddings(
     data: Path, inputs: Inputs, named: str | None, wanted: set[str] | None
 ) -> tuple[str, dict[str, Path], dict[str, str]]:
-    """Address, files by slide, and why others have none: of the embeddings that the model takes.
-
-    Of the wanted slides, or of all.
+    """Address, files by slide (wanted, or all), and why others have none, as the model takes them.
 
     Raises InvalidInputError: none are; says what is wrong with those that come nearest.
     """

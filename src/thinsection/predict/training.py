@@ -105,8 +105,7 @@ def criterion_of(target: Target, train: torch.Tensor, *, weighted: bool) -> Crit
 def discrete_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """-log likelihood of an event in an interval, or of none up to it; y = (event, interval).
 
-    Source: Zadeh and Schmid, "Bias in cross-entropy-based training of deep survival
-    networks", 2020.
+    Source: Zadeh and Schmid, Bias in cross-entropy-based training of deep survival networks, 2020.
     """
     event, at = y[0], int(y[1])
     survived = F.logsigmoid(-logits.float()).cumsum(0)
@@ -142,16 +141,13 @@ class Trainer:
         self.criterion = criterion_of(target, y[list(part.train)], weighted=fit.class_weights)
 
     def run(self, config: HeadConfig, checkpoint: Path, key: str) -> Fitted:
-        """Trains from the checkpoint of this key, if there is one, to the end of patience.
-
-        Raises InvalidInputError: the loss is not finite.
-        """
+        """Trains from the checkpoint of this key, if there is one, to the end of patience."""
         first = self.bags.read(self.part.train[0], most=1, rng=np.random.default_rng(0))
         dim, outputs = first.features.shape[1], len(self.target.names)
         cards = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=cards):
             self._seed(_STOP, 0)
-            self.head = build_head(config.head, dim, outputs, config).to(self.device)
+            self.head = build_head(config, dim, outputs).to(self.device)
             fit, parameters = self.fit, self.head.parameters()
             self.optimizer = torch.optim.AdamW(parameters, fit.lr, weight_decay=fit.weight_decay)
             losses, best = self._restore(checkpoint, key)
@@ -202,10 +198,7 @@ class Trainer:
         return total / len(order)
 
     def _slopes(self, batch: Sequence[tuple[int, Bag]], epoch: int) -> list[Criterion]:
-        """For each case what has the gradient of its share of Cox' loss: z times d loss / d risk.
-
-        So one bag at a time is held with its gradients.
-        """
+        """Of each case z times d loss / d risk: so one bag at a time is held with its gradients."""
         with torch.no_grad():
             risks = [self._forward(bag, epoch, case).logits[0].float() for case, bag in batch]
         risk = torch.stack(risks).requires_grad_()

@@ -65,8 +65,7 @@ def slide_picture(slide: Slide, thumbnail: RgbArray | None = None) -> RgbArray:
 
     Memory: that of `read_resized`: 230 MiB and the picture, whatever the slide's size.
 
-    Raises:
-        SlideReadError: the slide's pixels cannot be decoded.
+    Raises SlideReadError: the slide's pixels cannot be decoded.
     """
     shrink, enough = max(1.0, max(slide.size) / LONG_SIDE), LONG_SIDE
     if math.prod(best_level(slide.levels, shrink).size) > _GIANT_PX:
@@ -106,8 +105,7 @@ def picture_files(folder: Path) -> tuple[Path, ...]:
 def open_picture(ledger: SlideLedger) -> Picture:
     """The stored picture of a slide of a results folder, to draw on.
 
-    Raises:
-        StoreError: it has none, or it is damaged.
+    Raises StoreError: it has none, or it is damaged.
     """
     slide, files = ledger.slide, picture_files(ledger.path.parent)
     if not files or not slide.get("width"):
@@ -221,10 +219,9 @@ Layer = Outline | Tint | Tiles | Values  # what is drawn over a picture; the fir
 
 def colorize(shares: npt.NDArray[np.floating], colormap: str) -> npt.NDArray[np.uint8]:
     """Colours, uint8 (..., 3), of numbers in [0, 1]; what lies outside has the end's colour."""
-    steps = [[int(c[i : i + 2], 16) for i in (0, 2, 4)] for c in _COLORMAPS[colormap].split()]
-    table = np.array(steps, dtype=np.float64)
-    at = np.linspace(0, 1, len(table))
-    fine = np.stack([np.interp(np.linspace(0, 1, 256), at, column) for column in table.T], axis=1)
+    table = np.array([list(bytes.fromhex(color)) for color in _COLORMAPS[colormap].split()])
+    at, all_256 = np.linspace(0, 1, len(table)), np.linspace(0, 1, 256)
+    fine = np.stack([np.interp(all_256, at, column) for column in table.T], axis=1)
     return np.asarray(fine.round().astype(np.uint8)[(np.clip(shares, 0, 1) * 255).astype(np.uint8)])
 
 
@@ -247,24 +244,19 @@ def draw(picture: Picture, layers: Sequence[Layer]) -> RgbArray:
     painted, (width, height) = paint(picture, layers), picture.size
     size = min(26, max(12, round(max(width, height) / 60)))
     font, gap, line, x, y = ImageFont.load_default(size), round(0.4 * size), 2 * size, 0, 0
-    placed = []
-    for left, sign, right, layer in _strip_parts(picture, layers, size):
+    strip = Image.new("RGB", (width, line * (1 + len(layers))), _PAPER)
+    pen, parts = ImageDraw.Draw(strip), _strip_parts(picture, layers, size)
+    for left, sign, right, layer in parts:
         first = round(font.getlength(left)) + gap * bool(left)
         wide = first + sign + gap + round(font.getlength(right)) + 3 * gap
         if x and x + wide > width - 2 * gap:
             x, y = 0, y + line
-        placed.append((x + 2 * gap, y + size // 2, left, first, sign, right, layer))
+        at, top = x + 2 * gap, y + size // 2
+        pen.text((at, top), left, fill=_INK, font=font)
+        _sign(pen, (at + first, top + size // 6, at + first + sign, top + size), layer)
+        pen.text((at + first + sign + gap, top), right, fill=_INK, font=font)
         x += wide
-    strip = Image.new("RGB", (width, y + line if placed else 0), _PAPER)
-    pen = ImageDraw.Draw(strip)
-    for x, y, left, first, sign, right, layer in placed:
-        pen.text((x, y), left, fill=_INK, font=font)
-        _sign(pen, (x + first, y + size // 6, x + first + sign, y + size), layer)
-        pen.text((x + first + sign + gap, y), right, fill=_INK, font=font)
-    return np.concatenate([painted, np.asarray(strip).reshape(-1, width, 3)])
-
-
-_Part = tuple[str, int, str, Layer | None]
+    return np.concatenate([painted, np.asarray(strip)[: y + line if parts else 0]])
 
 
 def write_drawing(path: Path, picture: Picture, layers: Sequence[Layer]) -> None:
@@ -273,9 +265,11 @@ def write_drawing(path: Path, picture: Picture, layers: Sequence[Layer]) -> None
         Image.fromarray(draw(picture, layers)).save(tmp, format="PNG", compress_level=4)
 
 
-def _strip_parts(picture: Picture, layers: Sequence[Layer], size: int) -> list[_Part]:
+def _strip_parts(
+    picture: Picture, layers: Sequence[Layer], size: int
+) -> list[tuple[str, int, str, Layer | None]]:
     """What stands below a picture: words, width of a sign, words; the bar, then the legend."""
-    parts: list[_Part] = []
+    parts: list[tuple[str, int, str, Layer | None]] = []
     if picture.slide_mpp is not None:
         px_mm = picture.size[0] / (picture.size_l0[0] * picture.slide_mpp[0] / 1000)
         length = nice_length(0.18 * picture.size[0] / px_mm)

@@ -120,9 +120,7 @@ def load_qc(folder: Path) -> QcResult:
 
     Memory: O(H * W) for each mask, and the work image.
 
-    Raises:
-        StoreError: the files are not there, are damaged, or are of another format.
-        ConfigError: the pipeline names a check that is not installed.
+    Raises StoreError, ConfigError: files are missing, damaged, of another format or check.
     """
     path = folder / QC_JSON
     tampered = (OSError, AttributeError, KeyError, TypeError, ValueError)  # a list for a table

@@ -81,11 +81,7 @@ def group_of(column: str) -> str:
 def column_order(columns: Sequence[str]) -> list[str]:
     """Columns by groups, the telling ones first, equal beginnings as they come."""
     begins = [begin for _, of in GROUPS for begin in of]
-
-    def place(column: str) -> int:
-        return next((n for n, b in enumerate(begins) if column.startswith(b)), len(begins))
-
-    return sorted(columns, key=place)
+    return sorted(columns, key=lambda column: [not column.startswith(b) for b in begins])
 
 
 def natural_key(text: str) -> list[tuple[bool, int, str]]:

@@ -1,10 +1,9 @@
 """The settings of heads, and the heads by name; torch is imported with the head that is built."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from thinsection.config import from_mapping, option
+from thinsection.config import option
 from thinsection.errors import ConfigError, require
 from thinsection.registry import Entry, Registry
 
@@ -43,23 +42,16 @@ class HeadConfig:
     subtyping: bool = option(False, "CLAM: classes exclude each other, their tiles are negatives")
 
 
-def build_head(
-    name: str, dim: int, outputs: int, settings: HeadConfig | Mapping[str, Any] | None = None
-) -> "Head":
-    """A new head of that name, initialised from torch's generator.
+def build_head(settings: HeadConfig, dim: int, outputs: int) -> "Head":
+    """A new head for embeddings (D,), initialised from torch's generator.
 
-    `dim` is D of an embedding, `outputs` K: two for two classes, whose probabilities are a softmax;
-    `settings` a `HeadConfig` or a mapping of its fields, whose `head` is not looked at.
+    `outputs` is K: two for two classes, whose probabilities are a softmax.
 
-    Raises:
-        ConfigError: no such head, or settings that do not fit.
+    Raises ConfigError: no such head, or settings that do not fit.
     """
-    if not isinstance(settings, HeadConfig):
-        settings = from_mapping(HeadConfig, dict(settings or {}), where="head.")
-    least = dict.fromkeys(("attention_dim", "num_heads", "instances"), 1) | {"hidden_dim": 0}
-    for field, low in least.items():
+    for field, low in {"attention_dim": 1, "num_heads": 1, "instances": 1, "hidden_dim": 0}.items():
         found = getattr(settings, field)
         require(found >= low, f"{field} must be >= {low}", found, error=ConfigError)
     rule = "dropout must be in [0, 1)"
     require(0 <= settings.dropout < 1, rule, settings.dropout, error=ConfigError)
-    return HEADS.load(name)(dim, outputs, settings)
+    return HEADS.load(settings.head)(dim, outputs, settings)
