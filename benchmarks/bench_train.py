@@ -42,7 +42,8 @@ def ours(root: Path, part: Part, fit: FitConfig, checkpoint: Path) -> list[tuple
     cohort = read_cohort(root, labels_of(root))
     with Bags([[Path(f) for f in files] for files in cohort.files]) as bags:
         trainer = Trainer(bags, cohort, part, fold=0, fit=fit)
-        return list(trainer.run(HEAD, checkpoint, "").losses)
+        trainer.run(HEAD, checkpoint, "")
+        return list(trainer.losses)
 
 
 def plain(

@@ -238,16 +238,16 @@ def test_cox_by_slopes_has_the_gradient_of_the_whole_batch(tmp_path: Path) -> No
     trainer = Trainer(
         bags, cohort, part, fold=0, fit=replace(FIT, batch_cases=30, epochs=1, lr=0.0)
     )
-    fitted = trainer.run(HeadConfig(head="linear"), tmp_path / "c", "")
+    trainer.run(HeadConfig(head="linear"), tmp_path / "c", "")
     rows = list(part.train)
     logits = torch.stack(
-        [fitted.head(torch.from_numpy(bags.read(i).features)).logits for i in rows]
+        [trainer.head(torch.from_numpy(bags.read(i).features)).logits for i in rows]
     )
     expected = torch.autograd.grad(
-        cox_loss(logits[:, 0], trainer.y[rows]), fitted.head.classifier.weight
+        cox_loss(logits[:, 0], trainer.y[rows]), trainer.head.classifier.weight
     )
     torch.testing.assert_close(
-        fitted.head.classifier.weight.grad, expected[0], rtol=1e-4, atol=1e-6
+        trainer.head.classifier.weight.grad, expected[0], rtol=1e-4, atol=1e-6
     )
     assert Study(cohort=cohort, parts=(part,)).parts[0] == part
 

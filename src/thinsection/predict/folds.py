@@ -18,27 +18,17 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import DatasetError, rewording
-from thinsection.files.atomic import atomic_path, write_json
+from thinsection.files.atomic import write_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.contract import Report, Task
 from thinsection.pipeline.task import set_threads
 from thinsection.predict.bags import Bags
 from thinsection.predict.heads.config import HEADS, HeadConfig
 from thinsection.predict.labels import Cohort, Floats
-from thinsection.predict.training import (
-    TOLD,
-    FitConfig,
-    Fitted,
-    Losses,
-    Part,
-    State,
-    Trainer,
-    read_told,
-)
+from thinsection.predict.training import FitConfig, Losses, Part, State, Trainer, read_told
 from thinsection.probe.data.cases import PATHOBENCH_TABLE
 from thinsection.probe.data.files import TEST, TRAIN, VAL, check, read_rows, split_name
 from thinsection.probe.groups import CASE_COLUMNS
@@ -252,8 +242,8 @@ class TrainTask(Task[FoldJob, FoldDone]):
                 part = study.parts[job.fold]
                 trainer = Trainer(bags, study.cohort, part, fold=job.fold, fit=job.fit)
                 checkpoint = home / job.name / "checkpoint.safetensors"
-                fitted = trainer.run(job.head, checkpoint, key)
-                _write_fold(home / f"{job.name}.safetensors", key, trainer, fitted)
+                trainer.run(job.head, checkpoint, key)
+                trainer.write(home / f"{job.name}.safetensors", key)
                 checkpoint.unlink(missing_ok=True)
                 result = read_fold(self.out, job.name, key)
                 assert result is not None
@@ -284,23 +274,3 @@ def read_fold(out: Path, name: str, key: str | None = None) -> FoldResult | None
     losses = [(train, stop) for train, stop in said["losses"]]
     fits = key is None or said["key"] == key
     return FoldResult(name=name, state=state, losses=losses, **own) if fits else None
-
-
-def _write_fold(path: Path, key: str, trainer: Trainer, fitted: Fitted) -> None:
-    """Writes the head, and what it says of the test cases and their slides, whole and in fp32."""
-    part, cohort, bags = trainer.part, trainer.cohort, trainer.bags
-    stop, _ = trainer.whole(bags, part.stop)
-    logits, means = trainer.whole(bags, part.test)
-    single = [[Path(file)] for case in part.test for file in several(cohort.files[case])]
-    with Bags(single, cells=bags.cells) as each:
-        slides, _ = trainer.whole(each, range(len(each)))
-    said = {"key": key, "losses": fitted.losses, "best": fitted.best}
-    told = {TOLD: json.dumps(said | {"temperature": trainer.temperature(stop)})}
-    tensors = {f"head.{k}": v.cpu().contiguous() for k, v in fitted.head.state_dict().items()}
-    with atomic_path(path) as tmp:
-        save_file({**tensors, "logits": logits, "slides": slides, "means": means}, tmp, told)
-
-
-def several(items: Sequence[Any]) -> Sequence[Any]:
-    """Slides (or files) of a case that has several; of another its case says all."""
-    return items if len(items) > 1 else ()

@@ -132,6 +132,11 @@ class Cohort:
         return (values.sum(axis=1) if many else values[:, 0]).astype(np.int64)
 
 
+def several(items: tuple[str, ...]) -> tuple[str, ...]:
+    """Slides (or files) of a case that has several; of another its case says all."""
+    return items if len(items) > 1 else ()
+
+
 def feature_files(
     data: Path, features: str | None = None
 ) -> tuple[dict[str, Path], dict[str, str], str]:

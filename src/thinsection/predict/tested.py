@@ -16,8 +16,8 @@ from scipy.stats import rankdata
 
 from thinsection.errors import StoreError, importing, require, rewording
 from thinsection.files.pages import data_uri, render_page
-from thinsection.predict.folds import FoldResult, Study, read_fold, several
-from thinsection.predict.labels import Floats, Target
+from thinsection.predict.folds import FoldResult, Study, read_fold
+from thinsection.predict.labels import Floats, Target, several
 from thinsection.probe import intervals, statistics
 from thinsection.probe.plots import COLORS, Picture, Words, draw_picture, probe_pictures
 from thinsection.probe.protocol import NANOPATH

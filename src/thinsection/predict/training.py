@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ from thinsection.errors import InvalidInputError
 from thinsection.files.atomic import atomic_path
 from thinsection.predict.bags import Bag, Bags
 from thinsection.predict.heads.config import HeadConfig, build_head
-from thinsection.predict.heads.head import Criterion, Head, HeadOutput
-from thinsection.predict.labels import Cohort, Floats, Target
+from thinsection.predict.heads.head import Criterion, HeadOutput
+from thinsection.predict.labels import Cohort, Floats, Target, several
 from thinsection.weights.placement import resolve_device
 
 State = dict[str, torch.Tensor]
@@ -65,14 +65,6 @@ class FitConfig:
         "auto", "of products while training; auto: bf16 on CUDA, else fp32"
     )
     checkpoint_s: float = option(20.0, "seconds between checkpoints, at ends of epochs")
-
-
-class Fitted(NamedTuple):
-    """A head at its best epoch, from 1."""
-
-    head: Head
-    best: int
-    losses: Losses
 
 
 def targets_of(target: Target, values: Floats) -> torch.Tensor:
@@ -140,8 +132,11 @@ class Trainer:
         self.y, self.cox = y.to(self.device), target.kind == "cox"
         self.criterion = criterion_of(target, y[list(part.train)], weighted=fit.class_weights)
 
-    def run(self, config: HeadConfig, checkpoint: Path, key: str) -> Fitted:
-        """Trains from the checkpoint of this key, if there is one, to the end of patience."""
+    def run(self, config: HeadConfig, checkpoint: Path, key: str) -> None:
+        """Trains from the checkpoint of this key, if there is one, to the end of patience.
+
+        Then `head` is that of the best epoch; `losses` tell the way.
+        """
         first = self.bags.read(self.part.train[0], most=1, rng=np.random.default_rng(0))
         dim, outputs = first.features.shape[1], len(self.target.names)
         cards = [self.device] if self.device.type == "cuda" else []
@@ -151,6 +146,7 @@ class Trainer:
             fit, parameters = self.fit, self.head.parameters()
             self.optimizer = torch.optim.AdamW(parameters, fit.lr, weight_decay=fit.weight_decay)
             losses, best = self._restore(checkpoint, key)
+            self.losses = losses
             saved = time.monotonic()
             while len(losses) < fit.epochs and len(losses) - _best(losses) < fit.patience:
                 losses.append((self._epoch(len(losses) + 1), self._stop_loss()))
@@ -163,7 +159,7 @@ class Trainer:
                     self._save(best, losses, checkpoint, key)
                     saved = time.monotonic()
         self.head.load_state_dict(best)
-        return Fitted(self.head.eval(), _best(losses), losses)
+        self.head.eval()
 
     def _seed(self, epoch: int, case: int) -> None:
         words = np.random.SeedSequence([self.fit.seed, self.fold, epoch, case]).generate_state(1)
@@ -247,6 +243,20 @@ class Trainer:
             return float(sum(plain(z / t, row) for z, row in zip(stop, y, strict=True)))
 
         return float(min(tried, key=loss))
+
+    def write(self, path: Path, key: str) -> None:
+        """Writes the head, and what it says of the test cases and their slides, whole, in fp32."""
+        files = self.cohort.files
+        stop, _ = self.whole(self.bags, self.part.stop)
+        logits, means = self.whole(self.bags, self.part.test)
+        single = [[Path(file)] for case in self.part.test for file in several(files[case])]
+        with Bags(single, cells=self.bags.cells) as bags:
+            slides, _ = self.whole(bags, range(len(bags)))
+        said = {"key": key, "losses": self.losses, "best": _best(self.losses)}
+        told = {TOLD: json.dumps(said | {"temperature": self.temperature(stop)})}
+        tensors = {f"head.{k}": v.cpu().contiguous() for k, v in self.head.state_dict().items()}
+        with atomic_path(path) as tmp:
+            save_file({**tensors, "logits": logits, "slides": slides, "means": means}, tmp, told)
 
     def _save(self, best: State, losses: Losses, path: Path, key: str) -> None:
         states = {f"adam{i}": own for i, own in self.optimizer.state_dict()["state"].items()}
