@@ -23,9 +23,7 @@ from thinsection.qc.checks.check import EMPTY_SCORE
 from thinsection.report.draw import Outline, Picture, paint, picture_files, read_mask
 from thinsection.store.ledger import SLIDES
 
-INDEX = "index.html"
-RUNS = "records/runs.js"
-THUMBNAILS = "index"  # folder of the sheets
+INDEX, RUNS, THUMBNAILS = "index.html", "records/runs.js", "index"  # the last: folder of the sheets
 CELL = (200, 150)  # px of a thumbnail in a sheet
 _COLUMNS, _ROWS = 10, 10  # of a sheet
 _NUMBERS = {  # column of a QC or measures table -> what the page calls its distribution
@@ -42,8 +40,8 @@ _SHOWN = {  # tables -> the columns that the page has of them; of others all
     "failed.csv": (),
     "predictions_*.csv": (),
 }
-_EXPERIMENT = ("name", "task", "target", "metric", "value", "interval", "date")
 Sources = Mapping[str, tuple[Path, ...]]  # the files that a thumbnail is made of, by its key
+_EXPERIMENT = ("name", "task", "target", "metric", "value", "interval", "date")
 
 
 def write_index(out: Path) -> None:
@@ -60,19 +58,20 @@ def write_index(out: Path) -> None:
     heatmaps: dict[str, list[str]] = {}  # of each slide, `GRID/heatmap_NAME/ID.COLUMN.png`
     for path in sorted(out.glob("*/heatmap_*/*.*.png")):
         heatmaps.setdefault(path.stem.rpartition(".")[0], []).append(str(path.relative_to(out)))
-    experiments = sorted((out / "experiments").glob("*/experiment.json"))
+    experiments = []
+    for path in sorted((out / "experiments").glob("*/experiment.json")):
+        told = _document(path)
+        experiments.append({"dir": path.parent.name} | {n: told.get(n) for n in _EXPERIMENT})
     data = {
         "tables": dict(sorted(tables.items())),
         "thumbs": write_sheets(out / THUMBNAILS, "slides", found, _outlined),
-        "experiments": [_experiment(path) for path in experiments],
+        "experiments": experiments,
         "pages": sorted(path.name for path in out.glob("qc_*.html")),
         "heatmaps": heatmaps,
         "numbers": _NUMBERS,
     }
-    runs = {
-        "seconds": dict(_seconds(out)),
-        "records": [*filter(None, map(_record, sorted((out / "records").glob("*/run.json"))))],
-    }
+    records = filter(None, map(_record, sorted((out / "records").glob("*/run.json"))))
+    runs = {"seconds": dict(_seconds(out)), "records": [*records]}
     write_text(out / RUNS, f"const runs = {json.dumps(runs)};\n")
     page = render_page("thinsection.report", INDEX, data=data, runs=RUNS)
     if not (out / INDEX).is_file() or (out / INDEX).read_bytes() != page.encode():
@@ -97,11 +96,6 @@ def _document(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
     return {}
-
-
-def _experiment(path: Path) -> dict[str, Any]:
-    document = _document(path)
-    return {"dir": path.parent.name} | {name: document.get(name) for name in _EXPERIMENT}
 
 
 def _record(path: Path) -> dict[str, Any] | None:

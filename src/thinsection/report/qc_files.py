@@ -46,9 +46,9 @@ Usual = tuple[float, float] | None  # a column's median and scaled median absolu
 _PLOTTED = "grayscale_brightness chan1_brightness chan3_brightness deconv_c0_mean deconv_c1_mean"
 # HistoQC's first columns, of the file itself; those of the checks follow
 _HISTOQC_FIRST = (
-    "filename comments image_bounding_box base_mag type levels height width mpp_x mpp_y"
+    *("filename", "comments", "image_bounding_box", "base_mag", "type", "levels", "height"),
+    *("width", "mpp_x", "mpp_y", "comment"),
 )
-_HISTOQC_FIRST += " comment"
 _HISTOQC_LAST = ("pixels_to_use", "warnings")
 _HISTOQC_NAMES = {"tissue_pieces_num_regions": "#pieces_of_tissue"}
 _NO_CHECKS = {"slide_id", "slide_path", "folder", "status", "fails"}  # our own columns of a row
@@ -57,7 +57,8 @@ _HEADERS = ("start_time", "pipeline", "outdir", "config_file", "command_line_arg
 _SUFFIXES = {  # our picture -> the end of HistoQC's file name
     **{"thumbnail": "thumb", "flat_areas": "flat", "histogram": "hist"},
     **{"small_filled": "small_fill", "small_removed": "small_remove"},
-} | {"equalised": "equalized_thumb"}
+    "equalised": "equalized_thumb",
+}
 
 
 def write_qc(
@@ -328,10 +329,9 @@ def write_histoqc(out: Path, rows: Sequence[Row], headers: Mapping[str, str]) ->
     """
     lines = [f"#{key}:\t{_BREAKS.sub(' ', headers[key])}" for key in _HEADERS]
     done = [row for row in rows if row["status"] != "failed"]
-    first = _HISTOQC_FIRST.split()
-    apart = {*first, *_HISTOQC_LAST, *_NO_CHECKS}
+    apart = {*_HISTOQC_FIRST, *_HISTOQC_LAST, *_NO_CHECKS}
     found = dict.fromkeys(n for row in sorted(done, key=len, reverse=True) for n in row)
-    columns = (*first, *(name for name in found if name not in apart), *_HISTOQC_LAST)
+    columns = (*_HISTOQC_FIRST, *(name for name in found if name not in apart), *_HISTOQC_LAST)
     names = (_HISTOQC_NAMES.get(name, name) for name in columns)
     lines.append("#dataset:" + "\t".join(names))
     for row in done:
