@@ -166,19 +166,14 @@ def experiment_page(document: Mapping[str, Any], tested: Tested, grid: Path, out
 
     Raises MissingDependencyError: matplotlib is not installed.
     """
-    pictures = _pictures(document, tested)
-    names = ("name", "value", "interval", "interval_by", "folds", "account", "settings")
-    return render_page(
-        "thinsection.predict",
-        "experiment.html.j2",
-        **{name: document[name] for name in names},
-        facts=[(key, document[key]) for key in ("target", "task", "head", "date")],
-        metric=METRIC_WORDS.get(tested.metric, tested.metric),
-        scores=[(METRIC_WORDS.get(k, k), v) for k, v in document["scores"].items()],
-        against=document.get("against"),
-        pictures=[(p.title, p.caption, base64.b64encode(p.png).decode()) for p in pictures],
-        worst=list(_worst(tested, grid / f"heatmap_{slug(document['name'])}", out)),
-    )
+    shown = {"against": None, **document}
+    shown["facts"] = [(key, document[key]) for key in ("target", "task", "head", "date")]
+    shown["metric"] = METRIC_WORDS.get(tested.metric, tested.metric)
+    shown["scores"] = [(METRIC_WORDS.get(k, k), v) for k, v in document["scores"].items()]
+    drawn = _pictures(document, tested)
+    shown["pictures"] = [(p.title, p.caption, base64.b64encode(p.png).decode()) for p in drawn]
+    shown["worst"] = list(_worst(tested, grid / f"heatmap_{slug(document['name'])}", out))
+    return render_page("thinsection.predict", "experiment.html.j2", **shown)
 
 
 def _pictures(document: Mapping[str, Any], tested: Tested) -> list[Picture]:
