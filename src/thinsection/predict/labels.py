@@ -1,6 +1,6 @@
 """Labels joined to stored embeddings: which cases train, on what, and why the others do not."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -208,7 +208,7 @@ def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
     cases = [row[case_column] for _, row in pairs] if case_column else ()
     of_row = group_rows(used, cases, where=path.name).of_row
     texts, slides = _by_case(pairs, of_row, columns, path.name)
-    target, values = _learnt([*texts.values()], config, path.name)
+    target, values, spread = _learnt([*texts.values()], config, path.name)
     kind = f"{target.kind}{' (by its values)' * (config.task == 'auto')}"
     told = [f"{len(set(used))} slides of {len(texts)} cases train", *lines]
     return Cohort(
@@ -218,7 +218,7 @@ def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
         slides=tuple(tuple(own) for own in slides.values()),
         files=tuple(tuple(str(files[s].absolute()) for s in own) for own in slides.values()),
         values=tuple(map(tuple, values.tolist())),
-        account=(*told, f"{', '.join(columns)}: {kind}: {_spread(target, values)}"),
+        account=(*told, f"{', '.join(columns)}: {kind}: {spread}"),
     )
 
 
@@ -255,8 +255,8 @@ def _listed(names: Sequence[str], what: str) -> list[str]:
 
 def _learnt(
     texts: Sequence[Sequence[str]], config: LabelsConfig, where: str
-) -> tuple[Target, Floats]:
-    """The target, and the values (n, T) of the cases."""
+) -> tuple[Target, Floats, str]:
+    """The target, the values (n, T) of the cases, and how these are spread, in words."""
     kind = config.task if config.task != "auto" else _kind(texts, config)
     survival, columns = kind in ("cox", "discrete"), config.columns
     right = len(config.target) == 1 or kind == "multilabel"
@@ -267,24 +267,27 @@ def _learnt(
         names, labels = stored.encode_labels([text for (text,) in texts], where)
         need = len(names) == 2 if kind == "binary" else len(names) >= 2
         check(need, f"{kind} must have {'two' if kind == 'binary' else 'several'} classes", names)
-        return replace(target, names=names), labels[:, None].astype(np.float64)
+        counts = zip(names, np.bincount(labels), strict=True)
+        spread = ", ".join(f"{name} {count}" for name, count in counts)
+        return replace(target, names=names), labels[:, None].astype(np.float64), spread
     flags = [kind == "multilabel" or (survival and c == config.target[0]) for c in columns]
     numbers = [[_number(*cell, where) for cell in zip(row, columns, flags)] for row in texts]
     values = np.array(numbers, dtype=np.float64)
+    sums, middle = values.sum(axis=0), np.median(values, axis=0)
     if kind == "multilabel":
-        return target, values
+        return target, values, ", ".join(f"{n} {count:.0f}" for n, count in zip(columns, sums))
     if kind == "regression":
-        center, spread = float(values.mean()), float(values.std()) or 1.0
-        return replace(target, center=center, spread=spread), values
-    events, times = values[:, 0] == 1, values[:, 1]
+        target = replace(target, center=float(values.mean()), spread=float(values.std()) or 1.0)
+        return target, values, f"{values.min():g} to {values.max():g}, median {middle[0]:g}"
+    events, times, words = values[:, 0] == 1, values[:, 1], f"{sums[0]:.0f} events, median time"
     check(events.any(), "event must be seen in some case", f"only censored cases in {where!r}")
     check(times.min() > 0, "time must be > 0", f"{times.min()} in {where!r}")
     if kind == "cox":
-        return replace(target, names=("risk",)), values
+        return replace(target, names=("risk",)), values, f"{words} {middle[1]:g}"
     cuts = np.quantile(times[events], np.linspace(0, 1, INTERVALS + 1)[1:-1])
     edges = tuple(np.unique(cuts).tolist())
     names = (*(f"<= {e:g}" for e in edges), f"> {edges[-1]:g}")
-    return replace(target, names=names, edges=edges), values
+    return replace(target, names=names, edges=edges), values, f"{words} {middle[1]:g}"
 
 
 def _kind(texts: Sequence[Sequence[str]], config: LabelsConfig) -> Kind:
@@ -312,16 +315,3 @@ def _number(text: str, column: str, flag: bool, where: str) -> float:
         value = np.nan
     check(np.isfinite(value), f"{column} must be a number", found)
     return value
-
-
-def _spread(target: Target, values: Floats) -> str:
-    """How the labels are spread over cases."""
-    if target.exclusive:
-        counts = Counter(values[:, 0].astype(int).tolist())
-        return ", ".join(f"{name} {counts[c]}" for c, name in enumerate(target.names))
-    if target.kind == "multilabel":
-        sums = values.sum(axis=0).astype(int)
-        return ", ".join(f"{n} {c}" for n, c in zip(target.names, sums, strict=True))
-    if target.kind == "regression":
-        return f"{values.min():g} to {values.max():g}, median {np.median(values):g}"
-    return f"{int(values[:, 0].sum())} events, median time {np.median(values[:, 1]):g}"

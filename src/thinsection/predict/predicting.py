@@ -5,7 +5,6 @@ OUT/predictions_MODEL/ID.json    what the row says, and a key of model and files
 GRID/heatmap_MODEL/ID.h5         asked for: attention and contribution to each score, per tile
 """
 
-import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -93,6 +92,7 @@ class PredictTask(Task[Prediction, Prediction]):
     kind: ClassVar[str] = "predict"
     entry_type: ClassVar[type[Any]] = Prediction
     result_type: ClassVar[type[Any]] = Prediction
+    streams: ClassVar[bool] = True
 
     model: Path
     model_sum: str
@@ -109,7 +109,7 @@ class PredictTask(Task[Prediction, Prediction]):
         Memory: the model, and one bag: its embeddings, and what the head takes (`Head.forward`).
         """
         set_threads(self.threads, torch_too=True)
-        model, found = _loaded(self.model, self.model_sum), []
+        model, found = model_file.load_model(self.model), []
         for entry in entries:
             try:
                 found.append(self.finished(entry) or self._answer(model, entry))
@@ -168,15 +168,14 @@ class PredictTask(Task[Prediction, Prediction]):
         told: dict[str, Any] = {"answers": tuple(answers.mean(0).tolist()), "spread": tuple(spread)}
         told |= {"members": len(members), "distance": distance, "warnings": tuple(warnings)}
         if self.heatmaps and entry.level == "slide":
-            _write_heatmap(self._heatmap(entry), paths[0], tiles)
+            with open_h5(paths[0]) as file:
+                coords, said = file["coords"][:], dict(file["coords"].attrs)
+            said = {k: v for k, v in said.items() if not k.startswith("thinsection_")}
+            columns = {name: values.astype(np.float32) for name, values in tiles.items()}
+            write_columns(self._heatmap(entry), coords, columns, said)
         found = replace(entry, **told)
         write_json(self.folder / f"{self.name(entry)}.json", asdict(found) | {"key": key})
         return found
-
-
-@functools.lru_cache(maxsize=1)
-def _loaded(path: Path, model_sum: str) -> Model:
-    return model_file.load_model(path)
 
 
 @torch.inference_mode()
@@ -204,13 +203,6 @@ def through(
             made["attention"] = out.attention.mean(1).cpu().numpy()
             columns = {n: columns.get(n, 0) + v / len(members) for n, v in made.items()}
     return np.stack(logits), columns
-
-
-def _write_heatmap(path: Path, features: Path, tiles: Mapping[str, np.ndarray]) -> None:
-    with open_h5(features) as file:
-        coords, said = file["coords"][:], dict(file["coords"].attrs)
-    said = {k: v for k, v in said.items() if not k.startswith("thinsection_")}
-    write_columns(path, coords, {n: v.astype(np.float32) for n, v in tiles.items()}, said)
 
 
 def predict(

@@ -12,9 +12,7 @@ from thinsection.qc.checks.check import Score
 from thinsection.qc.engine import QcRule, parse_rule
 
 Said = Literal["look", "exclude"]
-LOOK: Said = "look"
-EXCLUDE: Said = "exclude"
-GOOD, FAILED = "good", "failed"
+GOOD, _WORSE = "good", ("good", "look", "exclude")
 STAIN = {  # columns of which an outlier is an unusual stain, and what each is
     **{"chan1_brightness": "red", "chan2_brightness": "green", "chan3_brightness": "blue"},
     **{"deconv_c0_mean": "hematoxylin", "deconv_c1_mean": "eosin"},
@@ -37,7 +35,7 @@ class VerdictRule:
 
     words: str
     rule: str  # 'pixels_to_use<1000'
-    verdict: Said = LOOK
+    verdict: Said = "look"
 
 
 def load_rules(path: Path | None) -> tuple[VerdictRule, ...]:
@@ -57,13 +55,13 @@ def verdict(
     row: Mapping[str, Score], rules: Sequence[VerdictRule], outliers: Sequence[str] = ()
 ) -> tuple[str, str]:
     """The verdict ('good', 'look', 'exclude' or 'failed') of a slide's row and why, in words."""
-    if row["status"] == FAILED:
-        return FAILED, ""
+    if row["status"] == "failed":
+        return "failed", ""
     held = [rule for rule in rules if _holds(row, parse_rule(rule.rule))]
-    found = EXCLUDE if any(rule.verdict == EXCLUDE for rule in held) else LOOK if held else GOOD
+    found = max((rule.verdict for rule in held), key=_WORSE.index, default=GOOD)
     words = [rule.words for rule in held]
     if unusual := [STAIN[name] for name in outliers if name in STAIN]:
-        found = LOOK if found == GOOD else found
+        found = max(found, "look", key=_WORSE.index)
         words.append(f"unusual stain ({', '.join(unusual)})")
     return found, ", ".join(dict.fromkeys(words))
 
