@@ -112,12 +112,10 @@ def _train_all(
     study: Study, config: TrainConfig, out: Path, on_message: Callable[[str], None]
 ) -> list[FoldResult]:
     """Of each fold the head of the setting whose inner loss is lowest, the first of equals."""
-    tries, folds = list(enumerate(_tries(config))), range(len(study.parts))
-    jobs = [
-        [FoldJob(fold=fold, setting=i, head=head, fit=fit) for i, (head, fit) in tries]
-        for fold in folds
-    ]
-    failed: list[str] = []
+    jobs, failed = list[list[FoldJob]](), list[str]()
+    for fold in range(len(study.parts)):
+        tries = enumerate(_tries(config))
+        jobs.append([FoldJob(fold=fold, setting=i, head=h, fit=f) for i, (h, f) in tries])
 
     def take(report: Report[FoldDone]) -> None:
         failed.extend(done.error for done in report.results if done.error)
@@ -125,10 +123,9 @@ def _train_all(
     task = TrainTask(out=out, memory=config.cross.memory, threads=config.executor.threads)
     # a fold may take long: each is a task of its own
     executor = replace(config.executor, chunk_slides=config.executor.chunk_slides or 1)
-    told = {"on_event": lambda done: on_message(done.words), "on_message": on_message}
-    execute(
-        [job for own in jobs for job in own], task, executor, folder=out, on_report=take, **told
-    )
+    told: dict[str, Any] = {"folder": out, "on_report": take, "on_message": on_message}
+    told["on_event"] = lambda done: on_message(done.words)
+    execute([job for own in jobs for job in own], task, executor, **told)
     if failed:
         raise ClusterError(f"each fold must be trained, got {failed[0]}; run the command again")
     best = []
