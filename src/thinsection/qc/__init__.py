@@ -1,34 +1,11 @@
 """Tissue mask and artefact checks: array in, mask or score out."""
 
-from typing import TYPE_CHECKING
+from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
+from thinsection.qc.engine import QcResult, prepare_models, qc_fail, run_qc, tile_qc_columns
+from thinsection.qc.pipeline import CHECKS, Pipeline, load_pipeline, pipeline_identity, preset_names
+from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
 
-from thinsection.registry import lazy_names
-
-if TYPE_CHECKING:
-    from thinsection.qc.checks.check import Outcome as Outcome
-    from thinsection.qc.checks.check import QcCheck as QcCheck
-    from thinsection.qc.checks.check import QcView as QcView
-    from thinsection.qc.checks.check import area as area
-    from thinsection.qc.checks.check import length as length
-    from thinsection.qc.engine import QcResult as QcResult
-    from thinsection.qc.engine import prepare_models as prepare_models
-    from thinsection.qc.engine import qc_fail as qc_fail
-    from thinsection.qc.engine import run_qc as run_qc
-    from thinsection.qc.engine import tile_qc_columns as tile_qc_columns
-    from thinsection.qc.pipeline import CHECKS as CHECKS
-    from thinsection.qc.pipeline import Pipeline as Pipeline
-    from thinsection.qc.pipeline import load_pipeline as load_pipeline
-    from thinsection.qc.pipeline import pipeline_identity as pipeline_identity
-    from thinsection.qc.pipeline import preset_names as preset_names
-    from thinsection.qc.tissue import TissueConfig as TissueConfig
-    from thinsection.qc.tissue import TissueMask as TissueMask
-    from thinsection.qc.tissue import tissue_mask as tissue_mask
-
-# settings alone need no check and no engine
-_NAMES_OF = {
-    "checks.check": "Outcome QcCheck QcView area length",
-    "engine": "QcResult prepare_models qc_fail run_qc tile_qc_columns",
-    "pipeline": "CHECKS Pipeline load_pipeline pipeline_identity preset_names",
-    "tissue": "TissueConfig TissueMask tissue_mask",
-}
-__getattr__ = lazy_names(__name__, _NAMES_OF)
+__all__ = ["CHECKS", "Pipeline", "load_pipeline", "pipeline_identity", "preset_names"]
+__all__ += ["Outcome", "QcCheck", "QcView", "area", "length"]
+__all__ += ["QcResult", "prepare_models", "qc_fail", "run_qc", "tile_qc_columns"]
+__all__ += ["TissueConfig", "TissueMask", "tissue_mask"]

@@ -93,7 +93,7 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     rgb, mask_mpp = where["thumbnail"], where["mask_mpp"]
     px_um = math.sqrt(math.prod(mask_mpp)) if mask_mpp else config.mask_mpp
     found, stain = segment_tissue(rgb, config, px_um=px_um)
-    mask = found & ~ink(rgb, px_um) if found.any() else found
+    mask = found & ~_ink(rgb, px_um) if found.any() else found
     pen_fraction = float((found & ~mask).mean())
     if pen_fraction:  # what is left of a piece between two strokes
         mask = drop_small(get_namespace("cpu"), mask, config.min_speck_um2 / px_um**2)
@@ -115,16 +115,13 @@ def thumbnail_size(size_l0: Size, slide_mpp: Mpp | None, mask_mpp: float) -> Siz
     return max(1, round(size_l0[0] * min(1.0, x))), max(1, round(size_l0[1] * min(1.0, y)))
 
 
-def segment_tissue(
-    thumbnail: RgbArray, config: TissueConfig, *, px_um: float
-) -> tuple[MaskArray, str]:
+def segment_tissue(rgb: RgbArray, config: TissueConfig, *, px_um: float) -> tuple[MaskArray, str]:
     """Mask (H, W) and measured stain of an RGB thumbnail (H, W, 3) of px of px_um µm."""
     areas_px = config.min_speck_um2 / px_um**2, config.min_hole_um2 / px_um**2
-    ns, black_level = get_namespace("cpu"), config.black_level
-    return detect_tissue(ns, thumbnail, px_um, areas_px=areas_px, black_level=black_level)
+    return detect_tissue(get_namespace("cpu"), rgb, px_um, areas_px, config.black_level)
 
 
-def ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
+def _ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
     """Where there is pen, by the small network of `--qc auto` at 16 µm/px, bool (H, W)."""
     check, ns = ByExample(), get_namespace("cpu")
     model = trained_model(check, Path())  # the package's own: no cache
@@ -142,12 +139,11 @@ def overlay(rgb: RgbArray, mask_use: MaskArray, tints: Tints = ()) -> RgbArray:
     """The picture: out of use dimmed and tinted by the mask that took it, the rest outlined."""
     from scipy import ndimage
 
-    picture = rgb.astype(np.float32)
+    picture, unused = rgb.astype(np.float32), ~mask_use
     tint = np.full_like(picture, 255.0)
     for mask, color in tints:
-        tint[mask & ~mask_use] = color
-    out_of_use = ~mask_use
-    picture[out_of_use] = picture[out_of_use] * _DIMMED + tint[out_of_use] * (1 - _DIMMED) * 0.9
+        tint[mask & unused] = color
+    picture[unused] = picture[unused] * _DIMMED + tint[unused] * (1 - _DIMMED) * 0.9
     picture[mask_use & ~ndimage.binary_erosion(mask_use)] = TISSUE_COLOR
     return np.clip(picture, 0, 255).astype(np.uint8)
 
@@ -160,15 +156,14 @@ def box_fractions(mask: MaskArray, frame: MaskFrame, coords_l0: CoordsL0, size_l
 
     Memory: 8 bytes per mask px for the integral image, and about 100 bytes per box.
     """
-    integral = np.zeros((mask.shape[0] + 1, mask.shape[1] + 1), dtype=np.float64)
+    (height, width), downsample = mask.shape, np.array(frame.downsample_xy)
+    integral = np.zeros((height + 1, width + 1), dtype=np.float64)
     np.cumsum(np.cumsum(mask, axis=0, dtype=np.float64), axis=1, out=integral[1:, 1:])
-    downsample = np.array(frame.downsample_xy)
     left, top = (coords_l0 / downsample).T
     right, bottom = ((coords_l0 + np.array(size_l0)) / downsample).T
 
     def up_to(row: npt.NDArray, column: npt.NDArray) -> npt.NDArray:
         """Area of the mask above and left of points, bilinear between nodes, clipped outside."""
-        height, width = mask.shape
         row, column = np.clip(row, 0, height), np.clip(column, 0, width)
         r0 = np.minimum(row.astype(np.int64), height - 1)
         c0 = np.minimum(column.astype(np.int64), width - 1)

@@ -7,16 +7,16 @@ slide as a whole: a net that knows which slide it looks at learns slides by hear
 """
 
 from collections.abc import Mapping
+from functools import reduce
+from operator import add
 from pathlib import Path
 
 from thinsection.arrays import Array, ArrayNamespace, filters
-from thinsection.qc.checks.by_example import PixelModel, layers, load_model
+from thinsection.qc.checks.by_example import layers, load_model
 
 INKS = ("blue", "green", "red", "black", "brown")
-CLASSES = (
-    *("glass", "tissue", "fold", "bubble", "coverslip", "dust", "edge"),
-    *(f"pen_{ink}" for ink in INKS),
-)
+_OTHERS = ("glass", "tissue", "fold", "bubble", "coverslip", "dust", "edge")
+CLASSES = (*_OTHERS, *(f"pen_{ink}" for ink in INKS))
 _MODEL = Path(__file__).parent / "models" / "artefacts.npz"  # by tests/support/artefact_training.py
 _UM = 8.0  # of the features' px: sigmas below are in px of this size
 _WHITE_PERCENTILE = 97
@@ -33,31 +33,23 @@ _NEAR = slice(3, 6)  # which planes are the smoothed densities of red, green and
 def artefact_maps(ns: ArrayNamespace, rgb: Array, mpp_th: float) -> Mapping[str, Array]:
     """P of each class at each px, float32 (H, W), of uint8 (H, W, 3) at mpp_th µm/px.
 
-    Memory: O(H * W * features): 150 bytes a px.
+    By a softmax over the net's outputs. Memory: O(H * W * features): 150 bytes a px.
     """
-    model = load_model(_MODEL)
-    if model is None:
-        raise FileNotFoundError(
-            f"the package must bring {_MODEL.name}, got no file; install it anew"
-        )
-    return classify(ns, model, density_features(ns, rgb, mpp_th))
-
-
-def classify(ns: ArrayNamespace, model: PixelModel, planes: list[Array]) -> Mapping[str, Array]:
-    """P of each class of `CLASSES`, by a softmax over the net's outputs."""
-    xp, shape = ns.xp, planes[0].shape
-    red, green, blue = planes[_NEAR]
-    near = (red + green + blue) / 3
+    if (model := load_model(_MODEL)) is None:
+        rule = f"the package must bring {_MODEL.name}"
+        raise FileNotFoundError(f"{rule}, got no file; install it anew")
+    xp, planes = ns.xp, density_features(ns, rgb, mpp_th)
+    near, flat = _sum(planes[_NEAR]) / 3, [plane.reshape(-1) for plane in planes]
     asked = xp.flatnonzero(near.reshape(-1) > _GLASS_DENSITY)
-    flat = [plane.reshape(-1) for plane in planes]
     out = xp.zeros((len(CLASSES), near.size), dtype=xp.float32)
     out[0] = 1
     for start in range(0, len(asked), _BAND_PX):
         part = asked[start : start + _BAND_PX]
         power = xp.exp(layers(ns, model, [plane[part] for plane in flat]).clip(-40, 40))
         out[:, part] = (power / power.sum(axis=1, keepdims=True)).T
-    maps = {name: out[n].reshape(shape) for n, name in enumerate(CLASSES)}
+    maps = {name: p.reshape(near.shape) for name, p in zip(CLASSES, out)}
     # ink that lets green through better than blue is no blue ink, however thin it lies
+    _, green, blue = planes[_NEAR]
     teal = green < _TEAL * blue
     maps["pen_green"] += xp.where(teal, maps["pen_blue"], 0)
     maps["pen_blue"] *= ~teal
@@ -76,59 +68,49 @@ def density_features(ns: ArrayNamespace, rgb: Array, mpp_th: float) -> list[Arra
     white = [max(float(xp.percentile(rgb[::4, ::4, c], _WHITE_PERCENTILE)), 60.0) for c in range(3)]
     table = [-xp.log(xp.maximum(xp.arange(256), 4) / level) for level in white]
     density = [table[c].astype(xp.float32)[rgb[..., c]].clip(-0.1, 4) for c in range(3)]
-    total = (density[0] + density[1] + density[2]) / 3
+    total = _sum(density) / 3
     near = [filters.gaussian(ns, plane, 1.5 * scale) for plane in density]
     wide = [_Coarse(ns, plane, scale, 2).smooth(6) for plane in density]
     weight = (total / _TISSUE_DENSITY).clip(0, 1)
     cover = _Coarse(ns, weight, scale).smooth(24)
-    grids = [_Coarse(ns, plane * weight, scale) for plane in density]
-    around = [grid.smooth(24) / (cover + 0.02) for grid in grids]
-    near_total, around_total = sum(near) / 3, sum(around) / 3
+    around = [_Coarse(ns, p * weight, scale).smooth(24) / (cover + 0.02) for p in density]
     log = xp.log(total.clip(0) + 0.06)
     ridges = [v for sigma in (1.2, 3) for v in filters.ridges(ns, log, sigma * scale)]
     ridges += [*_Coarse(ns, log, scale, 2).ridges(6), *_Coarse(ns, log, scale).ridges(12)]
-    texture = filters.box_deviation(ns, total, 5)
-    usual = _usual(ns, density)
-    usual_total = (usual[0] + usual[1] + usual[2]) / 3
-    shares, shares_around, shares_usual = (_shares(p) for p in (near, around, usual))
+    some = [plane[::4, ::4] for plane in density]
+    tissue = (_sum(some) / 3 > _TISSUE_DENSITY) & (_sum(some) / 3 < 1.2)  # neither glass nor black
+    known = bool(tissue.any())
+    usual = [xp.median(p[tissue]) if known else xp.float32(0.3) for p in some]
+    near_total, around_total, usual_total = (_sum(planes) / 3 for planes in (near, around, usual))
+    own, texture = _shares(near), filters.box_deviation(ns, total, 5)
     return [
         *(*density, *near, *wide, cover),  # `_NEAR` says where `near` is
         xp.log((near_total + 0.04).clip(0.005) / (around_total + 0.04).clip(0.005)),
-        *(one - other for one, other in zip(shares, shares_around, strict=True)),
-        *(one - other for one, other in zip(shares, shares_usual, strict=True)),
+        *(share - other for p in (around, usual) for share, other in zip(own, _shares(p))),
         *(_balance(ns, near), _balance(ns, around)),
         *(texture, texture / (near_total + 0.05).clip(0.02)),
         *ridges,
         *(_band(ns, log, scale, width) for width in (5, 9, 16)),
         *(*_flow(ns, log, scale), _from_border(ns, total.shape, mpp_th)),
-        *(
-            xp.log((p + 0.04).clip(0.005) / (usual_total + 0.04))
-            for p in (near_total, around_total)
-        ),
+        xp.log((near_total + 0.04).clip(0.005) / (usual_total + 0.04)),  # `_AGAINST_USUAL`
+        xp.log((around_total + 0.04).clip(0.005) / (usual_total + 0.04)),
     ]
 
 
-def _usual(ns: ArrayNamespace, density: list[Array]) -> list[Array]:
-    """Median density of what may be tissue, by channel: neither glass nor black."""
-    some = [plane[::4, ::4] for plane in density]
-    total = (some[0] + some[1] + some[2]) / 3
-    tissue = (total > _TISSUE_DENSITY) & (total < 1.2)
-    if not bool(tissue.any()):
-        return [ns.xp.float32(0.3)] * 3
-    return [ns.xp.median(plane[tissue]) for plane in some]
+def _sum(planes: list[Array]) -> Array:
+    return reduce(add, planes)
 
 
 def _shares(planes: list[Array]) -> list[Array]:
     """The red's and the blue's share of the density."""
-    total = (planes[0] + planes[1] + planes[2] + 0.1).clip(0.02)
+    total = (_sum(planes) + 0.1).clip(0.02)
     return [planes[0] / total, planes[2] / total]
 
 
 def _balance(ns: ArrayNamespace, planes: list[Array]) -> Array:
     """Spread of the density over red, green and blue, relative to its sum: 0 is gray."""
-    high = ns.xp.maximum(ns.xp.maximum(planes[0], planes[1]), planes[2])
-    low = ns.xp.minimum(ns.xp.minimum(planes[0], planes[1]), planes[2])
-    return (high - low) / (planes[0] + planes[1] + planes[2] + 0.1).clip(0.02)
+    high, low = (reduce(pick, planes) for pick in (ns.xp.maximum, ns.xp.minimum))
+    return (high - low) / (_sum(planes) + 0.1).clip(0.02)
 
 
 def _band(ns: ArrayNamespace, image: Array, scale: float, width: float) -> Array:
@@ -137,8 +119,8 @@ def _band(ns: ArrayNamespace, image: Array, scale: float, width: float) -> Array
     The border of a dense region is higher on one side only and gets nothing.
     """
     xp, edge = ns.xp, max(1, round(2 * scale))
-    grid = filters.block_means(ns, image, edge)
-    grid = filters.gaussian(ns, grid, width / 5 * scale / edge)
+    blocks = filters.block_means(ns, image, edge)
+    grid = filters.gaussian(ns, blocks, width / 5 * scale / edge)
     reach = max(1, round(width * scale / edge))
     padded = xp.pad(grid, reach, mode="edge")
     height, breadth = grid.shape
@@ -179,8 +161,7 @@ class _Coarse:
         return self._fine(filters.gaussian(self._ns, self._means, sigma * self._scale))
 
     def ridges(self, sigma: float) -> list[Array]:
-        found = filters.ridges(self._ns, self._means, sigma * self._scale)
-        return [self._fine(plane) for plane in found]
+        return list(map(self._fine, filters.ridges(self._ns, self._means, sigma * self._scale)))
 
     def _fine(self, plane: Array) -> Array:
         return _spread(plane, self._edge, self._shape)

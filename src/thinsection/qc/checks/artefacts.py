@@ -6,7 +6,8 @@ next band falls, whatever the strength of the stain. The others ask `artefact_ma
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from itertools import product
+from typing import Literal
 
 from thinsection.arrays import Array, ArrayNamespace, filters
 from thinsection.arrays.morphology import (
@@ -28,10 +29,9 @@ _SUSPECT = 1.15  # times the limit of blur: around such squares all are looked a
 
 
 @dataclass(frozen=True, kw_only=True)
-class Focus(QcCheck):
+class Focus(QcCheck, kind="focus"):
     """Removes blurred tissue; `<name>_median_ratio` says how sharp the slide is as a whole."""
 
-    kind: ClassVar[str] = "focus"
     name: str = "focus"
     image_mpp: float = 0.5  # where detail is measured, µm/px; a slide of less is taken as it is
     block_px: int = 32  # edge of the blocks in which it is averaged, px of that image
@@ -77,8 +77,8 @@ class Focus(QcCheck):
         inside, plain, gray = (filters.resized_nearest(ns, p, shape) for p in planes)
         rows, columns = math.ceil(height / size), math.ceil(width / size)
         step = 2 if rows * columns > _FEW_SQUARES else 1
-        todo = {(r, c) for r in range(0, rows, step) for c in range(0, columns, step)}
-        seen: set[tuple[int, int]] = set()
+        squares = set(product(range(rows), range(columns)))
+        todo = {(r, c) for r, c in squares if r % step == c % step == 0}
         while todo:
             for r, c in sorted(todo):
                 part = (c * size, r * size, min((c + 1) * size, width), min((r + 1) * size, height))
@@ -87,22 +87,21 @@ class Focus(QcCheck):
                     square = ns.upload(read(*part), reason="square")
                     bands[(slice(None), *at)] = detail_bands(ns, square, edge)
                     known[at] = True
-            seen |= todo
-            known_tissue = known & inside
+            squares -= todo
+            tissue = known & inside
             for noise in (known & plain, plain & False):
                 ratio = self._ratio(ns, bands, noise, gray)
-                some = bool(known_tissue.any())
-                sharp = float(xp.percentile(ratio[known_tissue], 75)) if some else 0.0
+                sharp = float(xp.percentile(ratio[tissue], 75)) if bool(tissue.any()) else 0.0
                 if sharp > 1.5 * self.min_ratio:  # else this tissue has less noise than the glass
                     break
-            low = known_tissue & (ratio < max(self.min_ratio, _SUSPECT * self.relative * sharp))
-            shares = [filters.block_means(ns, m * 1.0, _SQUARE_BLOCKS) for m in (low, known_tissue)]
-            squares = ns.download(xp.argwhere(shares[0] > shares[1] / 2)).tolist()
-            near = {(r + y, c + x) for r, c in squares for y in (-1, 0, 1) for x in (-1, 0, 1)}
-            todo = {(r, c) for r, c in near - seen if 0 <= r < rows and 0 <= c < columns}
-        weights = (known_tissue * ratio, known_tissue * xp.float32(1))
+            low = tissue & (ratio < max(self.min_ratio, _SUSPECT * self.relative * sharp))
+            shares = [filters.block_means(ns, m * 1.0, _SQUARE_BLOCKS) for m in (low, tissue)]
+            suspects = ns.download(xp.argwhere(shares[0] > shares[1] / 2)).tolist()
+            around = product((-1, 0, 1), repeat=2)
+            todo = squares & {(r + y, c + x) for (r, c), (y, x) in product(suspects, around)}
+        weights = (tissue * ratio, tissue * xp.float32(1))
         sums = [filters.gaussian(ns, a, _SQUARE_BLOCKS / 3) for a in weights]
-        return xp.where(known_tissue, ratio, sums[0] / xp.maximum(sums[1], 1e-6))
+        return xp.where(tissue, ratio, sums[0] / xp.maximum(sums[1], 1e-6))
 
     def _ratio(self, ns: ArrayNamespace, bands: Array, glass: Array, gray: Array) -> Array:
         """The finest band over the next, without the noise of light that blocks of glass have."""
@@ -131,10 +130,9 @@ def _empty(view: QcView) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folds(QcCheck):
+class Folds(QcCheck, kind="folds"):
     """Removes folds: bands darker than the tissue around them, with borders along both sides."""
 
-    kind: ClassVar[str] = "folds"
     name: str = "folds"
     smooth: str = length("16 um")  # sigma over which P of the small net is averaged
     threshold: float = 0.6  # on it, somewhere in a fold ...
@@ -151,10 +149,9 @@ class Folds(QcCheck):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ink(QcCheck):
+class Ink(QcCheck, kind="ink"):
     """Removes ink of a pen, of any colour or of one; it stays out of the mask."""
 
-    kind: ClassVar[str] = "ink"
     name: str = "pen"
     color: Literal["any", "blue", "green", "red", "black", "brown"] = "any"
     threshold: float = 0.5  # on P of ink, whatever its colour
@@ -177,10 +174,9 @@ class Ink(QcCheck):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bubbles(QcCheck):
+class Bubbles(QcCheck, kind="bubbles"):
     """Removes air bubbles: their rings, and what closed rings hold."""
 
-    kind: ClassVar[str] = "bubbles"
     name: str = "bubbles"
     threshold: float = 0.5  # on P of a bubble's rim
     gap: str = length("24 um")  # in a ring that still counts as closed
@@ -189,17 +185,26 @@ class Bubbles(QcCheck):
     min_area: str = area("6400 um2")  # smaller finds are dropped
 
     def __call__(self, view: QcView) -> Outcome:
-        held = _ringed(view, self)
-        found = held | (view.artefact_maps()["bubble"] > self.threshold)
+        found = self._ringed(view) | (view.artefact_maps()["bubble"] > self.threshold)
         found = drop_small(view.ns, found, view.area_px(self.min_area))
         return view.found(found, self.name)
 
+    def _ringed(self, view: QcView) -> Array:
+        """Closed rings of thin dark lines, and what they hold, where that is round."""
+        ns, maps, gap = view.ns, view.artefact_maps(), view.length_px(self.gap)
+        lines = maps["bubble"] + maps["coverslip"] > self.threshold
+        closed = ~dilated_by_disk(ns, ~dilated_by_disk(ns, lines, gap), gap)
+        holes = ns.ndimage.binary_fill_holes(closed) & ~closed
+        held = holes & ~keep_elongated(ns, holes, self.max_elongation, 0)
+        held = drop_small(ns, held, view.area_px(self.min_area))
+        near = dilated_by_disk(ns, held, view.length_px(self.rim) + gap)
+        return held | (closed & near)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Dirt(QcCheck):
+class Dirt(QcCheck, kind="dirt"):
     """Removes what lies on the glass: dust, a coverslip's edge, or what is outside of the slide."""
 
-    kind: ClassVar[str] = "dirt"
     name: str = "dust"
     shows: Literal["dust", "coverslip", "edge"] = "dust"
     threshold: float = 0.5  # on P
@@ -210,15 +215,3 @@ class Dirt(QcCheck):
         found = view.artefact_maps()[self.shows] > self.threshold
         long, least = self.min_elongation * (self.shows == "coverslip"), view.area_px(self.min_area)
         return view.found(keep_elongated(view.ns, found, long, least), self.name)
-
-
-def _ringed(view: QcView, check: Bubbles) -> Array:
-    """Closed rings of thin dark lines, and what they hold, where that is round."""
-    ns, maps, gap = view.ns, view.artefact_maps(), view.length_px(check.gap)
-    lines = maps["bubble"] + maps["coverslip"] > check.threshold
-    closed = ~dilated_by_disk(ns, ~dilated_by_disk(ns, lines, gap), gap)
-    holes = ns.ndimage.binary_fill_holes(closed) & ~closed
-    held = holes & ~keep_elongated(ns, holes, check.max_elongation, 0)
-    held = drop_small(ns, held, view.area_px(check.min_area))
-    near = dilated_by_disk(ns, held, view.length_px(check.rim) + gap)
-    return held | (closed & near)

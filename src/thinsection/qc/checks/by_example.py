@@ -8,17 +8,17 @@ matrix products, where a random forest of 100 trees takes seconds and does not r
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
 from thinsection.arrays.morphology import dilated_by_square, drop_small, keep_elongated
-from thinsection.errors import ConfigError, InvalidInputError, require
+from thinsection.errors import ConfigError, require
 from thinsection.files.atomic import atomic_path
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 from thinsection.qc.checks.measures import read_rgb
@@ -32,20 +32,15 @@ _MODELS = Path(__file__).parent / "models"
 BUILT_IN = ("coverslip", "pen")  # made by tests/support/pixel_examples.py
 _FEATURES = ("rgb", "smooth", "laplace", "texture", "ridge", "frangi")
 _DEFAULT_FEATURES = ("rgb", "smooth", "laplace", "texture")
-_SMOOTH_SIGMAS_PX, _RIDGE_SIGMAS_PX = (2.0, 8.0), (1.0, 2.0, 4.0)
-_FRANGI_SIGMAS_PX = (1.0, 3.0, 5.0, 7.0, 9.0)
-_FRANGI_BETA, _FRANGI_GAMMA, _TEXTURE_EDGE_PX = 0.5, 15.0, 7
-_REACH_PX = 36  # no feature looks farther: 4 times the widest sigma
+_TEXTURE_EDGE_PX, _REACH_PX = 7, 36  # no feature looks farther: 4 times the widest sigma
 _BAND_PX = 1 << 20  # of the image at once: a band and its features take some 100 MB
 _BLOCK_PX = 1 << 13  # px per matrix product: features and hidden layers stay in the CPU's cache
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByExample(QcCheck):
+class ByExample(QcCheck, kind="by_example", guarded=False):
     """Removes px that look like the positive px of example pictures; they stay out of the mask."""
 
-    kind: ClassVar[str] = "by_example"
-    guarded: ClassVar[bool] = False
     name: str = "pen_markings"
     model: str = "pen"  # or 'coverslip', trained on generated examples; or 'own', trained on yours
     example_images: tuple[str, ...] = ()  # picture files at the work resolution, for model 'own'
@@ -93,8 +88,7 @@ def trained_model(check: ByExample, cache_dir: Path) -> PixelModel:
     """
     if check.model != "own":
         return _built_in(check)
-    examples = _own_examples(check)
-    content = hashlib.sha256()
+    examples, content = _own_examples(check), hashlib.sha256()
     for rgb, mask in examples:
         content.update(rgb.tobytes() + mask.tobytes() + repr(rgb.shape).encode())
     features = check.features or _DEFAULT_FEATURES
@@ -125,14 +119,12 @@ def _own_examples(check: ByExample) -> list[Example]:
     images, masks = check.example_images, check.example_masks
     paired, got = len(images) == len(masks) > 0, f"{len(images)} images and {len(masks)} masks"
     require(paired, f"{check.name} must have one example mask per image", got, error=ConfigError)
-    examples = []
-    for image, path in zip(images, masks, strict=True):
-        rgb, mask = read_rgb(image), read_rgb(path).max(axis=2) > 127
-        if rgb.shape[:2] != mask.shape:
-            got = f"{mask.shape[::-1]} and {rgb.shape[1::-1]}"
-            raise ConfigError(f"example mask {path!r} must have the size of {image!r}, got {got}")
-        examples.append((rgb, mask))
-    return examples
+    pairs = [(read_rgb(i), read_rgb(m).max(axis=2) > 127) for i, m in zip(images, masks)]
+    for image, path, (rgb, mask) in zip(images, masks, pairs):
+        got = f"{mask.shape[::-1]} and {rgb.shape[1::-1]}"
+        rule = f"example mask {path!r} must have the size of {image!r}"
+        require(rgb.shape[:2] == mask.shape, rule, got, error=ConfigError)
+    return pairs
 
 
 def check_features(names: Iterable[str]) -> None:
@@ -150,31 +142,25 @@ def pixel_features(ns: ArrayNamespace, rgb: Array, names: Sequence[str]) -> dict
     channels = [rgb[..., c] * ns.xp.float32(1 / 255) for c in range(3)]
     gray = filters.gray32_from_rgb(ns, rgb)
 
-    def planes(name: str) -> list[Array]:
-        match name:
-            case "rgb":
-                return channels
-            case "smooth":
-                return [filters.gaussian(ns, c, s) for s in _SMOOTH_SIGMAS_PX for c in channels]
-            case "laplace":
-                return [filters.laplacian(ns, gray)]
-            case "texture":
-                return [filters.box_deviation(ns, gray, _TEXTURE_EDGE_PX)]
-            case "ridge":  # both eigenvalues of the Hessian at each scale
-                return [v for sigma in _RIDGE_SIGMAS_PX for v in filters.ridges(ns, gray, sigma)]
-        return [_frangi(ns, gray)]
-
-    return {name: planes(name) for name in names}
+    planes: dict[str, Callable[[], list[Array]]] = {
+        "rgb": lambda: channels,
+        "smooth": lambda: [filters.gaussian(ns, c, s) for s in (2.0, 8.0) for c in channels],
+        "laplace": lambda: [filters.laplacian(ns, gray)],
+        "texture": lambda: [filters.box_deviation(ns, gray, _TEXTURE_EDGE_PX)],
+        # both eigenvalues of the Hessian at each scale
+        "ridge": lambda: [v for sigma in (1.0, 2.0, 4.0) for v in filters.ridges(ns, gray, sigma)],
+        "frangi": lambda: [_frangi(ns, gray)],
+    }
+    return {name: planes[name]() for name in names}
 
 
-def _frangi(ns: ArrayNamespace, gray: Array) -> Array:
+def _frangi(ns: ArrayNamespace, gray: Array, beta: float = 0.5, gamma: float = 15.0) -> Array:
     """Largest response over the scales to a dark line. Source: Frangi et al. 1998."""
     xp, best = ns.xp, ns.xp.zeros_like(gray)
-    for sigma in _FRANGI_SIGMAS_PX:
+    for sigma in (1.0, 3.0, 5.0, 7.0, 9.0):
         low, high = filters.ridges(ns, gray, sigma)
-        size = xp.where(high == 0, 1e-10, high)
-        blob = xp.exp(-((low / size) ** 2) / (2 * _FRANGI_BETA**2))
-        strength = 1 - xp.exp(-(low**2 + high**2) / (2 * _FRANGI_GAMMA**2))
+        blob = xp.exp(-((low / xp.where(high == 0, 1e-10, high)) ** 2) / (2 * beta**2))
+        strength = 1 - xp.exp(-(low**2 + high**2) / (2 * gamma**2))
         best = xp.maximum(best, xp.where(high > 0, blob * strength, 0))
     return best
 
@@ -191,15 +177,13 @@ def train(
     """
     from sklearn.neural_network import MLPClassifier
 
-    columns = []
-    for rgb, _ in examples:
-        planes = pixel_features(get_namespace("cpu"), rgb, features)
-        columns.append(np.stack([p.ravel() for name in features for p in planes[name]], axis=1))
+    found = [pixel_features(get_namespace("cpu"), rgb, features) for rgb, _ in examples]
+    columns = [np.stack([p.ravel() for n in features for p in f[n]], axis=1) for f in found]
     y, rng = np.concatenate([mask.ravel() for _, mask in examples]), np.random.default_rng(seed)
     inside, outside = np.flatnonzero(y), np.flatnonzero(~y)
-    if not len(inside) or not len(outside):
-        what = "inside" if not len(inside) else "outside"
-        raise InvalidInputError(f"examples must have px of both classes, got none {what} the masks")
+    for what, places in (("inside", inside), ("outside", outside)):
+        rule = "examples must have px of both classes"
+        require(len(places), rule, f"none {what} the masks")
     num_inside = int(num_samples * _POSITIVE_SHARE)
     drawn = rng.choice(inside, num_inside), rng.choice(outside, num_samples - num_inside)
     chosen = np.concatenate(drawn)
@@ -226,16 +210,15 @@ def probabilities(
     """
     height, width = rgb.shape[:2]
     rows = max(_REACH_PX, _BAND_PX // width)
-    names = tuple(dict.fromkeys(name for model in models.values() for name in model.features))
+    names = list(dict.fromkeys(name for model in models.values() for name in model.features))
     found = {key: ns.xp.empty((height, width), dtype=ns.xp.float32) for key in models}
     for top in range(0, height, rows):
         bottom = min(height, top + rows)
         low, high = max(0, top - _REACH_PX), min(height, bottom + _REACH_PX)
         features = pixel_features(ns, rgb[low:high], names)
         for key, model in models.items():
-            planes = [plane for name in model.features for plane in features[name]]
-            inside = [plane[top - low : bottom - low] for plane in planes]
-            found[key][top:bottom] = predict(ns, model, inside)
+            planes = [p[top - low : bottom - low] for n in model.features for p in features[n]]
+            found[key][top:bottom] = predict(ns, model, planes)
     return found
 
 
@@ -244,8 +227,7 @@ def predict(ns: ArrayNamespace, model: PixelModel, planes: Sequence[Array]) -> A
 
     Memory: O(px + 8,192 * (features + hidden)).
     """
-    flat = [plane.reshape(-1) for plane in planes]
-    logit = layers(ns, model, flat)[:, 0]
+    logit = layers(ns, model, [plane.reshape(-1) for plane in planes])[:, 0]
     return (1 / (1 + ns.xp.exp(-ns.xp.clip(logit, -60, 60)))).reshape(planes[0].shape)
 
 
@@ -260,8 +242,7 @@ def layers(ns: ArrayNamespace, model: PixelModel, flat: Sequence[Array]) -> Arra
     b2 = b2 + b1 @ w2
     b3 = b3 + b2 @ w3
     out = xp.empty((flat[0].size, len(b3)), dtype=xp.float32)
-    for start in range(0, len(out), _BLOCK_PX):
-        part = slice(start, start + _BLOCK_PX)
+    for part in (slice(n, n + _BLOCK_PX) for n in range(0, len(out), _BLOCK_PX)):
         one = xp.stack([plane[part] for plane in flat]).T @ w1
         two = xp.maximum(one, -b1, out=one) @ w2
         xp.matmul(xp.maximum(two, -b2, out=two), w3, out=out[part])

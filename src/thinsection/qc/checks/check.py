@@ -71,6 +71,11 @@ class QcView:
     # an associated image of the slide by name ('macro'), on the host; None where it has none
     associated: Callable[[str], RgbArray | None] = lambda name: None
 
+    @property
+    def gray8(self) -> Array:
+        """The same gray, uint8."""
+        return (self.gray * 255).astype(self.ns.xp.uint8)
+
     def length_px(self, text: str) -> float:
         """A length as px of the work image."""
         return _size_px(text, self.mpp_th, "length")
@@ -126,6 +131,10 @@ class QcCheck(ABC):
     fills: ClassVar[bool] = False  # True if what it touches is given to the mask, not taken from it
     name: str = ""  # unique in a pipeline: of the mask, its picture and, in most checks, the column
     statistics: Statistics | None = None  # how its share is written; None as the pipeline says
+
+    def __init_subclass__(cls, **attributes: str | bool) -> None:
+        for name, value in attributes.items():  # of the class line: kind="flat"
+            setattr(cls, name, value)
 
     def __post_init__(self) -> None:
         """Lengths and areas are parsed once, so that a wrong one fails before any slide is read."""

@@ -2,19 +2,24 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from thinsection.arrays import Array, filters, morphology
+from thinsection.arrays import Array, filters
+from thinsection.arrays.morphology import (
+    dilated_by_square,
+    disk_footprint,
+    drop_small,
+    fill_small,
+    opened_by_disk,
+)
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
 
 @dataclass(frozen=True, kw_only=True)
-class Intensity(QcCheck):
+class Intensity(QcCheck, kind="intensity"):
     """Keeps px whose gray and colour spread lie between two limits each: no glass, or no dirt."""
 
-    kind: ClassVar[str] = "intensity"
     name: str = "bright"
     lower_gray: float | None = None  # open limits of luma, [0, 1]; None sets none
     upper_gray: float | None = None
@@ -33,12 +38,15 @@ class Intensity(QcCheck):
         return not self.invert
 
 
+def _between(values: Array, lower: float | None, upper: float | None) -> Array:
+    above = values > (-math.inf if lower is None else lower)
+    return above & (values < (math.inf if upper is None else upper))
+
+
 @dataclass(frozen=True, kw_only=True)
-class Otsu(QcCheck):
+class Otsu(QcCheck, kind="otsu", removes_glass=True):
     """Keeps px darker than Otsu's threshold of the work image."""
 
-    kind: ClassVar[str] = "otsu"
-    removes_glass = True
     name: str = "otsu"
     local: bool = False  # True takes the threshold in a disk around each px
     radius: str = length("15 px")  # of that disk
@@ -46,24 +54,22 @@ class Otsu(QcCheck):
 
     def __call__(self, view: QcView) -> Outcome:
         if self.local:
-            gray, disk = _as_uint8(view), morphology.disk_footprint(view.length_px(self.radius))
-            below = gray < filters.local_otsu(view.ns, gray, disk)
+            disk = disk_footprint(view.length_px(self.radius))
+            below = view.gray8 < filters.local_otsu(view.ns, view.gray8, disk)
         else:
             below = view.gray < filters.otsu_threshold(view.ns, view.gray)
         return view.left(view.mask_use & (below ^ self.invert), self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BrightestCluster(QcCheck):
+class BrightestCluster(QcCheck, kind="brightest_cluster", removes_glass=True):
     """Removes the brightest cluster of gray values, by k-means on a 256-bin histogram: no seed."""
 
-    kind: ClassVar[str] = "brightest_cluster"
-    removes_glass = True
     name: str = "brightest_cluster"
     num_clusters: int = 3  # the mask keeps what is darker than half-way between the brightest two
 
     def __call__(self, view: QcView) -> Outcome:
-        counts = view.ns.download(view.ns.xp.bincount(_as_uint8(view).ravel(), minlength=256))
+        counts = view.ns.download(view.ns.xp.bincount(view.gray8.ravel(), minlength=256))
         values = np.arange(256) / 255.0
         present = values[counts > 0]
         centers = np.linspace(present[0], present[-1], self.num_clusters)
@@ -80,11 +86,9 @@ class BrightestCluster(QcCheck):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalMinimum(QcCheck):
+class LocalMinimum(QcCheck, kind="local_minimum", removes_glass=True):
     """Keeps px with something dark nearby."""
 
-    kind: ClassVar[str] = "local_minimum"
-    removes_glass = True
     name: str = "bright"
     column: str = "brightestPixels"  # of its share; HistoQC's name for it
     radius: str = length("5 px")  # of the disk in which the darkest px counts
@@ -92,16 +96,15 @@ class LocalMinimum(QcCheck):
     invert: bool = True  # False keeps the others (HistoQC's own default is True, as here)
 
     def __call__(self, view: QcView) -> Outcome:
-        disk = morphology.disk_footprint(view.length_px(self.radius))
-        bright = filters.local_minimum(view.ns, _as_uint8(view), disk) > self.upper_gray
+        disk = disk_footprint(view.length_px(self.radius))
+        bright = filters.local_minimum(view.ns, view.gray8, disk) > self.upper_gray
         return view.left(view.mask_use & (bright ^ self.invert), self.column)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flat(QcCheck):
+class Flat(QcCheck, kind="flat"):
     """Removes large areas without texture: smears, bubbles, glass."""
 
-    kind: ClassVar[str] = "flat"
     name: str = "flat_areas"
     kernel: str = length("10 px")  # edge of the square whose mean is taken
     max_difference: float = 0.01  # a px is flat if it is closer to that mean, gray in [0, 1]
@@ -110,15 +113,14 @@ class Flat(QcCheck):
     def __call__(self, view: QcView) -> Outcome:
         ns, least = view.ns, view.area_px(self.min_area)
         mean = filters.box_mean(ns, view.gray, max(1, round(view.length_px(self.kernel))))
-        found = morphology.drop_small(ns, abs(mean - view.gray) < self.max_difference, least)
-        return view.left(view.mask_use & morphology.drop_small(ns, ~found, least), self.name)
+        found = drop_small(ns, abs(mean - view.gray) < self.max_difference, least)
+        return view.left(view.mask_use & drop_small(ns, ~found, least), self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blurry(QcCheck):
+class Blurry(QcCheck, kind="blurry"):
     """Removes px far from any edge: HistoQC's blur check, for comparison; `focus` finds blur."""
 
-    kind: ClassVar[str] = "blurry"
     name: str = "blurry"
     image_mpp: float = 4.0  # nominal mpp of the image it looks at, µm/px (2.5x)
     sigma: float = 100.0  # of the Gaussian over |Laplacian|, in px of that image
@@ -136,10 +138,9 @@ class Blurry(QcCheck):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fat(QcCheck):
+class Fat(QcCheck, kind="fat"):
     """Removes groups of many small holes, as fat is."""
 
-    kind: ClassVar[str] = "fat"
     name: str = "fatlike"
     max_cell: str = area("64 px")  # a hole smaller than this may be a fat cell
     min_cell: str = area("9 px")  # a hole smaller than this is noise
@@ -148,70 +149,56 @@ class Fat(QcCheck):
 
     def __call__(self, view: QcView) -> Outcome:
         ns, mask = view.ns, view.mask_use
-        filled = morphology.fill_small(ns, mask, view.area_px(self.max_cell))
-        cells = morphology.drop_small(ns, filled & ~mask, view.area_px(self.min_cell))
-        joined = morphology.dilated_by_square(ns, cells, max(1, round(view.length_px(self.kernel))))
-        found = morphology.drop_small(ns, joined, int(view.area_px(self.min_area)) + 1)
+        holes = fill_small(ns, mask, view.area_px(self.max_cell)) & ~mask
+        cells = drop_small(ns, holes, view.area_px(self.min_cell))
+        joined = dilated_by_square(ns, cells, max(1, round(view.length_px(self.kernel))))
+        found = drop_small(ns, joined, int(view.area_px(self.min_area)) + 1)
         return view.left_regions(mask & ~found, "fatlike_tissue_removed", found)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FillHoles(QcCheck):
+class FillHoles(QcCheck, kind="fill_holes", fills=True):
     """Gives small holes back to the mask."""
 
-    kind: ClassVar[str] = "fill_holes"
-    fills: ClassVar[bool] = True
     name: str = "small_filled"
     min_area: str = area("1000 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        new = morphology.fill_small(view.ns, view.mask_use, view.area_px(self.min_area))
+        new = fill_small(view.ns, view.mask_use, view.area_px(self.min_area))
         return view.left_regions(new, "small_tissue_filled", new & ~view.mask_use)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DropSpecks(QcCheck):
+class DropSpecks(QcCheck, kind="drop_specks"):
     """Removes small pieces of the mask, and counts them."""
 
-    kind: ClassVar[str] = "drop_specks"
     name: str = "small_removed"
     min_area: str = area("64 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        new = morphology.drop_small(view.ns, view.mask_use, view.area_px(self.min_area))
+        new = drop_small(view.ns, view.mask_use, view.area_px(self.min_area))
         return view.left_regions(new, "small_tissue_removed")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fragments(QcCheck):
+class Fragments(QcCheck, kind="fragments"):
     """Removes pieces of tissue too small to be of use; one column."""
 
-    kind: ClassVar[str] = "fragments"
     name: str = "areathresh"
     min_area: str = area("10000 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        new = morphology.drop_small(view.ns, view.mask_use, view.area_px(self.min_area))
+        new = drop_small(view.ns, view.mask_use, view.area_px(self.min_area))
         return view.left(new, "areaThresh")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spurs(QcCheck):
+class Spurs(QcCheck, kind="spurs"):
     """Removes what is thinner than a disk."""
 
-    kind: ClassVar[str] = "spurs"
     name: str = "spur"
     radius: str = length("5 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        new = morphology.opened_by_disk(view.ns, view.mask_use, view.length_px(self.radius))
+        new = opened_by_disk(view.ns, view.mask_use, view.length_px(self.radius))
         return view.left(new, "spur_pixels")
-
-
-def _between(values: Array, lower: float | None, upper: float | None) -> Array:
-    above = values > (-math.inf if lower is None else lower)
-    return above & (values < (math.inf if upper is None else upper))
-
-
-def _as_uint8(view: QcView) -> Array:
-    return (view.gray * 255).astype(view.ns.xp.uint8)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,9 @@ _TEXTURE = ("contrast", "dissimilarity", "homogeneity", "ASM", "energy", "correl
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contrast(QcCheck):
+class Contrast(QcCheck, kind="contrast"):
     """Tenengrad, Michelson and RMS contrast of the gray image."""
 
-    kind: ClassVar[str] = "contrast"
     name: str = "contrast"
     prefix: str = ""  # put before the column names, with an underscore
     limit_to_mask: bool = True  # False measures the whole image
@@ -32,8 +31,7 @@ class Contrast(QcCheck):
         if self.limit_to_mask:
             energy = energy[view.mask_use ^ self.invert]
             gray = gray[view.mask_use]
-        stems = ("tenenGrad", "michelson", "rms")
-        names = [_prefixed(self.prefix, f"{stem}_contrast") for stem in stems]
+        names = [_prefixed(self.prefix, f"{s}_contrast") for s in ("tenenGrad", "michelson", "rms")]
         if gray.size == 0:
             return _no_tissue(self.name, names)
         highest, lowest = float(gray.max()), float(gray.min())
@@ -43,10 +41,9 @@ class Contrast(QcCheck):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Brightness(QcCheck):
+class Brightness(QcCheck, kind="brightness"):
     """Mean and population standard deviation of gray or of each channel; -100 and 0 of no px."""
 
-    kind: ClassVar[str] = "brightness"
     name: str = "brightness"
     space: Literal["gray", "RGB", "YUV"] = "gray"  # gray is [0, 1], RGB 0 to 255, YUV of [0, 1]
     prefix: str = ""  # put before the column names, with an underscore
@@ -54,13 +51,11 @@ class Brightness(QcCheck):
     invert: bool = False  # True measures outside the mask
 
     def __call__(self, view: QcView) -> Outcome:
-        if self.space == "gray":
-            channels = {"grayscale": view.gray}
-        else:
-            yuv, ns = self.space == "YUV", view.ns
+        channels, yuv, ns = {"grayscale": view.gray}, self.space == "YUV", view.ns
+        if self.space != "gray":
             image = filters.yuv_from_rgb(ns, view.rgb) if yuv else view.rgb.astype(ns.xp.float64)
             channels = {f"chan{c + 1}": image[..., c] for c in range(3)}
-        suffix = "_YUV" if self.space == "YUV" else ""
+        suffix = "_YUV" if yuv else ""
         scores: dict[str, Score] = {}
         for stem, channel in channels.items():
             values = channel[view.mask_use ^ self.invert] if self.limit_to_mask else channel
@@ -71,15 +66,15 @@ class Brightness(QcCheck):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stains(QcCheck):
+class Stains(QcCheck, kind="stains"):
     """Mean and std of each stain in the mask, clipped to [0, the image's .99 quantile]; drawn."""
 
-    kind: ClassVar[str] = "stains"
     name: str = "stains"
     stain: str = "hed_from_rgb"  # stain set, one of `arrays.filters.STAINS`
     use_mask: bool = True  # False measures the whole image
 
     def __call__(self, view: QcView) -> Outcome:
+        ns, xp = view.ns, view.ns.xp
         names = [f"deconv_c{c}_{statistic}" for c in range(3) for statistic in ("mean", "std")]
         if self.use_mask and not bool(view.mask_use.any()):
             black = np.zeros(view.rgb.shape[:2], dtype=np.uint8)
@@ -89,23 +84,22 @@ class Stains(QcCheck):
         pictures: dict[str, npt.NDArray[Any]] = {}
         densities, unmixing = filters.stain_tables(self.stain)
         for c in range(3):  # one at a time, and by tables: a third of the memory
-            tables = [view.ns.xp.asarray(densities * share) for share in unmixing[:, c]]
+            tables = [xp.asarray(densities * share) for share in unmixing[:, c]]
             amount = sum(table[view.rgb[..., k]] for k, table in enumerate(tables)).clip(0.0)
-            clipped = view.ns.xp.clip(amount, 0.0, view.ns.xp.quantile(amount, 0.99))
+            clipped = xp.clip(amount, 0.0, xp.quantile(amount, 0.99))
             values = clipped[view.mask_use] if self.use_mask else clipped
             found += [float(values.mean()), float(values.std())]
             low, high = float(values.min()), float(values.max())
             share = (clipped - low) / max(high - low, 1e-12) * (view.mask_use | (not self.use_mask))
-            gray = view.ns.xp.rint(view.ns.xp.clip(share, 0.0, 1.0) * 255)
-            pictures[f"deconv_c{c}"] = view.ns.download(gray.astype(view.ns.xp.uint8))
+            gray = xp.rint(xp.clip(share, 0.0, 1.0) * 255)
+            pictures[f"deconv_c{c}"] = ns.download(gray.astype(xp.uint8))
         return Outcome(scores=dict(zip(names, found, strict=True)), tables=pictures)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Histogram(QcCheck):
+class Histogram(QcCheck, kind="histogram"):
     """Density histogram of each channel, and its squared distance to those of template images."""
 
-    kind: ClassVar[str] = "histogram"
     name: str = "histogram"
     bins: int = 20  # over 0 to 255
     limit_to_mask: bool = True  # False measures the whole image
@@ -137,10 +131,9 @@ class Histogram(QcCheck):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texture(QcCheck):
+class Texture(QcCheck, kind="texture"):
     """Mean and std of six co-occurrence measures over random squares; warns where none fits."""
 
-    kind: ClassVar[str] = "texture"
     name: str = "texture"
     prefix: str = ""  # put before the column names, with an underscore
     square_px: int = 32  # edge of a square; its top-left corner lies in the mask
@@ -185,35 +178,31 @@ class Texture(QcCheck):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountPieces(QcCheck):
+class CountPieces(QcCheck, kind="count_pieces"):
     """Counts the 8-connected pieces of tissue that are left: their mean and largest area in px."""
 
-    kind: ClassVar[str] = "count_pieces"
     name: str = "tissue_pieces"
 
     def __call__(self, view: QcView) -> Outcome:
-        share = float(view.mask_use.mean())
-        return Outcome(scores=view.region_scores(self.name, view.mask_use, share))
+        mask = view.mask_use
+        return Outcome(scores=view.region_scores(self.name, mask, float(mask.mean())))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Equalised(QcCheck):
+class Equalised(QcCheck, kind="equalised"):
     """Measures nothing; leaves a histogram-equalised gray picture for the report."""
 
-    kind: ClassVar[str] = "equalised"
     name: str = "equalised"
 
     def __call__(self, view: QcView) -> Outcome:
-        xp, ns = view.ns.xp, view.ns
-        share = filters.equalised(ns, (view.gray * 255).astype(xp.uint8))
-        return Outcome(tables={self.name: ns.download(xp.rint(share * 255).astype(xp.uint8))})
+        xp, share = view.ns.xp, filters.equalised(view.ns, view.gray8)
+        return Outcome(tables={self.name: view.ns.download(xp.rint(share * 255).astype(xp.uint8))})
 
 
 @dataclass(frozen=True, kw_only=True)
-class SavedMask(QcCheck):
+class SavedMask(QcCheck, kind="saved_mask"):
     """Measures nothing; leaves the mask as it is at that point as a picture."""
 
-    kind: ClassVar[str] = "saved_mask"
     name: str = "saved_mask"
     of: str = ""  # an earlier check, whose mask is left in its place
     geojson: bool = False  # whether `<name>.geojson` has it in level-0 px as well
@@ -226,10 +215,9 @@ class SavedMask(QcCheck):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SavedMacro(QcCheck):
+class SavedMacro(QcCheck, kind="saved_macro"):
     """Measures nothing; leaves the slide's macro picture for the report."""
 
-    kind: ClassVar[str] = "saved_macro"
     name: str = "macro"
     edge_px: int = 500  # of its longer side
 
@@ -237,10 +225,8 @@ class SavedMacro(QcCheck):
         if (rgb := view.associated("macro")) is None:
             return Outcome(warnings=("the slide has no macro picture",))
         height, width = rgb.shape[:2]
-        size = tuple(
-            max(1, round(self.edge_px * px / max(width, height))) for px in (width, height)
-        )
-        return Outcome(tables={self.name: np.asarray(Image.fromarray(rgb).resize(size))})
+        x, y = (max(1, round(self.edge_px * px / max(rgb.shape[:2]))) for px in (width, height))
+        return Outcome(tables={self.name: np.asarray(Image.fromarray(rgb).resize((x, y)))})
 
 
 def read_rgb(path: str) -> npt.NDArray[np.uint8]:

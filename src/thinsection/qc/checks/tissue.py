@@ -7,7 +7,7 @@ each step in pictures.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from thinsection.arrays import Array, ArrayNamespace
 from thinsection.arrays.filters import block_means
@@ -15,11 +15,13 @@ from thinsection.arrays.morphology import (
     dilated_by_disk,
     drop_small,
     fill_small,
+    keep_elongated,
     labelled,
     opened_by_disk,
 )
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area
 
+Px = Callable[[float], float]  # px in a length of so many µm
 Stain = Literal["H&E", "IHC", "grey", "dark", ""]  # dark: frozen or thick; '' where nothing is
 _PX_UM = 16.0  # of the px that are looked at; borders are found to half of it
 _BLACK = 30  # of 255: darker in all channels is no tissue but what the scanner did not see
@@ -39,11 +41,9 @@ _RIM_UM, _RIM_SHARE = 40.0, 0.4  # tissue ends where this share of its own densi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tissue(QcCheck):
+class Tissue(QcCheck, kind="tissue", removes_glass=True):
     """Keeps tissue of any stain, pale, fatty and dark too, and says which stain it is."""
 
-    kind: ClassVar[str] = "tissue"
-    removes_glass = True
     name: str = "glass"
     min_piece: str = area("20000 um2")  # smaller pieces are dropped
     min_hole: str = area("10000 um2")  # smaller holes are filled
@@ -51,28 +51,17 @@ class Tissue(QcCheck):
 
     def __call__(self, view: QcView) -> Outcome:
         areas = view.area_px(self.min_piece), view.area_px(self.min_hole)
-        mask, stain = detect_tissue(
-            view.ns, view.rgb, view.mpp_th, areas_px=areas, black_level=self.black_level
-        )
+        mask, stain = detect_tissue(view.ns, view.rgb, view.mpp_th, areas, self.black_level)
         outcome = view.left(view.mask_use & mask, self.name)
         return replace(outcome, scores={**outcome.scores, "stain": stain}, stain=stain)
 
 
 def detect_tissue(
-    ns: ArrayNamespace,
-    rgb: Array,
-    px_um: float,
-    *,
-    areas_px: tuple[float, float],
-    black_level: int = _BLACK,
+    ns: ArrayNamespace, rgb: Array, px_um: float, areas_px: tuple[float, float], black_level: int
 ) -> tuple[Array, Stain]:
     """The tissue of a thumbnail, bool (H, W), and its stain.
 
-    Args:
-        rgb: uint8 (H, W, 3).
-        px_um: µm per px of it.
-        areas_px: smaller pieces are dropped, smaller holes filled, px.
-        black_level: px darker in all channels, 0 to 255, are no tissue.
+    Pieces and holes smaller than areas_px go, as do px darker than black_level in all channels.
 
     Memory: O(H * W / (16 / px_um)²): about 150 bytes per px of 16 µm.
     """
@@ -87,13 +76,11 @@ def detect_tissue(
     mask = _closed(ns, body, px(_GAP_UM + _RIM_UM) / 1.5)
     mask &= ~_beyond_rim(ns, light, body, mask, px)
     net = _net(ns, light, lines & ~dilated_by_disk(ns, solid, px(32.0)), px)
-    mask = _closed(ns, mask | net, px(_GAP_UM))
-    mask = opened_by_disk(ns, mask, px(32.0))
+    mask = opened_by_disk(ns, _closed(ns, mask | net, px(_GAP_UM)), px(32.0))
     mask = fill_small(ns, mask, max(areas_px[1] / area, 1.0))
     mask = drop_small(ns, mask, areas_px[0] / area)
-    stain = _stain(ns, light, mask)
     whole = mask.repeat(factor, axis=0).repeat(factor, axis=1)
-    return whole[: rgb.shape[0], : rgb.shape[1]], stain
+    return whole[: rgb.shape[0], : rgb.shape[1]], _stain(ns, light, mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +133,11 @@ def _glass(
     return tuple(float(xp.median(density[..., c][where])) for c in range(3)), where
 
 
-def _evidence(
-    ns: ArrayNamespace, light: _Light, px: Callable[[float], float]
-) -> tuple[Array, Array, Array]:
+def _evidence(ns: ArrayNamespace, light: _Light, px: Px) -> tuple[Array, Array, Array]:
     """Px that are tissue by themselves, those of solid tissue, and thin dark lines."""
 
     def limit(least: float, values: Array, low: float, high: float, times: float) -> float:
-        found = values[light.glass]
-        if not found.size:
+        if not (found := values[light.glass]).size:
             return least
         lower, upper = (float(ns.xp.quantile(found, q)) for q in (low, high))
         return max(least, (lower if low == 0.5 else 0.0) + times * (upper - lower))
@@ -172,21 +156,17 @@ def _evidence(
     if bool(edge.any()):
         gone |= dilated_by_disk(ns, edge, px(_SHADE_REACH_UM))
     body &= ~gone
-    solid = opened_by_disk(ns, body, px(64.0))
-    body = opened_by_disk(ns, _closed(ns, body, px(_GAP_UM)), px(_THIN_UM))
-    return body, solid, (light.line > thin) & ~gone
+    closed = opened_by_disk(ns, _closed(ns, body, px(_GAP_UM)), px(_THIN_UM))
+    return closed, opened_by_disk(ns, body, px(64.0)), (light.line > thin) & ~gone
 
 
-def _net(ns: ArrayNamespace, light: _Light, lines: Array, px: Callable[[float], float]) -> Array:
+def _net(ns: ArrayNamespace, light: _Light, lines: Array, px: Px) -> Array:
     """Fat and loose tissue: the area that a net of thin lines spans."""
     thick = ns.ndimage.maximum_filter(lines, size=3)
     for axis in (0, 1):  # the edge of a coverslip would tie what it crosses
         run = ns.ndimage.minimum_filter1d(thick, _STRAIGHT_PX, axis=axis)
         lines = lines & ~ns.ndimage.maximum_filter1d(run, _STRAIGHT_PX, axis=axis)
-    labels, count = labelled(ns, lines, connectivity=8)
-    keep = ns.xp.bincount(labels.ravel(), minlength=count + 1) >= _MIN_LINE_PX
-    keep[0] = False
-    net = keep[labels]
+    net = keep_elongated(ns, lines, 0.0, _MIN_LINE_PX)
     strong = (net & (light.line > 1.6 * _LINE)).astype(ns.xp.float32)
     net &= ns.ndimage.uniform_filter(strong, _NET_WINDOW_PX) > _NET_SHARE
     net = opened_by_disk(ns, _closed(ns, net, px(_CELL_UM)), px(64.0))
@@ -195,9 +175,7 @@ def _net(ns: ArrayNamespace, light: _Light, lines: Array, px: Callable[[float], 
     return dilated_by_disk(ns, net, px(32.0))
 
 
-def _beyond_rim(
-    ns: ArrayNamespace, light: _Light, body: Array, mask: Array, px: Callable[[float], float]
-) -> Array:
+def _beyond_rim(ns: ArrayNamespace, light: _Light, body: Array, mask: Array, px: Px) -> Array:
     """Px at the mask's border that have less than a share of the density of the tissue by them."""
     xp, box = ns.xp, ns.ndimage.uniform_filter
     own = xp.maximum(light.total, light.density.max(axis=2) * 0.5)
@@ -235,16 +213,14 @@ def _closed(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
 
 def _at_border(ns: ArrayNamespace, mask: Array) -> Array:
     """The regions of a mask that touch the picture's border."""
-    labels, count = labelled(ns, mask)
-    keep = ns.xp.zeros(count + 1, dtype=bool)
-    for side in (labels[0], labels[-1], labels[:, 0], labels[:, -1]):
-        keep[side] = True
-    keep[0] = False
-    return keep[labels]
+    labels, _ = labelled(ns, mask)
+    sides = ns.xp.concatenate([labels[0], labels[-1], labels[:, 0], labels[:, -1]])
+    return mask & ns.xp.isin(labels, sides)
 
 
 def _reduced(ns: ArrayNamespace, rgb: Array, factor: int) -> Array:
     """Means of factor x factor px, uint8; the last ones may have fewer."""
-    planes = (rgb[..., c].astype(ns.xp.float32) for c in range(3 * (factor > 1)))
-    means = [(block_means(ns, plane, factor) + 0.5).astype(ns.xp.uint8) for plane in planes]
-    return ns.xp.stack(means, axis=2) if means else rgb
+    if factor == 1:
+        return rgb
+    means = [block_means(ns, rgb[..., c].astype(ns.xp.float32), factor) for c in range(3)]
+    return (ns.xp.stack(means, axis=2) + 0.5).astype(ns.xp.uint8)
