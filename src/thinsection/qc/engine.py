@@ -1,10 +1,9 @@
 """Runs a pipeline on one slide, says what was found, of its tiles too, and judges it by rules."""
 
-import colorsys
 import operator
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -15,24 +14,23 @@ import numpy.typing as npt
 
 from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
 from thinsection.config import nearest, user_cache_dir
-from thinsection.errors import ConfigError, InvalidInputError, require
+from thinsection.errors import ConfigError, require
 from thinsection.files.pages import notebook_html
 from thinsection.qc.checks.artefact_maps import artefact_maps
 from thinsection.qc.checks.by_example import ByExample, PixelModel, probabilities, trained_model
 from thinsection.qc.checks.check import Outcome, QcView, Score
 from thinsection.qc.pipeline import Pipeline, load_pipeline
-from thinsection.qc.tissue import Color, Shares, TissueMask, box_fractions, overlay
+from thinsection.qc.tissue import Color, Shares, TissueMask, box_fractions, hues, overlay
 from thinsection.qc.work_image import read_work_images, regions_at, scale_of, suspicions
 from thinsection.slide import Slide
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, RgbArray
 
 Seconds = dict[str, float]
+_Images = Mapping[float, RgbArray]  # by nominal µm/px, the work image first
 _GUARDED_SHARE = 0.5  # of the tissue: a check that takes more of it is not believed
 _GLASS_COLOR: Color = (222, 226, 231)
-_OPERATORS = {
-    **{"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt},
-    **{"==": operator.eq, "!=": operator.ne},
-}
+_OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+_OPERATORS |= {"==": operator.eq, "!=": operator.ne}
 _RULE = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(<=|>=|==|!=|<|>)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*")
 
 
@@ -71,11 +69,8 @@ class QcResult:
     def colors(self) -> dict[str, Color]:
         """A colour per check with a mask: gray for glass, else spread over the hues."""
         glass = {check.name for check in self.pipeline.checks if check.removes_glass}
-        colors = dict.fromkeys(self.masks, _GLASS_COLOR)
-        for n, name in enumerate(name for name in self.masks if name not in glass):
-            red, green, blue = colorsys.hsv_to_rgb((0.02 + n * 0.618) % 1.0, 0.85, 0.9)
-            colors[name] = (round(red * 255), round(green * 255), round(blue * 255))
-        return colors
+        others = [name for name in self.masks if name not in glass]
+        return dict.fromkeys(self.masks, _GLASS_COLOR) | dict(zip(others, hues(len(others))))
 
     def overlay(self) -> RgbArray:
         """The work image with what each check took tinted, and what is left outlined."""
@@ -133,25 +128,24 @@ def run_qc(
     edges = [max(1, int(np.rint(long_side / mpp))) for mpp in pipeline.image_mpps]
     images = dict(zip(pipeline.image_mpps, read_work_images(slide, edges), strict=True))
     read_s = time.perf_counter() - started
-    view = _view(ns, slide, pipeline, images, slide_mpp=scale.slide_mpp, cache_dir=cache_dir)
+    models = partial(prepare_models, pipeline, cache_dir=cache_dir)
+    view = _view(ns, slide, scale.slide_mpp, images, models)
     left, kept, outcomes, seconds = _narrow(view, pipeline, strict=strict)
-    mask_use, rgb = ns.download(left), images[pipeline.work_mpp]
+    mask_use, rgb, found = ns.download(left), images[pipeline.work_mpp], outcomes.values()
     absolute = pipeline.pixels_to_use == "absolute"
     usable = float(mask_use.sum() if absolute else mask_use.mean())
-    scores = {column: value for o in outcomes.values() for column, value in o.scores.items()}
-    said = [warning for o in outcomes.values() for warning in o.warnings]
-    touched = {name: o.touched for name, o in outcomes.items() if o.touched is not None}
+    scores = {column: value for o in found for column, value in o.scores.items()}
     return QcResult(
         mask_use=mask_use,
         frame=MaskFrame(size_th=rgb.shape[1::-1], size_l0=slide.size),
-        masks={name: ns.download(mask) for name, mask in touched.items()},
+        masks={n: ns.download(o.touched) for n, o in outcomes.items() if o.touched is not None},
         scores={**scores, "pixels_to_use": usable},
-        warnings=(*scale.warnings, *suspicions(rgb), *said),
+        warnings=(*scale.warnings, *suspicions(rgb), *(w for o in found for w in o.warnings)),
         pipeline=pipeline,
         rgb=rgb,
         mpp_th=view.mpp_th,
         facts=_facts(slide),
-        tables={name: table for o in outcomes.values() for name, table in o.tables.items()},
+        tables={name: table for o in found for name, table in o.tables.items()},
         seconds={"read": read_s, **seconds},
         crossings=dict(ns.crossings),
         kept=None if kept is left else ns.download(kept),
@@ -159,21 +153,12 @@ def run_qc(
 
 
 def _view(
-    ns: ArrayNamespace,
-    slide: Slide,
-    pipeline: Pipeline,
-    images: Mapping[float, RgbArray],
-    *,
-    slide_mpp: float,
-    cache_dir: Path | None,
+    ns: ArrayNamespace, slide: Slide, slide_mpp: float, images: _Images, models: Callable[[], Any]
 ) -> QcView:
     """The view before any check: all px are in use."""
-    rgb = ns.upload(images[pipeline.work_mpp])
-
-    @cache  # the first check that asks computes all, as they share features
-    def found() -> dict[ByExample, Array]:
-        return probabilities(ns, rgb, prepare_models(pipeline, cache_dir=cache_dir))
-
+    rgb = ns.upload(next(iter(images.values())))
+    # the first check that asks computes all, as they share features
+    found = cache(lambda: probabilities(ns, rgb, models()))
     mpp_th = slide_mpp * max(slide.size) / max(rgb.shape[:2])
     return QcView(
         ns=ns,
@@ -181,14 +166,11 @@ def _view(
         gray=filters.gray_from_rgb(ns, rgb),
         mask_use=ns.xp.ones(rgb.shape[:2], dtype=bool),
         mpp_th=mpp_th,
-        statistics=pipeline.statistics,
         gray_at=lambda nominal_mpp: filters.gray32_from_rgb(ns, ns.upload(images[nominal_mpp])),
         regions_at=partial(regions_at, slide, slide_mpp),
         probability_of=lambda check: found()[check],
         artefact_maps=cache(partial(artefact_maps, ns, rgb, mpp_th)),
-        associated=lambda name: (
-            slide.associated_image(name) if name in slide.associated_names else None
-        ),
+        associated=lambda n: slide.associated_image(n) if n in slide.associated_names else None,
     )
 
 
@@ -204,31 +186,28 @@ def _narrow(
         touched = {name: o.touched for name, o in outcomes.items() if o.touched is not None}
         written = check.statistics or pipeline.statistics
         name, outcome = check.name, check(replace(view, statistics=written, touched=touched))
-        earlier = {column for other in outcomes.values() for column in other.scores}
-        twice = [column for column in outcome.scores if column in earlier]
+        twice = [c for c in outcome.scores if any(c in other.scores for other in outcomes.values())]
         said = [f"{name} writes the column {column} of an earlier check" for column in twice]
         left = view.mask_use if outcome.mask_use is None else outcome.mask_use
         before, after = (int(view.ns.xp.count_nonzero(m)) for m in (view.mask_use, left))
-        emptied = before > 0 and after == 0
         most = tissue_px > 0 and before - after > tissue_px * _GUARDED_SHARE
-        guards = (most or (emptied and tissue_px > 0)) and check.guarded and not strict
-        if most or emptied:
+        most |= before > 0 and after == 0
+        guards = most and tissue_px > 0 and check.guarded and not strict
+        if most:
             said.append(_took_most(name, before - after, tissue_px, kept=guards))
         if guards:
             left = view.mask_use if pipeline.guard else left
         else:
             kept = left if kept is view.mask_use else kept & (left | ~view.mask_use)
-        if check.removes_glass:
-            tissue_px = after
+        tissue_px = after if check.removes_glass else tissue_px
         warnings = (*said, *outcome.warnings)
         outcomes[name] = replace(outcome, mask_use=None, warnings=warnings)
         view, stain = replace(view, mask_use=left), outcome.stain or stain
         seconds[name] = time.perf_counter() - started
     mask_use, guarded = view.mask_use, kept is not view.mask_use
     for outcome in outcomes.values():
-        if outcome.enforce and outcome.touched is not None:
-            mask_use = mask_use & ~outcome.touched  # even if filled since
-            kept = kept & ~outcome.touched
+        if outcome.enforce and outcome.touched is not None:  # even if filled since
+            mask_use, kept = mask_use & ~outcome.touched, kept & ~outcome.touched
     return mask_use, kept if guarded else mask_use, outcomes, seconds
 
 
@@ -246,10 +225,9 @@ def _facts(slide: Slide) -> dict[str, Score]:
     mpp_x, mpp_y = slide.slide_mpp or ("NA", "NA")
     comments = ("openslide.comment", "tiff.ImageDescription")  # equal where both readers open it
     comment = next((text for key in comments if (text := slide.properties.get(key))), None)
+    power = "NA" if slide.objective_power is None else slide.objective_power
     return {
-        "base_mag": "NA" if slide.objective_power is None else slide.objective_power,
-        "type": slide.vendor or "NA",
-        "levels": float(len(slide.levels)),
+        **{"base_mag": power, "type": slide.vendor or "NA", "levels": float(len(slide.levels))},
         **{"height": float(height), "width": float(width), "mpp_x": mpp_x, "mpp_y": mpp_y},
         "comment": re.sub(r"[\r\n]", " ", comment or "NA"),
     }
@@ -268,12 +246,11 @@ def tile_qc_columns(result: QcResult, coords_l0: CoordsL0, tile_px_l0: int) -> d
     """
     shaped, got = coords_l0.shape[1:] == (2,), f"{coords_l0.dtype} {coords_l0.shape}"
     require(shaped, "coords_l0 must be int64 of shape (N, 2)", got)
-    if tile_px_l0 <= 0:
-        raise InvalidInputError(f"tile_px_l0 must be > 0, got {tile_px_l0}")
+    require(tile_px_l0 > 0, "tile_px_l0 must be > 0", tile_px_l0)
     filling = {check.name for check in result.pipeline.checks if check.fills}
-    size_l0 = (tile_px_l0, tile_px_l0)
-    taken = {name: mask for name, mask in result.masks.items() if name not in filling}
-    return {n: box_fractions(mask, result.frame, coords_l0, size_l0) for n, mask in taken.items()}
+    share_of = partial(box_fractions, frame=result.frame, coords_l0=coords_l0)
+    size_l0, masks = (tile_px_l0, tile_px_l0), result.masks.items()
+    return {name: share_of(m, size_l0=size_l0) for name, m in masks if name not in filling}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,10 +279,8 @@ def parse_rule(text: str) -> QcRule:
 def qc_fail(row: Mapping[str, Score], rule: QcRule | str) -> bool:
     """Whether the rule holds for the row of a `QcResult`; ConfigError without such a number."""
     rule = parse_rule(rule) if isinstance(rule, str) else rule
-    name = rule.column
-    if name not in row:
+    if (name := rule.column) not in row:
         raise ConfigError(f"qc rule must name a column, got {name!r}{nearest(name, row)}")
-    value = row[name]
-    if isinstance(value, str):
+    if isinstance(value := row[name], str):
         raise ConfigError(f"qc rule must name a column of numbers, got {name!r} = {value!r}")
     return bool(rule.holds(value))

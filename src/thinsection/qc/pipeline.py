@@ -2,15 +2,15 @@
 
 import configparser
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from thinsection.config import coerce, from_mapping, nearest, read_toml, toml_value
-from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.config import coerce, field_types, from_mapping, nearest, read_toml, toml_value
+from thinsection.errors import ConfigError, InvalidInputError, require, rewording
 from thinsection.qc.checks import artefacts, by_example, masking, measures, tissue
 from thinsection.qc.checks.check import QcCheck, Statistics
 from thinsection.registry import Entry, Registry
@@ -33,8 +33,6 @@ _HISTOQC = "histoqc-"  # before HistoQC's own names of its pipelines
 _PRESETS = Path(__file__).parent / "presets"
 # of files that are no check's
 _RESERVED_NAMES = ("mask_use", "mask_kept", "overlay", "thumbnail", "qc")
-_KINDS = {"name": str, "work_mpp": float, "work_from": WorkFrom, "statistics": Statistics}
-_KINDS |= {"pixels_to_use": Usable, "guard": bool}
 _VERSION = 6  # of the checks: raise it when one answers differently
 _ENTRIES = [Entry(name=c.kind, help=str(c.__doc__).splitlines()[0], target=c) for c in _BUILT_IN]
 CHECKS: Registry[type[QcCheck]] = Registry("qc check", "thinsection.qc_checks", _ENTRIES)
@@ -82,10 +80,11 @@ class Pipeline:
 
     def as_mapping(self) -> dict[str, Any]:
         """Plain values, as the TOML file would hold them."""
-        checks = [{"kind": c.kind, **asdict(c)} for c in self.checks]
-        plain = {key: getattr(self, key) for key in _KINDS}
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        del plain["checks"], plain["variants"]
+        plain["check"] = [{"kind": c.kind, **asdict(c)} for c in self.checks]
         variants = {stain: dict(tables) for stain, tables in self.variants.items()}
-        return {**plain, "check": checks, **({"variant": variants} if variants else {})}
+        return plain | ({"variant": variants} if variants else {})
 
 
 def preset_names() -> tuple[str, ...]:
@@ -100,11 +99,10 @@ def load_pipeline(source: str | Path) -> Pipeline:
     """
     known, histoqcs = preset_names(), f"{_HISTOQC}{source}"
     path = _PRESETS / f"{source}.toml" if str(source) in known else Path(source)
-    if path.suffix != ".toml":
-        now = f"; HistoQC's is {histoqcs!r} now, and 'auto' is recommended"
-        hint = now if histoqcs in known else nearest(str(source), known)
-        got = f"{str(source)!r}{hint}"
-        raise ConfigError(f"qc pipeline must be a preset or a .toml file, got {got}")
+    now = f"; HistoQC's is {histoqcs!r} now, and 'auto' is recommended"
+    hint = now if histoqcs in known else nearest(str(source), known)
+    rule, got = "qc pipeline must be a preset or a .toml file", f"{str(source)!r}{hint}"
+    require(path.suffix == ".toml", rule, got, error=ConfigError)
     return pipeline_from_mapping(read_toml(path))
 
 
@@ -123,36 +121,30 @@ def dump_pipeline(pipeline: Pipeline) -> str:
 
 def pipeline_from_mapping(data: Mapping[str, Any]) -> Pipeline:
     """The pipeline of a TOML file's tables; ConfigError as of `load_pipeline`."""
-    known, checks = (*_KINDS, "check", "variant"), data.get("check")
+    kinds, checks = dict(field_types(Pipeline)), data.get("check")
+    del kinds["checks"], kinds["variants"]
+    known = (*kinds, "check", "variant")
     if unknown := [key for key in data if key not in known]:
         raise ConfigError(f"unknown qc key {unknown[0]!r}{nearest(unknown[0], known)}")
-    values = {key: coerce(data[key], kind, key) for key, kind in _KINDS.items() if key in data}
+    values = {key: coerce(data[key], kind, key) for key, kind in kinds.items() if key in data}
     if "name" not in values or not isinstance(checks, list) or not checks:
         raise ConfigError("qc pipeline must have a name and at least one [[check]] table")
     variants = coerce(data.get("variant", {}), dict[str, dict[str, Table]], "variant")
     built = tuple(check_from_mapping(c) for c in checks)
     pipeline = Pipeline(**values, checks=built, variants=variants)
-    if not pipeline.work_mpp > 0:
-        raise ConfigError(f"work_mpp must be > 0, got {pipeline.work_mpp!r}")
-    names = [check.name for check in pipeline.checks]
-    for stain, tables in variants.items():
-        _check_variant(pipeline, stain, tables)
+    require(pipeline.work_mpp > 0, "work_mpp must be > 0", pipeline.work_mpp, error=ConfigError)
+    names, by_name = [check.name for check in built], {check.name: check for check in built}
+    for stain, name in [(stain, name) for stain, tables in variants.items() for name in tables]:
+        where, check = f"variant.{stain}.{name}", by_name.get(name)
+        if check is None or isinstance(check, by_example.ByExample):
+            allowed = "one of the pipeline's that is not by example"
+            raise ConfigError(f"{where} must be {allowed}, got {name!r}{nearest(name, by_name)}")
+        from_mapping(type(check), asdict(check) | variants[stain][name], where=f"{where}.")
     if taken := sorted(set(names) & set(_RESERVED_NAMES)):
         raise ConfigError(f"check names must not be {', '.join(_RESERVED_NAMES)}, got {taken[0]!r}")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"check names must be unique, got {twice[0]!r} twice; set its `name`")
     return pipeline
-
-
-def _check_variant(pipeline: Pipeline, stain: str, tables: Mapping[str, Table]) -> None:
-    """Refuses settings that a check does not have, and checks that are not there."""
-    by_name = {check.name: check for check in pipeline.checks}
-    for name, settings in tables.items():
-        where = f"variant.{stain}.{name}"
-        if name not in by_name or isinstance(by_name[name], by_example.ByExample):
-            allowed = "one of the pipeline's that is not by example"
-            raise ConfigError(f"{where} must be {allowed}, got {name!r}{nearest(name, by_name)}")
-        from_mapping(type(by_name[name]), {**asdict(by_name[name]), **settings}, where=f"{where}.")
 
 
 def check_from_mapping(data: Mapping[str, Any]) -> QcCheck:
@@ -169,8 +161,8 @@ def check_from_mapping(data: Mapping[str, Any]) -> QcCheck:
 def pipeline_identity(pipeline: Pipeline) -> dict[str, Any]:
     """Plain values that decide what it says of a slide; pictures by size and modification time."""
     files = [Path(name) for check in pipeline.checks for name in check.files]
-    stats = [path.stat() if path.is_file() else None for path in files]  # the run says what is gone
-    pictures = [[stat.st_size, stat.st_mtime_ns] if stat else [] for stat in stats]
+    stats = [[path.stat()] if path.is_file() else [] for path in files]  # the run says what is gone
+    pictures = [[n for s in stat for n in (s.st_size, s.st_mtime_ns)] for stat in stats]
     return {"version": _VERSION, "pipeline": pipeline.as_mapping(), "pictures": pictures}
 
 
@@ -181,28 +173,23 @@ def _steps() -> dict[str, Table]:
     return {function: _NO_STEP | table for function, table in tables.items()}
 
 
-def _truth(text: str) -> bool:
-    if (truth := _TRUTHS.get(text.strip().lower())) is None:
-        raise ValueError(f"not a truth value: {text!r}")
-    return truth
-
-
-def _mpp(text: str) -> float:
-    if not re.fullmatch(r"\d*\.?\d+[xX]", text):
-        raise ValueError(f"must be a magnification such as 1.25x, got {text!r}")
-    return nominal_mpp(float(text[:-1]))
-
-
-def _mask(text: str) -> str:
-    if text not in _MASKS:
-        raise ValueError(f"must be one of {', '.join(_MASKS)}")
-    return _MASKS[text]
-
-
-_READ: dict[str, Callable[[str], Any]] = {
-    **{"px": lambda text: f"{float(text):g} px", "truth": _truth, "magnification": _mpp},
-    **{"float": float, "int": int, "text": str, "words": str.split, "mask": _mask},
-}
+def _read(text: str, reading: str) -> Any:
+    """A value of HistoQC's config as our setting; ValueError where it is none."""
+    match reading:
+        case "truth" if (letters := text.strip().lower()) in _TRUTHS:
+            return _TRUTHS[letters]
+        case "truth":
+            raise ValueError(f"not a truth value: {text!r}")
+        case "magnification" if re.fullmatch(r"\d*\.?\d+[xX]", text):
+            return nominal_mpp(float(text[:-1]))
+        case "magnification":
+            raise ValueError(f"must be a magnification such as 1.25x, got {text!r}")
+        case "mask" if text not in _MASKS:
+            raise ValueError(f"must be one of {', '.join(_MASKS)}")
+        case "px":
+            return f"{float(text):g} px"
+    plain: Any = {"float": float, "int": int, "text": str, "words": str.split, "mask": _MASKS.get}
+    return plain[reading](text)
 
 
 def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
@@ -214,15 +201,13 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
 
     Raises ConfigError: no such file, or a step, key or value that cannot be carried over, by name.
     """
-    parser = configparser.ConfigParser(interpolation=None)
-    try:
+    parser, got = configparser.ConfigParser(interpolation=None), repr(str(path))
+    require(path.is_file(), "config must be an existing file", got, error=ConfigError)
+    not_ini = (configparser.Error, UnicodeDecodeError)
+    with rewording("config must be an .ini file", path, *not_ini, error=ConfigError):
         parser.read_string(path.read_text(encoding="utf-8"), str(path))
-    except FileNotFoundError:
-        raise ConfigError(f"config must be an existing file, got {str(path)!r}") from None
-    except (configparser.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"config must be an .ini file, got {str(path)!r}: {error}") from None
-    if not parser.has_option("pipeline", "steps"):
-        raise ConfigError(f"config must have [pipeline] steps, got none in {str(path)!r}")
+    there = parser.has_option("pipeline", "steps")
+    require(there, "config must have [pipeline] steps", f"none in {got}", error=ConfigError)
     sections = {name: dict(parser[name]) for name in parser.sections()}
     notes: list[str] = []
     checks: dict[str, Table] = {}
@@ -231,17 +216,11 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
             while check["name"] in checks:
                 check["name"] += "_again"
             checks[check["name"]] = check
-    base = _settings(_BASE, sections.get(_BASE, {}), _steps()[_BASE])
-    final = _settings(_FINAL, sections.get(_FINAL, {}), _steps()[_FINAL])
+    base, final = (_settings(s, sections.get(s, {}), _steps()[s]) for s in (_BASE, _FINAL))
     if final["pixels_to_use"] == "relative2mask":  # HistoQC takes px in its place, and says so
         final["pixels_to_use"] = "absolute"
-    base |= final | {
-        "name": path.stem,
-        "work_from": "objective_power",
-        "guard": False,
-        "check": list(checks.values()),
-    }
-    return pipeline_from_mapping(base), notes
+    base |= final | {"name": path.stem, "work_from": "objective_power", "guard": False}
+    return pipeline_from_mapping(base | {"check": list(checks.values())}), notes
 
 
 def _check(step: str, section: Texts, folder: Path, notes: list[str]) -> Table | None:
@@ -260,11 +239,10 @@ def _check(step: str, section: Texts, folder: Path, notes: list[str]) -> Table |
     values.setdefault("name", f"{table['name']}_{label}" if label else table["name"])
     if table["kind"] == "by_example":
         values |= _examples(values.pop("examples"), values, folder, notes)
-    if paths := values.get("templates"):
-        found = [str(path) for text in paths if (path := _find(text, folder)) is not None]
-        values["templates"] = found
-        values["absent"] = [Path(text).stem for text in paths if _find(text, folder) is None]
-        if missing := len(paths) - len(found):
+    if paths := {text: _find(text, folder) for text in values.get("templates", ())}:
+        values["templates"] = [str(path) for path in paths.values() if path is not None]
+        values["absent"] = [Path(text).stem for text, path in paths.items() if path is None]
+        if missing := len(values["absent"]):
             what = f"templates: {missing} of {len(paths)} template pictures are not here"
             notes.append(f"{what}; their columns are NA. Name your own, or install HistoQC")
     return {"kind": table["kind"], **values}
@@ -286,7 +264,7 @@ def _settings(step: str, section: Texts, table: Table) -> Table:
     for key, (ours, reading, *default) in keys.items():
         if (set_to := section.get(key, *default)) is not None:
             try:
-                values.setdefault(ours, _READ[reading](set_to))
+                values.setdefault(ours, _read(set_to, reading))
             except ValueError as error:
                 rule = f"{step}.{key} must be as HistoQC takes it"
                 raise ConfigError(f"{rule}, got {set_to!r}: {error}") from None
@@ -314,10 +292,9 @@ def _examples(texts: list[str], values: Table, folder: Path, notes: list[str]) -
         images, masks = ([str(found[text]) for text in side] for side in zip(*pairs, strict=True))
         return {"model": "own", "example_images": images, "example_masks": masks}
     first = pairs[0][0].removeprefix("./")
-    model = next((m for start, m in _OWN_MODELS.items() if first.startswith(start)), None)
-    if model is None:
-        got = f"{missing[0]!r} for {values['name']!r}"
-        raise ConfigError(f"example must be an existing file, got {got}")
+    model = next((m for start, m in _OWN_MODELS.items() if first.startswith(start)), "")
+    got = f"{missing[0]!r} for {values['name']!r}"
+    require(model, "example must be an existing file", got, error=ConfigError)
     ours = f"the built-in model {model!r}, trained on generated pictures, takes their place"
     notes.append(f"{values['name']}: HistoQC's example pictures are not here; {ours}")
     limits = {"threshold": 0.8, "min_elongation": 8.0} if model == "coverslip" else {}

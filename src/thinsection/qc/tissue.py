@@ -1,5 +1,6 @@
 """The default tissue mask, and of any mask its picture and the share of a box that it covers."""
 
+import colorsys
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -133,6 +134,12 @@ def _ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
     found = ~opened_by_disk(ns, ~dilated_by_disk(ns, found, gap / 4), gap)
     whole = found.repeat(factor, axis=0).repeat(factor, axis=1)
     return np.asarray(whole[: thumbnail.shape[0], : thumbnail.shape[1]])
+
+
+def hues(num: int) -> list[Color]:
+    """So many colours, spread over the hues."""
+    spread = [colorsys.hsv_to_rgb((0.02 + n * 0.618) % 1.0, 0.85, 0.9) for n in range(num)]
+    return [(round(r * 255), round(g * 255), round(b * 255)) for r, g, b in spread]
 
 
 def overlay(rgb: RgbArray, mask_use: MaskArray, tints: Tints = ()) -> RgbArray:

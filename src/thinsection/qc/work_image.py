@@ -5,7 +5,7 @@ so that a level never sits in memory, and then resized by LANCZOS.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,10 +38,9 @@ def scale_of(slide: Slide, pipeline: Pipeline, slide_mpp: float | None = None) -
     """The scale of a slide under a pipeline; a given mpp stands for what the file says."""
     warnings: list[str] = []
     known = mean_mpp(slide.slide_mpp) if slide_mpp is None else slide_mpp
-    if slide_mpp is None and slide.slide_mpp is not None and known is not None:
-        x, y = slide.slide_mpp
-        if abs(x - y) > 0.01 * known:
-            warnings.append(f"px are not square ({x:g} x {y:g} µm): areas use the mean")
+    x, y = (slide.slide_mpp if slide_mpp is None else None) or (0.0, 0.0)
+    if abs(x - y) > 0.01 * (known or 0.0):
+        warnings.append(f"px are not square ({x:g} x {y:g} µm): areas use the mean")
     power, by_power = slide.objective_power, pipeline.work_from == "objective_power"
     nominal = nominal_mpp(power) if power is not None else known or _ASSUMED_MPP
     real = nominal if known is None else known
@@ -61,13 +60,12 @@ def scale_of(slide: Slide, pipeline: Pipeline, slide_mpp: float | None = None) -
 
 def suspicions(rgb: RgbArray) -> list[str]:
     """Sentences about the work image, uint8 (H, W, 3); none for a usual H&E slide."""
-    red, green, blue = (rgb[..., c].astype(np.int16) for c in range(3))
-    if max(int(np.ptp(c)) for c in (red, green, blue)) <= _ONE_COLOUR_RANGE:
+    if np.ptp(rgb, axis=(0, 1)).max() <= _ONE_COLOUR_RANGE:
         return ["the slide is of one colour: empty glass, or a failed scan"]
     if float(np.median(rgb)) < _DARK_MEDIAN:
         return ["the background is dark: fluorescence? These checks are made for brightfield"]
-    high, low = np.maximum(np.maximum(red, green), blue), np.minimum(np.minimum(red, green), blue)
-    coloured = high - low > 30
+    red, green, blue = (rgb[..., c].astype(np.int16) for c in range(3))
+    coloured = rgb.max(axis=2) - rgb.min(axis=2) > 30
     brown = coloured & (red > green + 15) & (green > blue + 10)
     num_coloured = np.count_nonzero(coloured)
     if num_coloured > 100 and np.count_nonzero(brown) > _BROWN_SHARE * num_coloured:
@@ -98,7 +96,11 @@ def read_work_images(slide: Slide, max_edges: Sequence[int]) -> list[RgbArray]:
     images: dict[int, RgbArray] = {}
     for level in dict.fromkeys(levels.values()):
         reducers = {edge: _Reducer(level, edge) for edge in levels if levels[edge] == level}
-        for strip in _level_strips(slide, level):
+        width, height = level.size
+        rows = _ROWS_STEP * max(1, STRIP_BYTES // (_ROWS_STEP * width * 3))
+        for top in range(0, height, rows):
+            origin_l0, size = (0, round(top * level.downsample)), (width, min(rows, height - top))
+            strip = slide.read_region(origin_l0, level.index, size)
             for reducer in reducers.values():
                 reducer.add(strip)
         images |= {edge: reducer.finish() for edge, reducer in reducers.items()}
@@ -115,12 +117,9 @@ def regions_at(slide: Slide, slide_mpp: float, mpp: float) -> Regions:
     width, height = (max(1, edge // factor) for edge in level.size)
 
     def read(left: int, top: int, right: int, bottom: int) -> RgbArray:
-        origin_l0 = (
-            round(left * factor * level.downsample),
-            round(top * factor * level.downsample),
-        )
+        x, y = (round(edge * factor * level.downsample) for edge in (left, top))
         size = ((min(right, width) - left) * factor, (min(bottom, height) - top) * factor)
-        return _box_reduced(slide.read_region(origin_l0, level.index, size), (factor, factor))
+        return _box_reduced(slide.read_region((x, y), level.index, size), (factor, factor))
 
     return (width, height), read
 
@@ -131,15 +130,6 @@ def coarsest_level(levels: Sequence[Level], downsample: float) -> Level:
     return max(fit, key=lambda level: level.downsample, default=levels[0])
 
 
-def _level_strips(slide: Slide, level: Level) -> Iterator[RgbArray]:
-    """The level from top to bottom; rows are a multiple of 256, but for the last strip."""
-    width, height = level.size
-    rows = _ROWS_STEP * max(1, STRIP_BYTES // (_ROWS_STEP * width * 3))
-    for top in range(0, height, rows):
-        origin_l0 = (0, round(top * level.downsample))
-        yield slide.read_region(origin_l0, level.index, (width, min(rows, height - top)))
-
-
 class _Reducer:
     """Makes the image whose longer edge is max_edge px (or the level's, if that is less).
 
@@ -147,9 +137,9 @@ class _Reducer:
     """
 
     def __init__(self, level: Level, max_edge: int) -> None:
-        (width, height), self._size_th = level.size, fitted_size(level.size, max_edge)
+        self._size, self._size_th = level.size, fitted_size(level.size, max_edge)
         x, y = (int(n / m / _REDUCING_GAP) or 1 for n, m in zip(level.size, self._size_th))
-        self._size, self._factors = level.size, (x, y)
+        (width, height), self._factors = level.size, (x, y)
         self._reduced = np.empty((math.ceil(height / y), math.ceil(width / x), 3), dtype=np.uint8)
         self._waiting = np.empty((0, width, 3), dtype=np.uint8)
         self._missing, self._filled = height, 0  # rows of the level, rows of `_reduced`
@@ -157,10 +147,10 @@ class _Reducer:
     def add(self, strip: RgbArray) -> None:
         self._missing -= len(strip)
         rows = np.concatenate([self._waiting, strip]) if len(self._waiting) else strip
-        kept = len(rows) % self._factors[1] if self._missing else 0
-        self._waiting = rows[len(rows) - kept :].copy()
-        if len(rows) > kept:
-            reduced = _box_reduced(rows[: len(rows) - kept], self._factors)
+        whole = len(rows) - (len(rows) % self._factors[1] if self._missing else 0)
+        self._waiting = rows[whole:].copy()
+        if whole:
+            reduced = _box_reduced(rows[:whole], self._factors)
             self._reduced[self._filled : self._filled + len(reduced)] = reduced
             self._filled += len(reduced)
 

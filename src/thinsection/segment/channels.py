@@ -7,7 +7,6 @@ are found once, on a small picture of it.
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +14,11 @@ import numpy.typing as npt
 from thinsection.errors import InvalidInputError, require
 from thinsection.types import MaskArray, RgbArray, TileArray
 
-if TYPE_CHECKING:
-    from thinsection.segment.segmenter import SegmenterSpec
-
 Planes = npt.NDArray[np.float32]  # (B, C, H, W)
 Matrix = npt.NDArray[np.float64]
-_HEMATOXYLIN, _EOSIN = (0.65, 0.70, 0.29), (0.07, 0.99, 0.11)  # Ruifrok and Johnston 2001
+# Ruifrok and Johnston 2001; eosin's of length 1
+_HEMATOXYLIN = (0.65, 0.70, 0.29)
+_EOSIN = np.divide((0.07, 0.99, 0.11), np.linalg.norm((0.07, 0.99, 0.11)))
 _MIN_MAGNITUDE = 16.0  # of density, scaled so that black has 255; below it is glass
 _LOWEST_WHITE, _USUAL_WHITE = 200.0, 240.0
 _BLACK = 1e-10  # where a channel is 0 its density is as good as unbounded
@@ -54,12 +52,12 @@ class StainChannels:
     def __call__(self, tiles: TileArray) -> Planes:
         """uint8 (B, H, W, 3) to float32 (B, 3, H, W); each window's channels span [0, 1]."""
         planes = np.empty((len(tiles), 3, *tiles.shape[1:3]), dtype=np.float32)
-        scale = [255.0 / (high - low + 1e-8) for low, high in zip(self.low, self.high)]
         table = _density(np.arange(256), self.white).astype(np.float32)
         for tile, plane in zip(tiles, planes):
             amounts = table[tile] @ self.rows.T.astype(np.float32)
-            for n, (low, step) in enumerate(zip(self.low, scale)):
-                steps = np.clip((amounts[..., n] - low) * np.float32(step), 0, 255).astype(np.uint8)
+            for n, (low, high) in enumerate(zip(self.low, self.high)):
+                step = np.float32(255.0 / (high - low + 1e-8))
+                steps = np.clip((amounts[..., n] - low) * step, 0, 255).astype(np.uint8)
                 first, last = int(steps.min()), int(steps.max())
                 plane[n] = (steps - np.float32(first)) / max(1, last - first)
         return planes
@@ -72,9 +70,9 @@ class StainChannels:
 
         Raises InvalidInputError: the tissue has not two stains.
         """
-        brightest = rgb.max(axis=2)
-        chroma = brightest - rgb.min(axis=2)
-        glass = (brightest > _GLASS_VALUE) & (chroma < _GLASS_SATURATION * brightest)
+        brightest, dimmest = rgb.max(axis=2), rgb.min(axis=2)
+        glass = brightest > _GLASS_VALUE
+        glass &= brightest - dimmest < _GLASS_SATURATION * brightest
         white = _white(rgb, glass)
         vectors = stain_vectors(_density(rgb[~glass], white, _BLACK), white, where)
         third = np.cross(vectors[0], vectors[1])
@@ -105,9 +103,8 @@ def stain_vectors(density: Matrix, white: float, where: str) -> tuple[Matrix, Ma
     order = np.argsort(angles, kind="stable")
     ends = [axes @ plane[order[int(share * len(order) + 0.5)]] for share in (0.01, 0.99)]
     first, second = (end / np.linalg.norm(end) for end in ends)
-    is_eosin = first @ np.divide(_EOSIN, np.linalg.norm(_EOSIN)) - first @ _HEMATOXYLIN
-    other = second @ np.divide(_EOSIN, np.linalg.norm(_EOSIN)) - second @ _HEMATOXYLIN
-    return (first, second) if is_eosin >= other else (second, first)
+    one, other = (end @ _EOSIN - end @ _HEMATOXYLIN for end in (first, second))
+    return (first, second) if one >= other else (second, first)
 
 
 def _density(values: npt.NDArray, white: float, darkest: float = 1.0) -> Matrix:
@@ -123,10 +120,3 @@ def _white(rgb: RgbArray, glass: MaskArray) -> float:
     if len(bright) < _MIN_PX:
         return _USUAL_WHITE
     return float(np.clip(bright.mean(dtype=np.float64), _LOWEST_WHITE, 255.0))
-
-
-def fit_channels(spec: "SegmenterSpec", rgb: RgbArray, where: str) -> RgbChannels | StainChannels:
-    """What makes the network's input of a slide's windows."""
-    if spec.channels == "rgb":
-        return RgbChannels(mean=spec.mean, std=spec.std)
-    return StainChannels.of(rgb, where)

@@ -6,11 +6,9 @@ safetensors or safe .pth file. No entry runs code that is not installed already.
 """
 
 import hashlib
-import tomllib
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property
-from importlib import resources, util
+from functools import cache, cached_property, partial
+from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,11 +19,12 @@ from thinsection.config import from_mapping, option, read_toml
 from thinsection.encode.registry import IMAGENET_MEAN, IMAGENET_STD
 from thinsection.errors import ConfigError, InvalidInputError, WeightsError, require
 from thinsection.registry import Entry, Registry
+from thinsection.segment.channels import RgbChannels, StainChannels
+from thinsection.types import RgbArray
 
 if TYPE_CHECKING:
     from thinsection.segment.network import Network
 
-Channels = Literal["rgb", "eosin_hematoxylin_density"]
 PACKAGE = "package:"
 _TEXT = "segmenter"  # the table of a TOML file
 
@@ -45,7 +44,7 @@ class SegmenterSpec:
     mpp: float  # µm/px of its windows
     px: int = 512  # edge of a window
     overlap: float = 0.25  # least share of a window's edge that neighbours share, [0, 0.5]
-    channels: Channels = "rgb"
+    channels: Literal["rgb", "eosin_hematoxylin_density"] = "rgb"
     mean: tuple[float, ...] = IMAGENET_MEAN  # per channel, applied to values in [0, 1], like std
     std: tuple[float, ...] = IMAGENET_STD  # both of "rgb" alone
     weights: str | None = None  # a path, beside the TOML file if relative, or 'package:PATH'
@@ -58,14 +57,13 @@ class SegmenterSpec:
     source: str = ""
 
     def __post_init__(self) -> None:
+        different = len(set(self.outputs)) == len(self.outputs) > 0
         known = self.background is None or self.background in self.outputs
-        rules = (
-            (len(set(self.outputs)) == len(self.outputs) > 0, "outputs must be different names"),
-            (known, "background must be one of the outputs"),
-            (self.mpp > 0 and self.px >= 8, "mpp must be > 0 and px >= 8"),
-            (0 <= self.overlap <= 0.5, "overlap must be in [0, 0.5]"),
-        )
-        for ok, rule in rules:
+        rules = {"outputs must be different names": different}
+        rules |= {"background must be one of the outputs": known}
+        rules |= {"mpp must be > 0 and px >= 8": self.mpp > 0 and self.px >= 8}
+        rules |= {"overlap must be in [0, 0.5]": 0 <= self.overlap <= 0.5}
+        for rule, ok in rules.items():
             require(ok, f"segmenter {self.name!r}: {rule}", asdict(self), error=ConfigError)
 
     @property
@@ -75,17 +73,13 @@ class SegmenterSpec:
 
 
 @cache
-def declared_segmenters() -> Mapping[str, SegmenterSpec]:
-    """Those of `segmenters.toml` beside this file, by name."""
-    text = resources.files("thinsection.segment").joinpath("segmenters.toml").read_text("utf-8")
-    specs = [from_mapping(SegmenterSpec, row) for row in tomllib.loads(text)[_TEXT]]
-    return {spec.name: spec for spec in specs}
-
-
-def _entries() -> Iterator[Entry]:
-    for spec in declared_segmenters().values():
-        needs = ("onnxruntime",) if spec.architecture is None else ("timm",)
-        yield Entry(name=spec.name, help=spec.help, target=spec, needs=needs, extra="segment")
+def _entries() -> tuple[Entry, ...]:
+    """Those of `segmenters.toml` beside this file."""
+    rows = read_toml(Path(__file__).with_name("segmenters.toml"))[_TEXT]
+    made = partial(Entry, extra="segment")
+    needs = {True: ("onnxruntime",), False: ("timm",)}
+    specs = [(s := from_mapping(SegmenterSpec, row), needs[s.architecture is None]) for row in rows]
+    return tuple(made(name=s.name, help=s.help, target=s, needs=packages) for s, packages in specs)
 
 
 # another package's entry point names a SegmenterSpec, or an Entry with one
@@ -109,12 +103,10 @@ class SegmentConfig:
     )
 
     def __post_init__(self) -> None:
-        one = len(self.segmenters) == 1
+        count = len(self.segmenters)
         for name in ("segment_weights", "tissue_segmenter"):
-            if getattr(self, name) and not one:
-                raise ConfigError(
-                    f"segment.{name} must go with one segmenter, got {len(self.segmenters)}"
-                )
+            rule = f"segment.{name} must go with one segmenter"
+            require(count == 1 or not getattr(self, name), rule, count, error=ConfigError)
         require(self.segment_mpp > 0, "segment.segment_mpp must be > 0", self.segment_mpp)
 
 
@@ -144,9 +136,9 @@ class Segmenter:
     @property
     def label(self) -> str:
         """Part of a folder's name: that of the declaration, with a hash of weights of one's own."""
-        declared = declared_segmenters().get(self.spec.name)
         given = self.identity["weights_hash"][:6]
-        return self.spec.name if declared == self.spec else f"{self.spec.name}_w{given}"
+        declared = any(entry.target == self.spec for entry in _entries())
+        return self.spec.name if declared else f"{self.spec.name}_w{given}"
 
     @cached_property
     def network(self) -> "Network":
@@ -155,22 +147,24 @@ class Segmenter:
 
         return load_network(self.spec, self.weights, self.device, self.seed)
 
-    def labels(self, outputs: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    def channels(self, picture: RgbArray, where: str) -> RgbChannels | StainChannels:
+        """What makes the network's input of a slide's windows, from a picture of the slide."""
+        if self.spec.channels == "rgb":
+            return RgbChannels(mean=self.spec.mean, std=self.spec.std)
+        return StainChannels.of(picture, where)
+
+    def labels(self, outputs: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
         """(K, H, W) to (H, W): 0 for no class, 1 for the first of `spec.classes`, ..."""
-        spec = self.spec
-        places = [spec.outputs.index(name) for name in spec.classes]
-        least = np.full(outputs.shape[1:], spec.threshold, dtype=np.float32)
+        spec, largest = self.spec, self.spec.rule == "largest"
+        least = np.full(outputs.shape[1:], -np.inf if largest else spec.threshold, dtype=np.float32)
         if spec.background is not None:
-            back = outputs[spec.outputs.index(spec.background)]
-            least = np.maximum(least, back) if spec.rule == "threshold" else back
-        elif spec.rule == "largest":
-            least = np.full_like(least, -np.inf)
+            least = np.maximum(least, outputs[spec.outputs.index(spec.background)])
         labels = np.zeros(outputs.shape[1:], dtype=np.uint8)
-        for number, place in reversed(list(enumerate(places, start=1))):
-            taken = outputs[place] > least
+        for number, name in reversed(list(enumerate(spec.classes, start=1))):
+            output = outputs[spec.outputs.index(name)]
+            taken = output > least
             labels[taken] = number
-            if spec.rule == "largest":
-                least = np.where(taken, outputs[place], least)
+            least = np.where(taken, output, least) if largest else least
         return labels
 
 
@@ -201,13 +195,12 @@ def load_segmenter(
     if weights is not None:
         spec = replace(spec, weights=None, sha256=None)
         return Segmenter(spec=spec, weights=_existing(Path(weights), spec), device=device)
-    if spec.weights is None:
-        got = f"none for {spec.name!r}; pass --segment-weights FILE ({spec.source})"
-        raise WeightsError(f"weights must be given, got {got}")
+    got = f"none for {spec.name!r}; pass --segment-weights FILE ({spec.source})"
+    require(spec.weights, "weights must be given", got, error=WeightsError)
     found = _existing(_declared_path(spec, path.parent), spec)
-    if spec.sha256 is not None and _hash_of(found) != spec.sha256:
-        rule = f"weights of {spec.name!r} must have sha256 {spec.sha256}"
-        raise WeightsError(f"{rule}, got {_hash_of(found)} in {str(found)!r}")
+    rule = f"weights of {spec.name!r} must have sha256 {spec.sha256}"
+    got = f"{_hash_of(found)} in {str(found)!r}"
+    require(spec.sha256 in (None, _hash_of(found)), rule, got, error=WeightsError)
     return Segmenter(spec=spec, weights=found, device=device)
 
 
@@ -217,11 +210,10 @@ def _declared_path(spec: SegmenterSpec, folder: Path) -> Path:
     if not spec.weights.startswith(PACKAGE):
         return folder / spec.weights
     package, _, rest = spec.weights.removeprefix(PACKAGE).partition("/")
-    found = util.find_spec(package)
-    if found is None or not found.submodule_search_locations:
-        got = f"package {package!r}, which is not installed; {spec.help}"
-        raise WeightsError(f"weights of {spec.name!r} must be installed, got {got}")
-    return Path(found.submodule_search_locations[0]) / rest
+    places = getattr(util.find_spec(package), "submodule_search_locations", None)
+    got = f"package {package!r}, which is not installed; {spec.help}"
+    require(places, f"weights of {spec.name!r} must be installed", got, error=WeightsError)
+    return Path((places or [""])[0]) / rest
 
 
 def _existing(path: Path, spec: SegmenterSpec) -> Path:
@@ -235,8 +227,7 @@ def _existing(path: Path, spec: SegmenterSpec) -> Path:
 
 def _hash_of(path: Path) -> str:
     """sha256 in hex of a file and, of ONNX, of the data beside it."""
-    stat = path.stat()
-    return _hash_at(path, stat.st_mtime_ns, stat.st_size)
+    return _hash_at(path, path.stat().st_mtime_ns, path.stat().st_size)
 
 
 @cache

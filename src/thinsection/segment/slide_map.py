@@ -9,21 +9,19 @@ strip's memory is done in bands of columns; windows that two bands share are com
 that the labels are the same to the bit.
 """
 
-import colorsys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import BudgetError, InvalidInputError, require
-from thinsection.qc.tissue import Color, Shares, box_fractions, tissue_mask
-from thinsection.segment.channels import fit_channels
-from thinsection.segment.segmenter import Segmenter, load_segmenter
+from thinsection.errors import BudgetError, require
+from thinsection.qc.tissue import Color, Shares, box_fractions, hues, tissue_mask
+from thinsection.segment.segmenter import Segmenter, SegmenterSpec, load_segmenter
 from thinsection.slide import Slide, read_resized
 from thinsection.slide.geometry import ReadPlan, plan_read
 from thinsection.stream import StreamConfig, iter_tiles
@@ -35,6 +33,8 @@ from thinsection.units import format_bytes, parse_bytes
 _FIT_EDGE_PX = 2048  # long side of the picture that channels are fitted to
 _TIFF_TILE_PX = 512
 _LEAST_WEIGHT = 1e-3  # of a px at a window's corner, against 1 in its middle
+Places = npt.NDArray[np.int64]  # (N, 2): x, y of windows, px of the map
+Range = tuple[int, int]
 Labels = npt.NDArray[np.uint8]  # (H, W): 0 no class, 1 the first class, ...
 
 
@@ -71,19 +71,12 @@ class Segmentation:
     @property
     def colors(self) -> dict[str, Color]:
         """A colour per class, spread over the hues."""
-        hues = [(0.02 + n * 0.618) % 1.0 for n in range(len(self.classes))]
-        spread = [colorsys.hsv_to_rgb(hue, 0.85, 0.9) for hue in hues]
-        return {
-            n: (round(r * 255), round(g * 255), round(b * 255))
-            for n, (r, g, b) in zip(self.classes, spread)
-        }
+        return dict(zip(self.classes, hues(len(self.classes))))
 
     def tile_columns(self, coords_l0: CoordsL0, size_l0: Size) -> dict[str, Shares]:
         """Per class the share of each tile's area, float32 (N,); tiles have corners coords_l0."""
-        found = (
-            box_fractions(share / 255, self.frame, coords_l0, size_l0) for share in self.shares
-        )
-        return dict(zip(self.classes, found))
+        shares = [box_fractions(s / 255, self.frame, coords_l0, size_l0) for s in self.shares]
+        return dict(zip(self.classes, shares))
 
 
 def segment(
@@ -118,32 +111,26 @@ def segment(
     if not isinstance(segmenter, Segmenter):
         segmenter = load_segmenter(segmenter)
     spec, found = segmenter.spec, tissue_mask(slide) if tissue is None else tissue
-    grid = WindowGrid.of(slide, spec.px, spec.mpp, spec.overlap)
-    channels = fit_channels(spec, _picture(slide, grid.size), slide.slide_path)
+    grid = WindowGrid.of(slide, spec)
+    channels = segmenter.channels(_picture(slide, grid.size), slide.slide_path)
     bands = grid.bands(parse_bytes(memory), len(spec.outputs))
     num_windows = 0
     with tempfile.TemporaryFile() as file:
         file.truncate(grid.size[0] * grid.size[1])
         for first, last in bands:
             places = grid.places(found, first, last)
-            strip = _Strip(grid, segmenter, (first, last), mask_and_frame(found), file)
+            strip = _Strip(grid, segmenter, (first, last), found, file)
             table = TileTable(coords_l0=grid.coords_l0(places), plan=grid.plan)
             for batch in iter_tiles(slide, table, batch_size=1, config=stream):
                 outputs = segmenter.network(channels(batch.tiles))
                 strip.add(places[int(batch.indices[0])], outputs[0])
-            strip.finish()
+            strip.emit()
             num_windows += len(places)
         shares, frame = _shares(file, grid, len(spec.classes), max(1, round(share_mpp / spec.mpp)))
         if labels_path is not None:
             _write_tiff(labels_path, file, grid.size, spec.mpp)
-    return Segmentation(
-        classes=spec.classes,
-        shares=shares,
-        frame=frame,
-        size=grid.size,
-        mpp=spec.mpp,
-        num_windows=num_windows,
-    )
+    where: dict[str, Any] = {"frame": frame, "size": grid.size, "mpp": spec.mpp}
+    return Segmentation(classes=spec.classes, shares=shares, num_windows=num_windows, **where)
 
 
 def _picture(slide: Slide, size: Size) -> RgbArray:
@@ -160,103 +147,87 @@ class WindowGrid:
     plan: ReadPlan
     size: Size  # (width, height) of the map
     scale: tuple[float, float]  # level-0 px per px of it, (x, y)
-    starts: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # of columns, of rows
-    size_l0: Size
+    starts: tuple[Places, Places]  # of columns, of rows
 
     @classmethod
-    def of(cls, slide: Slide, px: int, mpp: float, overlap: float) -> "WindowGrid":
+    def of(cls, slide: Slide, spec: SegmenterSpec) -> "WindowGrid":
         """Windows that cover the slide, the last ones end with it; small slides are centred."""
-        plan = plan_read(
-            slide.levels, slide.slide_mpp, tile_px=px, tile_mpp=mpp, slide=slide.slide_path
-        )
-        scale = (plan.size_lv[0] * plan.downsample / px, plan.size_lv[1] * plan.downsample / px)
-        size = tuple(max(1, round(n / s)) for n, s in zip(slide.size, scale))
-        step = px - round(overlap * px)
-        starts = tuple(
-            np.unique(np.minimum(np.arange(0, n - px + step, step), n - px))
-            if n > px
-            else np.array([(n - px) // 2])
-            for n in size
-        )
-        return cls(plan=plan, size=size, scale=scale, starts=starts, size_l0=slide.size)  # type: ignore[arg-type]
+        px, step = spec.px, spec.px - round(spec.overlap * spec.px)
+        what: dict[str, Any] = {"tile_px": px, "tile_mpp": spec.mpp, "slide": slide.slide_path}
+        plan = plan_read(slide.levels, slide.slide_mpp, **what)
+        x, y = (edge * plan.downsample / px for edge in plan.size_lv)
+        width, height = (max(1, round(n / s)) for n, s in zip(slide.size, (x, y)))
+
+        def starts(n: int) -> Places:
+            inside = np.minimum(np.arange(0, n - px + step, step), n - px)
+            return np.unique(inside) if n > px else np.array([(n - px) // 2])
+
+        both = (starts(width), starts(height))
+        return cls(plan=plan, size=(width, height), scale=(x, y), starts=both)
 
     def bands(self, memory: int, num_outputs: int) -> list[tuple[int, int]]:
         """Ranges [first, last) of columns whose strip fits the memory."""
-        px = self.plan.tile_px
+        px, width = self.plan.tile_px, self.size[0]
         fit = memory // (4 * (num_outputs + 1) * px)
-        if self.size[0] <= max(fit, px):
-            return [(0, self.size[0])]
-        if fit < 2 * px:
-            least = format_bytes(8 * (num_outputs + 1) * px * px)
-            raise BudgetError(f"segment_memory must be >= {least}, got {format_bytes(memory)}")
-        return [(x, min(x + fit, self.size[0])) for x in range(0, self.size[0], fit)]
+        if width <= max(fit, px):
+            return [(0, width)]
+        least, got = format_bytes(8 * (num_outputs + 1) * px * px), format_bytes(memory)
+        require(fit >= 2 * px, f"segment_memory must be >= {least}", got, error=BudgetError)
+        return [(x, min(x + fit, width)) for x in range(0, width, fit)]
 
-    def places(self, tissue: Tissue, first: int, last: int) -> npt.NDArray[np.int64]:
+    def places(self, tissue: Tissue, first: int, last: int) -> Places:
         """Windows (N, 2) that touch the tissue and the band, row by row."""
-        px = self.plan.tile_px
-        columns = [x for x in self.starts[0].tolist() if x < last and x + px > first]
-        grid = [(x, y) for y in self.starts[1].tolist() for x in columns]
-        places = np.array(grid, dtype=np.int64)
-        mask, frame = mask_and_frame(tissue)
-        shares = box_fractions(mask, frame, self.coords_l0(places), self.plan.size_l0)
-        kept: npt.NDArray[np.int64] = places[shares > 0]
-        return kept
+        px, (columns, rows) = self.plan.tile_px, self.starts
+        columns = columns[(columns < last) & (columns + px > first)]
+        places = np.stack(np.meshgrid(columns, rows), axis=-1).reshape(-1, 2)
+        shares = box_fractions(*mask_and_frame(tissue), self.coords_l0(places), self.plan.size_l0)
+        return np.asarray(places[shares > 0])
 
-    def coords_l0(self, places: npt.NDArray[np.int64]) -> CoordsL0:
+    def coords_l0(self, places: Places) -> CoordsL0:
         """Their corners in level-0 px."""
-        corners: CoordsL0 = np.rint(places.reshape(-1, 2) * self.scale).astype(np.int64)
-        return corners
+        return np.asarray(np.rint(places.reshape(-1, 2) * self.scale), dtype=np.int64)
 
 
 class _Strip:
     """Sums of the outputs of windows, weighted, over the rows that more windows will touch."""
 
     def __init__(
-        self,
-        grid: WindowGrid,
-        segmenter: Segmenter,
-        columns: tuple[int, int],
-        tissue: tuple[MaskArray, MaskFrame],
-        file: BinaryIO,
+        self, grid: WindowGrid, segmenter: Segmenter, columns: Range, tissue: Tissue, file: BinaryIO
     ) -> None:
-        self._grid, self._segmenter, self._file, self._tissue = grid, segmenter, file, tissue
-        (first, last), self._y = columns, int(grid.starts[1][0])
-        self._first, self._last = columns
-        px = grid.plan.tile_px
-        num = len(segmenter.spec.outputs)
-        self._sums = np.zeros((num, px, last - first), dtype=np.float32)
-        self._weights = np.zeros((px, last - first), dtype=np.float32)
-        middle = (px - 1) / 2
-        bell = np.exp(-0.5 * ((np.arange(px) - middle) / (px / 8)) ** 2)  # as MONAI's
+        self._grid, self._segmenter, self._file = grid, segmenter, file
+        (self._first, self._last), self._tissue = columns, mask_and_frame(tissue)
+        px, width, self._y = grid.plan.tile_px, self._last - self._first, int(grid.starts[1][0])
+        self._sums = np.zeros((len(segmenter.spec.outputs), px, width), dtype=np.float32)
+        self._weights = np.zeros((px, width), dtype=np.float32)
+        bell = np.exp(-0.5 * ((np.arange(px) - (px - 1) / 2) / (px / 8)) ** 2)  # as MONAI's
         self._weight = np.maximum(np.outer(bell, bell), _LEAST_WEIGHT).astype(np.float32)
 
-    def add(self, place: npt.NDArray[np.int64], outputs: npt.NDArray[np.float32]) -> None:
+    def add(self, place: Places, outputs: npt.NDArray[np.float32]) -> None:
         """Adds the outputs (K, px, px) of the window at (x, y); rows come in order."""
         px, (x, y) = self._grid.plan.tile_px, place.tolist()
-        outputs = outputs[:, :px, :px]
+        outputs, wanted = outputs[:, :px, :px], (len(self._sums), px, px)
         got = f"{outputs.shape} of {self._segmenter.spec.name!r}"
-        rule = f"segmenter must give ({len(self._sums)}, {px}, {px})"
-        require(outputs.shape == (len(self._sums), px, px), rule, got, error=InvalidInputError)
-        self._emit(y)
+        require(outputs.shape == wanted, f"segmenter must give {wanted}", got)
+        self.emit(y)
         left, right = max(x, self._first), min(x + px, self._last)
         theirs, ours = slice(left - x, right - x), slice(left - self._first, right - self._first)
         weight = self._weight[:, theirs]
         self._sums[:, :, ours] += outputs[:, :, theirs] * weight
         self._weights[:, ours] += weight
 
-    def finish(self) -> None:
-        """Writes what is left."""
-        self._emit(self._y + self._grid.plan.tile_px)
+    def emit(self, y: int | None = None) -> None:
+        """Writes the rows above `y`, which no further window touches, and moves on to it.
 
-    def _emit(self, y: int) -> None:
-        """Writes the rows above `y`, which no further window touches, and moves on to it."""
+        None: all that is left.
+        """
         width, height = self._grid.size
+        y = self._y + len(self._weights) if y is None else y
         rows = min(y - self._y, len(self._weights))
-        if rows > 0 and self._weights[:rows].any():
-            sums = self._sums[:, :rows].copy()
-            sums /= np.maximum(self._weights[:rows], 1e-30)
-            labels = self._segmenter.labels(sums)
-            labels[(self._weights[:rows] == 0) | ~self._tissue_at(rows)] = 0
+        weights = self._weights[:rows]
+        if weights.any():
+            means = self._sums[:, :rows] / np.maximum(weights, 1e-30)
+            labels = self._segmenter.labels(means)
+            labels[(weights == 0) | ~self._tissue_at(rows)] = 0
             shown = slice(max(0, -self._y), max(0, height - self._y))
             for row, line in enumerate(labels[shown], start=self._y + shown.start):
                 self._file.seek(row * width + self._first)
@@ -270,14 +241,10 @@ class _Strip:
     def _tissue_at(self, rows: int) -> MaskArray:
         """The tissue mask at the next rows of the strip."""
         mask, frame = self._tissue
-        axes = ((self._y, self._y + rows), (self._first, self._last))
-        found = []
-        for (start, end), scale, down, last in zip(
-            axes, self._grid.scale[::-1], frame.downsample_xy[::-1], mask.shape
-        ):
-            centres = (np.arange(start, end) + 0.5) * scale / down
-            found.append(np.clip(centres.astype(np.int64), 0, last - 1))
-        return mask[np.ix_(*found)]
+        axes = (np.arange(self._first, self._last), np.arange(self._y, self._y + rows))
+        scales = zip(axes, self._grid.scale, frame.downsample_xy, frame.size_th)
+        x, y = (((a + 0.5) * s / d).astype(np.int64).clip(0, n - 1) for a, s, d, n in scales)
+        return np.asarray(mask[np.ix_(y, x)])
 
 
 def _strips(file: BinaryIO, size: Size, rows: int) -> Iterator[Labels]:
@@ -293,28 +260,24 @@ def _shares(
     file: BinaryIO, grid: WindowGrid, num_classes: int, factor: int
 ) -> tuple[npt.NDArray[np.uint8], MaskFrame]:
     """Each class's share of blocks of factor x factor px, in 255 steps; px beyond count as none."""
-    width, height = grid.size
-    columns, rows = -(-width // factor), -(-height // factor)
+    columns, rows = (-(-edge // factor) for edge in grid.size)
     shares = np.zeros((num_classes, rows, columns), dtype=np.uint8)
-    padded = np.zeros((factor, columns * factor), dtype=np.uint8)
+    starts = np.arange(0, grid.size[0], factor)
     for row, strip in enumerate(_strips(file, grid.size, factor)):
-        if not strip.any():
-            continue
-        padded[:] = 0
-        padded[: len(strip), :width] = strip
-        blocks = padded.reshape(factor, columns, factor)
-        for number in range(num_classes):
-            counts = (blocks == number + 1).sum(axis=(0, 2))
-            shares[number, row] = np.rint(counts * (255 / factor**2))
-    size_l0 = tuple(max(1, round(n * factor * s)) for n, s in zip((columns, rows), grid.scale))
-    return shares, MaskFrame(size_th=(columns, rows), size_l0=size_l0)  # type: ignore[arg-type]
+        for number, share in enumerate(shares[:, row], start=1):
+            counts = np.add.reduceat((strip == number).sum(axis=0), starts)
+            share[:] = np.rint(counts * (255 / factor**2))
+    x, y = (max(1, round(n * factor * s)) for n, s in zip((columns, rows), grid.scale))
+    return shares, MaskFrame(size_th=(columns, rows), size_l0=(x, y))
 
 
 def _write_tiff(path: Path, file: BinaryIO, size: Size, mpp: float) -> None:
     """A tiled, compressed TIFF of the labels; memory: one row of its tiles."""
     import tifffile
 
-    edge = _TIFF_TILE_PX
+    edge, per_cm = _TIFF_TILE_PX, (1e4 / mpp, 1e4 / mpp)
+    options: dict[str, Any] = {"tile": (edge, edge), "compression": "deflate", "bigtiff": True}
+    options |= {"resolution": per_cm, "resolutionunit": "CENTIMETER", "dtype": np.uint8}
 
     def tiles() -> Iterator[Labels]:
         for strip in _strips(file, size, edge):
@@ -322,14 +285,4 @@ def _write_tiff(path: Path, file: BinaryIO, size: Size, mpp: float) -> None:
                 part = strip[:, x : x + edge]
                 yield np.pad(part, ((0, edge - part.shape[0]), (0, edge - part.shape[1])))
 
-    tifffile.imwrite(
-        path,
-        tiles(),
-        shape=size[::-1],
-        dtype=np.uint8,
-        tile=(edge, edge),
-        compression="deflate",
-        bigtiff=True,
-        resolution=(1e4 / mpp, 1e4 / mpp),
-        resolutionunit="CENTIMETER",
-    )
+    tifffile.imwrite(path, tiles(), shape=size[::-1], **options)

@@ -9,7 +9,6 @@ A small task goes through `execute`; on purpose it kills its process, raises, or
 import os
 import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -32,10 +31,9 @@ class Number:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Squared:
+class Squared(Number):
     """A result."""
 
-    value: int
     square: int = -1
     status: str = "done"  # or 'failed', or 'lost'
     error: str = ""
@@ -68,43 +66,39 @@ class SquareTask(Task[Number, Squared]):
     threads: int = 0
 
     def __call__(self, entries: Sequence[Number], *, on_event: Any) -> Report[Squared]:
-        """See `Task.__call__`."""
         results = tuple(self._square(entry.value, on_event) for entry in entries)
         return Report(results=results, stage_seconds={"square_busy": float(len(entries))})
 
     def on_worker(self, *, threads: int, monitored: bool) -> Self:
-        """See `Task.on_worker`."""
         return replace(self, threads=threads)
 
     def smaller(self) -> Self:
-        """See `Task.smaller`."""
         return replace(self, small=True)
 
     def lost(self, entry: Number, reason: str) -> Squared:
-        """See `Task.lost`."""
         return Squared(value=entry.value, status="lost", error=reason)
 
     def _square(self, value: int, on_event: Any) -> Squared:
         on_event(Step(value=value, step=1))
-        if self._once_more("killed", value):
+        if self._once_more(self.killed, "killed", value):
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._once_more("raised", value):
+        if self._once_more(self.raised, "raised", value):
             raise RuntimeError(f"no luck with {value}")
         if value in self.refused:
             raise ConfigError(f"value must not be {value}")
-        if self._once_more("hungry", value):
+        if self._once_more(self.hungry, "hungry", value):
             error = "OutOfMemoryError: CUDA out of memory"
             return Squared(value=value, status="failed", error=error)
         on_event(Step(value=value, step=2))
         return Squared(value=value, square=value**2, small=self.small, pid=os.getpid())
 
-    def _once_more(self, what: str, value: int) -> bool:
+    def _once_more(self, times: dict[str, int], what: str, value: int) -> bool:
         """Whether this is to happen now; counts in files, because processes die of it."""
-        for number in range(getattr(self, what).get(str(value), 0)):
-            with suppress(FileExistsError):
-                (self.folder / f"{what}-{value}-{number}").touch(exist_ok=False)
-                return True
-        return False
+        done = len(list(self.folder.glob(f"{what}-{value}-*")))
+        more = done < times.get(str(value), 0)
+        if more:
+            (self.folder / f"{what}-{value}-{done}").touch(exist_ok=False)
+        return more
 
 
 class StreamedSquares(SquareTask):
@@ -117,7 +111,6 @@ class KnowsFinished(SquareTask):
     """Knows that 3 is done."""
 
     def finished(self, entry: Number) -> Squared | None:
-        """See `Task.finished`."""
         return Squared(value=3, square=-3) if entry.value == 3 else None
 
 
@@ -146,17 +139,11 @@ class ExecutorContract:
 
     def run(self, task: SquareTask, count: int = 6, **changes: Any) -> Told:
         """Sends the numbers 0 to count - 1 through the executor."""
-        told = Told()
-        execute(
-            [Number(value=value) for value in range(count)],
-            task,
-            replace(self.config, **changes),
-            folder=task.folder,
-            on_report=told.reports.append,
-            on_event=told.events.append,
-            on_message=told.messages.append,
-            cluster=self.cluster,
-        )
+        told, entries = Told(), [Number(value=value) for value in range(count)]
+        told_to: dict[str, Any] = {"on_report": told.reports.append}
+        told_to |= {"on_event": told.events.append, "on_message": told.messages.append}
+        where: dict[str, Any] = {"folder": task.folder, "cluster": self.cluster}
+        execute(entries, task, replace(self.config, **changes), **where, **told_to)
         return told
 
     @pytest.mark.parametrize("kind", [SquareTask, StreamedSquares])

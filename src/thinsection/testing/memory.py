@@ -25,16 +25,14 @@ class Measured:
 
 
 _CHILD = """
-import importlib, json, sys, time
+import contextlib, importlib, json, sys, time
 import psutil
 module, name, setup, kwargs = json.loads(sys.argv[1])
 m = importlib.import_module(module)
 state = getattr(m, setup)(**kwargs) if setup else None
 f = getattr(m, name)
-try:
+with contextlib.suppress(OSError):
     open('/proc/self/clear_refs', 'w').write('5')
-except OSError:
-    pass
 rss = psutil.Process().memory_info().rss
 c0, t0 = time.process_time(), time.perf_counter()
 result = f(state, **kwargs) if setup else f(**kwargs)
@@ -55,9 +53,9 @@ def run_and_measure(
     A child that fails raises RuntimeError with its standard error.
     """
     command = [sys.executable, "-c", _CHILD, json.dumps([module, function, setup, kwargs])]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    texts: dict[str, Any] = {"capture_output": True, "text": True}
-    child = subprocess.run(command, check=False, timeout=timeout_s, env=env, **texts)
+    told: dict[str, Any] = {"capture_output": True, "text": True}
+    told["env"] = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    child = subprocess.run(command, check=False, timeout=timeout_s, **told)
     marked = [line for line in child.stdout.splitlines() if line.startswith("@measured ")]
     if child.returncode != 0 or not marked:
         raise RuntimeError(f"{module}.{function} failed ({child.returncode}):\n{child.stderr}")

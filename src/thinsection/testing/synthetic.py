@@ -23,7 +23,6 @@ _UM_PER_CM = 10_000.0
 _STRIP_ROWS = 32
 _APERIO = "Aperio Image Library v12.0.0"
 _QUALITY = 80  # of JPEG
-_APERIO_JPEG2000_YCBCR, _APERIO_JPEG2000_RGB = 33003, 33005  # TIFF compression codes
 _LOSSLESS = ("webp", 34927, "jpegxl", 52546)  # are written so; by number: older codes of these
 _TEXTURE_PX = 1024  # period of the H&E-like texture
 _MASK_PX = 16  # level-0 px of one px of the tissue mask: borders are whole px down to 16x
@@ -46,12 +45,13 @@ class ArraySlide(Slide):
         name: str = "array.svs",
         segment: Size | None = None,
     ) -> None:
-        self._arrays = tuple(levels)
-        height, width = levels[0].shape[:2]
-        described = []
-        for index, (h, w) in enumerate(pixels.shape[:2] for pixels in levels):
-            down = (width / w + height / h) / 2
-            described.append(Level(index=index, size=(w, h), downsample=down, segment=segment))
+        self._arrays, (height, width) = tuple(levels), levels[0].shape[:2]
+        sizes = [pixels.shape[1::-1] for pixels in levels]
+        downs = [(width / w + height / h) / 2 for w, h in sizes]
+        described = [
+            Level(index=n, size=size, downsample=down, segment=segment)
+            for n, (size, down) in enumerate(zip(sizes, downs))
+        ]
         super().__init__(name, described, slide_mpp=slide_mpp)
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
@@ -103,16 +103,14 @@ def write_levels(path: Path, levels: Sequence[RgbArray], kind: PyramidKind) -> N
     with tifffile.TiffWriter(path, bigtiff=False) as writer:
         for index, pixels in enumerate(levels):
             options = _options(kind, size, index)
-            stored: RgbArray | Iterator[bytes] = pixels
+            is_ycbcr = kind.ycbcr if kind.compression == "jpeg" else kind.ycbcr_2000
+            stored: Any = _to_ycbcr(pixels) if is_ycbcr else pixels
             if kind.jpeg_tables and kind.tile is not None:
                 split = [_split_jpeg(tile) for tile in _tiles(pixels, kind.tile)]
                 options |= {"jpegtables": split[0][0]}
                 stored = (image for _, image in split)
             elif kind.compression == "jpeg2000":
-                components = _to_ycbcr(pixels) if kind.ycbcr_2000 else pixels
-                stored = _jpeg2000_segments(components, kind.tile)
-            elif kind.compression == "jpeg" and kind.ycbcr:
-                stored = _to_ycbcr(pixels)
+                stored = _jpeg2000_segments(stored, kind.tile)
             writer.write(stored, shape=pixels.shape, dtype=np.uint8, **options)
 
 
@@ -133,13 +131,13 @@ def _jpeg2000_segments(pixels: RgbArray, tile: tuple[int, int] | None) -> Iterat
 def _split_jpeg(pixels: RgbArray) -> tuple[bytes, bytes]:
     """A JPEG as (tables, abbreviated image): the DQT and DHT segments apart from the rest."""
     data = simplejpeg.encode_jpeg(pixels, quality=_QUALITY, colorsubsampling="420")
-    soi, eoi = b"\xff\xd8", b"\xff\xd9"
-    tables, rest, at = [soi], [soi], 2
+    tables, rest, at = b"\xff\xd8", b"\xff\xd8", 2
     while data[at + 1] != 0xDA:  # SOS: entropy-coded data follow
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-        (tables if data[at + 1] in (0xDB, 0xC4) else rest).append(data[at:end])
+        is_table = data[at + 1] in (0xDB, 0xC4)
+        tables, rest = tables + data[at:end] * is_table, rest + data[at:end] * (not is_table)
         at = end
-    return b"".join([*tables, eoi]), b"".join([*rest, data[at:]])
+    return tables + b"\xff\xd9", rest + data[at:]
 
 
 def _to_ycbcr(pixels: RgbArray) -> RgbArray:
@@ -149,19 +147,15 @@ def _to_ycbcr(pixels: RgbArray) -> RgbArray:
 
 def _options(kind: PyramidKind, size: Size, index: int) -> dict[str, Any]:
     """Of `TiffWriter.write`, for the level of that index."""
-    jpeg2000 = kind.compression == "jpeg2000"
-    aperio = _APERIO_JPEG2000_YCBCR if kind.ycbcr_2000 else _APERIO_JPEG2000_RGB
-    compression = aperio if jpeg2000 else kind.compression
+    compression = {"jpeg2000": 33003 if kind.ycbcr_2000 else 33005}  # Aperio's codes
     options: dict[str, Any] = {"metadata": None, "software": False, "photometric": "rgb"}
-    options |= {"compression": compression, "subfiletype": int(index > 0)}
+    options |= {"compression": compression.get(str(kind.compression), kind.compression)}
+    options |= {"subfiletype": int(index > 0), "predictor": kind.differences or None}
     if kind.compression in _LOSSLESS:
         options["compressionargs"] = {"lossless": True}
-    if kind.differences:
-        options["predictor"] = True
     if kind.compression == "jpeg":
         options["compressionargs"] = {"level": _QUALITY}
-        if kind.ycbcr:
-            options |= {"photometric": "ycbcr", "subsampling": (2, 2)}
+        options |= {"photometric": "ycbcr", "subsampling": (2, 2)} if kind.ycbcr else {}
     options |= {"tile": kind.tile} if kind.tile else {"rowsperstrip": _STRIP_ROWS}
     if kind.aperio:
         mpp = "" if kind.mpp is None else f"|MPP = {kind.mpp[0]}"
@@ -195,9 +189,9 @@ def write_he_slide(
     texture, mask = he_texture(rng), tissue_fragments(size, rng)
     background = _WHITE if white is None else (white, white, white)
     kind = PyramidKind(downsamples=tuple(downsamples), mpp=None)
-    extent, power = f"{size[0]}x{size[1]}", 10 / mpp
+    extent = f"{size[0]}x{size[1]}"
     image = f"{extent} [0,0 {extent}] (256x256) JPEG/YCC Q={_QUALITY}"
-    description = f"{_APERIO}\r\n{image}|AppMag = {power:g}|MPP = {mpp:g}"
+    description = f"{_APERIO}\r\n{image}|AppMag = {10 / mpp:g}|MPP = {mpp:g}"
     with tifffile.TiffWriter(path, bigtiff=True) as writer:
         for index, down in enumerate(downsamples):
             width, height = size[0] // down, size[1] // down
@@ -214,12 +208,12 @@ def he_texture(rng: np.random.Generator) -> RgbArray:
     mix = np.clip(zones * 0.8 + 0.5, 0, 1)[..., None]
     color = stroma * (1 - mix) + epithelium * mix
     color += fibres[..., None] * np.array((9.0, 13.0, 8.0))
-    spots = np.zeros(zones.shape, dtype=bool)
+    spots = np.zeros(zones.shape, dtype=np.float32)
     chance = rng.random(spots.size // 900)
     rows, columns = rng.integers(0, _TEXTURE_PX, (len(chance), 2)).T
     kept = (zones[rows, columns] > 0) | (chance < 0.35)
-    spots[rows[kept], columns[kept]] = True
-    blurred = ndimage.gaussian_filter(spots.astype(np.float32), 4.0, mode="wrap")
+    spots[rows[kept], columns[kept]] = 1
+    blurred = ndimage.gaussian_filter(spots, 4.0, mode="wrap")
     inside = np.clip((blurred * 2 * np.pi * 16 - 0.35) * 4, 0, 1)[..., None]
     color = color * (1 - inside) + (nucleus + fibres[..., None] * 8) * inside
     color += rng.normal(0, 3, color.shape)
