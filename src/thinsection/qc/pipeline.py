@@ -202,7 +202,7 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
     Raises ConfigError: no such file, or a step, key or value that cannot be carried over, by name.
     """
     parser, got = configparser.ConfigParser(interpolation=None), repr(str(path))
-    require(path.is_file(), "config must be an existing file", got, error=ConfigError)
+    require(path.exists(), "config must be an existing file", got, error=ConfigError)
     not_ini = (configparser.Error, UnicodeDecodeError)
     with rewording("config must be an .ini file", path, *not_ini, error=ConfigError):
         parser.read_string(path.read_text(encoding="utf-8"), str(path))

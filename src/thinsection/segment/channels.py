@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import InvalidInputError, require
+from thinsection.errors import require
 from thinsection.types import MaskArray, RgbArray, TileArray
 
 Planes = npt.NDArray[np.float32]  # (B, C, H, W)
@@ -96,7 +96,7 @@ def stain_vectors(density: Matrix, white: float, where: str) -> tuple[Matrix, Ma
     plane = scaled @ axes
     plane = plane[np.linalg.norm(plane, axis=1) > _MIN_MAGNITUDE]
     rule = f"a slide's stains must be found in >= {_MIN_PX} px that absorb light"
-    require(len(plane) >= _MIN_PX, rule, f"{len(plane)} in {where!r}", error=InvalidInputError)
+    require(len(plane) >= _MIN_PX, rule, f"{len(plane)} in {where!r}")
     # from the mean direction, which no angle is far from, so that none wraps around
     centre = plane.mean(axis=0)
     angles = np.arctan2(plane[:, 1] * centre[0] - plane[:, 0] * centre[1], plane @ centre)
@@ -117,6 +117,5 @@ def _white(rgb: RgbArray, glass: MaskArray) -> float:
     bright = rgb[glass]
     scanned = bright[(bright < 255).any(axis=1)]
     bright = scanned if len(scanned) >= _MIN_PX else bright
-    if len(bright) < _MIN_PX:
-        return _USUAL_WHITE
-    return float(np.clip(bright.mean(dtype=np.float64), _LOWEST_WHITE, 255.0))
+    mean = bright.mean(dtype=np.float64) if len(bright) >= _MIN_PX else _USUAL_WHITE
+    return float(np.clip(mean, _LOWEST_WHITE, 255.0))

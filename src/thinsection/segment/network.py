@@ -7,7 +7,7 @@ that was measured, but its outputs lay up to 8e-3 off (docs/segment.md), as its 
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,7 @@ def _on_onnx(path: Path, device: torch.device) -> Network:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.enable_mem_pattern = False  # a third more memory for no time
-    provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[device.type]
+    provider = f"{device.type.upper()}ExecutionProvider"
     there = provider in onnxruntime.get_available_providers()
     rule = f"onnxruntime must be a build for {device.type}"
     require(there, rule, onnxruntime.__version__, error=errors.DeviceError)
@@ -59,18 +59,17 @@ def _module(spec: "SegmenterSpec", weights: Path | None, seed: int) -> torch.nn.
     name, _, attribute = spec.architecture.partition(":")
     importable_torchvision()
     with importing(f"architecture {spec.architecture!r} must be importable", "segment"):
-        make = getattr(import_module(name), attribute, None)
-    rule = "architecture must be 'module:callable' of a torch module"
-    require(callable(make), rule, repr(spec.architecture), error=errors.ConfigError)
+        make: Any = getattr(import_module(name), attribute, None)
     plain = {key: None if value == _NONE else value for key, value in spec.options.items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = make(**plain)  # type: ignore[misc]
-    fits = isinstance(module, torch.nn.Module)
-    require(fits, rule, repr(spec.architecture), error=errors.ConfigError)
+        module = make(**plain) if callable(make) else None
+    if not isinstance(module, torch.nn.Module):
+        rule = "architecture must be 'module:callable' of a torch module"
+        raise errors.ConfigError(f"{rule}, got {spec.architecture!r}")
     if weights is not None:
         load_strictly(module, read_state_dict(weights), source=str(weights), unused=spec.unused)
-    return module.eval()  # type: ignore[no-any-return]
+    return module.eval()
 
 
 def _on_torch(module: torch.nn.Module, device: torch.device, output: str) -> Network:

@@ -46,12 +46,10 @@ class ArraySlide(Slide):
         segment: Size | None = None,
     ) -> None:
         self._arrays, (height, width) = tuple(levels), levels[0].shape[:2]
-        sizes = [pixels.shape[1::-1] for pixels in levels]
-        downs = [(width / w + height / h) / 2 for w, h in sizes]
-        described = [
-            Level(index=n, size=size, downsample=down, segment=segment)
-            for n, (size, down) in enumerate(zip(sizes, downs))
-        ]
+        described = []
+        for index, (h, w) in enumerate(pixels.shape[:2] for pixels in levels):
+            down = (width / w + height / h) / 2
+            described.append(Level(index=index, size=(w, h), downsample=down, segment=segment))
         super().__init__(name, described, slide_mpp=slide_mpp)
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
@@ -231,7 +229,7 @@ def tissue_fragments(size: Size, rng: np.random.Generator) -> np.ndarray:
     height, width = -(-size[1] // _MASK_PX), -(-size[0] // _MASK_PX)
     y, x = np.mgrid[0:height, 0:width]
     rough = ndimage.gaussian_filter(rng.normal(size=(height, width)), max(height, width) / 60)
-    rough = rough / rough.std() if rough.std() > 0 else rough
+    rough = rough / (rough.std() or 1.0)
     mask = np.zeros((height, width), dtype=bool)
     for center_x, center_y, radius in ((0.3, 0.35, 0.26), (0.7, 0.6, 0.28), (0.72, 0.2, 0.12)):
         dx, dy = (x - center_x * width) / width, (y - center_y * height) / height
@@ -248,11 +246,9 @@ def _he_tiles(
     small = texture.reshape(edge, down, edge, down, 3).mean(axis=(1, 3)).astype(np.uint8)
     period = np.tile(small, (256 // edge + 2, 256 // edge + 2, 1))
     for y, x in product(range(0, level_size[1], 256), range(0, level_size[0], 256)):
-        top, left, count = y // cell, x // cell, -(-256 // cell)
-        piece = mask[top : top + count, left : left + count]
+        piece = mask[y // cell :, x // cell :][: -(-256 // cell), : -(-256 // cell)]
         inside = piece.repeat(cell, axis=0).repeat(cell, axis=1)[:256, :256]
-        tile = np.full((256, 256, 3), background, dtype=np.uint8)
-        rows, columns = inside.shape
+        tile, (rows, columns) = np.full((256, 256, 3), background, dtype=np.uint8), inside.shape
         source = period[y % edge :, x % edge :][:rows, :columns]
         np.copyto(tile[:rows, :columns], source, where=inside[..., None])
         yield _to_ycbcr(tile)

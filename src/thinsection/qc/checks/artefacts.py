@@ -5,18 +5,11 @@ next band falls, whatever the strength of the stain. The others ask `artefact_ma
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Literal
 
-from thinsection.arrays import Array, ArrayNamespace, filters
-from thinsection.arrays.morphology import (
-    dilated_by_disk,
-    drop_small,
-    fill_small,
-    keep_elongated,
-    mostly,
-)
+from thinsection.arrays import Array, ArrayNamespace, filters, morphology
 from thinsection.qc.checks.artefact_maps import INKS
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
@@ -28,7 +21,6 @@ _FEW_SQUARES = 400  # all are looked at
 _SUSPECT = 1.15  # times the limit of blur: around such squares all are looked at
 
 
-@dataclass(frozen=True, kw_only=True)
 class Focus(QcCheck, kind="focus"):
     """Removes blurred tissue; `<name>_median_ratio` says how sharp the slide is as a whole."""
 
@@ -44,7 +36,7 @@ class Focus(QcCheck, kind="focus"):
     def __call__(self, view: QcView) -> Outcome:
         ns, tissue, glass = view.ns, view.mask_use, _empty(view)
         # a block that glass is part of has a border in it, which is detail of its own
-        judged = tissue & ~dilated_by_disk(ns, glass, view.length_px("12 um"))
+        judged = tissue & ~morphology.dilated_by_disk(ns, glass, view.length_px("12 um"))
         if not bool(judged.any()):
             return Outcome(warnings=(f"{self.name}: no tissue to judge the focus of",))
         blocks = self._sharpness(view, judged, glass)
@@ -53,9 +45,9 @@ class Focus(QcCheck, kind="focus"):
         measured, least = ratio[tissue & ~glass], view.area_px(self.min_area)
         limit = max(self.min_ratio, self.relative * float(ns.xp.percentile(measured, 75)))
         blurred = (ratio < limit) & tissue & ~glass
-        blurred = drop_small(ns, fill_small(ns, blurred, least), least)
+        blurred = morphology.drop_small(ns, morphology.fill_small(ns, blurred, least), least)
         # a block that is sharp in part looks sharp
-        blurred = dilated_by_disk(ns, blurred, view.length_px("8 um")) & tissue & ~glass
+        blurred = morphology.dilated_by_disk(ns, blurred, view.length_px("8 um")) & tissue & ~glass
         outcome = view.left_regions(tissue & ~blurred, f"{self.name}_removed")
         median = {f"{self.name}_median_ratio": float(ns.xp.median(measured))}
         return replace(outcome, scores={**outcome.scores, **median})
@@ -129,7 +121,6 @@ def _empty(view: QcView) -> Array:
     return near < view.ns.xp.where(grey, _GREY_GLASS_GRAY, _GLASS_GRAY)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Folds(QcCheck, kind="folds"):
     """Removes folds: bands darker than the tissue around them, with borders along both sides."""
 
@@ -143,12 +134,15 @@ class Folds(QcCheck, kind="folds"):
     def __call__(self, view: QcView) -> Outcome:
         least, sigma = view.area_px(self.min_area), view.length_px(self.smooth)
         shown = filters.gaussian(view.ns, view.artefact_maps()["fold"], sigma)
-        found = mostly(view.ns, shown > self.lower_threshold, shown > self.threshold, 0.0)
-        found = keep_elongated(view.ns, found & view.mask_use, self.min_elongation, least)
+        found = morphology.mostly(
+            view.ns, shown > self.lower_threshold, shown > self.threshold, 0.0
+        )
+        found = morphology.keep_elongated(
+            view.ns, found & view.mask_use, self.min_elongation, least
+        )
         return view.left_regions(view.mask_use & ~found, f"{self.name}_removed")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ink(QcCheck, kind="ink"):
     """Removes ink of a pen, of any colour or of one; it stays out of the mask."""
 
@@ -162,7 +156,7 @@ class Ink(QcCheck, kind="ink"):
         ns, maps = view.ns, view.artefact_maps()
         inks = {name: maps[f"pen_{name}"] for name in INKS}
         found = sum(inks.values()) > self.threshold
-        found = drop_small(ns, found, view.area_px(self.min_area))
+        found = morphology.drop_small(ns, found, view.area_px(self.min_area))
         if self.color != "any":
             # a stroke has one colour: what most px around say
             edge = max(1, round(view.length_px(self.around)))
@@ -173,7 +167,6 @@ class Ink(QcCheck, kind="ink"):
         return view.found(found, self.name)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Bubbles(QcCheck, kind="bubbles"):
     """Removes air bubbles: their rings, and what closed rings hold."""
 
@@ -186,22 +179,21 @@ class Bubbles(QcCheck, kind="bubbles"):
 
     def __call__(self, view: QcView) -> Outcome:
         found = self._ringed(view) | (view.artefact_maps()["bubble"] > self.threshold)
-        found = drop_small(view.ns, found, view.area_px(self.min_area))
+        found = morphology.drop_small(view.ns, found, view.area_px(self.min_area))
         return view.found(found, self.name)
 
     def _ringed(self, view: QcView) -> Array:
         """Closed rings of thin dark lines, and what they hold, where that is round."""
         ns, maps, gap = view.ns, view.artefact_maps(), view.length_px(self.gap)
         lines = maps["bubble"] + maps["coverslip"] > self.threshold
-        closed = ~dilated_by_disk(ns, ~dilated_by_disk(ns, lines, gap), gap)
+        closed = ~morphology.dilated_by_disk(ns, ~morphology.dilated_by_disk(ns, lines, gap), gap)
         holes = ns.ndimage.binary_fill_holes(closed) & ~closed
-        held = holes & ~keep_elongated(ns, holes, self.max_elongation, 0)
-        held = drop_small(ns, held, view.area_px(self.min_area))
-        near = dilated_by_disk(ns, held, view.length_px(self.rim) + gap)
+        held = holes & ~morphology.keep_elongated(ns, holes, self.max_elongation, 0)
+        held = morphology.drop_small(ns, held, view.area_px(self.min_area))
+        near = morphology.dilated_by_disk(ns, held, view.length_px(self.rim) + gap)
         return held | (closed & near)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Dirt(QcCheck, kind="dirt"):
     """Removes what lies on the glass: dust, a coverslip's edge, or what is outside of the slide."""
 
@@ -214,4 +206,4 @@ class Dirt(QcCheck, kind="dirt"):
     def __call__(self, view: QcView) -> Outcome:
         found = view.artefact_maps()[self.shows] > self.threshold
         long, least = self.min_elongation * (self.shows == "coverslip"), view.area_px(self.min_area)
-        return view.found(keep_elongated(view.ns, found, long, least), self.name)
+        return view.found(morphology.keep_elongated(view.ns, found, long, least), self.name)

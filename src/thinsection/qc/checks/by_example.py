@@ -37,7 +37,6 @@ _BAND_PX = 1 << 20  # of the image at once: a band and its features take some 10
 _BLOCK_PX = 1 << 13  # px per matrix product: features and hidden layers stay in the CPU's cache
 
 
-@dataclass(frozen=True, kw_only=True)
 class ByExample(QcCheck, kind="by_example", guarded=False):
     """Removes px that look like the positive px of example pictures; they stay out of the mask."""
 
@@ -108,10 +107,10 @@ def _built_in(check: ByExample) -> PixelModel:
     if model is None:
         names = ", ".join((*BUILT_IN, "own"))
         raise ConfigError(f"model must be one of {names}, got {check.model!r} in {check.name!r}")
-    if check.features not in ((), model.features):
-        own, got = ", ".join(model.features), ", ".join(check.features)
-        rule = f"{check.name}.features must be those of the model {check.model!r} ({own})"
-        raise ConfigError(f"{rule}, got {got}; leave them out, or train model 'own'")
+    own, got = ", ".join(model.features), ", ".join(check.features)
+    rule = f"{check.name}.features must be those of the model {check.model!r} ({own})"
+    got += "; leave them out, or train model 'own'"
+    require(check.features in ((), model.features), rule, got, error=ConfigError)
     return model
 
 

@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, dataclass_transform
 
 import numpy.typing as npt
 
@@ -118,6 +118,7 @@ class QcView:
         }
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class QcCheck(ABC):
     """One check: a subclass's fields are those of its `[[check]]` table, each with a default.
@@ -132,9 +133,12 @@ class QcCheck(ABC):
     name: str = ""  # unique in a pipeline: of the mask, its picture and, in most checks, the column
     statistics: Statistics | None = None  # how its share is written; None as the pipeline says
 
-    def __init_subclass__(cls, **attributes: str | bool) -> None:
-        for name, value in attributes.items():  # of the class line: kind="flat"
-            setattr(cls, name, value)
+    def __init_subclass__(cls, kind: str = "", **attributes: bool) -> None:
+        """`class Flat(QcCheck, kind="flat")` is a frozen dataclass; attributes are those above."""
+        if kind:
+            for name, value in {"kind": kind, **attributes}.items():
+                setattr(cls, name, value)
+            dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
         """Lengths and areas are parsed once, so that a wrong one fails before any slide is read."""

@@ -1,22 +1,13 @@
 """Checks that narrow the mask as HistoQC does: by light and colour, and by the mask's own shape."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
-from thinsection.arrays import Array, filters
-from thinsection.arrays.morphology import (
-    dilated_by_square,
-    disk_footprint,
-    drop_small,
-    fill_small,
-    opened_by_disk,
-)
+from thinsection.arrays import Array, filters, morphology
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
 
-@dataclass(frozen=True, kw_only=True)
 class Intensity(QcCheck, kind="intensity"):
     """Keeps px whose gray and colour spread lie between two limits each: no glass, or no dirt."""
 
@@ -43,7 +34,6 @@ def _between(values: Array, lower: float | None, upper: float | None) -> Array:
     return above & (values < (math.inf if upper is None else upper))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Otsu(QcCheck, kind="otsu", removes_glass=True):
     """Keeps px darker than Otsu's threshold of the work image."""
 
@@ -54,14 +44,13 @@ class Otsu(QcCheck, kind="otsu", removes_glass=True):
 
     def __call__(self, view: QcView) -> Outcome:
         if self.local:
-            disk = disk_footprint(view.length_px(self.radius))
+            disk = morphology.disk_footprint(view.length_px(self.radius))
             below = view.gray8 < filters.local_otsu(view.ns, view.gray8, disk)
         else:
             below = view.gray < filters.otsu_threshold(view.ns, view.gray)
         return view.left(view.mask_use & (below ^ self.invert), self.name)
 
 
-@dataclass(frozen=True, kw_only=True)
 class BrightestCluster(QcCheck, kind="brightest_cluster", removes_glass=True):
     """Removes the brightest cluster of gray values, by k-means on a 256-bin histogram: no seed."""
 
@@ -85,7 +74,6 @@ class BrightestCluster(QcCheck, kind="brightest_cluster", removes_glass=True):
         return view.left(view.mask_use & (view.gray < limit), self.name)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LocalMinimum(QcCheck, kind="local_minimum", removes_glass=True):
     """Keeps px with something dark nearby."""
 
@@ -96,12 +84,11 @@ class LocalMinimum(QcCheck, kind="local_minimum", removes_glass=True):
     invert: bool = True  # False keeps the others (HistoQC's own default is True, as here)
 
     def __call__(self, view: QcView) -> Outcome:
-        disk = disk_footprint(view.length_px(self.radius))
+        disk = morphology.disk_footprint(view.length_px(self.radius))
         bright = filters.local_minimum(view.ns, view.gray8, disk) > self.upper_gray
         return view.left(view.mask_use & (bright ^ self.invert), self.column)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Flat(QcCheck, kind="flat"):
     """Removes large areas without texture: smears, bubbles, glass."""
 
@@ -113,11 +100,10 @@ class Flat(QcCheck, kind="flat"):
     def __call__(self, view: QcView) -> Outcome:
         ns, least = view.ns, view.area_px(self.min_area)
         mean = filters.box_mean(ns, view.gray, max(1, round(view.length_px(self.kernel))))
-        found = drop_small(ns, abs(mean - view.gray) < self.max_difference, least)
-        return view.left(view.mask_use & drop_small(ns, ~found, least), self.name)
+        found = morphology.drop_small(ns, abs(mean - view.gray) < self.max_difference, least)
+        return view.left(view.mask_use & morphology.drop_small(ns, ~found, least), self.name)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Blurry(QcCheck, kind="blurry"):
     """Removes px far from any edge: HistoQC's blur check, for comparison; `focus` finds blur."""
 
@@ -137,7 +123,6 @@ class Blurry(QcCheck, kind="blurry"):
         return (self.image_mpp,)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Fat(QcCheck, kind="fat"):
     """Removes groups of many small holes, as fat is."""
 
@@ -149,14 +134,13 @@ class Fat(QcCheck, kind="fat"):
 
     def __call__(self, view: QcView) -> Outcome:
         ns, mask = view.ns, view.mask_use
-        holes = fill_small(ns, mask, view.area_px(self.max_cell)) & ~mask
-        cells = drop_small(ns, holes, view.area_px(self.min_cell))
-        joined = dilated_by_square(ns, cells, max(1, round(view.length_px(self.kernel))))
-        found = drop_small(ns, joined, int(view.area_px(self.min_area)) + 1)
+        holes = morphology.fill_small(ns, mask, view.area_px(self.max_cell)) & ~mask
+        cells = morphology.drop_small(ns, holes, view.area_px(self.min_cell))
+        joined = morphology.dilated_by_square(ns, cells, max(1, round(view.length_px(self.kernel))))
+        found = morphology.drop_small(ns, joined, int(view.area_px(self.min_area)) + 1)
         return view.left_regions(mask & ~found, "fatlike_tissue_removed", found)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FillHoles(QcCheck, kind="fill_holes", fills=True):
     """Gives small holes back to the mask."""
 
@@ -164,11 +148,10 @@ class FillHoles(QcCheck, kind="fill_holes", fills=True):
     min_area: str = area("1000 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        new = fill_small(view.ns, view.mask_use, view.area_px(self.min_area))
+        new = morphology.fill_small(view.ns, view.mask_use, view.area_px(self.min_area))
         return view.left_regions(new, "small_tissue_filled", new & ~view.mask_use)
 
 
-@dataclass(frozen=True, kw_only=True)
 class DropSpecks(QcCheck, kind="drop_specks"):
     """Removes small pieces of the mask, and counts them."""
 
@@ -176,11 +159,10 @@ class DropSpecks(QcCheck, kind="drop_specks"):
     min_area: str = area("64 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        new = drop_small(view.ns, view.mask_use, view.area_px(self.min_area))
+        new = morphology.drop_small(view.ns, view.mask_use, view.area_px(self.min_area))
         return view.left_regions(new, "small_tissue_removed")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Fragments(QcCheck, kind="fragments"):
     """Removes pieces of tissue too small to be of use; one column."""
 
@@ -188,11 +170,10 @@ class Fragments(QcCheck, kind="fragments"):
     min_area: str = area("10000 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        new = drop_small(view.ns, view.mask_use, view.area_px(self.min_area))
+        new = morphology.drop_small(view.ns, view.mask_use, view.area_px(self.min_area))
         return view.left(new, "areaThresh")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Spurs(QcCheck, kind="spurs"):
     """Removes what is thinner than a disk."""
 
@@ -200,5 +181,5 @@ class Spurs(QcCheck, kind="spurs"):
     radius: str = length("5 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        new = opened_by_disk(view.ns, view.mask_use, view.length_px(self.radius))
+        new = morphology.opened_by_disk(view.ns, view.mask_use, view.length_px(self.radius))
         return view.left(new, "spur_pixels")

@@ -1,6 +1,6 @@
 """Checks that only measure, or leave a picture: contrast, stains, histograms, texture, masks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ _Indices = npt.NDArray[np.integer]
 _TEXTURE = ("contrast", "dissimilarity", "homogeneity", "ASM", "energy", "correlation")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Contrast(QcCheck, kind="contrast"):
     """Tenengrad, Michelson and RMS contrast of the gray image."""
 
@@ -40,7 +39,6 @@ class Contrast(QcCheck, kind="contrast"):
         return Outcome(scores=dict(zip(names, (tenengrad, michelson, float(gray.std())))))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Brightness(QcCheck, kind="brightness"):
     """Mean and population standard deviation of gray or of each channel; -100 and 0 of no px."""
 
@@ -65,7 +63,6 @@ class Brightness(QcCheck, kind="brightness"):
         return Outcome(scores=scores)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Stains(QcCheck, kind="stains"):
     """Mean and std of each stain in the mask, clipped to [0, the image's .99 quantile]; drawn."""
 
@@ -96,7 +93,6 @@ class Stains(QcCheck, kind="stains"):
         return Outcome(scores=dict(zip(names, found, strict=True)), tables=pictures)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Histogram(QcCheck, kind="histogram"):
     """Density histogram of each channel, and its squared distance to those of template images."""
 
@@ -130,7 +126,6 @@ class Histogram(QcCheck, kind="histogram"):
         return np.asarray(np.stack(binned, axis=1) / total / (255 / self.bins))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Texture(QcCheck, kind="texture"):
     """Mean and std of six co-occurrence measures over random squares; warns where none fits."""
 
@@ -177,7 +172,6 @@ class Texture(QcCheck, kind="texture"):
         return {name: graycoprops(stacked, name)[:, 0] for name in _TEXTURE}
 
 
-@dataclass(frozen=True, kw_only=True)
 class CountPieces(QcCheck, kind="count_pieces"):
     """Counts the 8-connected pieces of tissue that are left: their mean and largest area in px."""
 
@@ -188,7 +182,6 @@ class CountPieces(QcCheck, kind="count_pieces"):
         return Outcome(scores=view.region_scores(self.name, mask, float(mask.mean())))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Equalised(QcCheck, kind="equalised"):
     """Measures nothing; leaves a histogram-equalised gray picture for the report."""
 
@@ -199,7 +192,6 @@ class Equalised(QcCheck, kind="equalised"):
         return Outcome(tables={self.name: view.ns.download(xp.rint(share * 255).astype(xp.uint8))})
 
 
-@dataclass(frozen=True, kw_only=True)
 class SavedMask(QcCheck, kind="saved_mask"):
     """Measures nothing; leaves the mask as it is at that point as a picture."""
 
@@ -214,7 +206,6 @@ class SavedMask(QcCheck, kind="saved_mask"):
         return Outcome(tables={self.name: view.ns.download(mask).astype(np.uint8) * 255})
 
 
-@dataclass(frozen=True, kw_only=True)
 class SavedMacro(QcCheck, kind="saved_macro"):
     """Measures nothing; leaves the slide's macro picture for the report."""
 

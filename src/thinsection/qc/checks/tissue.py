@@ -9,16 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from thinsection.arrays import Array, ArrayNamespace
+from thinsection.arrays import Array, ArrayNamespace, morphology
 from thinsection.arrays.filters import block_means
-from thinsection.arrays.morphology import (
-    dilated_by_disk,
-    drop_small,
-    fill_small,
-    keep_elongated,
-    labelled,
-    opened_by_disk,
-)
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area
 
 Px = Callable[[float], float]  # px in a length of so many µm
@@ -40,7 +32,6 @@ _STRAIGHT_PX = 75  # no fibre runs straight for so long
 _RIM_UM, _RIM_SHARE = 40.0, 0.4  # tissue ends where this share of its own density is reached
 
 
-@dataclass(frozen=True, kw_only=True)
 class Tissue(QcCheck, kind="tissue", removes_glass=True):
     """Keeps tissue of any stain, pale, fatty and dark too, and says which stain it is."""
 
@@ -75,10 +66,10 @@ def detect_tissue(
     body, solid, lines = _evidence(ns, light, px)
     mask = _closed(ns, body, px(_GAP_UM + _RIM_UM) / 1.5)
     mask &= ~_beyond_rim(ns, light, body, mask, px)
-    net = _net(ns, light, lines & ~dilated_by_disk(ns, solid, px(32.0)), px)
-    mask = opened_by_disk(ns, _closed(ns, mask | net, px(_GAP_UM)), px(32.0))
-    mask = fill_small(ns, mask, max(areas_px[1] / area, 1.0))
-    mask = drop_small(ns, mask, areas_px[0] / area)
+    net = _net(ns, light, lines & ~morphology.dilated_by_disk(ns, solid, px(32.0)), px)
+    mask = morphology.opened_by_disk(ns, _closed(ns, mask | net, px(_GAP_UM)), px(32.0))
+    mask = morphology.fill_small(ns, mask, max(areas_px[1] / area, 1.0))
+    mask = morphology.drop_small(ns, mask, areas_px[0] / area)
     whole = mask.repeat(factor, axis=0).repeat(factor, axis=1)
     return whole[: rgb.shape[0], : rgb.shape[1]], _stain(ns, light, mask)
 
@@ -154,10 +145,10 @@ def _evidence(ns: ArrayNamespace, light: _Light, px: Px) -> tuple[Array, Array, 
     edge = _at_border(ns, shade | ~light.seen)
     gone = ~light.seen
     if bool(edge.any()):
-        gone |= dilated_by_disk(ns, edge, px(_SHADE_REACH_UM))
+        gone |= morphology.dilated_by_disk(ns, edge, px(_SHADE_REACH_UM))
     body &= ~gone
-    closed = opened_by_disk(ns, _closed(ns, body, px(_GAP_UM)), px(_THIN_UM))
-    return closed, opened_by_disk(ns, body, px(64.0)), (light.line > thin) & ~gone
+    closed = morphology.opened_by_disk(ns, _closed(ns, body, px(_GAP_UM)), px(_THIN_UM))
+    return closed, morphology.opened_by_disk(ns, body, px(64.0)), (light.line > thin) & ~gone
 
 
 def _net(ns: ArrayNamespace, light: _Light, lines: Array, px: Px) -> Array:
@@ -166,13 +157,13 @@ def _net(ns: ArrayNamespace, light: _Light, lines: Array, px: Px) -> Array:
     for axis in (0, 1):  # the edge of a coverslip would tie what it crosses
         run = ns.ndimage.minimum_filter1d(thick, _STRAIGHT_PX, axis=axis)
         lines = lines & ~ns.ndimage.maximum_filter1d(run, _STRAIGHT_PX, axis=axis)
-    net = keep_elongated(ns, lines, 0.0, _MIN_LINE_PX)
+    net = morphology.keep_elongated(ns, lines, 0.0, _MIN_LINE_PX)
     strong = (net & (light.line > 1.6 * _LINE)).astype(ns.xp.float32)
     net &= ns.ndimage.uniform_filter(strong, _NET_WINDOW_PX) > _NET_SHARE
-    net = opened_by_disk(ns, _closed(ns, net, px(_CELL_UM)), px(64.0))
-    filled = fill_small(ns, net, max(1.0, px(1.0) ** 2 * _NET_HOLE_UM2))
+    net = morphology.opened_by_disk(ns, _closed(ns, net, px(_CELL_UM)), px(64.0))
+    filled = morphology.fill_small(ns, net, max(1.0, px(1.0) ** 2 * _NET_HOLE_UM2))
     net |= filled & ~_at_border(ns, ~net)  # a small picture may be all "hole"
-    return dilated_by_disk(ns, net, px(32.0))
+    return morphology.dilated_by_disk(ns, net, px(32.0))
 
 
 def _beyond_rim(ns: ArrayNamespace, light: _Light, body: Array, mask: Array, px: Px) -> Array:
@@ -181,7 +172,7 @@ def _beyond_rim(ns: ArrayNamespace, light: _Light, body: Array, mask: Array, px:
     own = xp.maximum(light.total, light.density.max(axis=2) * 0.5)
     inside = body.astype(xp.float32)
     usual = box(own * inside, 9) / xp.maximum(box(inside, 9), 0.02)
-    border = dilated_by_disk(ns, ~mask, px(_RIM_UM))
+    border = morphology.dilated_by_disk(ns, ~mask, px(_RIM_UM))
     return border & (own < xp.maximum(_RIM_SHARE * usual, _LINE))
 
 
@@ -207,13 +198,13 @@ def _stain(ns: ArrayNamespace, light: _Light, mask: Array) -> Stain:
 def _closed(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
     """Closed by a disk, as if the picture went on mirrored beyond its border."""
     reach = min(int(radius_px), *mask.shape)
-    wide = ~opened_by_disk(ns, ~ns.xp.pad(mask, reach, mode="symmetric"), radius_px)
+    wide = ~morphology.opened_by_disk(ns, ~ns.xp.pad(mask, reach, mode="symmetric"), radius_px)
     return wide[reach : reach + mask.shape[0], reach : reach + mask.shape[1]]
 
 
 def _at_border(ns: ArrayNamespace, mask: Array) -> Array:
     """The regions of a mask that touch the picture's border."""
-    labels, _ = labelled(ns, mask)
+    labels, _ = morphology.labelled(ns, mask)
     sides = ns.xp.concatenate([labels[0], labels[-1], labels[:, 0], labels[:, -1]])
     return mask & ns.xp.isin(labels, sides)
 
