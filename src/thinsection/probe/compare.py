@@ -111,10 +111,10 @@ def _compare_task(task: str, models: list[Scored], metric: str | None) -> dict[s
 
 
 def _model(scored: Scored, score: float) -> dict[str, Any]:
-    document = scored.document
-    identity = {k: v for k in IDENTITY if (v := document["data"].get(k)) is not None}
-    shown = {name: document[name] for name in ("interval", "metrics")}
-    return {"model": scored.model, "score": score, **shown, "identity": identity}
+    told, data = scored.document, scored.document["data"]
+    known = {"model": scored.model, "score": score, "interval": told["interval"]}
+    identity = {name: data[name] for name in IDENTITY if data.get(name) is not None}
+    return {**known, "metrics": told["metrics"], "identity": identity}
 
 
 def _key(rows: Rows) -> list[Any]:

@@ -23,6 +23,7 @@ from thinsection.probe.statistics import FloatVector, Fold, IndexArray, draw_row
 Guess = tuple[IndexArray, FloatVector, dict[str, Any]]  # labels (Nq,), shares (Nq, K), details
 Guesser = Callable[[TileSet, Any, int], Guess]  # of data, settings and seed
 Run = Callable[..., ProbeResult]  # (data, protocol=...): a probe
+_Score = Callable[..., float]  # of permuted labels (seed), of some rows (shots, seed)
 MIN_SURVIVORS = 16  # with and without event, for a model to be fitted
 
 
@@ -107,17 +108,11 @@ def _honest_tiles(run: Run, data: TileSet, protocol: Protocol, *, select: bool) 
 
 
 def beside(
-    protocol: Protocol,
-    scores: list[float],
-    null: Callable[[int], float],
-    learnt: Callable[[int, int], float],
-    *,
-    least: npt.NDArray,
+    p: Protocol, scores: list[float], null: _Score, learnt: _Score, *, least: npt.NDArray
 ) -> dict[str, Any]:
     """What stands beside the score: of each seed, of permuted labels, and the learning curve."""
-    seeds = range(protocol.seed, protocol.seed + protocol.null_draws)
-    by_null = [null(seed) for seed in seeds]
-    shots = [k for k in protocol.shots if k < least.min()]
+    seeds = range(p.seed, p.seed + p.null_draws)
+    by_null, shots = [null(seed) for seed in seeds], [k for k in p.shots if k < least.min()]
     curve = {str(k): float(np.mean([learnt(k, seed) for seed in seeds])) for k in shots}
     curve["all"] = float(np.mean(scores))
     found = {"seed_scores": scores, "null_score": float(np.mean(by_null)), "null_scores": by_null}

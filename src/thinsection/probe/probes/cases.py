@@ -203,8 +203,8 @@ def abmil_probe(
 ) -> ProbeResult:
     """Mean AUROC over folds of one attention model per fold, trained for a fixed number of epochs.
 
-    Labels, folds and the files of tile embeddings are taken, `vectors` are not; fold i is seeded
-    with seed + i. `read` reads one file.
+    Labels, folds and files of tile embeddings are taken, each read by `read`, `vectors` are not;
+    fold i is seeded with seed + i.
 
     Memory: the tiles of one case + the model; tiles are read again each epoch, never kept.
 

@@ -70,11 +70,8 @@ def invariance_probe(path: Path, config: ProbeConfig) -> ProbeResult:
         drops[name] = before.score - knn_probe(changed, **config.blockwise).score
     mean, val = np.mean([*cosines.values()], axis=0), tiles.val
     share = {"top": mean, "bottom": np.ones(len(mean)), "groups": val.groups}
-    details = {
-        "cosine": {name: float(found.mean()) for name, found in cosines.items()},
-        "score_drop": drops,
-        "knn_score": before.score,
-    }
+    means = {name: float(found.mean()) for name, found in cosines.items()}
+    details = {"cosine": means, "score_drop": drops, "knn_score": before.score}
     rows = Ratios(metric="cosine", ids=val.ids, **share)
     known: dict[str, Any] = {"protocol": config.protocol, "details": details, "facts": before.facts}
     return scored("invariance", tiles, rows, "cosine", score=float(mean.mean()), **known)

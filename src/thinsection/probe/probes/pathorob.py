@@ -142,11 +142,8 @@ def clustering_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> P
     require(by_combination, rule, f"no such four groups in {data.name!r}")
     means = {name: float(np.mean(trials)) for name, trials in by_combination.items()}
     spread = [np.std(trials, ddof=1) for trials in by_combination.values() if len(trials) > 1]
-    details = {
-        "score_by_combination": means,
-        "mean_std_over_trials": float(np.mean(spread)) if spread else 0.0,
-        "clusters": found_k,
-    }
+    std = float(np.mean(spread)) if spread else 0.0
+    details = {"score_by_combination": means, "mean_std_over_trials": std, "clusters": found_k}
     known = {"metric": "clustering_score", "protocol": protocol, "details": details}
     return _unresampled("clustering", data, score=float(np.mean([*means.values()])), **known)
 

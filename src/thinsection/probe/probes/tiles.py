@@ -94,15 +94,12 @@ def calibration_probe(
     once = np.ones((1, len(rows.ids)))
     bins = statistics.calibration_bins(rows.probability, rows.truth, once)
     count, sure, right = (part[0][bins[0][0] > 0] for part in bins)
+    shares = (count.tolist(), (sure / count).tolist(), (right / count).tolist())
     details = {
         "linear_score": result.score,
         "selected_on": selection_words(result),
         "largest_gap": float((np.abs(sure - right) / count).max()),
-        "reliability": {
-            "rows": count.tolist(),
-            "confidence": (sure / count).tolist(),
-            "right": (right / count).tolist(),
-        },
+        "reliability": dict(zip(("rows", "confidence", "right"), shares, strict=True)),
     }
     known: dict[str, Any] = {"protocol": protocol, "details": details, "facts": result.facts}
     return scored("calibration", data, rows, "ece", **known)
@@ -189,11 +186,9 @@ def knn_probe(
         scores = {k: _score(data, found, settings.metric) for k, found in guesses}
         best = max(scores, key=scores.__getitem__)  # max keeps the first of equals
         votes = count_votes(voted[:, :best], num_classes)
-        details = {
-            "best_k": best,
-            "score_by_k": {str(k): v for k, v in scores.items()},
-            "left_out_ks": [k for k in settings.ks if k not in ks],
-        }
+        left_out = [k for k in settings.ks if k not in ks]
+        by_k = {str(k): score for k, score in scores.items()}
+        details = {"best_k": best, "score_by_k": by_k, "left_out_ks": left_out}
         return votes.argmax(axis=1), votes / best, details
 
     return tile_probe("knn", guess, data, protocol)
@@ -241,9 +236,8 @@ def retrieval_probe(
 def check_all(data: TileSet, protocol: Protocol) -> TileSet:
     """The checked set, where all three probes can have it: asked before the first one runs."""
     data = check_tile_set(data)
-    for probe in ("linear", "knn", "fewshot"):
-        settings = protocol.require(probe)
-    _support(data, settings, protocol.seed, 1)
+    settings = [protocol.require(probe) for probe in ("linear", "knn", "fewshot")]
+    _support(data, settings[-1], protocol.seed, 1)
     return data
 
 
