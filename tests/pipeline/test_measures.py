@@ -24,8 +24,7 @@ from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.stream import iter_tiles
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TileTable
-from thinsection.tiles.grid import TilesConfig
-from thinsection.tiles.measures import MEASURES, measure_tiles
+from thinsection.tiles.grid import MEASURES, TilesConfig, measure_tiles
 from thinsection.tiles.transforms import StainVectors
 
 GRID = "256px_0.5mpp"

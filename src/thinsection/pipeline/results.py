@@ -25,7 +25,7 @@ from thinsection.stages.request import Models, mask_stage, stages_of
 from thinsection.stages.stage import ledger_facts
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
 from thinsection.store.tile_tables import MEASURED
-from thinsection.tiles.measures import MEASURES
+from thinsection.tiles.grid import MEASURES
 
 FAILURE_NAME = "failure.json"
 SUMMARY_COLUMNS = (

@@ -19,7 +19,7 @@ from thinsection.stages.tiles import FeaturesStage, TilesStage, deciding, write_
 from thinsection.store import tiles_h5
 from thinsection.store.tile_tables import MEASURED
 from thinsection.tiles import TileTable
-from thinsection.tiles.measures import MEASURES, measure_tiles
+from thinsection.tiles.grid import MEASURES, measure_tiles
 from thinsection.tiles.transforms import StainVectors
 from thinsection.types import TileArray
 
