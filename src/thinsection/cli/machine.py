@@ -43,11 +43,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other progr
 EXIT_WOULD_NOT_LOAD = 1
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, Windows' Linux, AMD
 _ALSO = "also: timm:<name>, hf:<repo>[@<revision>], the path of a checkpoint with its config.json"
-_EPILOG = (
-    "Examples: [cyan]thinsection models[/]   [cyan]thinsection models check uni[/]   "
-    "[cyan]thinsection models check timm:resnet50 --json[/]"
-)
-
+_EPILOG = "Examples: thinsection models; models check uni; models check timm:resnet50 --json"
 
 app = typer.Typer()
 models = typer.Typer(help="List the encoders; say whether one would load here.", epilog=_EPILOG)
@@ -164,13 +160,12 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
         found = {"encoders": declared, "plugins": others, "slide_encoders": slide}
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return
-    rows = [_row(spec) for spec in specs.values()]
+    rows, lines = [_row(spec) for spec in specs.values()], list[list[str]]()
     if sys.stdout.isatty():
         Console().print(_table(rows))
     else:
         lines = [[*rows[0]], *([*row.values()] for row in rows)]
-        print(*map("\t".join, lines), sep="\n")
-    lines = [[name, f"brought by another package: {line}"] for name, line in others.items()]
+    lines += [[name, f"brought by another package: {line}"] for name, line in others.items()]
     lines += [[_ALSO], *(["slide encoder", *item] for item in slide.items())]
     print(*map("\t".join, lines), sep="\n")
 
@@ -213,18 +208,17 @@ def check(
     """Say whether an encoder would load here, and why not. Exit code 1 if it would not."""
     from thinsection.encode.load import check_encoder
 
-    checks = check_encoder(name, device=device)
+    checks, console = check_encoder(name, device=device), Console()
     loads = all(c.ok for c in checks)
     if as_json:
         shown = [dataclasses.asdict(c) for c in checks]
         print(json.dumps({"name": name, "loads": loads, "checks": shown}, indent=2))
     else:
-        console = Console()
         for c in checks:
             mark, style = ("yes", "green") if c.ok else ("no", "red")
             console.print(f"{mark:>4}", style=style, end=f"  {c.name:<9} ")
             console.print(c.detail, markup=False, highlight=False, soft_wrap=True)
-        verdict = "would load here" if loads else "would not load here"
-        console.print(f"{name} {verdict}", style="bold", markup=False, highlight=False)
+        verdict = f"{name} would {'' if loads else 'not '}load here"
+        console.print(verdict, style="bold", markup=False, highlight=False)
     if not loads:
         raise typer.Exit(EXIT_WOULD_NOT_LOAD)

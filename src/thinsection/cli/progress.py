@@ -3,8 +3,6 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
@@ -18,7 +16,7 @@ _WINDOW_S = 20.0  # of the rate that is shown
 
 
 class RunProgress:
-    """Turns run events into one bar: slides ended, tiles/s, what holds them up, time left.
+    """Turns run events into one `bar`: slides ended, tiles/s, what holds them up, time left.
 
     The time left extrapolates, from the first batch on, what slides and tiles of the slides at work
     have taken.
@@ -26,13 +24,13 @@ class RunProgress:
 
     def __init__(self, console: Console, num_slides: int) -> None:
         self._console, self._num_slides = console, num_slides
-        self._progress = Progress(
+        self.bar = Progress(
             *(SpinnerColumn(), TextColumn("{task.completed:.1f}/{task.total} slides"), BarColumn()),
             TextColumn("{task.description}"),
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("starting", total=num_slides)
+        self._task = self.bar.add_task("starting", total=num_slides)
         self._lock = threading.Lock()
         self._expected: dict[str, int] = {}  # tiles of the slides at work
         self._seen: set[str] = set()  # phases that were told
@@ -42,12 +40,6 @@ class RunProgress:
         self._tiles = self._ended = 0
         self._share, self._bound = 0.0, ""  # slides' worth of tiles done; the bottleneck
         self._next_line, self._pause = self._started + _FIRST_LINE_S, _FIRST_LINE_S
-
-    @contextmanager
-    def live(self) -> Iterator["RunProgress"]:
-        """Shows the bar while the block runs."""
-        with self._progress:
-            yield self
 
     def __call__(self, event: RunEvent) -> None:
         """Takes one event; any thread."""
@@ -73,8 +65,7 @@ class RunProgress:
 
     def say(self, text: str, *, style: str = "") -> None:
         """Prints a line above the bar."""
-        plain = Text(text, style=style)
-        self._console.print(plain, highlight=False, soft_wrap=True)
+        self._console.print(Text(text, style=style), highlight=False, soft_wrap=True)
 
     def _phase(self, name: str, text: str) -> None:
         """A line when something begins for the first time, and how far into the run that was."""
@@ -92,12 +83,11 @@ class RunProgress:
         (before, tiles), parts = self._recent[0], []
         if self._tiles:
             rate = (self._tiles - tiles) / max(now - before, 1e-3)
-            parts = [f"{self._tiles:,} tiles", f"{rate:.0f} tiles/s"]
-            parts += [self._bound] * bool(self._bound)
+            parts = [f"{self._tiles:,} tiles", f"{rate:.0f} tiles/s", *filter(None, [self._bound])]
         if self._first and done > self._first[1] and done < self._num_slides:
             each = (now - self._first[0]) / (done - self._first[1])
             parts.append(f"{clock(each * (self._num_slides - done))} left")
-        self._progress.update(self._task, completed=done, description=", ".join(parts))
+        self.bar.update(self._task, completed=done, description=", ".join(parts))
         if not self._console.is_terminal and now >= self._next_line:
             self._pause = min(2 * self._pause, _LINE_EVERY_S)
             self._next_line = now + self._pause

@@ -53,10 +53,10 @@ def qc(
 
     progress = RunProgress(Console(), num_slides=len(load_cohort(slides or [])))
     told: dict[str, Any] = {"on_event": progress, "on_message": progress.say}
-    with progress.live():
+    with progress.bar:
         summary = check_slides(slides or [], out=out, config=config, **told)
     for slide_id, rule in summary.failing:
         print(f"{slide_id}: fails {rule}")
-    num_slides = len(summary.results)
-    print(f"{num_slides - summary.num_failed} of {num_slides} slides done; look at {summary.page}")
-    raise typer.Exit(3 if summary.num_failed else 0)
+    count, failed = len(summary.results), summary.num_failed
+    print(f"{count - failed} of {count} slides done; look at {summary.page}")
+    raise typer.Exit(3 if failed else 0)

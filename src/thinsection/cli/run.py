@@ -71,7 +71,7 @@ def _run_and_report(slides: list[str], out: str, config: Any, stage: str) -> int
     console = Console()
     progress = RunProgress(console, num_slides=num_slides)
     told: dict[str, Any] = {"on_event": progress, "on_message": progress.say}
-    with progress.live():
+    with progress.bar:
         summary = run(slides, out=out, config=config, stage=stage, **told)
     counts = summary.counts
     line = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
@@ -200,10 +200,10 @@ def _show_request(slides: list[str], config: Any, gpu_bytes: int) -> None:
     found = run_request(chunks, config)
     for line in (f"for each of {len(chunks)} array tasks", *found.lines()):
         typer.echo(f"# {line}")
-    for directive in resource_directives(found.request, config.executor.at(Rung())):
+    first = config.executor.at(Rung())
+    for directive in resource_directives(found.request, first):
         typer.echo(f"#SBATCH {directive}")
-    asked = (config.executor.at(Rung()).gres or "").split(":")[1:]
-    named = [part for part in asked if not part.isdigit()]
+    named = [part for part in (first.gres or "").split(":")[1:] if not part.isdigit()]
     try:
         how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 30}
         listed = subprocess.run(SINFO, check=True, **how).stdout

@@ -23,12 +23,11 @@ _CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 
 # kind of a task -> its class: the rooms of pipelines and probes are below that of jobs
 _TASKS = (
-    ("run", "Slides, up to any stage.", "thinsection.pipeline.task:RunTask"),
-    ("aggregate", "Tile embeddings.", "thinsection.pipeline.pooling:PoolingTask"),
-    ("probe", "Probes.", "thinsection.probe.grid:ProbeTask"),
+    Entry(name="run", help="Slides.", target="thinsection.pipeline.task:RunTask"),
+    Entry(name="aggregate", help="Embeddings.", target="thinsection.pipeline.pooling:PoolingTask"),
+    Entry(name="probe", help="Probes.", target="thinsection.probe.grid:ProbeTask"),
 )
-_ENTRIES = [Entry(name=name, help=help, target=target) for name, help, target in _TASKS]
-TASKS: Registry[Any] = Registry("kind of task", "thinsection.tasks", _ENTRIES)
+TASKS: Registry[Any] = Registry("kind of task", "thinsection.tasks", _TASKS)
 _COMMANDS = ("run", "tissue", "tile", "embed", "qc", "aggregate", "probe")
 
 
@@ -110,7 +109,7 @@ def _collect(out: FolderArgument, retry: Annotated[bool, RETRY] = True) -> None:
         counts = Counter(map(_status_of, found.results.values()))
         typer.echo(f"{found.task.kind}: {_counts(counts) or 'no result yet'}")
         output = getattr(getattr(found.task, "config", None), "output", None)
-        empty = counts["empty"] if not getattr(output, "allow_empty", False) else 0
+        empty = counts["empty"] and not getattr(output, "allow_empty", False)
         bad = bad or bool(found.waiting or counts["failed"] or empty)
         if found.waiting:
             typer.echo(f"{found.waiting} array tasks still wait or run: collect again later")
@@ -136,15 +135,15 @@ def _array_task(
     from thinsection.config import as_mapping
     from thinsection.jobs.slurm_array import load_array
 
-    failed: list[Any] = []
+    found: list[Any] = []
 
     def show(report: Any) -> None:
         for result in report.results:
             typer.echo(json.dumps(as_mapping(result), ensure_ascii=False))
-        failed.extend(r for r in report.results if _status_of(r) == "failed")
+            found.append(_status_of(result))
 
     load_array(folder, TASKS).run_index(index, on_report=show)
-    if failed:
+    if "failed" in found:
         raise typer.Exit(3)
 
 

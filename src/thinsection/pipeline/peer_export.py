@@ -150,10 +150,24 @@ def export_peer(
         StoreError: nothing to export, or other bytes are in the way.
         InvalidInputError: several embeddings and none named, or two slides of one file name.
     """
-    layout, done = LAYOUTS.load(tool), []
-    found = _slides(open_results(folder), out.absolute(), tool, features, on_left_out)
-    for slide in list(found):
-        with leaving_out(slide.slide_id, on_left_out, InvalidInputError):
+    layout, results, done = LAYOUTS.load(tool), open_results(folder), list[PeerSlide]()
+    known = results.features
+    address = one_address(known, features, "features") if known or features else ""
+    grid = address.split("/")[0] if address else one_address(results.grids, None, "grid")
+    slides, stems = dict[str, PeerSlide](), dict[str, str]()
+    how: dict[str, Any] = {"out": out.absolute(), "grid": grid, "address": address, "tool": tool}
+    for slide_id, ledger in results.ledgers.items():
+        with leaving_out(slide_id, on_left_out, StoreError, InvalidInputError):
+            require(not ledger.damage, "ledger must be whole", ledger.damage, error=StoreError)
+            if f"{grid}/tiles" in ledger.stages and (not address or address in ledger.stages):
+                slides[slide_id] = _slide(results, ledger, **how)
+    for slide_id, slide in slides.items():
+        other = stems.setdefault(slide.file_stem, slide_id)
+        got = f"{slide.file_stem!r} of {other!r} and {slide_id!r}; {tool} cannot tell them apart"
+        rule = "slides must have different file names"
+        require(tool in ("stamp", "slide2vec") or other == slide_id, rule, got)
+    for slide_id, slide in slides.items():
+        with leaving_out(slide_id, on_left_out, InvalidInputError):
             for name, source in layout.files(slide):
                 _place(out / name, source, copy=copy)
             done.append(slide)
@@ -163,33 +177,8 @@ def export_peer(
     return len(done)
 
 
-def _slides(
-    results: Results,
-    out: Path,
-    tool: str,
-    features: str | None,
-    on_left_out: Callable[[str], None] | None,
-) -> Iterator[PeerSlide]:
-    known, stems = results.features, dict[str, str]()
-    address = one_address(known, features, "features") if known or features else ""
-    grid = address.split("/")[0] if address else one_address(results.grids, None, "grid")
-    for slide_id, ledger in results.ledgers.items():
-        slide = None
-        with leaving_out(slide_id, on_left_out, StoreError, InvalidInputError):
-            require(not ledger.damage, "ledger must be whole", ledger.damage, error=StoreError)
-            if f"{grid}/tiles" in ledger.stages and (not address or address in ledger.stages):
-                slide = _slide(results, ledger, out, grid=grid, address=address, tool=tool)
-        if slide is None:
-            continue
-        other = stems.setdefault(slide.file_stem, slide_id)
-        got = f"{slide.file_stem!r} of {other!r} and {slide_id!r}; {tool} cannot tell them apart"
-        rule = "slides must have different file names"
-        require(tool in ("stamp", "slide2vec") or other == slide_id, rule, got)
-        yield slide
-
-
 def _slide(
-    results: Results, ledger: SlideLedger, out: Path, *, grid: str, address: str, tool: str
+    results: Results, ledger: SlideLedger, *, out: Path, grid: str, address: str, tool: str
 ) -> PeerSlide:
     stages, prefix = ledger.stages, f"{grid}/slide_features_"
     files = {a: results.folder / next(iter(r.files)) for a, r in stages.items() if r.files}

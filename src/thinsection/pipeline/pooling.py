@@ -174,9 +174,8 @@ def _of_results(folder: Path, out: Path | None, wanted: str | None) -> list[Feat
             path, grid = results.file(slide_id, address), address.split("/")[0]
             where = {"out": out / grid} if out else {"out": folder / grid, "results": folder}
             found.append(FeaturesFile(slide_id=slide_id, path=path, **where))
-    given = f" for --features {wanted!r}" if wanted else ""
-    there = [*results.features] or "none"
-    got = f"{there}{given} in {str(folder)!r}; run `thinsection embed` first"
+    got = f"{[*results.features] or 'none'}{f' for --features {wanted!r}' if wanted else ''}"
+    got += f" in {str(folder)!r}; run `thinsection embed` first"
     require(found, "results folder must hold embeddings", got, error=StoreError)
     return found
 
@@ -202,7 +201,7 @@ def _pool_recorded(file: FeaturesFile, results: Path, slide_encoder: SlideEncode
         work.missing = [stage]
         work.check_stale()
         work.perform(stage)
-        return file.ended("done", facts=facts)
+    return file.ended("done", facts=facts)
 
 
 def _pool_foreign(

@@ -122,8 +122,7 @@ class ResultSink:
     def _growing(self, work: SlideWork) -> list[tuple[str, OpenResult]]:
         """The files of the stages that the stream feeds and that the slide lacks."""
         if self._files is None:
-            work.at = "write"
-            self._files, self._kept = [], []
+            work.at, self._files, self._kept = "write", [], []
             for stage in work.missing:
                 if isinstance(stage, FeaturesStage | TokensStage):
                     self._files.append((encoder_of(stage), OpenResult(work, stage)))

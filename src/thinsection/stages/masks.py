@@ -138,10 +138,6 @@ class QcStage(Stage):
         strict = {"strict": True} if self.strict else {}
         return {"qc": pipeline_identity(self.pipeline), "reader": self.reader, **strict}
 
-    def folder(self, slide_id: str) -> str:
-        """Where the files of a slide lie, relative to the results folder."""
-        return f"{SLIDES}/{slide_id}/{self.address.removeprefix(f'{SLIDES}/')}"
-
     def run(self, work: SlideWork) -> Output:
         """Runs the checks. Memory: that of `run_qc`."""
         assert work.slide is not None
@@ -151,12 +147,9 @@ class QcStage(Stage):
         picture = slide_picture(work.slide, result.rgb)
         write_qc(result, work.path(folder), key=work.key(self), picture=picture)
         names = sorted(p.name for p in work.path(folder).iterdir() if TMP_MARK not in p.name)
-        facts = {
-            "tissue_fraction": round(float(result.tissue.mask.mean()), 6),
-            "pixels_to_use": result.scores["pixels_to_use"],
-            "stain": result.scores.get("stain", ""),
-            "warnings": "; ".join(result.warnings),
-        }
+        scores, share = result.scores, round(float(result.tissue.mask.mean()), 6)
+        facts = {"tissue_fraction": share, "pixels_to_use": scores["pixels_to_use"]}
+        facts |= {"stain": scores.get("stain", ""), "warnings": "; ".join(result.warnings)}
         files = tuple(f"{folder}/{name}" for name in names)
         return Output(files=files, facts=facts, value=_checked(result))
 

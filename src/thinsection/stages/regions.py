@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -75,8 +76,7 @@ class RegionsStage(Stage):
         """Reads the file of the slide."""
         name = f"{SLIDES}/{work.entry.slide_id}/{self.label}.geojson"
         found = self._read(work, self.config.file(self.role, work.entry))
-        colors = _COLORS * len(found.classes)
-        drawn = zip(found.classes.items(), colors)
+        drawn = zip(found.classes.items(), cycle(_COLORS))
         write_features(work.path(name), [annotation(g, n, color) for (n, g), color in drawn])
         # the pixels tell an edit from another slide
         facts = {"pixels": str(work.source), "warnings": "; ".join(found.notes)}
@@ -180,7 +180,7 @@ class SegmentStage(Stage):
         assert work.slide is not None
         everywhere = MaskFrame(size_th=(1, 1), size_l0=work.slide.size)
         whole = (np.ones((1, 1), dtype=np.bool_), everywhere)
-        labels, config = f"{self._folder(work)}/labels.tif", self.config
+        labels, config = f"{self.folder(work.entry.slide_id)}/labels.tif", self.config
         how: dict[str, Any] = {"share_mpp": config.segment_mpp, "memory": config.segment_memory}
         how |= {"tissue": work.value(self.mask) if self.mask else whole, "stream": self.stream}
         with atomic_path(work.path(labels)) as tmp:
@@ -190,13 +190,9 @@ class SegmentStage(Stage):
         geometry = {"size_l0": found.frame.size_l0, "size": found.size}
         return Output(files=names, facts=facts | {"map": geometry}, value=found)
 
-    def _folder(self, work: SlideWork) -> str:
-        address = self.address.removeprefix(f"{SLIDES}/")
-        return f"{SLIDES}/{work.entry.slide_id}/{address}"
-
     def _write(self, work: SlideWork, found: Segmentation) -> tuple[str, ...]:
         """A picture, outlines, and each class's share as grey values; their names."""
-        folder, colors = self._folder(work), found.colors
+        folder, colors = self.folder(work.entry.slide_id), found.colors
         assert work.slide is not None
         ends = zip(work.slide.size, found.frame.downsample_xy)  # the frame may reach beyond
         width, height = (math.ceil(end / down) for end, down in ends)
@@ -218,9 +214,10 @@ class SegmentStage(Stage):
     def load(self, work: SlideWork) -> Segmentation:
         """What the files say; equal to what the network gave."""
         facts = work.ledger.stages[self.address].facts["map"]
-        shares, spec = [], self.segmenter.spec
+        folder, spec = work.path(self.folder(work.entry.slide_id)), self.segmenter.spec
+        shares = []
         for name in spec.classes:
-            with Image.open(work.path(f"{self._folder(work)}/share_{slug(name)}.png")) as picture:
+            with Image.open(folder / f"share_{slug(name)}.png") as picture:
                 shares.append(np.array(picture))
         stack = np.stack(shares)
         frame = MaskFrame(size_th=stack.shape[:0:-1], size_l0=tuple(facts["size_l0"]))

@@ -19,7 +19,7 @@ from thinsection.files.sources import FsspecSource
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.store.identity import WholeSum, file_sum, fingerprint_reads
-from thinsection.store.ledger import SlideLedger, StageRecord, stage_key
+from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, stage_key
 
 OF_COHORTS = ("patient_id", "label", "split")
 
@@ -86,6 +86,10 @@ class Stage(ABC):
         drawn = {"drawn": getattr(source, "drawn", {}).get(self.drawn)} if self.drawn else {}
         return stage_key(of=of, settings=dict(self.settings), **drawn)
 
+    def folder(self, slide_id: str) -> str:
+        """Where its files of a slide lie that has its own folder, relative to the results'."""
+        return f"{SLIDES}/{slide_id}/{self.address.removeprefix(f'{SLIDES}/')}"
+
     def file(self, slide_id: str, suffix: str = ".h5") -> str:
         """Its one file of a slide, relative to the results folder."""
         return f"{self.address}/{slide_id}{suffix}"
@@ -124,12 +128,9 @@ class SlideWork:
         """Bytes and requests of a slide by URL so far, its fingerprint's too; none of a file."""
         if self.remote is None:
             return {}
-        sampled, requests = fingerprint_reads(self.remote.size)
-        return {
-            "fetched_bytes": self.remote.fetched_bytes + sampled,
-            "file_bytes": self.remote.size,
-            "requests": self.remote.requests + requests,
-        }
+        source, (sampled, requests) = self.remote, fingerprint_reads(self.remote.size)
+        known = {"fetched_bytes": source.fetched_bytes + sampled, "file_bytes": source.size}
+        return known | {"requests": source.requests + requests}
 
     def key(self, stage: Stage) -> str:
         """Hash of all that the stage's result of this slide depends on."""
@@ -183,8 +184,8 @@ class SlideWork:
         """
         for stage in self.missing:
             free = self.overwrite or stage.told or not self._is_other(stage) or self._edited(stage)
-            what = f"{stage.address} of {self.entry.slide_id!r}"
-            rule = f"{what} must be of the same file and settings"
+            name = f"{stage.address} of {self.entry.slide_id!r}"
+            rule = f"{name} must be of the same file and settings"
             got = "one of another slide file, mpp, weights or version; pass --overwrite to replace "
             got += "it and all that was made from it, or another --out"
             require(free, rule, got, error=StaleResultError)
@@ -197,15 +198,13 @@ class SlideWork:
         if not self._is_other(stage):
             return
         gone = (stage.address, *self.ledger.derived(stage.address))
-        for record in [self.ledger.stages[a] for a in gone] if self._edited(stage) else ():
-            if rows := record.facts.get("rows"):
-                (name,) = record.files
-                path = self.path(name)
+        records, edited = [self.ledger.stages[address] for address in gone], self._edited(stage)
+        for record, path in ((r, self.path(name)) for r in records for name in r.files):
+            if edited and (rows := record.facts.get("rows")):
                 kept = path.with_name(f".{path.name}{TMP_MARK}kept")
                 link_or_copy(path, kept)
                 self.kept.append((rows, kept))
-        for name in (name for address in gone for name in self.ledger.stages[address].files):
-            self.path(name).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         self.ledger = self.ledger.without(gone)
         self.ledger.save()
 
@@ -214,13 +213,10 @@ class SlideWork:
         old = self.ledger.stages.get(stage.address)
         for name in set(old.files if old else ()) - set(output.files):
             self.path(name).unlink(missing_ok=True)
-        record = StageRecord(
-            key=self.key(stage),
-            files={name: self.path(name).stat().st_size for name in output.files},
-            needs=tuple(need.address for need in stage.needs),
-            facts=dict(output.facts),
-            sums={name: file_sum(self.path(name)) for name in output.files},
-        )
+        key, needs = self.key(stage), tuple(need.address for need in stage.needs)
+        files = {name: self.path(name).stat().st_size for name in output.files}
+        sums = {name: file_sum(self.path(name)) for name in output.files}
+        record = StageRecord(key=key, files=files, needs=needs, facts={**output.facts}, sums=sums)
         self.ledger = self.ledger.with_stage(stage.address, record)
         self.ledger.save()
         self.missing = [other for other in self.missing if other.address != stage.address]

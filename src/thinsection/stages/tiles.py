@@ -103,8 +103,8 @@ class TilesStage(Stage):
             warning = "resampled exactly: its segments are no JPEG that the tiff reader decodes"
         name = self.file(work.entry.slide_id)
         write_columns(work.path(name), table.coords_l0, table.columns, work.attributes)
-        plan = {"plan": asdict(table.plan), "tile_mpp": table.plan.tile_mpp}
-        facts = {"num_tiles": len(table), "warnings": warning, **plan}
+        facts = {"num_tiles": len(table), "warnings": warning}
+        facts |= {"plan": asdict(table.plan), "tile_mpp": table.plan.tile_mpp}
         return Output(files=(name,), facts=facts, value=table)
 
     def load(self, work: SlideWork) -> TileTable:
@@ -115,13 +115,10 @@ class TilesStage(Stage):
 
 
 def write_columns(
-    path: Path,
-    coords_l0: CoordsL0,
-    columns: Mapping[str, npt.NDArray],
-    attributes: Mapping[str, Any],
+    path: Path, coords_l0: CoordsL0, columns: Mapping[str, npt.NDArray], said: Mapping[str, Any]
 ) -> None:
-    """Writes a per-tile table, atomically."""
-    with atomic_path(path) as tmp, TilesWriter(tmp, dim=0, attributes=attributes) as writer:
+    """Writes a per-tile table with what is said of it, atomically."""
+    with atomic_path(path) as tmp, TilesWriter(tmp, dim=0, attributes=said) as writer:
         writer.append(coords_l0, None)
         for name, values in columns.items():
             writer.add_column(name, values)
@@ -329,8 +326,8 @@ class OpenResult:
         facts["warnings"] = "; ".join(work.warnings)
         if self.stage is features:
             table = work.value(features.tiles)
-            facts |= {"content": features.content(work, table)}
-            facts |= {"rows": features.content(work, table, rows=True)}
+            rows = features.content(work, table, rows=True)
+            facts |= {"content": features.content(work, table), "rows": rows}
         return Output(files=(self._name,), facts=facts)
 
     def abandon(self) -> None:

@@ -200,8 +200,7 @@ class ShownSlides:
 
     def picture(self, slide_id: str, name: str) -> bytes:
         """Label or macro, where they are shown."""
-        shown = _IDENTIFYING if self._config.show_label else ()
-        if name not in shown:
+        if name not in _IDENTIFYING or not self._config.show_label:
             raise KeyError(name)
         return encode(self._opened(slide_id)[0].slide.associated_image(name))
 
