@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -68,8 +68,7 @@ def doctor(
 def _entries() -> Iterator[Finding]:
     """What the registries hold; entries that need the same packages share a line."""
     for place in REGISTRIES:
-        module, _, name = place.partition(":")
-        registry: Registry[object] = getattr(import_module(module), name)
+        registry: Registry[object] = resolve_name(place)
         alike: dict[tuple[bool, str], list[str]] = {}
         for entry in registry:
             alike.setdefault((not entry.missing, _detail(entry)), []).append(entry.name)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from pkgutil import resolve_name
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
@@ -14,47 +15,54 @@ from typer.core import TyperCommand
 from thinsection.config import flat_fields, from_mapping, read_toml, replace_flat
 from thinsection.errors import ConfigError, require
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 _LISTED = 12  # names of a registry that a line of `--help` lists; of more it lists none
 
 
-def with_config(cls: type) -> Callable[[Callable[..., Any]], Any]:
-    """Decorates a typer command: adds a flag per setting of `cls` and `--config`, passes one `cls`.
+def with_config(settings: type | str) -> Callable[[Command], Command]:
+    """Marks a typer command: it has a flag per setting and `--config`, and takes one `config`.
 
-    Precedence: flag, then the TOML file, then the dataclass default. The command takes the
-    configuration as keyword argument `config`.
+    `settings` is the class, or 'module:Class' that is imported when the command is called.
+    Precedence: flag, then the TOML file, then the dataclass default.
     """
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        hints = typing.get_type_hints(command, include_extras=True)
-        own = [
-            p.replace(annotation=hints.get(p.name, p.annotation), kind=Parameter.KEYWORD_ONLY)
-            for p in signature(command).parameters.values()
-            if p.name != "config"
-        ]
-        flags, words = _flag_parameters(cls), _other_words(cls)
+    def mark(command: Command) -> Command:
+        command.__dict__["settings"] = settings
+        return command
 
-        def wrapper(**values: Any) -> Any:
-            path = values.pop("config_file")
-            given = {k: values.pop(k) for k in flags}
-            for name, (setting, mean, _) in words.items():
-                if (text := values.pop(name)) is not None:
-                    both = f"--{name} must go without --{setting.replace('_', '-')}"
-                    require(given[setting] is None, both, given[setting], error=ConfigError)
-                    given[setting], said = mean(text)
-                    print(said, file=sys.stderr)
-            overrides = {k: v for k, v in given.items() if v is not None and v != []}
-            base = from_mapping(cls, read_toml(path)) if path else cls()
-            return command(**values, config=replace_flat(base, overrides))
+    return mark
 
-        file = typer.Option("--config", help="TOML file with settings; flags win over it.")
-        config_file = _optional("config_file", Annotated[Path | None, file])
-        parameters = [*own, config_file, *flags.values(), *(word[2] for word in words.values())]
-        wrapper.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-        wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
-        return wrapper
 
-    return decorate
+def _with_flags(command: Callable[..., Any], cls: type) -> Callable[..., Any]:
+    """What typer makes the flags of a marked command from."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    own = [
+        p.replace(annotation=hints.get(p.name, p.annotation), kind=Parameter.KEYWORD_ONLY)
+        for p in signature(command).parameters.values()
+        if p.name != "config"
+    ]
+    flags, words = _flag_parameters(cls), _other_words(cls)
+
+    def wrapper(**values: Any) -> Any:
+        path = values.pop("config_file")
+        given = {k: values.pop(k) for k in flags}
+        for name, (setting, mean, _) in words.items():
+            if (text := values.pop(name)) is not None:
+                both = f"--{name} must go without --{setting.replace('_', '-')}"
+                require(given[setting] is None, both, given[setting], error=ConfigError)
+                given[setting], said = mean(text)
+                print(said, file=sys.stderr)
+        overrides = {k: v for k, v in given.items() if v is not None and v != []}
+        base = from_mapping(cls, read_toml(path)) if path else cls()
+        return command(**values, config=replace_flat(base, overrides))
+
+    file = typer.Option("--config", help="TOML file with settings; flags win over it.")
+    config_file = _optional("config_file", Annotated[Path | None, file])
+    parameters = [*own, config_file, *flags.values(), *(word[2] for word in words.values())]
+    wrapper.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
+    return wrapper
 
 
 class _BySection(TyperCommand):
@@ -72,8 +80,11 @@ class _BySection(TyperCommand):
 
 
 def by_section(app: typer.Typer) -> None:
-    """Lets the commands of an application, and of its groups, list their flags by section."""
+    """Gives the commands of an application, and of its groups, their flags, listed by section."""
     for command in app.registered_commands:
+        if (settings := getattr(command.callback, "settings", None)) and command.callback:
+            cls = resolve_name(settings) if isinstance(settings, str) else settings
+            command.callback = _with_flags(command.callback, cls)
         command.cls = _BySection
         command.context_settings = {"max_content_width": 100} | (command.context_settings or {})
     for group in app.registered_groups:

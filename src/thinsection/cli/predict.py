@@ -1,4 +1,4 @@
-"""`thinsection predict`, `heatmap` and `model`: what a trained model says, where it comes from."""
+"""`thinsection train`, `predict`, `heatmap`, `model`: heads, what they say, where it comes from."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,8 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from thinsection.cli.options import with_config
-from thinsection.predict import heatmap as heatmaps
-from thinsection.predict import predicting
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True, help="Model files: what one was trained on.")
@@ -21,10 +19,41 @@ _OUT = typer.Option("--out", help="Results folder. [default: that of the embeddi
 ModelFile = Annotated[Path, _MODEL]
 SlidesArgument = Annotated[list[str], _SLIDES]
 Out = Annotated[Path | None, _OUT]
+_DATA = "Results folder, or features of TRIDENT, CLAM, STAMP, slide2vec."
+Data = Annotated[Path, typer.Argument(metavar="RESULTS", help=_DATA)]
+Folder = Annotated[Path, typer.Option(help="Folder of the experiment: RESULTS/experiments/NAME.")]
+Against = Annotated[Path | None, typer.Option(help="Experiment to compare with, case by case.")]
+
+
+@app.command("train")
+@with_config("thinsection.predict.experiment:TrainConfig")
+def train_command(data: Data, out: Folder, config: Any, against: Against = None) -> None:
+    """Train a head on stored embeddings; test each case by a model that has not seen it.
+
+    Writes experiment.json, index.html, predictions.csv and model.safetensors for `predict`.
+
+    Examples:
+
+      thinsection train results/ --labels labels.csv --target subtype --out results/experiments/a
+
+      thinsection train results/ --labels labels.csv --target dead --time days --head clam_sb
+      --grid lr=1e-4,5e-4 --out results/experiments/survival
+    """
+    from thinsection.predict.experiment import train
+    from thinsection.probe.result import METRIC_WORDS
+
+    told = train(data, out=out, config=config, against=against, on_message=typer.echo)
+    words, (low, high) = METRIC_WORDS.get(told["metric"], told["metric"]), told["interval"]
+    typer.echo(f"{words} {told['value']:.4f} [{low:.4f}, {high:.4f}], by {told['interval_by']}")
+    if found := told.get("against"):
+        span = f"[{found['low']:+.4f}, {found['high']:+.4f}]"
+        than = f"{found['value']:+.4f} {span}, p {found['p_value']:.3g}"
+        typer.echo(f"  against {found['name']}: {than}")
+    typer.echo(out / "index.html")
 
 
 @app.command("predict")
-@with_config(predicting.PredictRunConfig)
+@with_config("thinsection.predict.predicting:PredictRunConfig")
 def predict(model: ModelFile, slides: SlidesArgument, out: Out = None, config: Any = None) -> None:
     """Predict slides and their cases by a model: embeds what is not embedded, as the model says.
 
@@ -37,6 +66,7 @@ def predict(model: ModelFile, slides: SlidesArgument, out: Out = None, config: A
         thinsection predict grade.safetensors results --executor dask --workers 4
     """
     from thinsection.cli.progress import say
+    from thinsection.predict import predicting
 
     found = predicting.predict(model, slides, out=out, config=config, on_message=say)
     missing = [row for row in found.rows if not row.answers]
@@ -48,7 +78,7 @@ def predict(model: ModelFile, slides: SlidesArgument, out: Out = None, config: A
 
 
 @app.command("heatmap")
-@with_config(heatmaps.HeatmapRunConfig)
+@with_config("thinsection.predict.heatmap:HeatmapRunConfig")
 def heatmap(
     source: Annotated[str, _SOURCE], slides: SlidesArgument, out: Out = None, config: Any = None
 ) -> None:
@@ -61,6 +91,7 @@ def heatmap(
         thinsection heatmap px_focus results
     """
     from thinsection.cli.progress import say
+    from thinsection.predict import heatmap as heatmaps
 
     for path in heatmaps.heatmap(source, slides, out=out, config=config, on_message=say):
         print(path)

@@ -25,7 +25,7 @@ def build(wanted: str, arguments: Sequence[str]) -> typer.Typer:
     """`bench`, or the group `probe` with flags and what they need for the one that is called."""
     root = typer.Typer()
     if wanted == "bench":
-        root.command("bench")(_with_flags(_bench))
+        root.command("bench")(_bench)
         return root
     app = typer.Typer(no_args_is_help=True, help="Evaluate embeddings of tiles and slides.")
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -39,7 +39,7 @@ def build(wanted: str, arguments: Sequence[str]) -> typer.Typer:
         else:
             command = _command(probe) if not arguments or name == called else lambda: None
             app.command(name, help=probe.function.__doc__)(command)
-    grid = _with_flags(_grid) if not arguments or called == "grid" else lambda: None
+    grid = _grid if not arguments or called == "grid" else lambda: None
     app.command("grid", help=_grid.__doc__)(grid)
     app.command("compare", help=_compare.__doc__)(_compare)
     root.add_typer(app, name="probe")
@@ -59,7 +59,7 @@ def _command(probe: Probe) -> Callable[..., None]:
             _finish(result, out, tiles)
 
     command.__annotations__ |= {"path": Annotated[Path, place], "out": Out}
-    return with_config(probe.config_type)(command)  # type: ignore[no-any-return]
+    return with_config(probe.config_type)(command)
 
 
 def _broken(error: ThinsectionError) -> Callable[[], None]:
@@ -82,13 +82,6 @@ def _finish(result: ProbeResult, out: Path, tiles: TileSet | None) -> None:
         typer.echo(f"  {line}")
 
 
-def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    from thinsection.probe.grid import BenchConfig, ProbeGridConfig
-
-    config = ProbeGridConfig if command is _grid else BenchConfig
-    return with_config(config)(command)  # type: ignore[no-any-return]
-
-
 def _compare(folders: Folders, out: Out, metric: Metric = None) -> None:
     """Encoders beside each other: differences with interval and test, ranks, one page.
 
@@ -101,6 +94,7 @@ def _compare(folders: Folders, out: Out, metric: Metric = None) -> None:
     typer.echo(compare(folders, out, metric=metric))
 
 
+@with_config("thinsection.probe.grid:ProbeGridConfig")
 def _grid(data: Annotated[list[Path], DATA], out: GridOut, config: Any) -> None:
     """Every combination of DATA, encoders, seeds and probes, each a job of an executor.
 
@@ -118,6 +112,7 @@ def _grid(data: Annotated[list[Path], DATA], out: GridOut, config: Any) -> None:
     _told(run_probes(data, out=out, config=config, on_message=typer.echo), out / TABLE_NAME)
 
 
+@with_config("thinsection.probe.grid:BenchConfig")
 def _bench(suite: Annotated[Path, SUITE], out: GridOut, config: Any) -> None:
     """Every encoder of a suite on every task, as jobs of an executor: resumed where it stopped.
 

@@ -1,4 +1,4 @@
-"""What is stored: results (`ls`, `efficiency`, `export`) and caches of features (`cache`)."""
+"""What is stored: results (`ls`, `view`, `efficiency`, `export`), caches of features (`cache`)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from thinsection.cli.options import with_config
 from thinsection.pipeline.peer_export import LAYOUTS, export_peer
 from thinsection.units import format_bytes
 
@@ -49,6 +50,29 @@ def ls(folder: FolderArgument) -> None:
         counts = record.document.get("counts")
         told = ", ".join(f"{n} {s}" for s, n in counts.items() if n) if counts else "not finished"
         print(f"  records/{record.folder.name}  {record.document.get('command')}: {told}")
+
+
+@app.command("view")
+@with_config("thinsection.view:ViewConfig")
+def view(
+    paths: Annotated[list[str], typer.Argument(help="Slides, folders, cohort CSV, results.")],
+    config: Any = None,
+) -> None:
+    """Look at slides in the browser: deep zoom, layers of results, similar tiles. Read-only.
+
+    Examples:
+
+        thinsection view slides/
+
+        thinsection view results slides/ --port 8765
+    """
+    from thinsection.view import Viewer
+
+    with Viewer(paths, config) as viewer:
+        port = viewer.url.split("/")[2].partition(":")[2]
+        print(f"{viewer.url}\nopen this address in a browser of this machine; Ctrl-C ends it")
+        print(f"from elsewhere: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then the same address")
+        viewer.wait()
 
 
 @app.command("efficiency")

@@ -1,4 +1,4 @@
-"""`thinsection run`, its stages, `aggregate`, `demo`; before them `plan` and `config`."""
+"""`thinsection run`, its stages, `qc`, `aggregate`, `demo`; before them `plan` and `config`."""
 
 import subprocess
 from pathlib import Path
@@ -15,6 +15,9 @@ app = typer.Typer()
 _SLIDES = typer.Argument(help="Slide files, folders, URLs or cohort CSVs.", show_default=False)
 _OUT = typer.Option("--out", help="Results folder, or URL (s3://, ...).", show_default=False)
 SlidesArgument = Annotated[list[str], _SLIDES]
+
+_QC_SLIDES = typer.Argument(help="Slides, folders, or a cohort CSV.")
+_PIPELINE = typer.Option(help="Write the pipeline as TOML; without slides, only that.")
 
 _STAGES = {  # command -> the last stage that it runs, and its help
     "run": ("aggregate", "Everything: tissue, tiles, tile embeddings, slide embedding."),
@@ -83,6 +86,54 @@ def _run_and_report(slides: list[str], out: str, config: Any, stage: str) -> int
     if counts["failed"]:
         console.print(f"see {out}/failed.csv", highlight=False)
     return summary.exit_code
+
+
+@app.command("qc")
+@with_config("thinsection.pipeline.qc_run:QcRunConfig")
+def qc(
+    slides: Annotated[list[str] | None, _QC_SLIDES] = None,
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("qc"),
+    write_pipeline: Annotated[Path | None, _PIPELINE] = None,
+    config: Any = None,
+) -> None:
+    """Check slides for pen, blur, folds, air, dirt; write masks, scores and a contact sheet.
+
+    Exit code: 0 all slides done, 3 some failed.
+
+    Examples:
+
+        thinsection qc slides/ --out qc --workers 4
+
+        thinsection qc slides/ --out qc --executor slurm --job-cpus 1 --walltime 01:00:00
+
+        thinsection qc slides/ --out qc --qc-fail "pixels_to_use<1000"
+
+        thinsection qc slides/ --out qc --from-histoqc config.ini --write histoqc
+    """
+    from thinsection.cli.progress import RunProgress
+    from thinsection.files.atomic import write_text
+    from thinsection.pipeline.qc_run import check_slides, chosen_pipeline
+    from thinsection.qc.pipeline import dump_pipeline
+    from thinsection.slide.cohort import load_cohort
+
+    pipeline, notes = chosen_pipeline(config)
+    for note in notes:
+        print(f"note: {note}")
+    if write_pipeline is not None:
+        write_text(write_pipeline, dump_pipeline(pipeline))
+        print(f"pipeline {pipeline.name!r}: {write_pipeline}")
+        if not slides:
+            return
+
+    progress = RunProgress(Console(), num_slides=len(load_cohort(slides or [])))
+    told: dict[str, Any] = {"on_event": progress, "on_message": progress.say}
+    with progress.bar:
+        summary = check_slides(slides or [], out=out, config=config, **told)
+    for slide_id, rule in summary.failing:
+        print(f"{slide_id}: fails {rule}")
+    count, failed = len(summary.results), summary.num_failed
+    print(f"{count - failed} of {count} slides done; look at {summary.page}")
+    raise typer.Exit(3 if failed else 0)
 
 
 @app.command("aggregate")
