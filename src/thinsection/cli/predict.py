@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thinsection.cli.options import with_config
+from thinsection.cli.main import with_config
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True, help="Model files: what one was trained on.")

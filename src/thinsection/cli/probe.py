@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thinsection.cli.options import with_config
+from thinsection.cli.main import with_config
 from thinsection.errors import ThinsectionError
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.registry import PROBES, Probe, load_probe

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from thinsection.cli.options import with_config
+from thinsection.cli.main import with_config
 from thinsection.pipeline.peer_export import LAYOUTS, export_peer
 from thinsection.units import format_bytes
 

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from thinsection.cli.options import with_config
+from thinsection.cli.main import with_config
 from thinsection.stages.config import AggregateRunConfig, RunConfig, check_encoder_names
 
 app = typer.Typer()

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from thinsection.cli.main import build_app
 from thinsection.registry import Entry, Registry
 
 app = typer.Typer()
@@ -60,7 +61,6 @@ def _submit(context: typer.Context) -> None:
 
 def _hand_over(arguments: list[str], queue: str) -> Any:
     """Runs the command up to where it hands its work to Slurm; None where nothing is missing."""
-    from thinsection.cli.main import build_app
     from thinsection.errors import ConfigError
     from thinsection.files.sources import is_url
     from thinsection.jobs.slurm import Submitted

@@ -319,16 +319,15 @@ def export_anndata(
     address = one_address(results.features, features, "features") if results.features else ""
     tables, arrays = [], []
     for slide_id, ledger in results.ledgers.items():
-        columns = {name: ledger.slide.get(name) for name in OF_COHORTS}
         with leaving_out(slide_id, on_damage, StoreError, InvalidInputError):
             require(not ledger.damage, "ledger must be whole", ledger.damage, error=StoreError)
             if address not in ledger.stages:
                 continue
             stored = results.tile_embeddings(slide_id, address)
-            columns |= dict(results.tiles(slide_id, address.split("/")[0]).columns)
-            names = [f"{slide_id}:{x}x{y}" for x, y in stored.coords_l0.tolist()]
-            if names:
-                tables.append(pd.DataFrame({"slide_id": slide_id, **columns}, index=names))
+            columns = {"slide_id": slide_id} | {n: ledger.slide.get(n) for n in OF_COHORTS}
+            columns |= results.tiles(slide_id, address.split("/")[0]).columns
+            if names := [f"{slide_id}:{x}x{y}" for x, y in stored.coords_l0.tolist()]:
+                tables.append(pd.DataFrame(columns, index=names))
                 arrays.append((stored.features, stored.coords_l0))
                 encoder = str(stored.attributes.get("encoder", ""))
     got = f"none in {str(folder)!r}; run `thinsection embed` first"

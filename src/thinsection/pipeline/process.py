@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -309,21 +310,14 @@ def slide_work(
 ) -> SlideWork:
     """A slide as its ledger tells it, with what is missing of these stages.
 
-    Raises:
-        StoreError: the slide's file cannot be read.
-        InvalidInputError: nobody drew on it.
+    Raises StoreError: the slide's file cannot be read; InvalidInputError: nobody drew on it.
     """
     ledger, options = load_ledger(out, entry.slide_id), config.output
     identity = Identity.of(entry.slide_path, ledger.source, config.slides.fingerprint)
-    work = SlideWork(
-        entry=entry,
-        out=out,
-        stages=stages,
-        overwrite=options.overwrite,
-        source=source_key(identity.source, entry, drawn_sums(config.regions, entry)),
-        ledger=replace(ledger, source=asdict(identity)),
-        source_is_new=bool(ledger.stages) and ledger.source != asdict(identity),
-    )
+    source = source_key(identity.source, entry, drawn_sums(config.regions, entry))
+    work = SlideWork(entry=entry, out=out, source=source, ledger=ledger, stages=stages)
+    work.source_is_new = bool(ledger.stages) and ledger.source != asdict(identity)
+    work.ledger, work.overwrite = replace(work.ledger, source=asdict(identity)), options.overwrite
     work.missing = [stage for stage in stages if not options.resume or not work.done(stage)]
     return work
 
@@ -336,14 +330,12 @@ def skipped_result(
     Without `models`: for goals that need none. Rules of quality control are for whoever has the
     slide's lock.
     """
-    if config.qc.qc_fail or tables.read_failure(out, entry.slide_id) is not None:
-        return None
-    try:
-        work = slide_work(entry, stages_of(config, goal, models or Models()), out, config)
-    except (StoreError, InvalidInputError):
-        return None
-    known = not (work.missing or work.source_is_new)
-    return SlideResult.of(entry, "skipped", facts=work.facts()) if known else None
+    if not config.qc.qc_fail and tables.read_failure(out, entry.slide_id) is None:
+        with suppress(StoreError, InvalidInputError):
+            work = slide_work(entry, stages_of(config, goal, models or Models()), out, config)
+            if not (work.missing or work.source_is_new):
+                return SlideResult.of(entry, "skipped", facts=work.facts())
+    return None
 
 
 def wanted_of(work: SlideWork, encoders: Sequence["TileEncoder"]) -> list["Wanted"]:

@@ -155,8 +155,8 @@ class ResultSink:
                 work.finish(file.stage, file.close((self._dims[label],)))
             self._files = None
         for stored in [s for s in work.stages if s.reads == "store" and s in work.missing]:
-            clock = "aggregate_busy" if stored.title == "aggregate" else "write_busy"
-            with self._clock.timed(clock):
+            pooling = stored.title == "aggregate"
+            with self._clock.timed("aggregate_busy" if pooling else "write_busy"):
                 work.perform(stored)
 
     def _abandon(self) -> None:

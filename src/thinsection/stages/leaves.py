@@ -190,11 +190,9 @@ class OverviewStage(Stage):
     def run(self, work: SlideWork) -> Output:
         """Draws what is stored, so that the picture is the same at any time."""
         name, table = self.file(work.entry.slide_id, ".png"), work.value(self.tiles)
-        tissue, count = work.value(self.tiles.mask), len(table)
-        layers = (
-            Outline(tissue.mask, f"tissue, {tissue.tissue_fraction:.1%} of the slide"),
-            Tiles(table.coords_l0, table.plan.size_l0, f"{count:,} tile{'s' * (count != 1)}"),
-        )
+        tissue, told = work.value(self.tiles.mask), f"{len(table):,} tile{'s' * (len(table) != 1)}"
+        outline = Outline(tissue.mask, f"tissue, {tissue.tissue_fraction:.1%} of the slide")
+        layers = (outline, Tiles(table.coords_l0, table.plan.size_l0, told))
         write_drawing(work.path(name), open_picture(work.ledger), layers)
         return Output(files=(name,))
 
