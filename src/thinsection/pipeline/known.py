@@ -10,8 +10,10 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -65,19 +67,14 @@ def known_report(
         return None
     for earlier in same_settings(out, record):
         told = earlier.document.get("models", {})
-        try:
+        models = None
+        with suppress(AttributeError, KeyError, TypeError):  # it was changed, or is of before
             models = _models(told, config)
-        except (AttributeError, KeyError, TypeError):  # a record that was changed, or of before
-            continue
-        if models is None:
-            continue
-        results = []
-        for entry in entries:
-            result = skipped_result(entry, out=out, config=config, goal=goal, models=models)
-            if result is None:
-                return None
-            results.append(result)
-        return Report(results=tuple(results), facts=told)
+        if models is not None:
+            how: dict[str, Any] = {"out": out, "config": config, "goal": goal, "models": models}
+            found = takewhile(bool, (skipped_result(entry, **how) for entry in entries))
+            results = tuple(result for result in found if result)
+            return Report(results=results, facts=told) if len(results) == len(entries) else None
     return None
 
 
@@ -126,7 +123,6 @@ def _where(config: RunConfig) -> str:
 
 
 def _version(package: str) -> str:
-    try:
+    with suppress(PackageNotFoundError):
         return version(package)
-    except PackageNotFoundError:
-        return ""
+    return ""

@@ -146,9 +146,8 @@ def export_peer(
 
     Memory: a slide's embeddings, 4 N D bytes; some kB per slide.
 
-    Raises:
-        StoreError: nothing to export, or other bytes are in the way.
-        InvalidInputError: several embeddings and none named, or two slides of one file name.
+    Raises StoreError: nothing to export, or other bytes are in the way; InvalidInputError: several
+    embeddings and none named, or two slides of one file name.
     """
     layout, results, done = LAYOUTS.load(tool), open_results(folder), list[PeerSlide]()
     known = results.features

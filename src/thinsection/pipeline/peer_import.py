@@ -231,8 +231,7 @@ def import_peer(
 
 def _listed(folder: Path) -> dict[str, dict[str, str]]:
     """What the tables of a folder say of each slide, under our names."""
-    slides: dict[str, dict[str, str]] = {}
-    patients: dict[str, dict[str, str]] = {}
+    slides, patients = dict[str, dict[str, str]](), dict[str, dict[str, str]]()
     for path in sorted(folder.glob("*.csv")):
         with rewording("table must be a UTF-8 CSV", path, ValueError, csv.Error, error=StoreError):
             rows = read_table(path)

@@ -340,8 +340,5 @@ def skipped_result(
 
 def wanted_of(work: SlideWork, encoders: Sequence["TileEncoder"]) -> list["Wanted"]:
     """What a slide lacks of each encoder: '' nothing, 'embeddings', or 'tokens' for both."""
-    wanted: list[Wanted] = []
-    for encoder in encoders:
-        lacks = {type(stage) for stage in work.missing if encoder_of(stage) == encoder.label}
-        wanted.append("tokens" if TokensStage in lacks else "embeddings" if lacks else "")
-    return wanted
+    lacks = [{type(s) for s in work.missing if encoder_of(s) == e.label} for e in encoders]
+    return ["tokens" if TokensStage in of else "embeddings" if of else "" for of in lacks]

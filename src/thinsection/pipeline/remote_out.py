@@ -37,9 +37,8 @@ def uploads_to(
 
     Memory: some kB per slide of the target. Disk (TMPDIR): the files of the slides in work.
 
-    Raises:
-        ConfigError: another executor than inline, or quality control.
-        StoreError: the target cannot be written.
+    Raises ConfigError: another executor than inline, or quality control; StoreError: the target
+    cannot be written.
     """
     inline = executor is None and config.executor.in_process
     got = f"{out!r}; object stores have no locks: run on a shared folder and copy it"

@@ -209,15 +209,10 @@ def budget_of(config: RunConfig, batch_size: int) -> StreamBudget:
 
 
 def check_encoder_names(config: RunConfig, goal: str) -> None:
-    """Refuses unknown encoders before torch, a network or a slide is touched.
-
-    Raises UnknownEncoderError: no such name.
-    """
-    if goal not in ENCODING:
-        return
+    """Raises UnknownEncoderError, before torch, a network or a slide is touched."""
     from thinsection.pool.encoder import SLIDE_ENCODERS
 
-    for name in config.encode.encoders:
+    for name in config.encode.encoders if goal in ENCODING else ():
         check_encoder_name(name)
     for name in config.aggregate.slide_encoders if goal == "aggregate" else ():
         SLIDE_ENCODERS.entry(name)

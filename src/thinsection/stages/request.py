@@ -147,9 +147,7 @@ def segment_stages(
 ) -> tuple[regions.SegmentStage, ...]:
     """A stage for each segmenter; `mask` says where they look, None: everywhere.
 
-    Raises:
-        ConfigError: no such segmenter, or two with a class of the same name.
-        WeightsError: weights that are not there.
+    Raises ConfigError: no such one, or two with a class of one name; WeightsError: no weights.
     """
     wanted, reader, stream = config.segment, config.slides.reader, config.stream
     load = partial(load_segmenter, weights=wanted.segment_weights, device=config.encode.device)

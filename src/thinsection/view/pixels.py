@@ -70,9 +70,7 @@ class DeepZoom:
     def tile(self, index: int, column: int, row: int) -> bytes:
         """A tile of a level as a JPEG, cut off where the slide ends.
 
-        Raises:
-            InvalidInputError: no such tile.
-            SlideReadError: it cannot be decoded.
+        Raises InvalidInputError: no such tile; SlideReadError: it cannot be decoded.
         """
         level = self.levels[index]
         (x, y), edges = (column * level.tile[0], row * level.tile[1]), level.tile

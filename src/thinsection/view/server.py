@@ -108,10 +108,8 @@ class ShownSlides:
     Memory: some kB a slide. Of `memory` less 320 MiB of the process half is for open slides (96 MiB
         each, at least one), a quarter for encoded tiles, a quarter for work on embeddings.
 
-    Raises:
-        CohortError: the paths name no slide.
-        BudgetError: memory is below 512 MiB.
-        InvalidInputError: several results folders.
+    Raises CohortError: the paths name no slide; BudgetError: memory is below 512 MiB;
+    InvalidInputError: several results folders.
     """
 
     def __init__(self, source: Slide | Results | Sequence[str | Path], config: ViewConfig) -> None:
@@ -148,11 +146,10 @@ class ShownSlides:
             return self._open[slide_id]
 
     def _layers(self, slide_id: str) -> list[Layer]:
-        found: list[Layer] = []
+        found, folder = list[Layer](), self._config.annotations
         if slide_id in self._results.ledgers:
             found += layers_of(self._results, slide_id, self._config.clusters, self._budget)
-        drawn = self._config.annotations and self._config.annotations / f"{slide_id}.geojson"
-        if drawn and drawn.is_file():
+        if folder and (drawn := folder / f"{slide_id}.geojson").is_file():
             found += outline_layers(drawn, "annotations")
         return found
 
@@ -181,9 +178,8 @@ class ShownSlides:
 
     def tile(self, slide_id: str, level: int, column: int, row: int) -> bytes:
         """A tile of a level of the deep zoom, as a JPEG."""
-        deep, _ = self._opened(slide_id)
-        key = (slide_id, level, column, row)
-        return self._cache.get(key, lambda: deep.tile(level, column, row))
+        deep, place = self._opened(slide_id)[0], (level, column, row)
+        return self._cache.get((slide_id, *place), lambda: deep.tile(*place))
 
     def layer(self, slide_id: str, number: int) -> bytes:
         """What a layer draws."""
@@ -225,10 +221,8 @@ class Viewer(Closing):
 
     Memory: `config.view.memory`, as `ShownSlides` spends it.
 
-    Raises:
-        MissingDependencyError: OpenSeadragon was not fetched.
-        ConfigError: the port is taken.
-        ThinsectionError: as of `ShownSlides`.
+    Raises MissingDependencyError: OpenSeadragon was not fetched; ConfigError: the port is taken;
+    ThinsectionError: as of `ShownSlides`.
     """
 
     def __init__(
