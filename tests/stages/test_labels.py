@@ -13,7 +13,7 @@ from thinsection.qc import load_pipeline
 from thinsection.qc.pipeline import Pipeline, preset_names
 from thinsection.qc.tissue import TissueConfig
 from thinsection.slide.readers import reader_choices
-from thinsection.stages.labels import features_label, grid_label, join_label, slug, variant
+from thinsection.stages.labels import grid_label, join_label, slug, variant
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage, PoolingStage
 from thinsection.stages.masks import QcStage, TissueStage
 from thinsection.stages.stage import Stage
@@ -152,8 +152,6 @@ def test_a_value_is_a_part_of_a_name(value: object, text: str) -> None:
 def test_defaults_add_nothing_to_a_name() -> None:
     assert variant(TilesConfig()) == variant(TissueConfig(mask_mpp=8)) == ""
     assert join_label("a", "", "b") == "a_b"
-    assert features_label("features_uni2_h") == "uni2_h"
-    assert features_label("mine") == "mine"
 
 
 def test_what_does_not_normalise_stains_has_one_name() -> None:

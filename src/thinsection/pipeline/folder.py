@@ -18,7 +18,6 @@ from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, StoreError, importing, require, rewording
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.pipeline.records import Record, read_records
-from thinsection.stages.labels import features_label
 from thinsection.stages.stage import OF_COHORTS
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers
@@ -233,7 +232,7 @@ def one_address(known: Sequence[str], name: str | None, what: str) -> str:
 
     def names(address: str) -> tuple[str, ...]:
         last = address.rpartition("/")[2]
-        return address, last, features_label(last), last.removeprefix("slide_features_")
+        return address, last, *map(last.removeprefix, ("features_", "slide_features_"))
 
     found = [address for address in known if name is None or name in names(address)]
     got = f"{name!r}; pass the whole name"

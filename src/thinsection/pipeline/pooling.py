@@ -27,7 +27,6 @@ from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
-from thinsection.stages.labels import features_label
 from thinsection.stages.leaves import PoolingStage, pool_tiles
 from thinsection.stages.stage import RecordedStage, SlideWork
 from thinsection.store.ledger import SLIDES, load_ledger
@@ -217,7 +216,7 @@ def _pool_foreign(
         remedy = "pass --tile-px-l0 (512 for 512 px tiles of a 20x slide)"
         raise StoreError(f"tile_px_l0 is missing in {str(file.path)!r}; {remedy}")
     facts = _facts(tiles, fit_warnings(tiles, slide_encoder))
-    name = slide_encoder.label(features_label(file.path.parent.name))
+    name = slide_encoder.label(file.path.parent.name.removeprefix("features_"))
     folder = file.out / f"slide_features_{name}"
     target, key = folder / f"{file.slide_id}.h5", _content_key(tiles, slide_encoder)
     with hold(folder / f"{LOCK_NAME}-{file.slide_id}"):  # another process may have been at it

@@ -33,7 +33,6 @@ from thinsection.predict.labels import Floats, Target
 from thinsection.probe.data.files import read_embeddings
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import RunConfig
-from thinsection.stages.labels import features_label
 from thinsection.stages.request import mask_stage, segment_stages
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.ledger import SLIDES
@@ -91,7 +90,7 @@ def read_inputs(path: Path) -> Inputs:
         dim=dim,
         tile_px=int(said["patch_size"]) if "patch_size" in said else None,
         tile_mpp=round(nominal_mpp(power), 6) if power else None,
-        features=features_label(label) if "weights_hash" in text else None,
+        features=label.removeprefix("features_") if "weights_hash" in text else None,
         **text,
     )
 

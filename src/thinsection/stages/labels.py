@@ -64,8 +64,3 @@ def short_hash(value: Any) -> str:
     """Six hex digits of a plain value."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:6]
-
-
-def features_label(folder: str) -> str:
-    """The name of embeddings in a folder's name: 'uni' of 'features_uni', else the name itself."""
-    return folder.removeprefix("features_")

@@ -13,7 +13,7 @@ from thinsection.errors import ConfigError, InvalidInputError, require
 from thinsection.files.atomic import atomic_path, write_table
 from thinsection.report.draw import Outline, Tiles, open_picture, write_drawing
 from thinsection.stages.formats import FORMATS, EmbeddingTable
-from thinsection.stages.labels import features_label, join_label, slug
+from thinsection.stages.labels import join_label, slug
 from thinsection.stages.stage import Output, SlideWork, Stage
 from thinsection.stages.tiles import FeaturesStage, TilesStage, deciding, write_columns
 from thinsection.store import tiles_h5
@@ -150,7 +150,7 @@ class PoolingStage(Stage):
     @property
     def address(self) -> str:
         grid, _, folder = self.features.address.rpartition("/")
-        return f"{grid}/slide_features_{self.slide_encoder.label(features_label(folder))}"
+        return f"{grid}/slide_features_{self.slide_encoder.label(folder.removeprefix('features_'))}"
 
     @property
     def settings(self) -> Mapping[str, Any]:
