@@ -88,10 +88,8 @@ def _detail(entry: Entry) -> str:
 def _version(package: str) -> str:
     with suppress(PackageNotFoundError):
         return f"{package} {version(package)}"
-    for found in distributions():  # of another name: openslide-python
-        if package in (found.read_text("top_level.txt") or "").split():
-            return f"{found.name} {found.version}"
-    return ""
+    named = (d for d in distributions() if package in (d.read_text("top_level.txt") or "").split())
+    return next((f"{d.name} {d.version}" for d in named), "")  # of another name: openslide-python
 
 
 def _devices() -> Iterator[Finding]:

@@ -225,8 +225,7 @@ def verify_cache(name: Name, cache_dir: Root = None) -> None:
     """Reads every byte of a cache against its checksums; exit code 1 if one is wrong."""
     from thinsection.store import cache
 
-    damaged = cache.verify_cache(cache_dir or cache.default_root(), name)
-    if damaged:
+    if damaged := cache.verify_cache(cache_dir or cache.default_root(), name):
         shown = ", ".join(map(str, damaged[:10])) + (", ..." if len(damaged) > 10 else "")
         print(f"{name}: {len(damaged)} damaged rows ({shown}); remove it and compute it again")
         raise typer.Exit(EXIT_DAMAGED)

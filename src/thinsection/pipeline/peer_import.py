@@ -315,8 +315,7 @@ def _write(
     target, facts = ledger.out / name, {"num_tiles": len(one.coords_l0), "imported_from": tool}
     needs, how = tuple[str, ...](), dict[str, Any](dim=0)
     if (features := one.features) is not None:
-        needs = (f"{address.rpartition('/')[0]}/tiles",)
-        how = {"dim": features.shape[1]}
+        needs, how = (f"{address.rpartition('/')[0]}/tiles",), {"dim": features.shape[1]}
         facts |= {"encoder": attributes["encoder"], **how}
         how |= {"dtype": "float16"} if features.dtype == np.float16 else {}
     with atomic_path(target) as tmp:
@@ -330,6 +329,5 @@ def _write(
         same = key == there.key if there else free
         got = f"another result at {str(target)!r}; pass another --out"
         require(same, "what is imported must be new or the same", got, error=StoreError)
-    sums = {name: digest}
-    record = StageRecord(key=key, files={name: size}, needs=needs, facts=facts, sums=sums)
-    return ledger.with_stage(address, record)
+    told: dict[str, Any] = {"needs": needs, "facts": facts, "sums": {name: digest}}
+    return ledger.with_stage(address, StageRecord(key=key, files={name: size}, **told))

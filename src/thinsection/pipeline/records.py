@@ -58,19 +58,16 @@ class Record:
 
 def begin_record(out: Path, command: str, config: Mapping[str, Any]) -> Record:
     """Makes the folder of an invocation that begins now, and says with what."""
-    now = datetime.now(UTC)
-    name = f"{now:%Y%m%d-%H%M%S}-{platform.node()}-{os.getpid()}"
+    now, host = datetime.now(UTC), platform.node()
+    name = f"{now:%Y%m%d-%H%M%S}-{host}-{os.getpid()}"
     for again in itertools.count():  # two invocations of one process within a second
         folder = out / RECORDS / (f"{name}-{again}" if again else name)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             break
-    document = {
-        **{"thinsection_version": thinsection.__version__, "command": command},
-        **{"started": now.isoformat(timespec="milliseconds"), "host": platform.node()},
-        "config": dict(config),
-    }
-    return end_record(Record(folder, {}), document)
+    told = {"thinsection_version": thinsection.__version__, "command": command}
+    told |= {"started": now.isoformat(timespec="milliseconds"), "host": host}
+    return end_record(Record(folder, told), {"config": dict(config)})
 
 
 def log(folder: Path, text: str) -> None:
