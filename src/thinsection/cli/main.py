@@ -19,8 +19,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import typer
 from typer.core import TyperCommand
 
+from thinsection import errors
 from thinsection.config import flat_fields, from_mapping, read_toml, replace_flat
-from thinsection.errors import ConfigError, OutputError, Stopped, ThinsectionError, require, stopping
+from thinsection.errors import require, stopping
 from thinsection.files.atomic import writing
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -102,10 +103,10 @@ def main() -> None:
     try:
         with stopping(), writing("standard output"):
             build_app(sys.argv[1:])()
-    except ThinsectionError as error:
+    except errors.ThinsectionError as error:
         _say("error: ", error)
-        sys.exit(EXIT_OUTPUT if isinstance(error, OutputError) else EXIT_USAGE)
-    except Stopped as stop:
+        sys.exit(EXIT_OUTPUT if isinstance(error, errors.OutputError) else EXIT_USAGE)
+    except errors.Stopped as stop:
         _say("", stop)
         sys.exit(stop.exit_code)
 
@@ -150,7 +151,7 @@ def _with_flags(command: Callable[..., Any], cls: type) -> Callable[..., Any]:
         for name, (setting, mean, _) in words.items():
             if (text := values.pop(name)) is not None:
                 both = f"--{name} must go without --{setting.replace('_', '-')}"
-                require(given[setting] is None, both, given[setting], error=ConfigError)
+                require(given[setting] is None, both, given[setting], error=errors.ConfigError)
                 given[setting], said = mean(text)
                 print(said, file=sys.stderr)
         overrides = {k: v for k, v in given.items() if v is not None and v != []}
