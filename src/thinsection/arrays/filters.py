@@ -87,9 +87,7 @@ def separable(
     ns: ArrayNamespace, image: Array, down: Kernel, along: Kernel, shape: Shape | None = None
 ) -> Array:
     """The image, float (H, W), under two kernels of odd length; the border px goes on outside.
-
-    Only the px that a nearest resize to `shape` takes are made; None makes all. Memory: O(H * W).
-    """
+    Only the px that a nearest resize to `shape` takes are made, None: all. Memory: O(H * W)."""
     rows, columns = (nearest(*edges) for edges in zip(image.shape, shape or image.shape))
     return _convolved(ns, _convolved(ns, image, along, columns, axis=1), down, rows, axis=0)
 

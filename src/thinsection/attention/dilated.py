@@ -69,8 +69,14 @@ def dilated_attention(
                     continue
                 padding = -(-length // branch.dilation) - seen[0].shape[1]
                 value, lse = _attended(seen, padding, budget_bytes)
-                sums = [_cut(x[h], part, size, offset, branch.dilation) for x in (out, den, top)]
-                _mix(sums, value, lse)
+                # the running softmax over branches: these views change in place
+                sums = (_cut(x[h], part, size, offset, branch.dilation) for x in (out, den, top))
+                mixed, weights, highest = sums
+                new_highest = torch.maximum(highest, lse)
+                old, new = (highest - new_highest).exp2(), (lse - new_highest).exp2()
+                mixed.mul_(old[..., None]).addcmul_(value, new[..., None])
+                weights.mul_(old).add_(new)
+                highest.copy_(new_highest)
     return out.div_(den[..., None])
 
 
@@ -104,13 +110,3 @@ def _attended(qkv: list[Tensor], padding: int, budget_bytes: int) -> tuple[Tenso
         lse = with_padding
     # as published: a log-sum-exp of exactly 0 marks a position that no key covers
     return value, lse.masked_fill(lse == 0, UNCOVERED)
-
-
-def _mix(sums: list[Tensor], value: Tensor, lse: Tensor) -> None:
-    """Adds one branch to the running softmax over branches: out, den and top change in place."""
-    out, den, top = sums
-    new_top = torch.maximum(top, lse)
-    old, new = (top - new_top).exp2(), (lse - new_top).exp2()
-    out.mul_(old[..., None]).addcmul_(value, new[..., None])
-    den.mul_(old).add_(new)
-    top.copy_(new_top)

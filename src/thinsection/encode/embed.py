@@ -224,7 +224,10 @@ class BatchEncoder:
         with self._clock.timed("encode_busy"):
             found = [self._answer(i, sent, host, w) if w else None for i, w in enumerate(asked)]
         self.release(leave=1 if sent else 0)
-        self._under_way.append(partial(self._fetch, batch, found, self._notes()))
+        halved = zip(self._encoders, self._halving, strict=True)
+        told = [(e.label, h.at_once) for e, h in halved if h and h.at_once]
+        notes = tuple(f"{label}: out of GPU memory, {n} tiles at once" for label, n in told)
+        self._under_way.append(partial(self._fetch, batch, found, notes))
         yield from self._drain(self._leave)
 
     def mark(self, marker: Any) -> Iterator[Any]:
@@ -258,11 +261,6 @@ class BatchEncoder:
             return tuple(found.float().cpu().numpy() for found in encode(host))
         device = encoder.device
         return self._queues[device].answer(sent[device], partial(halving, encode))
-
-    def _notes(self) -> tuple[str, ...]:
-        halved = zip(self._encoders, self._halving, strict=True)
-        found = [(e.label, h.at_once) for e, h in halved if h and h.at_once]
-        return tuple(f"{label}: out of GPU memory, {n} tiles at once" for label, n in found)
 
     def _drain(self, leave: int) -> Iterator[Any]:
         while self._under_way:

@@ -75,9 +75,7 @@ class _FusedAttention(TorchFunctionMode):
 
 def weights_bytes(encoder: NetworkTileEncoder, *, engine: str | None = None) -> int:
     """Bytes of the weights, with the half-precision copies that autocast makes of them.
-
-    By OpenVINO: with the library; loading takes as much again. `engine`: None is the encoder's own.
-    """
+    By OpenVINO with the library; loading takes as much again. `engine`: None: the encoder's own."""
     weights = encoder.backbone.state_dict().values()
     total: int = sum(t.nbytes for t in weights)
     if (engine or encoder.engine).startswith("openvino"):
@@ -120,18 +118,15 @@ def dry_pass(encoder: NetworkTileEncoder, num_tiles: int, edge: int) -> tuple[in
     """Peak bytes of so many tiles in the network together, and a tile's tokens (T, C)."""
     backbone = encoder.backbone
     weights = (*backbone.named_parameters(), *backbone.named_buffers())
-    state = {name: _counted(tensor) for name, tensor in weights}
+    kinds = (torch.float32 if t.is_floating_point() else t.dtype for _, t in weights)
+    counted = zip(weights, kinds)  # in float32 also where they are stored narrower
+    state = {n: torch.empty_like(t, device="meta", dtype=kind) for (n, t), kind in counted}
     counter = _LiveStorages(state.values())
     with torch.no_grad(), counter, _FusedAttention():
         tiles = torch.empty((num_tiles, edge, edge, 3), dtype=torch.uint8, device="meta")
         _, tokens = functional_call(backbone, state, (preprocess(tiles, encoder.spec),))
     margin = TOKEN_MARGIN if backbone.num_prefix_tokens else 1.0
     return int(counter.peak_bytes * margin) + SCRATCH_BYTES, *tokens.shape[1:]
-
-
-def _counted(weight: Tensor) -> Tensor:
-    dtype = torch.float32 if weight.is_floating_point() else weight.dtype
-    return torch.empty_like(weight, device="meta", dtype=dtype)
 
 
 def largest_batch_size(

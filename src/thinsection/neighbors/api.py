@@ -165,7 +165,12 @@ def flat_query(
     num_points, num_dims = places.shape[-2:]
     counted = isinstance(k, int) and not isinstance(k, bool) and 1 <= k <= num_points
     require(counted, f"k must be an int from 1 to the {num_points} points", repr(k))
-    asked = None if queries is None else _queries(queries, places)
+    asked = None if queries is None else _coordinates(queries, "queries")
+    if asked is not None:
+        ours, theirs = ((x.dtype, x.device, x.shape[:-2], x.shape[-1]) for x in (asked, places))
+        rule = "queries must have the batch shape, dimensions, dtype and device of the points"
+        require(ours == theirs, f"{rule} {_describe(places)}", _describe(asked))
+        _check_finite(asked, None, "queries")
     paired = group is None or isinstance(group, tuple) == (queries is not None)
     rule = "group must be a pair (of the points, of the queries) exactly when queries are given"
     require(paired, rule, type(group).__name__)
@@ -204,15 +209,6 @@ def _coordinates(values: Array, name: str) -> Tensor:
     if not tensor.is_floating_point():
         return tensor.double()
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-def _queries(values: Array, points: Tensor) -> Tensor:
-    queries = _coordinates(values, "queries")
-    ours, theirs = ((x.dtype, x.device, x.shape[:-2], x.shape[-1]) for x in (queries, points))
-    rule = "queries must have the batch shape, dimensions, dtype and device of the points"
-    require(ours == theirs, f"{rule} {_describe(points)}", _describe(queries))
-    _check_finite(queries, None, "queries")
-    return queries
 
 
 def _dense_groups(

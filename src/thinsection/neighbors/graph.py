@@ -51,7 +51,12 @@ def tile_graph(
     Raises InvalidInputError: shapes, dtypes, both or none of k and radius_um, no mpp for a radius;
     BudgetError: the edges within the radius do not fit into the budget.
     """
-    scaled = _scaled(coords_l0, slide_mpp)
+    coords = np.asarray(coords_l0)
+    fits = coords.ndim == 2 and coords.shape[1] == 2 and coords.dtype.kind in "iu"
+    require(fits, "coords_l0 must be int64 of shape (N, 2)", f"{coords.dtype} {coords.shape}")
+    mpp = np.broadcast_to(np.asarray(1.0 if slide_mpp is None else slide_mpp, np.float64), (2,))
+    require(np.isfinite(mpp).all() and (mpp > 0).all(), "slide_mpp must be > 0", slide_mpp)
+    scaled = np.asarray(coords * mpp)
     rule, got = "tile_graph must get exactly one of k and radius_um", f"{k=}, {radius_um=}"
     require((k is None) != (radius_um is None), rule, got)
     shape = (len(scaled),) if group is None else np.shape(group)
@@ -62,15 +67,6 @@ def tile_graph(
     require(slide_mpp is not None, "slide_mpp must be given with radius_um", remedy)
     require(np.isfinite(radius_um) and radius_um > 0, "radius_um must be > 0", radius_um)
     return _by_radius(scaled, float(radius_um), group, budget_bytes)
-
-
-def _scaled(coords_l0: Any, slide_mpp: Mpp | float | None) -> Points:
-    coords = np.asarray(coords_l0)
-    fits = coords.ndim == 2 and coords.shape[1] == 2 and coords.dtype.kind in "iu"
-    require(fits, "coords_l0 must be int64 of shape (N, 2)", f"{coords.dtype} {coords.shape}")
-    mpp = np.broadcast_to(np.asarray(1.0 if slide_mpp is None else slide_mpp, np.float64), (2,))
-    require(np.isfinite(mpp).all() and (mpp > 0).all(), "slide_mpp must be > 0", slide_mpp)
-    return np.asarray(coords * mpp)
 
 
 def _by_count(points: Points, k: Any, group: npt.NDArray | None, budget_bytes: int) -> TileGraph:

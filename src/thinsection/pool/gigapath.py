@@ -119,9 +119,7 @@ class GigaPathNet(nn.Module):
 
     def states_(self, tiles: Tensor, coords_l0: CoordsL0, *, budget_bytes: int) -> Iterator[Tensor]:
         """The hidden states (L, C): embedding, then after each layer; one tensor, overwritten.
-
-        Memory: states, attention output, q, k, v: 2.4 to 8 times L C floats, as the budget allows.
-        """
+        Memory: states, attention output, q, k, v: 2.4 to 8 times L C floats, by the budget."""
         device, dtype = self.cls_token.device, self.cls_token.dtype
         step = heads_at_a_time(tiles.shape[0] + 1, self.config, budget_bytes=budget_bytes)
         positions = position_cells(coords_l0)
@@ -192,9 +190,7 @@ class GigaPathSlideEncoder(PublishedSlideEncoder):
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
         """Slide embedding (768,) float32 from embeddings (N, 1536), in the order as given.
-
-        Memory: 7 to 25 KiB per tile, as the budget allows; BudgetError for too many tiles.
-        """
+        Memory: 7 to 25 KiB per tile, as the budget allows; BudgetError for too many tiles."""
         layers = self.encode_layers(tile_embeddings, coords_l0, tile_px_l0=tile_px_l0)
         return cast(SlideEmbedding, layers[-1])
 

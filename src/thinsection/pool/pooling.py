@@ -20,7 +20,7 @@ from thinsection.errors import BudgetError, InvalidInputError, WeightsError, req
 from thinsection.pool.encoder import LoadOptions, SlideEmbedding, SlideEncoder, TileEmbeddings
 from thinsection.types import MIB, CoordsL0
 from thinsection.units import format_bytes
-from thinsection.weights.files import hash_state_dict, load_strictly, read_state_dict
+from thinsection.weights.files import load_strictly, read_state_dict
 from thinsection.weights.hub import commit_of, find_weights
 from thinsection.weights.placement import resolve_device
 
@@ -101,7 +101,6 @@ class MaxSlideEncoder(SlideEncoder):
 
 class GatedAttention(nn.Module):
     """Scores (N, A) of tiles (N, D): w . (tanh(V x + b) * sigmoid(U x + c)); plain without U.
-
     Source: Ilse, Tomczak, Welling, "Attention-based Deep Multiple Instance Learning", 2018, eq. 9.
     """
 
@@ -129,10 +128,13 @@ class AbmilSlideEncoder(SlideEncoder):
     name = "abmil"
 
     def __init__(self, state_dict: Mapping[str, Tensor], *, device: str = "cpu") -> None:
-        self._score = _checked_abmil(state_dict).to(device)
-        self.dim = self._score.V.in_features
+        first = state_dict.get("V.weight", torch.empty(0))
+        rule, names = "abmil state dict must hold V.weight of shape (K, D)", sorted(state_dict)
+        require(first.ndim == 2, rule, f"{tuple(first.shape)} in {names}", error=WeightsError)
+        net = GatedAttention(first.shape[1], first.shape[0], gated="U.weight" in state_dict)
+        self.weights_hash = load_strictly(net, state_dict, source="abmil state dict")
+        self._score, self.dim = net.requires_grad_(False).eval().to(device), first.shape[1]
         self.expects = replace(self.expects, tile_dim=self.dim)
-        self.weights_hash = hash_state_dict(self._score.state_dict())
         self._device = device
 
     @classmethod
@@ -157,16 +159,6 @@ class AbmilSlideEncoder(SlideEncoder):
             for rows in blocks:
                 pooled += attention[rows] @ tiles[rows].to(self._device).double()
         return _as_numpy(pooled)
-
-
-def _checked_abmil(state_dict: Mapping[str, Tensor]) -> GatedAttention:
-    first = state_dict.get("V.weight", torch.empty(0))
-    rule, names = "abmil state dict must hold V.weight of shape (K, D)", sorted(state_dict)
-    require(first.ndim == 2, rule, f"{tuple(first.shape)} in {names}", error=WeightsError)
-    hidden, dim = first.shape
-    net = GatedAttention(dim, hidden, gated="U.weight" in state_dict).requires_grad_(False)
-    load_strictly(net, state_dict, source="abmil state dict")
-    return net.eval()
 
 
 def _as_numpy(vector: Tensor) -> SlideEmbedding:

@@ -222,9 +222,7 @@ class TitanSlideEncoder(PublishedSlideEncoder):
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
         """Slide embedding (768,) float32 from CONCH v1.5 embeddings (N, 768).
-
-        Memory: about 12 KiB a tile in float32, less as the budget demands; else a BudgetError.
-        """
+        Memory: about 12 KiB a tile in float32, less as the budget demands; else a BudgetError."""
         tiles, coords, edge = checked_slide(tile_embeddings, coords_l0, tile_px_l0, tile_dim=DIM)
         grid = token_grid(tiles, coords, tile_px_l0=edge)
         count, size = len(grid) + 1, 2 if self.precision == "bf16" else 4

@@ -145,9 +145,7 @@ def frame_atoms(
 
 def _two_nearest(x: Tensor, columns: _Sample, nearest_two: _Nearest) -> tuple[Tensor, Tensor]:
     """Second and third (2, *, T) of each start atom's row of distances, itself where there is none.
-
-    The start atom counts. And (*, T) whether both exist.
-    """
+    The start atom counts. And (*, T) whether both exist."""
     lead = x.shape[:-2]
     mask, chains, start, wanted = (c.expand(*lead, c.shape[-1]) for c in columns)
     ends, found = torch.stack((start, start)), torch.zeros_like(wanted)
@@ -188,9 +186,7 @@ def _nearest_in_rows(
     sample: _Sample, *, eps: float, inf: float, options: FrameOptions
 ) -> tuple[Tensor, Tensor]:
     """As above, by torch.topk over whole rows, so that its choice among ties is the original's.
-
-    Masks and chains decide later what is valid. Memory: A * 10 numbers per row, within the budget.
-    """
+    Masks and chains decide later what is valid. Memory: A * 10 numbers a row, in the budget."""
     x, mask, chains, start, wanted = sample
     tokens, num_atoms = wanted.nonzero()[:, 0], x.shape[0]
     if num_atoms < 3 or not tokens.numel():
@@ -297,9 +293,7 @@ def atom_chains(batch: Mapping[str, Tensor], num_atoms: int) -> Tensor:
 
 def backbone_offsets(restype: Tensor) -> tuple[Tensor, Tensor]:
     """Where frame atoms lie from a residue's first atom, and whether they exist, int64 (*, T, 6).
-
-    Of N, CA, C, C3', C1', C4': -1 where the residue type has none. Without residue type: 0 and 0.
-    """
+    Of N, CA, C, C3', C1', C4': -1 where the residue type has none. Without one: 0 and 0."""
     table = torch.tensor([-1.0] * 6 + [0.0] * 6).repeat(_NUM_RESTYPES, 1)
     for kinds, first, offsets in _FRAME_ATOMS:
         table[kinds, first : first + 3] = torch.tensor(offsets).float()
