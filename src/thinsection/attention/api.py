@@ -71,7 +71,6 @@ def alibi2d_attention(
         out: where to write the result, like q, without gradients; q itself is allowed.
 
     Memory: O(T): budget_bytes and T floats per head ('reference': O(T²), refused above that).
-
     Raises InvalidInputError: an argument does not fit; ConfigError: unknown `impl`; BudgetError:
     too small a budget; DeviceError: 'triton' cannot run here.
     """

@@ -143,9 +143,7 @@ class NetworkTileEncoder(TileEncoder):
 
     def encode_with_tokens(self, tiles_u8: TileBatch) -> tuple[Tensor, Tensor]:
         """Embeddings [B, D] and patch tokens [B, T, C], float32, from one pass.
-
-        Memory: that of `encode`, and 4 B T C bytes; `batch_bytes(..., tokens=True)` counts it.
-        """
+        Memory: that of `encode`, and 4 B T C bytes; `batch_bytes(..., tokens=True)` counts it."""
         if not self.spec.supports_tokens:
             return super().encode_with_tokens(tiles_u8)
         pooled, tokens = self._through(tiles_u8, slice(0, 2))
@@ -246,7 +244,6 @@ def preprocess(tiles_u8: TileBatch, spec: EncoderSpec, *, out: Tensor | None = N
         out: of an earlier call for as many tiles or more, to be written over, not made again.
 
     Memory: B * 3 * input_px² * 4 bytes, and resized uint8 tiles: of `CPU_TILES` on a CPU.
-
     Raises InvalidInputError: tiles are not uint8 [B, H, W, 3], or too small.
     """
     tiles = as_uint8_batch(tiles_u8)

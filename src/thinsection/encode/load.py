@@ -57,7 +57,6 @@ def load_encoder(
             and its answers are PyTorch's; for random weights torch. `encoder.engine` says why not.
 
     Memory: the weights once, in float32; twice while OpenVINO puts them into its own order.
-
     Raises UnknownEncoderError, DeviceError, MissingDependencyError; WeightsError: the weights
     cannot be had, may not be used, or do not fit.
     """

@@ -110,7 +110,6 @@ def nearest_neighbors(
 
     Memory: N * (D * itemsize + 24) for the sorted copy, N * k * 16 for the result and as much for
         its unsorted form, plus budget_bytes at most.
-
     Raises InvalidInputError: shapes, dtypes, k or non-finite coordinates of present points;
     BudgetError: the implementation asked for does not fit into the budget.
     """

@@ -47,7 +47,6 @@ def tile_graph(
         budget_bytes: bound on the memory beyond the result.
 
     Memory: N * k * 40 bytes, or E * 64 for a radius, checked before the pairs are made.
-
     Raises InvalidInputError: shapes, dtypes, both or none of k and radius_um, no mpp for a radius;
     BudgetError: the edges within the radius do not fit into the budget.
     """

@@ -68,7 +68,6 @@ def patient_embedding(
         tile_px_l0: edge of a tile, level-0 px; one, or one per slide.
 
     Memory: 'early' holds a float32 copy of all tile embeddings of the patient.
-
     Raises InvalidInputError: no slides, another fusion, a slide that does not fit (named by index).
     """
     require(slides, "slides must hold at least one slide", "none")

@@ -46,7 +46,6 @@ def titan(model: Any, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[A
 
     Memory: states, q, k and v of one block as the model's own code holds them (O(N)), its dense
     rows x columns x 768 grid of features, and budget_bytes; no N x N bias.
-
     Raises RescueError: the model's code is not of the form that this recognises, its weights are
     not finite, or its states differ from ours on a probe: nothing is changed then; or our attention
     was not called once within the block.

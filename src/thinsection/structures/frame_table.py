@@ -52,7 +52,6 @@ def frame_table(
     without a frame's atoms). Names are dictionary-encoded.
 
     Memory: 70 bytes per token for the table, beside what `token_frame_atoms` needs.
-
     Raises MissingDependencyError: pyarrow is not installed.
     """
     with importing("frame tables need pyarrow", "structures"):
@@ -117,7 +116,6 @@ def write_frames(
         assembly, angle_threshold, options: as in `read_structure` and `token_frame_atoms`.
 
     Memory: one structure and its table at a time.
-
     Raises InvalidInputError: no structure, another suffix or an angle outside [0, 90];
     StructureError: a file cannot be used; MissingDependencyError: no gemmi or pyarrow.
     """

@@ -100,7 +100,6 @@ def token_frame_atoms(  # noqa: PLR0917 - the signature of the function that it 
 
     Memory: about 9 * 8 bytes per token and sample beyond the result, 24 bytes per atom, and for the
         search of one sample 72 per atom of atomised tokens' chains, within `options.budget_bytes`.
-
     Raises StructureError for keys, shapes and dtypes; with `options.check` also for values.
 
     Source: the contract of OpenFold3 0.5 (Apache-2.0); AlphaFold 3, supplement, section 4.3.2.

@@ -126,7 +126,6 @@ def read_structure(path: Path, *, assembly: str | None = None) -> Structure:
         assembly: name of a biological assembly of the file to build; None: atoms as deposited.
 
     Memory: gemmi's model (about 150 bytes an atom) and 30 bytes per atom, 20 per token of ours.
-
     Raises StructureError: no mmCIF, no atoms, no such assembly; MissingDependencyError: no gemmi.
     """
     with importing("reading mmCIF needs gemmi", "structures"):

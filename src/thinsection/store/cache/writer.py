@@ -39,7 +39,6 @@ class CacheWriter(Closing):
     What was appended before an error, a full disk, a kill is kept: the next starts at `rows_kept`.
 
     Memory: two and a half chunks of float32: 2.5 * max(min(64 MiB, budget / 4), one row).
-
     Raises DiskSpaceError: the disk cannot hold the whole in the widest dtype it may need;
     BudgetError: the budget does not hold a few rows; LockedError, StoreError: another process
     writes it, or it exists.
