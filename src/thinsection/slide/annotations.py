@@ -150,9 +150,10 @@ def _polygon(rings: Sequence[Any], where: str, mend: bool) -> Any:
     for ring in rings if isinstance(rings, list) else [rings]:
         try:
             points = np.array([point[:2] for point in ring], dtype=np.float64).reshape(-1, 2)
-        except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
-            rule = f"ring must be [x, y] numbers, got {error}"
-            raise InvalidInputError(f"{rule} in {where}") from None
+        except (TypeError, ValueError, LookupError, OverflowError) as error:
+            raise InvalidInputError(
+                f"ring must be [x, y] numbers, got {error} in {where}"
+            ) from None
         near = (abs(points) <= _FARTHEST).all(axis=1)
         rule = f"coordinates must be finite and within {_FARTHEST:,.0f} px"
         require(near.all(), rule, f"{points[~near][:1].tolist()} in {where}")

@@ -66,11 +66,8 @@ class FlatSlide(Slide):
             pixels = _decode_png(data) if self._png else simplejpeg.decode_jpeg(data, "RGB")
         except (ValueError, RuntimeError) as error:
             raise self._unreadable(f"image must be whole, got {error}") from None
-        got, right = (
-            f"{pixels.shape[1::-1]} in {self.slide_path!r}",
-            pixels.shape[1::-1] == self.size,
-        )
-        require(right, f"image must have {self.size} px", got, error=SlideReadError)
+        found, rule = pixels.shape[1::-1], f"image must have {self.size} px"
+        require(found == self.size, rule, f"{found} in {self.slide_path!r}", error=SlideReadError)
         return np.asarray(pixels)
 
     def close(self) -> None:

@@ -51,11 +51,7 @@ _LEVEL_MAX, _LEVEL_MEAN = 4.0, 0.75
 
 
 def open_slide(
-    path: str | Path,
-    *,
-    reader: str = AUTO,
-    slide_mpp: Mpp | None = None,
-    look: Look | None = None,
+    path: str | Path, *, reader: str = AUTO, slide_mpp: Mpp | None = None, look: Look | None = None
 ) -> Slide:
     """Opens a slide.
 

@@ -309,21 +309,9 @@ def _lzw(segment: Size, predictor: int, data: Any, out: RgbArray) -> np.ndarray:
     (width, height), number, bits_at = segment, (4, 1), _LZW_HEAD.size - 6  # of the three samples
     size = (256, *number, width, 257, *number, height, 258, 3, 3, bits_at)
     kind = (259, *number, *tiff.LZW, 262, *number, tiff.RGB, 273, *number, _LZW_HEAD.size)
-    strip = (
-        277,
-        *number,
-        3,
-        278,
-        *number,
-        height,
-        279,
-        *number,
-        len(data),
-        317,
-        *number,
-        predictor,
-    )
-    stored = _LZW_HEAD.pack(b"II", 42, 8, 10, *size, *kind, *strip, 0, 8, 8, 8) + data
+    strip = (277, *number, 3, 278, *number, height, 279, *number, len(data))
+    tags = (*size, *kind, *strip, 317, *number, predictor)
+    stored = _LZW_HEAD.pack(b"II", 42, 8, 10, *tags, 0, 8, 8, 8) + data
     return np.asarray(imagecodecs.tiff_decode(stored, out=out))
 
 
