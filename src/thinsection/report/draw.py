@@ -63,7 +63,7 @@ def slide_picture(slide: Slide, thumbnail: RgbArray | None = None) -> RgbArray:
     no finer level is fetched than the thumbnail was made of, and level 0 not once more: a picture
     of few px then.
 
-    Memory: that of `read_resized`: 230 MiB and the picture, whatever the slide's size.
+    Memory: that of `read_resized`: 160 MiB and the picture, whatever the slide's size.
 
     Raises SlideReadError: the slide's pixels cannot be decoded.
     """

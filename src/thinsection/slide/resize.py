@@ -16,7 +16,7 @@ from thinsection.types import MIB, CoordsL0, Level, RgbArray, Size, TileArray
 if TYPE_CHECKING:
     from thinsection.slide.base import Slide
 
-_STRIP_BYTES = 32 * MIB  # of source rows
+_STRIP_BYTES, _SEGMENTS_BYTES = 8 * MIB, 128 * MIB  # of source rows; of a whole row of segments
 _EXACT_BYTES = 128 * MIB  # of rows that were reduced along x and wait to be reduced along y
 _LANCZOS_SUPPORT = 3.0
 _GIANT_PX = 100_000_000  # of a level; reading them all takes seconds to minutes
@@ -36,7 +36,8 @@ def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
     and more that would shrink 16 times and more is read at an eighth (or a quarter, a half) where
     the reader can (`Slide.coarse`): its px are means of 8 x 8, empty segments cost nothing.
 
-    Memory: about 100 MiB for strips, 128 MiB for reduced rows, and the result.
+    Memory: about 30 MiB for strips (more where one row of segments has more), 128 MiB for reduced
+    rows, and the result.
 
     Raises:
         InvalidInputError: a size that is empty or larger than the slide.
@@ -85,7 +86,7 @@ def _strip_rows(level: Level) -> int:
     """Rows of a level that are read at once; strips of them end where the file's segments end."""
     row_bytes, unit = 3 * level.size[0], level.segment[1] if level.segment else 1
     rows = max(1, _STRIP_BYTES // row_bytes)
-    return max(unit, rows // unit * unit) if unit * row_bytes <= 4 * _STRIP_BYTES else rows
+    return max(unit, rows // unit * unit) if unit * row_bytes <= _SEGMENTS_BYTES else rows
 
 
 def _resize(pixels: RgbArray, size: Size, box: Box | None = None) -> RgbArray:
