@@ -20,7 +20,7 @@ from thinsection.config import (
 )
 from thinsection.errors import ConfigError
 from thinsection.stages.config import RunConfig
-from thinsection.units import format_bytes, parse_bytes
+from thinsection.types import format_bytes, parse_bytes
 
 
 def test_field_names_are_unique_over_the_sections_of_a_run() -> None:

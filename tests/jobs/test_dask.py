@@ -22,8 +22,7 @@ from thinsection.pipeline.task import RunTask
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
-from thinsection.types import GIB
-from thinsection.units import parse_bytes
+from thinsection.types import GIB, parse_bytes
 
 pytest.importorskip("distributed", reason="dask is not installed")
 

@@ -14,7 +14,7 @@ from thinsection.stream.batches import Scratch, SlideFailed, SlideFinished, Slid
 from thinsection.stream.tile_stream import MAX_SCRATCH, tasks_of
 from thinsection.testing.synthetic import position_pixels
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
-from thinsection.units import parse_bytes
+from thinsection.types import parse_bytes
 
 PIXELS = position_pixels((700, 430))
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from thinsection.attention.chunked import Attend, differentiable, forward_chunked, plan_blocks
 from thinsection.attention.reference import AttentionItem, dense_bytes, math_dtype, reference
 from thinsection.errors import BudgetError, ConfigError, DeviceError, require
-from thinsection.types import MIB
-from thinsection.units import format_bytes
+from thinsection.types import MIB, format_bytes
 
 Impl = Literal["auto", "reference", "chunked", "triton"]
 DEFAULT_BUDGET_BYTES = 512 * MIB

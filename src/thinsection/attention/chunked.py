@@ -25,7 +25,7 @@ from thinsection.attention.products import fast_products
 from thinsection.attention.reach import LOG2E, Reach, blocks_of
 from thinsection.attention.reference import AttentionItem
 from thinsection.errors import BudgetError, require
-from thinsection.units import format_bytes
+from thinsection.types import format_bytes
 
 # log2 units. A row's sum is then in 2^-60 .. T 2^60, far inside float32; and what the clamp below
 # adds is at most T 2^-126 against 2^-60.

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from thinsection.registry import Entry, Registry
-from thinsection.units import format_bytes
+from thinsection.types import format_bytes
 
 if TYPE_CHECKING:
     from thinsection.encode import EncoderSpec

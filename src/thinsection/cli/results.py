@@ -10,7 +10,7 @@ from rich.table import Table
 
 from thinsection.cli.main import with_config
 from thinsection.pipeline.peer_export import LAYOUTS, export_peer
-from thinsection.units import format_bytes
+from thinsection.types import format_bytes
 
 FolderArgument = Annotated[Path, typer.Argument(help="A results folder.", show_default=False)]
 _ROOT = typer.Option("--cache-dir", help="Folder of caches. [default: the user's cache folder]")

@@ -216,7 +216,7 @@ def plan(
 
     from thinsection.planning.cost import MARGIN
     from thinsection.planning.plan import plan as predict
-    from thinsection.units import format_bytes
+    from thinsection.types import format_bytes
 
     found = predict(slides, config=config, on_message=lambda text: typer.echo(text, err=True))
     memory, time, console = found.memory, found.time, Console()

@@ -22,7 +22,7 @@ from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
 from thinsection.encode.engine import EngineChoice, why_torch
 from thinsection.encode.registry import ENCODERS, EncoderSpec, declared_encoders, encoder_spec
 from thinsection.errors import require
-from thinsection.units import format_bytes
+from thinsection.types import format_bytes
 from thinsection.weights import hub
 from thinsection.weights.files import WEIGHTS_FILES, files_of
 from thinsection.weights.origin import Origin

@@ -21,8 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinsection.encode.encoder import CPU_TILES, NetworkTileEncoder, preprocess
 from thinsection.errors import BudgetError, require
-from thinsection.types import MIB
-from thinsection.units import format_bytes
+from thinsection.types import MIB, format_bytes
 
 # of convolutions and the allocator: EfficientNet-Lite0 on a CPU took 8 MiB beyond its 4 tiles
 SCRATCH_BYTES = 16 * MIB

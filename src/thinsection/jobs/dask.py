@@ -20,8 +20,7 @@ from thinsection.files.atomic import write_text
 from thinsection.files.lock import scratch_folder
 from thinsection.jobs.contract import Backend, Ended, Job, Report, Task, connecting
 from thinsection.jobs.executor import CPUS_PER_WORKER, LOGS, local_memory, local_shape
-from thinsection.types import MIB
-from thinsection.units import parse_bytes
+from thinsection.types import MIB, parse_bytes
 
 LOG_NAME = "dask-workers.log"
 _POLL_S = 2.0

@@ -15,7 +15,7 @@ from thinsection.config import option
 from thinsection.errors import ConfigError, require
 from thinsection.registry import Entry as Named
 from thinsection.registry import Registry
-from thinsection.units import parse_bytes
+from thinsection.types import parse_bytes
 from thinsection.usage.monitor import read_limits
 
 if TYPE_CHECKING:

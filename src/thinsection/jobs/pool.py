@@ -17,7 +17,7 @@ import threadpoolctl
 from thinsection import errors
 from thinsection.jobs.contract import Backend, Ended, Job, Report, merged
 from thinsection.jobs.executor import Want, local_memory, local_shape
-from thinsection.units import format_bytes
+from thinsection.types import format_bytes
 
 _POLL_S = 0.5
 _GRACE_S = 5.0  # for a worker to let go of its slide; Docker gives the whole process ten

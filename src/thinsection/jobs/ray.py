@@ -7,8 +7,7 @@ from typing import Any
 from thinsection.errors import ClusterError
 from thinsection.jobs.contract import Backend, Ended, Job, Report, Task, connecting
 from thinsection.jobs.executor import CPUS_PER_WORKER, local_shape
-from thinsection.types import MIB
-from thinsection.units import parse_bytes
+from thinsection.types import MIB, parse_bytes
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 _POLL_S = 2.0

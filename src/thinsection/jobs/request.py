@@ -10,8 +10,7 @@ from pathlib import Path
 
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import CONTROL, MAX_ARRAY, ExecutorConfig, Rung, parse_walltime
-from thinsection.types import GIB, MIB
-from thinsection.units import format_bytes, parse_bytes
+from thinsection.types import GIB, MIB, format_bytes, parse_bytes
 from thinsection.usage.analysis import Request, format_walltime
 from thinsection.usage.monitor import TIME_LIMIT_VARIABLE
 

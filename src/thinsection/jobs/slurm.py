@@ -18,7 +18,7 @@ from thinsection.jobs.executor import ARRAY_WORKERS, MAX_ARRAY, ExecutorConfig, 
 from thinsection.jobs.request import JobRequest, job_request
 from thinsection.jobs.slurm_array import FOLDER, Array, array_folders, load_array
 from thinsection.registry import Registry
-from thinsection.units import format_bytes, parse_bytes
+from thinsection.types import format_bytes, parse_bytes
 
 CLIMBS: tuple[Want, ...] = ("memory", "gpu")
 _MORE = 2  # times the memory of what died, where the settings list no more

@@ -14,8 +14,7 @@ from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, require
 from thinsection.neighbors import reference, search
 from thinsection.neighbors.reference import NO_SELF, Found, NeighborQuery, order_by_group
-from thinsection.types import MIB
-from thinsection.units import format_bytes
+from thinsection.types import MIB, format_bytes
 
 DEFAULT_BUDGET_BYTES = 256 * MIB
 Impl = Literal["auto", "blocks", "kdtree", "reference"]

@@ -8,8 +8,7 @@ from scipy.spatial import cKDTree
 
 from thinsection.errors import BudgetError, require
 from thinsection.neighbors.api import DEFAULT_BUDGET_BYTES, nearest_neighbors
-from thinsection.types import Mpp
-from thinsection.units import format_bytes
+from thinsection.types import Mpp, format_bytes
 
 Points = npt.NDArray[np.float64]  # (N, 2)
 _BYTES_PER_EDGE = 64  # pairs, both directions, their distances and the order of sorting

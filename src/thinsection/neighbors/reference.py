@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thinsection.errors import BudgetError
-from thinsection.units import format_bytes
+from thinsection.types import format_bytes
 
 _HALF = (torch.bfloat16, torch.float16)
 NO_SELF = -1  # a query that is none of the points

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from thinsection.errors import BudgetError, DeviceError, require
 from thinsection.neighbors.reference import Found, NeighborQuery, distances_between, relative_error
-from thinsection.units import format_bytes
+from thinsection.types import format_bytes
 
 _COLUMNS = 4096  # points of a block: a row of float32 distances is 16 KiB
 _MAX_PAIRS = {"cpu": 1 << 17, "cuda": 1 << 26}  # a block of 0.5 MiB stays in the cache of a core

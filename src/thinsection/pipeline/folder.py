@@ -23,7 +23,7 @@ from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers
 from thinsection.store.tile_tables import TILES, EmbeddingRows, TileTableFile, tile_table_files
 from thinsection.store.tiles_h5 import TilesFile, damaged_datasets, read_slide_embedding, read_tiles
-from thinsection.units import format_bytes
+from thinsection.types import format_bytes
 
 if TYPE_CHECKING:
     import pandas

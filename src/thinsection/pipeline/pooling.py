@@ -31,7 +31,7 @@ from thinsection.stages.leaves import PoolingStage, pool_tiles
 from thinsection.stages.stage import RecordedStage, SlideWork
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.tiles_h5 import TilesFile, read_slide_embedding, read_tiles
-from thinsection.units import parse_bytes
+from thinsection.types import parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

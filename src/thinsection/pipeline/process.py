@@ -31,7 +31,7 @@ from thinsection.stream import StageClock, TileBatch, TileStream
 from thinsection.stream.batches import Scratch, SlideFailed, SlideFinished, SlideStarted, SlideTiles
 from thinsection.tiles import TileTable, load_filters
 from thinsection.tiles.transforms import StainLook, fit_stain
-from thinsection.units import format_bytes, parse_bytes
+from thinsection.types import format_bytes, parse_bytes
 from thinsection.usage.analysis import held_up
 
 if TYPE_CHECKING:

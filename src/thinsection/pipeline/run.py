@@ -34,8 +34,7 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import ENCODING, Goal, RunConfig
 from thinsection.stages.request import check_settings, cohort_of
 from thinsection.store.ledger import SLIDES
-from thinsection.types import MIB
-from thinsection.units import format_bytes
+from thinsection.types import MIB, format_bytes
 from thinsection.usage.monitor import resource_monitor
 
 MIN_FREE_BYTES = 256 * MIB

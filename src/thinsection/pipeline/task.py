@@ -27,7 +27,7 @@ from thinsection.store.ledger import SlideLedger, load_ledger
 from thinsection.stream import StageClock
 from thinsection.stream.tile_stream import CHANNELS, MAX_SCRATCH, MIN_SLOTS
 from thinsection.tiles.transforms import stain_target
-from thinsection.units import parse_bytes
+from thinsection.types import parse_bytes
 from thinsection.usage.monitor import resource_monitor
 
 if TYPE_CHECKING:

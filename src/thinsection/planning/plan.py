@@ -25,7 +25,7 @@ from thinsection.slide.geometry import mean_mpp
 from thinsection.stages.config import ENCODING, RunConfig, batch_size_of
 from thinsection.stages.request import cohort_of
 from thinsection.tiles import tile_grid
-from thinsection.units import format_bytes, parse_bytes
+from thinsection.types import format_bytes, parse_bytes
 from thinsection.usage.analysis import LEAST_TIME_S, MEMORY_MARGIN, TIME_MARGIN, with_margins
 
 MAX_OPENED = 64  # headers that a submission opens at most: seconds, not minutes

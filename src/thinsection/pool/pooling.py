@@ -18,8 +18,7 @@ from thinsection.attention.products import fast_products
 from thinsection.attention.reach import blocks_of
 from thinsection.errors import BudgetError, InvalidInputError, WeightsError, require
 from thinsection.pool.encoder import LoadOptions, SlideEmbedding, SlideEncoder, TileEmbeddings
-from thinsection.types import MIB, CoordsL0
-from thinsection.units import format_bytes
+from thinsection.types import MIB, CoordsL0, format_bytes
 from thinsection.weights.files import load_strictly, read_state_dict
 from thinsection.weights.hub import commit_of, find_weights
 from thinsection.weights.placement import resolve_device

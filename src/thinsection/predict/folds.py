@@ -34,7 +34,7 @@ from thinsection.probe.data.files import TEST, TRAIN, VAL, check, read_rows, spl
 from thinsection.probe.groups import CASE_COLUMNS
 from thinsection.probe.statistics import IndexArray, stratified_folds
 from thinsection.store.ledger import stage_key
-from thinsection.units import parse_bytes
+from thinsection.types import parse_bytes
 
 COHORT_NAME, FOLDS = "cohort.json", "folds"
 SIDES = (TRAIN, VAL, TEST)

@@ -13,8 +13,7 @@ from thinsection.attention.products import fast_products
 from thinsection.errors import BudgetError, require
 from thinsection.probe.data.sets import Embeddings
 from thinsection.store.tile_tables import EmbeddingRows
-from thinsection.types import GIB
-from thinsection.units import format_bytes
+from thinsection.types import GIB, format_bytes
 from thinsection.weights.placement import resolve_device
 
 KEY_BYTES = 48  # per similarity, measured: the float, two int32 temporaries, the key, top-k's own

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from thinsection.config import option, section
 from thinsection.errors import ConfigError
 from thinsection.probe.protocol import Geometry, Protocol, get_protocol
-from thinsection.units import parse_bytes
+from thinsection.types import parse_bytes
 
 ProtocolName = Literal["honest", "nanopath", "eva", "pathobench"]
 

@@ -27,8 +27,7 @@ from thinsection.slide.geometry import ReadPlan, plan_read
 from thinsection.stream import StreamConfig, iter_tiles
 from thinsection.tiles import TileTable
 from thinsection.tiles.grid import Tissue, mask_and_frame
-from thinsection.types import CoordsL0, MaskArray, MaskFrame, RgbArray, Size
-from thinsection.units import format_bytes, parse_bytes
+from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size, format_bytes, parse_bytes
 
 _FIT_EDGE_PX = 2048  # long side of the picture that channels are fitted to
 _TIFF_TILE_PX = 512
@@ -133,7 +132,7 @@ def segment(
     return Segmentation(classes=spec.classes, shares=shares, num_windows=num_windows, **where)
 
 
-def _picture(slide: Slide, size: Size) -> RgbArray:
+def _picture(slide: Slide, size: Size) -> npt.NDArray[np.uint8]:
     """A small picture of the slide, for what is fitted once per slide."""
     factor = min(1.0, _FIT_EDGE_PX / max(size))
     width, height = (min(max(1, round(n * factor)), full) for n, full in zip(size, slide.size))

@@ -14,8 +14,7 @@ from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
 from thinsection.slide.geometry import ReadPlan, lv_from_l0
 from thinsection.slide.resize import read_resized
-from thinsection.types import Closing, CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
-from thinsection.units import format_mpp
+from thinsection.types import Closing, CoordsL0, Level, Mpp, RgbArray, Size, TileArray, format_mpp
 
 WHITE = 255
 GRAY = "gray: one channel, shown as red, green and blue"  # a note
@@ -131,7 +130,7 @@ class Slide(Closing):
         return None
 
     def read_region(
-        self, origin_l0: PointL0, level: int, size: Size, *, out: RgbArray | None = None
+        self, origin_l0: tuple[int, int], level: int, size: Size, *, out: RgbArray | None = None
     ) -> RgbArray:
         """Pixels of one level as uint8 (size[1], size[0], 3), RGB.
 

@@ -31,8 +31,7 @@ from thinsection.slide.child import try_in_child
 from thinsection.slide.geometry import believed_mpp, corner_l0
 from thinsection.slide.look import Look
 from thinsection.slide.readers import AUTO, READERS, is_folder_slide, load_slide, reader_choices
-from thinsection.types import MIB, Mpp, PointL0, RgbArray, Size
-from thinsection.units import format_bytes, parse_bytes
+from thinsection.types import MIB, Mpp, PointL0, RgbArray, Size, format_bytes, parse_bytes
 
 CACHE_VARIABLE = "THINSECTION_STAGING_BYTES"  # how much staged slides may take, by default 20GiB
 _CHUNK = 8 * MIB  # that staging copies at once

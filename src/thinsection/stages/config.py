@@ -19,7 +19,7 @@ from thinsection.store.identity import How
 from thinsection.stream.tile_stream import MAX_SCRATCH, StreamBudget, StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
-from thinsection.units import parse_bytes
+from thinsection.types import parse_bytes
 
 Goal = Literal["tissue", "qc", "segment", "tile", "embed", "aggregate"]  # the last stage of a run
 ENCODING = ("embed", "aggregate")  # goals that load encoders

@@ -26,8 +26,7 @@ from thinsection.stream.tile_stream import MAX_SCRATCH, read_bytes
 from thinsection.tiles import TileTable, load_filters, tile_grid
 from thinsection.tiles.grid import MASK_FILTER, TilesConfig, kept_by_rules
 from thinsection.tiles.transforms import StainConfig, StainLook
-from thinsection.types import CoordsL0
-from thinsection.units import format_bytes
+from thinsection.types import CoordsL0, format_bytes
 
 _KNOWN = 1024  # rows of embeddings that are copied at once
 

@@ -34,8 +34,7 @@ from thinsection.stream import batches
 from thinsection.stream.batches import Channel, ChannelClosed, DecodedBatch, SlideTiles, TileBatch
 from thinsection.tiles import TileFilter, TileTable
 from thinsection.tiles.transforms import TileTransform
-from thinsection.types import MIB, TileArray
-from thinsection.units import format_bytes, parse_bytes
+from thinsection.types import MIB, TileArray, format_bytes, parse_bytes
 
 CHANNELS = 3
 MIN_SLOTS, MAX_SLOTS = 3, 5  # more only moves decoded tiles out of the caches

@@ -21,8 +21,7 @@ from thinsection.registry import Entry, Registry
 from thinsection.slide import Slide
 from thinsection.slide.geometry import ReadPlan, nominal_mpp, plan_read, positive_number
 from thinsection.slide.resize import Resample
-from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size, TileArray
-from thinsection.units import format_mpp
+from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size, TileArray, format_mpp
 
 # Tiles are ordered in blocks of this many columns and rows, so that segments of the file which
 # several tiles share are still in the reader's cache when the next tile cuts them.

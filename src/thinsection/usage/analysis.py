@@ -12,8 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from thinsection.files.pages import render_page
-from thinsection.types import GIB, MIB
-from thinsection.units import format_bytes
+from thinsection.types import GIB, MIB, format_bytes
 from thinsection.usage.monitor import NETWORK_FILESYSTEMS, ProcessUsage, Sample
 
 MEMORY_MARGIN, TIME_MARGIN, CPU_MARGIN = 1.2, 1.5, 1.15  # said beside the numbers

@@ -30,8 +30,7 @@ from thinsection.slide.segments import CACHE_BYTES
 from thinsection.stages.config import RunConfig, SlidesConfig
 from thinsection.stages.request import cohort_of
 from thinsection.store.ledger import LEDGER_NAME, SLIDES
-from thinsection.types import MIB, Closing
-from thinsection.units import parse_bytes
+from thinsection.types import MIB, Closing, parse_bytes
 from thinsection.view.layers import Layer, layers_of, outline_layers, similar_tiles
 from thinsection.view.pixels import BytesCache, DeepZoom, encode
 

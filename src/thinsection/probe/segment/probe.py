@@ -32,8 +32,7 @@ from thinsection.probe.result import Examples, ProbeResult
 from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
 from thinsection.probe.statistics import Counts, IndexArray, image_counts
 from thinsection.store.cache import CacheKey, FeatureCache, Storage, default_root, open_or_write
-from thinsection.types import GIB, RgbArray
-from thinsection.units import parse_bytes
+from thinsection.types import GIB, RgbArray, parse_bytes
 from thinsection.weights.placement import resolve_device
 
 NUM_EXAMPLES = 4  # images shown beside their prediction

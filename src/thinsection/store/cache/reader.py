@@ -17,8 +17,7 @@ import numpy.typing as npt
 from thinsection.errors import BudgetError, InvalidInputError, StoreError, require
 from thinsection.store.cache import format as fmt
 from thinsection.store.cache.format import F32, Bytes, CacheKey, Chunk, Shape
-from thinsection.types import GIB, MIB, Closing
-from thinsection.units import format_bytes
+from thinsection.types import GIB, MIB, Closing, format_bytes
 
 if TYPE_CHECKING:
     import torch

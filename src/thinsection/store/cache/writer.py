@@ -21,8 +21,7 @@ from thinsection.files.atomic import write_json
 from thinsection.store.cache import format as fmt
 from thinsection.store.cache.format import F32, CacheKey, Chunk, Manifest, Shape
 from thinsection.store.cache.reader import DEFAULT_BUDGET_BYTES, FeatureCache, StoredRows
-from thinsection.types import GIB, MIB, Closing
-from thinsection.units import format_bytes
+from thinsection.types import GIB, MIB, Closing, format_bytes
 
 if TYPE_CHECKING:
     import torch
