@@ -101,10 +101,7 @@ def checked(value: Any, f: Field[Any], kind: Any, key: str) -> Any:
 
 
 def coerce(value: Any, kind: Any, key: str) -> Any:
-    """The value as its declared type.
-
-    Raises ConfigError: naming the key, the rule and the value.
-    """
+    """The value as its declared type; ConfigError names the key, the rule and the value."""
     origin, got, integer = get_origin(kind), repr(value), type(value) is int
     if origin is Literal:
         rule = f"{key} must be one of {', '.join(map(str, get_args(kind)))}"
@@ -122,9 +119,7 @@ def coerce(value: Any, kind: Any, key: str) -> Any:
         require(isinstance(value, Mapping), f"{key} must be a table", got, error=ConfigError)
         if is_dataclass(kind):
             return from_mapping(cast(type, kind), value, where=f"{key}.")
-        return {
-            name: coerce(item, get_args(kind)[1], f"{key}.{name}") for name, item in value.items()
-        }
+        return {n: coerce(item, get_args(kind)[1], f"{key}.{n}") for n, item in value.items()}
     if kind is Any:
         return value
     if kind is float and (integer or isinstance(value, float)):

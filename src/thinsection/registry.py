@@ -104,10 +104,7 @@ class Registry(Generic[T]):
         return self._from_point(self._points[name])
 
     def load(self, name: str) -> T:
-        """The object of a name.
-
-        Raises ThinsectionError: as of `entry`, or a package that it needs is missing.
-        """
+        """The object of a name; ThinsectionError: as of `entry`, or a package is missing."""
         return cast(T, self.entry(name).load())
 
     @cached_property

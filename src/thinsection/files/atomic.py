@@ -96,7 +96,6 @@ def atomic_path(path: Path) -> Iterator[Path]:
     The parent folder is made. The temporary path lies in the same folder (rename stays atomic) and
     has the same suffix, but for `.h5`. On any exception it is removed and `path` stays as it was.
     After a SIGKILL a file named `*.tmp-*` may stay; nothing reads it, `files.lock` sweeps it.
-
     Raises OutputError: see `writing`.
     """
     path = Path(path)
@@ -150,11 +149,8 @@ def write_table(path: Path, rows: Iterable[Row], columns: Sequence[str] | None =
     apostrophe, which `read_table` takes off. None and cells that a mapping lacks are empty.
 
     Rows are mappings, or sequences in the order of the columns; without columns the header is the
-    union of all mappings' keys in order of appearance.
-
-    Memory: one row where columns are given, else all rows.
-
-    Source: OWASP, CSV injection.
+    union of all mappings' keys in order of appearance. Memory: one row where columns are given,
+    else all rows. Source: OWASP, CSV injection.
     """
     if columns is None:
         rows = list(rows)

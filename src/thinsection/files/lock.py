@@ -182,10 +182,7 @@ def hold(path: Path) -> Iterator[None]:
 
 
 def unfinished(folders: Iterable[Path]) -> dict[str, list[Path]]:
-    """Unfinished files of some folders, by the stem of the file that they were to become.
-
-    They may be of processes that live: whoever removes one holds the lock that guards it.
-    """
+    """Unfinished files by the stem of what they were to become; who removes one holds its lock."""
     found: dict[str, list[Path]] = {}
     for folder in folders:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
@@ -212,10 +209,7 @@ def sweep_slide(slide_id: str, folder: Path, others: dict[str, list[Path]]) -> N
 
 
 def sweep_old(folder: Path) -> None:
-    """Removes unfinished files of a folder that no lock guards: those that nobody writes any more.
-
-    That is after ten times the silence by which a lock goes stale.
-    """
+    """Removes unfinished files that nobody writes any more, after ten times a stale lock's age."""
     for path in chain.from_iterable(unfinished([folder]).values()):
         with contextlib.suppress(OSError):
             if path.is_file() and time.time() - path.stat().st_mtime > 10 * STALE_AFTER_S:

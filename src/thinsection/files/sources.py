@@ -95,10 +95,7 @@ ByteSource = FileSource | FsspecSource  # random access to the bytes of a slide
 
 
 def metadata_file(source: FsspecSource) -> Any:
-    """A seekable binary file over a source, for readers of metadata.
-
-    Memory: 4 MiB, the last 64 blocks of 64 KiB.
-    """
+    """A seekable binary file over a source, for metadata. Memory: 4 MiB, 64 blocks of 64 KiB."""
     from fsspec.spec import AbstractBufferedFile
 
     class RangeFile(AbstractBufferedFile):  # type: ignore[misc]
@@ -138,9 +135,8 @@ def closed_error(slide_path: str) -> SlideReadError:
 class RemoteFolder:
     """Files by relative name under the URL of a folder, which need not exist.
 
-    Object stores have no lock that holds: one process at a time may put files here.
-
-    Raises MissingDependencyError (no package for the protocol), SlideOpenError (not a known one).
+    Object stores have no lock that holds: one process at a time may put files here. Raises
+    MissingDependencyError (no package for the protocol), SlideOpenError (not a known one).
     """
 
     def __init__(self, url: str) -> None:

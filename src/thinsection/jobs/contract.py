@@ -103,9 +103,7 @@ class Task(ABC, Generic[Entry, Result]):
         """The event that tells of a result whose worker could send none; None for no event."""
         return None
 
-    def request(
-        self, chunks: Sequence[Sequence[Entry]], config: ExecutorConfig
-    ) -> JobRequest | None:
+    def request(self, chunks: Sequence[Sequence[Any]], config: ExecutorConfig) -> JobRequest | None:
         """Resources of a batch job for one of these chunks; None takes flags, else defaults."""
         return None
 

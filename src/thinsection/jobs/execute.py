@@ -41,7 +41,6 @@ def execute(
     invocation's records, absolute, seen by every worker; it gets logs and arrays. `on_report` is
     called in this thread as chunks end, `on_event` from any thread as far as the executor carries
     progress; `cluster` is a Dask client or cluster that stands in place of what the settings name.
-
     Raises ThinsectionError (settings, weights or the cluster; not a bad entry) and Submitted (the
     settings say not to wait for the batch system).
     """

@@ -42,14 +42,11 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], str | None], ...] = (
     ("ray", "ray:RayBackend", "Tasks on a local Ray or a running cluster.", ("ray",), "ray"),
     ("slurm", "slurm:SlurmBackend", "A job array of Slurm.", (), None),
 )
-EXECUTORS: "Registry[type[Backend]]" = Registry(
-    "executor",
-    "thinsection.executors",
-    [
-        Named(name=n, help=h, target=f"thinsection.jobs.{t}", needs=needs, extra=extra)
-        for n, t, h, needs, extra in _OURS
-    ],
-)
+_BUILT_IN = [
+    Named(name=n, help=h, target=f"thinsection.jobs.{t}", needs=needs, extra=extra)
+    for n, t, h, needs, extra in _OURS
+]
+EXECUTORS: "Registry[type[Backend]]" = Registry("executor", "thinsection.executors", _BUILT_IN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,9 +73,8 @@ def write_array(site: Site, chunk_size: int, *, submit: bool = True) -> Array:
     """Writes the folder of an array and submits it.
 
     Its task is fitted to the CPUs, and lines say where the numbers come from. Where Slurm refuses
-    the memory of a second try, the same as before is asked for.
-
-    Raises ClusterError: there is no Slurm, or it refuses.
+    the memory of a second try, the same as before is asked for. Raises ClusterError: there is no
+    Slurm, or it refuses.
     """
     attempt, on_message = site.attempt, site.on_message
 
@@ -108,10 +107,7 @@ def write_array(site: Site, chunk_size: int, *, submit: bool = True) -> Array:
 
 
 def _request(attempt: Try, chunk_size: int, config: ExecutorConfig) -> JobRequest:
-    """What the task or the settings ask for; on a second try what died had, with more memory.
-
-    That is the next memory of the settings, or twice as much where they list none.
-    """
+    """What the task or the settings ask for; on a second try what died had, with more memory."""
     here, before = config.at(attempt.rung), attempt.before
     if before is None:
         chunks = chunked(attempt.entries, chunk_size)

@@ -33,7 +33,7 @@ from thinsection.usage.analysis import Request
 FOLDER, DOCUMENT_NAME = "slurm", "tasks.json"
 # below the folder that a person names: of an output folder, and of the records of its invocations
 _PLACES = (f"{FOLDER}/*/{DOCUMENT_NAME}", f"records/*/{FOLDER}/*/{DOCUMENT_NAME}")
-_TIMEOUT_S = 60
+_WAIT_S = 60
 _TASK = re.compile(r"^\d+_(\d+)$")
 _FORMAT = "JobArrayID:|,State:|,exit_code:|"  # exit_code is the status that wait() gives
 _DEATHS = frozenset(("OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "TIMEOUT"))
@@ -43,10 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 def sbatch(script: Path) -> int:
-    """Submits a script and returns the job's id.
-
-    Raises ClusterError: there is no sbatch, or it refuses; with its own words.
-    """
+    """Submits a script and returns the job's id; ClusterError: no sbatch, or what it refuses."""
     text = _call(["sbatch", "--parsable", str(script)])
     number = text.strip().split(";")[0]  # 'ID' or 'ID;CLUSTER'
     require(number.isdigit(), "sbatch must answer with a job id", repr(text), error=ClusterError)
@@ -139,11 +136,9 @@ def _call(command: list[str]) -> str:
         remedy = "run this on a node that submits to Slurm, or use another --executor"
         raise ClusterError(f"{name} must be on the PATH, got none; {remedy}")
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_WAIT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise ClusterError(f"{name} must answer within {_TIMEOUT_S} s, got nothing") from None
+        raise ClusterError(f"{name} must answer within {_WAIT_S} s, got nothing") from None
     if done.returncode != 0:
         raise ClusterError(f"{name} failed ({done.returncode}): {done.stderr.strip()}")
     return done.stdout
@@ -176,10 +171,7 @@ class Array:
         return int(path.read_text()) if path.exists() else None
 
     def save(self, notes: Sequence[str]) -> None:
-        """Writes tasks.json, the script with some notes, and the folder of the logs.
-
-        Memory: the document, some 200 bytes an entry.
-        """
+        """Writes tasks.json, the script, the folder of logs. Memory: some 200 bytes an entry."""
         config = self.config.at(self.attempt.rung)
         count = len(self.chunks)
         text = batch_script(self.folder, config, num_tasks=count, request=self.request, notes=notes)
@@ -283,10 +275,7 @@ class Array:
 
 
 def load_array(folder: Path, kinds: Registry[Any]) -> Array:
-    """The array of a folder; `kinds` finds the class of its task.
-
-    Raises StoreError: there is none, of a kind that is not known here, or of another version.
-    """
+    """The array of a folder, of one of `kinds`; StoreError: none, or not of this version."""
     try:
         document = json.loads((folder / DOCUMENT_NAME).read_text(encoding="utf-8"))
         kind, tried = kinds.load(document["kind"]), document["attempt"]

@@ -120,10 +120,7 @@ _CARDS = (  # name, GiB, teraflops
     *(("t4", 16, 65.0), ("v100", 16, 125.0), ("v100-32", 32, 125.0), ("a40", 48, 149.7)),
     *(("l40s", 48, 362.0), ("a100-40", 40, 312.0), ("a100-80", 80, 312.0), ("h100", 80, 989.0)),
 )
-GPUS = {
-    name: Gpu(name=name, memory_bytes=gib * GIB, half_flops=teraflops * 1e12)
-    for name, gib, teraflops in _CARDS
-}
+GPUS = {n: Gpu(name=n, memory_bytes=gib * GIB, half_flops=tera * 1e12) for n, gib, tera in _CARDS}
 
 
 def find_gpu(name: str) -> Gpu:

@@ -86,9 +86,8 @@ def planner(
     """Looks at the encoder and at this machine.
 
     Weights are not downloaded: sizes come from the architecture. The first call on a machine, and
-    the first with an encoder, measures for some seconds.
-
-    Raises ConfigError (unknown GPU or setting), InvalidInputError (another package's encoder).
+    the first with an encoder, measures for some seconds. Raises ConfigError (unknown GPU or
+    setting), InvalidInputError (another package's encoder).
     """
     if stage not in ENCODING:
         return Planner(config=config, gpu=None, encoder=None, machine=calibrate(), tiles_per_s=0)
@@ -130,10 +129,7 @@ def _measured(
 
 
 def planned_gpu(config: RunConfig) -> Gpu | None:
-    """The card that a run is planned for: the named one, or the slowest where only 'cuda' is said.
-
-    Raises ConfigError: no such card.
-    """
+    """The named card (ConfigError: no such one), or the slowest where only 'cuda' is said."""
     settings = config.executor.at(Rung())
     if settings.gpu is not None:
         return cost.find_gpu(settings.gpu)
@@ -199,9 +195,8 @@ def run_request(
     All get the same, so it is planned for the hungriest imaginable: as many slides as the largest
     chunk has, as if they were the largest of up to `MAX_OPENED` whose headers and thumbnails are
     opened, evenly over the cohort by file size. A flag always wins; where all are given nothing is
-    opened. Without a prediction the defaults are taken and `warning` says why.
-
-    Raises ConfigError (unknown GPU or setting), BudgetError (`--memory` is below the least).
+    opened. Without a prediction the defaults are taken and `warning` says why. Raises ConfigError
+    (unknown GPU or setting), BudgetError (`--memory` is below the least).
     """
     numbers: Numbers = {}
     if stage != "qc":
@@ -259,9 +254,7 @@ def _like(count: int, opened: Sequence[Any]) -> str:
     return f"for {slides} as large as the largest of {len(opened)} opened"
 
 
-def _run_numbers(
-    sample: Sequence[SlideEntry], count: int, config: RunConfig, stage: str
-) -> Numbers:
+def _run_numbers(sample: list[SlideEntry], count: int, config: RunConfig, stage: str) -> Numbers:
     sizes = _opened(sample, partial(slide_size, config=config))
     by = planner(config, stage=stage)
     ranked = sorted(sizes, key=lambda size: size.num_tiles, reverse=True)

@@ -113,11 +113,8 @@ def read_regions(path: Path, size_l0: Size, *, slide_id: str = "", mend: bool = 
 
     Points, lines and what lies off the slide are left out with a word, as are QuPath's detections.
     Of a CSV with a column slide_id its rows are taken; `mend` makes polygons that cross themselves
-    valid instead of refusing them.
-
-    Memory: the file, and of a mask 4 bytes a px.
-
-    Raises InvalidInputError: names the file, the feature and what is wrong with it.
+    valid instead of refusing them. Memory: the file, and of a mask 4 bytes a px. Raises
+    InvalidInputError: names the file, the feature and what is wrong with it.
     """
     import shapely
 
@@ -151,9 +148,8 @@ def _polygon(rings: Sequence[Any], where: str, mend: bool) -> Any:
         try:
             points = np.array([point[:2] for point in ring], dtype=np.float64).reshape(-1, 2)
         except (TypeError, ValueError, LookupError, OverflowError) as error:
-            raise InvalidInputError(
-                f"ring must be [x, y] numbers, got {error} in {where}"
-            ) from None
+            what = f"ring must be [x, y] numbers, got {error} in {where}"
+            raise InvalidInputError(what) from None
         near = (abs(points) <= _FARTHEST).all(axis=1)
         rule = f"coordinates must be finite and within {_FARTHEST:,.0f} px"
         require(near.all(), rule, f"{points[~near][:1].tolist()} in {where}")

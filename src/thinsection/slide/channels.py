@@ -24,10 +24,7 @@ Values = npt.NDArray[np.float32]
 
 
 class ScaledDecoder(Decoder):
-    """Segments of one level: of one to three channels, scaled between their limits.
-
-    A subclass fills `_stored`. Memory: one segment of one channel.
-    """
+    """Segments of one to three channels of a level, scaled. Memory: one segment of one channel."""
 
     limits: Sequence[tuple[float, float]] = ()  # of each channel: what becomes 0 and what 255
 
@@ -59,10 +56,7 @@ class ScaledDecoder(Decoder):
 
 
 def scale_channels(decoders: Sequence[ScaledDecoder], names: Sequence[str], look: Look) -> str:
-    """Gives the decoders of all levels, finest first, the same limits of the named channels.
-
-    What was done is returned, for `Slide.rendering`. Memory: 32 MiB.
-    """
+    """Gives all levels the same limits, and says so for `Slide.rendering`. Memory: 32 MiB."""
     large = [n for n, decoder in enumerate(decoders) if math.prod(decoder.size) >= _SAMPLED_PX]
     sampled, (low, high) = decoders[max(large, default=0)], look.percentiles
     limits = [sampled.percentiles(n, look.percentiles) for n in range(len(names))]

@@ -38,11 +38,8 @@ def try_in_child(
     """Returns where a reader opens a file, and survives it, in another process.
 
     With `whole` a thumbnail is made too: a damaged file may promise more px than anybody can read.
-    With `channels` these are what is read.
-
-    Memory: up to `MAX_BYTES`, in that process.
-
-    Raises SlideOpenError: it does not open the file, or died or hung over it.
+    With `channels` these are what is read. Memory: up to `MAX_BYTES`, in that process. Raises
+    SlideOpenError: it does not open the file, or died or hung over it.
     """
     if answer := _child(os.getpid()).ask(reader, path, whole, list(channels)):
         raise errors.SlideOpenError(answer)

@@ -114,8 +114,8 @@ def path_columns(pattern: str, path: str) -> dict[str, str]:
     try:
         parsed = re.compile(pattern)
     except re.error as error:
-        rule = "name_pattern must be a regular expression"
-        raise CohortError(f"{rule}, got {pattern!r}: {error}") from None
+        got = f"got {pattern!r}: {error}"
+        raise CohortError(f"name_pattern must be a regular expression, {got}") from None
     rule = "name_pattern must name groups such as (?P<case_id>...), none of our own columns"
     own = set(parsed.groupindex) & {"slide_id", "slide_path", "slide_mpp", *_FACTS}
     _require(parsed.groupindex and not own, rule, repr(pattern))
@@ -124,10 +124,7 @@ def path_columns(pattern: str, path: str) -> dict[str, str]:
 
 
 def parse_mpp(text: str, *, where: str) -> Mpp:
-    """(x, y) from '0.25' or '0.25x0.26'.
-
-    Raises CohortError: not one or two numbers, or none that a slide has.
-    """
+    """(x, y) from '0.25' or '0.25x0.26'; CohortError: not one or two, or none that a slide has."""
     x, *others = map(positive_number, text.lower().split("x"))
     y = others[0] if others else x
     if x is None or y is None or len(others) > 1:
@@ -190,15 +187,10 @@ def _read_csv(path: Path) -> list[_Given]:
 
 def named_columns(row: Mapping[Any, Any]) -> dict[str, str]:
     """A row of anybody's table under our names; what it lacks is ''."""
-    plain = {
-        name.strip().lower(): (text or "").strip()
-        for name, text in row.items()
-        if name and isinstance(text, str)
-    }
-    return {
-        ours: next((plain[name] for name in (ours, *theirs) if plain.get(name)), "")
-        for ours, theirs in _NAMES.items()
-    }
+    told = ((name, text.strip()) for name, text in row.items() if name and isinstance(text, str))
+    plain = {name.strip().lower(): text for name, text in told}
+    known = {ours: (ours, *theirs) for ours, theirs in _NAMES.items()}
+    return {ours: next(filter(None, map(plain.get, names)), "") for ours, names in known.items()}
 
 
 def _entry(row: dict[str, str | None], own: Mapping[str, str], cohort: Path, line: int) -> _Given:
@@ -234,19 +226,15 @@ def _unique(found: Iterable[_Given], on_message: Callable[[str], None]) -> list[
     for entry, given in by_path.values():
         other = twice.get(entry.slide_id.casefold(), entry)
         got = f"{entry.slide_id!r} for {entry.slide_path!r} and {other.slide_path!r}"
-        alone = not given or other is entry
-        _require(alone, "slide_id must be of one slide in a cohort", got)
+        _require(not given or other is entry, "slide_id must be of one slide in a cohort", got)
     entries = [e if given else _named(e, counts, on_message) for e, given in by_path.values()]
     for entry in entries:
         got = f"{entry.slide_id!r} for {entry.slide_path!r}; set a slide_id column in the cohort"
-        usable = not _is_odd(entry.slide_id)
-        _require(usable, "slide_id must be usable as a folder's name", got)
+        _require(not _is_odd(entry.slide_id), "slide_id must be usable as a folder's name", got)
     return entries
 
 
-def _named(
-    entry: SlideEntry, counts: Counter[str], on_message: Callable[[str], None]
-) -> SlideEntry:
+def _named(entry: SlideEntry, counts: Counter[str], say: Callable[[str], None]) -> SlideEntry:
     """The slide with an id that is its own and a folder's name, made from its file's name."""
     name = safe = entry.slide_id
     if odd := _is_odd(name):
@@ -256,7 +244,7 @@ def _named(
         digest = hashlib.sha256(entry.slide_path.encode(errors="surrogateescape")).hexdigest()
         safe = f"{safe or 'slide'}-{digest[:6]}"
     if odd:
-        on_message(f"{name!r} is no name for a folder everywhere: its slide_id is {safe!r}")
+        say(f"{name!r} is no name for a folder everywhere: its slide_id is {safe!r}")
     return replace(entry, slide_id=safe)
 
 

@@ -198,10 +198,7 @@ def copied(page: Any, source: ByteSource) -> Picture:
 def _encoded(
     size: Size, read: Callable[[tuple[int, int]], RgbArray], *, quality: int, grey: bool = False
 ) -> Picture:
-    """An image whose tiles are read (x, y in its px) and encoded as JPEG.
-
-    Memory: a tile, read and encoded, for each CPU, and what `read` takes.
-    """
+    """Tiles are read (x, y in px), encoded as JPEG. Memory: one per CPU, and what `read` takes."""
 
     def tile(place: tuple[int, int]) -> bytes:
         pixels = np.ascontiguousarray(read((place[1], place[0]))[..., : 1 if grey else 3])
@@ -229,10 +226,7 @@ def _encoded(
 def identifying(slide_path: str | Path) -> list[str]:
     """What in a TIFF slide may identify a patient, one line each; [] where nothing was found.
 
-    Text within the px is not looked for, nor is the name of the file.
-
-    Memory: the metadata.
-
+    Text within the px is not looked for, nor is the name of the file. Memory: the metadata.
     Raises InvalidInputError: not a TIFF of a kind that is copied.
     """
     with Path(slide_path).open("rb") as handle:

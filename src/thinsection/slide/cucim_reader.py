@@ -20,9 +20,8 @@ class CucimSlide(Slide):
     """A TIFF slide whose pixels cuCIM decodes. Thread-safe, as cuCIM is.
 
     Metadata and level geometry come from our own TIFF layout, so that every reader says the same.
-    The device is 'cpu', or 'cuda' for nvJPEG; pixels come back to the host either way.
-
-    Memory: one region, in cuCIM, beside the caller's.
+    The device is 'cpu', or 'cuda' for nvJPEG; pixels come back to the host either way. Memory: one
+    region, in cuCIM, beside the caller's.
     """
 
     reader = "cucim"

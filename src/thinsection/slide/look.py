@@ -66,10 +66,7 @@ class Channels:
 
 
 def find_channels(file: Any) -> Channels | None:
-    """The channels of a TIFF (tifffile's) that is no picture of 8 bits; None of one that is.
-
-    Raises ChannelsError: planes that differ in more than their channel.
-    """
+    """Of a TIFF that is no picture of 8 bits, else None; ChannelsError: not planes of channels."""
     base = file.pages[0]
     colours, bits = base.samplesperpixel, base.bitspersample
     picture = int(base.photometric) not in _BARE or (colours == 1 and len(file.pages) == 1)
@@ -118,8 +115,7 @@ def _names(file: Any, count: int) -> tuple[str, ...]:
 
 def numbered(names: list[str], count: int) -> tuple[str, ...]:
     """So many names of channels; those without are numbered."""
-    padded = [*names, *[""] * count][:count]
-    return tuple(name or f"channel {n}" for n, name in enumerate(padded))
+    return tuple(n or f"channel {i}" for i, n in enumerate([*names, *[""] * count][:count]))
 
 
 def refusal(channels: Channels, path: str) -> ChannelsError:

@@ -92,10 +92,7 @@ def open_slide(
 
 
 def _in_srgb(slide: Slide) -> None:
-    """From now on px are converted from the file's ICC profile, by LittleCMS, where it has one.
-
-    Memory: one region more while it is read. SlideOpenError: the profile is damaged, or not of RGB.
-    """
+    """Has px converted from the file's ICC profile, if any. Memory: one region more while read."""
     if (profile := slide.icc_profile()) is None:
         missing = f"no ICC profile found by reader {slide.reader!r}: colours are as they are stored"
         slide.notes = (*slide.notes, missing)
@@ -288,10 +285,7 @@ def _open_url(url: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Slide
 
 
 def _open_copy(source: FsspecSource, reader: str, slide_mpp: Mpp | None, look: Look) -> Slide:
-    """A slide by URL, copied to a local folder, which goes when it is closed.
-
-    Memory: one piece of 8 MiB while it is copied. DiskSpaceError: all copies exceed their bound.
-    """
+    """A local copy, gone when it is closed. Memory: 8 MiB. DiskSpaceError: too many of them."""
     limit = parse_bytes(os.environ.get(CACHE_VARIABLE, "20GiB"), name=CACHE_VARIABLE)
     fits = (held := scratch_bytes("staged")) + source.size <= limit
     got = f"{format_bytes(held)} and {format_bytes(source.size)} of {source.name!r}"

@@ -21,7 +21,6 @@ class OpenSlideSlide(Slide):
     """A slide opened by OpenSlide. Thread-safe, as OpenSlide is.
 
     A decoding error makes an OpenSlide handle unusable for ever; the next read opens a new one.
-
     Memory: `CACHE_BYTES` of decoded segments, and 4 bytes per px of a region while it is read.
     """
 

@@ -40,22 +40,15 @@ WITH_LOOK = ("zarr",)  # which pick channels themselves, and are told which
 
 def _entry(name: str) -> Entry:
     target, *lists = _TARGETS[name]
+    target, extra = f"thinsection.slide.{target}", name if name in _OPTIONAL else None
     suffixes, needs = (tuple(words.split()) for words in lists)
-    return Entry(
-        name=name,
-        help=_HELP[name],
-        target=f"thinsection.slide.{target}",
-        suffixes=suffixes,
-        needs=needs,
-        extra=name if name in _OPTIONAL else None,
-        folders=name == "zarr",
-    )
+    opens: dict[str, Any] = {"suffixes": suffixes, "folders": name == "zarr"}
+    return Entry(name=name, help=_HELP[name], target=target, needs=needs, extra=extra, **opens)
 
 
 # a class or function called with the path and `slide_mpp`; SlideOpenError where a file is not its
-READERS: Registry[Callable[..., Slide]] = Registry(
-    "reader", "thinsection.readers", [_entry(name) for name in ALL]
-)
+_OWN = [_entry(name) for name in ALL]
+READERS: Registry[Callable[..., Slide]] = Registry("reader", "thinsection.readers", _OWN)
 UNKNOWN = "openslide: not a format that it knows"
 # parsed by our own code, which checks sizes before a C library sees the file
 OWN_PARSERS = ("tiff", "image")

@@ -28,16 +28,15 @@ Box = tuple[float, float, float, float]  # left, upper, right and lower edge, px
 def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
     """The slide resampled to exactly `size_th`, uint8 (H, W, 3).
 
-    The coarsest level that is not coarser than wanted is read once, strip by strip, reduced along
-    x and then along y. That equals Pillow's `resize(size_th, LANCZOS)` of the whole level to the
-    bit where the aspect is about kept (Pillow 13 reduces along y first where the height shrinks
-    much more than the width). Where the rows reduced along x exceed 128 MiB (a huge slide without
+    The coarsest level that is not coarser than wanted is read once, strip by strip, reduced along x
+    and then along y. That equals Pillow's `resize(size_th, LANCZOS)` of the whole level to the bit
+    where the aspect is about kept (Pillow 13 reduces along y first where the height shrinks much
+    more than the width). Where the rows reduced along x exceed 128 MiB (a huge slide without
     levels) they are reduced along y in parts, and single values may differ by 1. A level of 100 Mpx
     and more that would shrink 16 times and more is read at an eighth (or a quarter, a half) where
-    the reader can (`Slide.coarse`): its px are means of 8 x 8, empty segments cost nothing.
-
-    Memory: about 30 MiB for strips (more where one row of segments has more), 128 MiB for reduced
-    rows, and the result.
+    the reader can (`Slide.coarse`): its px are means of 8 x 8, empty segments cost nothing. Memory:
+    about 30 MiB for strips (more where one row of segments has more), 128 MiB for reduced rows, and
+    the result.
 
     Raises:
         InvalidInputError: a size that is empty or larger than the slide.
@@ -90,8 +89,7 @@ def _strip_rows(level: Level) -> int:
 
 
 def _resize(pixels: RgbArray, size: Size, box: Box | None = None) -> RgbArray:
-    image = Image.fromarray(pixels)
-    return np.asarray(image.resize(size, Image.Resampling.LANCZOS, box=box))
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS, box=box))
 
 
 def read_tiles(slide: "Slide", plan: ReadPlan, coords_l0: CoordsL0, out: TileArray) -> None:

@@ -81,9 +81,8 @@ class SegmentCache:
     """Segments of a slide between the first region that cuts them and the last. Thread-safe.
 
     Where it is known what will be asked for (`expect`) a segment goes with its last use. Others
-    stay where they were cut, until room is needed: the least recently used go first.
-
-    Memory: `num_bytes`, or what threads read at the moment where that is more.
+    stay where they were cut, until room is needed: the least recently used go first. Memory:
+    `num_bytes`, or what threads read at the moment where that is more.
     """
 
     def __init__(self, num_bytes: int) -> None:

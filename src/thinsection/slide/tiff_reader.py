@@ -155,10 +155,7 @@ class SegmentDecoder(Decoder):
 
 
 class _PlanarDecoder(SegmentDecoder):
-    """Red, green and blue stand in segments of their own, one colour after the other.
-
-    Memory: one segment beside those of `SegmentDecoder`.
-    """
+    """Red, green and blue stand in segments of their own. Memory: one segment beside the base's."""
 
     def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
         """See `Decoder.decode`."""
@@ -178,10 +175,8 @@ class TiffSlide(SegmentedSlide):
     """A tiled or striped TIFF, read segment by segment. Thread-safe.
 
     Its bytes come from `source` and its metadata from `handle`, by default from the local file; a
-    `layout` stands for what these say.
-
-    Memory: `CACHE_BYTES` of decoded segments; per reading thread one decoded segment and
-    `MAX_READ_BYTES` of compressed ones, or one that is larger.
+    `layout` stands for what these say. Memory: `CACHE_BYTES` of decoded segments; per reading
+    thread one decoded segment and `MAX_READ_BYTES` of compressed ones, or one that is larger.
     """
 
     reader = "tiff"

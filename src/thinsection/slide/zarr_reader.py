@@ -28,10 +28,7 @@ _MAX_ASPECT = 1.1  # by which a level may differ from level 0 in its shape; tiny
 
 
 class _ChunkDecoder(ScaledDecoder):
-    """Chunks of one level: RGB or grey, or the channels that were picked.
-
-    Memory: the chunks of all these channels at one place.
-    """
+    """Chunks of a level: RGB, grey or the picked channels. Memory: those at one place."""
 
     def __init__(self, level: Level, array: Any, axes: str, name: str) -> None:
         super().__init__(level, name)
@@ -102,10 +99,7 @@ class ZarrSlide(SegmentedSlide):
 
 
 def _image(path: str) -> tuple[Any, Mapping[str, Any]]:
-    """The group that holds the (first) image, and what it says of itself.
-
-    Raises SlideOpenError: it holds no image, or several.
-    """
+    """The group of the (first) image, and what it says of itself; SlideOpenError: none, or many."""
     store = zarr.storage.FsspecStore.from_url(path, read_only=True) if is_url(path) else path
     try:
         group = zarr.open_group(store, mode="r")
@@ -161,10 +155,8 @@ def _levels(arrays: Sequence[Any], axes: str) -> list[Level]:
         if max(x, y) / min(x, y) > _MAX_ASPECT + 1 / min(size):
             raise SlideOpenError(f"zarr: levels must be of one shape, got {sizes}")
         width, height = (min(int(array.chunks[axes.index(a)]), n) for a, n in zip("xy", size))
-        place = len(levels)
-        levels.append(
-            Level(index=place, size=size, downsample=(x + y) / 2, segment=(width, height))
-        )
+        index, downsample = len(levels), (x + y) / 2
+        levels.append(Level(index=index, size=size, downsample=downsample, segment=(width, height)))
     return levels
 
 

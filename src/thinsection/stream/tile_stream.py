@@ -77,9 +77,8 @@ class StreamConfig:
 
         By default there are no more of them than CPUs, nor than tasks in all slots. Where the
         memory does not hold a tile for each, they take turns. `tile_bytes` is the most that one
-        tile is made of on the level that is read.
-
-        Raises BudgetError: not even `MIN_SLOTS` batches and one such tile fit; says what would.
+        tile is made of on the level that is read. Raises BudgetError: not even `MIN_SLOTS` batches
+        and one such tile fit; says what would.
         """
         memory, batch_bytes = parse_bytes(self.memory), batch_size * tile_px * tile_px * CHANNELS
         slots = min(MAX_SLOTS, (memory - tile_bytes) // batch_bytes)
@@ -116,11 +115,10 @@ class TileStream:
 
     Entries are taken lazily; `prepare`, which must not raise, turns them into `SlideTiles`, or
     `SlideFailed`, in a thread of its own, until `prefetch_slides` wait opened. Tiles that one of
-    the pixel filters refuses are left out. `allocate` makes a batch buffer (pinned memory for
-    CUDA; None: pageable memory), `clock` adds up where time goes.
-
-    Memory: slots * batch + scratch of the budget, the prepared slides and their tables. A consumer
-    may hold `slots - 2` batches, without filters one more, while it asks for the next.
+    the pixel filters refuses are left out. `allocate` makes a batch buffer (pinned memory for CUDA;
+    None: pageable memory), `clock` adds up where time goes. Memory: slots * batch + scratch of the
+    budget, the prepared slides and their tables. A consumer may hold `slots - 2` batches, without
+    filters one more, while it asks for the next.
     """
 
     def __init__(

@@ -147,9 +147,7 @@ class ExecutorContract:
         return told
 
     @pytest.mark.parametrize("kind", [SquareTask, StreamedSquares])
-    def test_every_entry_is_reported_once_by_the_whole_task(
-        self, tmp_path: Path, kind: Any
-    ) -> None:
+    def test_every_entry_is_reported_once_by_a_whole_task(self, tmp_path: Path, kind: Any) -> None:
         told = self.run(kind(folder=tmp_path), chunk_slides=2)
         assert {v: r.square for v, r in told.results.items()} == SQUARES
         assert not any(result.small for result in told.results.values())

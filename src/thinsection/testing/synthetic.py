@@ -84,10 +84,7 @@ class PyramidKind:
 
 
 def write_pyramid(path: Path, size: Size, kind: PyramidKind | None = None) -> list[RgbArray]:
-    """Writes a pyramid whose px are `position_pixels` of each level, and returns the levels.
-
-    Memory: all levels; for small slides.
-    """
+    """Writes levels of `position_pixels` and returns them. Memory: all; for small slides."""
     kind = kind or PyramidKind()
     sizes = [(max(1, size[0] // down), max(1, size[1] // down)) for down in kind.downsamples]
     levels = [position_pixels(level_size) for level_size in sizes]
@@ -179,9 +176,8 @@ def write_he_slide(
 
     An Aperio-like pyramid (.svs or .tif) of 256 px JPEG tiles, YCbCr 4:2:0, with MPP and AppMag.
     `seed` decides texture and fragments, `mpp` is of level 0, `downsamples` are powers of two up to
-    16, `white` is the value of the background (None: a scanner's light gray).
-
-    Memory: about 150 MiB, whatever the size; tiles are generated while they are written.
+    16, `white` is the value of the background (None: a scanner's light gray). Memory: about 150
+    MiB, whatever the size; tiles are generated while they are written.
     """
     rng = np.random.default_rng(seed)
     texture, mask = he_texture(rng), tissue_fragments(size, rng)

@@ -86,11 +86,9 @@ def contrast(tiles: TileArray) -> npt.NDArray[np.bool_]:
     """Keeps tiles with both dark and white px: (B, H, W, 3) -> (B,).
 
     Over all channel values of a tile: minimum < 135, maximum >= 255, 5th percentile < 162 and
-    median < 225, percentiles with linear interpolation between order statistics.
-
-    Memory: 2 KiB per tile, beside one tile's values widened to 8 bytes.
-
-    Source: the tile rule of the OHSU GPU tutorial.
+    median < 225, percentiles with linear interpolation between order statistics. Memory: 2 KiB per
+    tile, beside one tile's values widened to 8 bytes. Source: the tile rule of the OHSU GPU
+    tutorial.
     """
     counts = np.stack([np.bincount(tile.ravel(), minlength=256) for tile in tiles])
     cumulative = counts.cumsum(axis=1)
@@ -130,10 +128,7 @@ def is_rule(name: str) -> bool:
 
 
 def kept_by_rules(table: "TileTable", names: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which tiles, (N,), all rules on columns of the table hold for.
-
-    Raises ConfigError: a rule on a column that the table has not.
-    """
+    """Which tiles, (N,), all rules on columns hold for; ConfigError: one on a missing column."""
     keep = np.ones(len(table), dtype=np.bool_)
     for rule in map(parse_rule, filter(is_rule, names)):
         if rule.column in MEASURES:  # a pixel filter
@@ -168,8 +163,7 @@ class TilesConfig:
         0.05, "Relative difference up to which a level counts as of that resolution."
     )
     resample: Resample = option(
-        "exact",
-        "'fast' decodes JPEG at 1/2, 1/4 or 1/8 where that is not coarser than the tiles.",
+        "exact", "'fast' decodes JPEG at 1/2, 1/4 or 1/8 where that is not coarser than the tiles."
     )
     overlap: int = option(0, "Px that neighbouring tiles share.")
     min_tissue_fraction: float = option(0.5, "Least share of tissue in a tile, [0, 1].")
@@ -217,7 +211,6 @@ class TileTable:
     """Tiles of one slide, in the order in which they are read and stored.
 
     `columns` holds what is known per tile ('tissue_fraction', QC checks): name -> (N,) array.
-
     Memory: 16 bytes per tile and the columns' items.
     """
 

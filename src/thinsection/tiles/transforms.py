@@ -63,10 +63,7 @@ class StainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StainTransform:
-    """Maps uint8 tiles in place: log px, an affine map, and back. Thread-safe.
-
-    With u = log(M (I + offset)), a px becomes M⁻¹ exp(A u + b), rounded and clipped to 0 to 255.
-    """
+    """Maps px I of uint8 tiles in place: M⁻¹ exp(A log(M (I + offset)) + b), rounded. Thread-safe."""
 
     matrix: npt.NDArray[np.float64] | None = None  # A, (3, 3); None leaves tiles as they are
     shift: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))  # b, (3,)
@@ -79,7 +76,6 @@ class StainTransform:
         """The same array, (B, H, W, 3), with other colours.
 
         Equal to float64 arithmetic, but px within 1e-3 of the middle of two values may differ by 1.
-
         Memory: 1.5 MiB a thread, whatever the tiles' size.
         """
         if tiles.dtype != np.uint8 or tiles.shape[-1] != 3 or not tiles.flags.c_contiguous:
@@ -194,11 +190,10 @@ _AXES_FROM_LMS = np.array([[1, 1, 1], [1, 1, -2], [1, -1, 0]]) / np.sqrt([[3], [
 
 # Macenko: the reference of mitkovetta/staining-normalization, which its Python ports share.
 # Reinhard: TCGA-A2-A3XS-DX1 of Amgad et al. 2019, the standard of HistomicsTK's tests.
+_LIGHT = (8.74108109, -0.12440419, 0.0444982)
 STANDARDS: dict[str, StainLook] = {
     "macenko": StainVectors((0.5626, 0.7201, 0.4062), (0.2159, 0.8012, 0.5581), (1.9705, 1.0308)),
-    "reinhard": ColourMoments(
-        mean=(8.74108109, -0.12440419, 0.0444982), spread=(0.6135447, 0.10989545, 0.0286032)
-    ),
+    "reinhard": ColourMoments(mean=_LIGHT, spread=(0.6135447, 0.10989545, 0.0286032)),
 }
 
 

@@ -89,9 +89,8 @@ def analyse(usages: Sequence[ProcessUsage]) -> Efficiency:
     """Judges the records of a run; with several jobs, each resource by the sum, peaks by the worst.
 
     Of workers that record themselves only those count that did work: neither who merely waited for
-    them nor a process that found everything done says what the work takes.
-
-    Raises ValueError: no record holds a sample.
+    them nor a process that found everything done says what the work takes. Raises ValueError: no
+    record holds a sample.
     """
     sampled = [usage for usage in usages if usage.samples]
     if not sampled:

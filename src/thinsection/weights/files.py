@@ -19,9 +19,8 @@ from thinsection.errors import WeightsError, rewording
 StateDict = dict[str, Tensor]
 SAFETENSORS, INDEX = ".safetensors", ".index.json"
 # a file of a checkpoint, the preferred one first
-WEIGHTS_FILES = tuple(
-    f"{n}{e}" for n in ("model.safetensors", "pytorch_model.bin") for e in ("", INDEX)
-)
+_STEMS = ("model.safetensors", "pytorch_model.bin")
+WEIGHTS_FILES = tuple(f"{stem}{end}" for stem in _STEMS for end in ("", INDEX))
 WRAPPERS = ("state_dict", "model", "teacher")  # keys under which training scripts nest weights
 PREFIXES = ("module.", "model.", "backbone.", "encoder.", "teacher.", "network.")
 # what training scripts keep beside a backbone of such a prefix
@@ -92,9 +91,8 @@ def load_strictly(
     The network may have been built on the meta device: no second copy of the weights is made. A
     prefix that all names share is taken off; names that begin as `unused` (a classifier's) may be
     left over; messages say `source`. What comes back is `hash_state_dict` of the network then,
-    whatever form the file had.
-
-    Raises WeightsError: names are missing or left over, or a shape differs.
+    whatever form the file had. Raises WeightsError: names are missing or left over, or a shape
+    differs.
     """
     expected = network.state_dict()
     state = _without_prefix(state, expected)

@@ -61,9 +61,8 @@ def find_weights(source: str | Path, *, files: Sequence[str], revision: str | No
     """A local weights file: `source` itself, the first of `files` in that folder, or from the hub.
 
     A hub repository is `owner/name@COMMIT`, or `owner/name` at the commit `revision`: nothing comes
-    from a moving branch.
-
-    Raises WeightsError (nothing is there, or the hub refuses), MissingDependencyError (no package).
+    from a moving branch. Raises WeightsError (nothing is there, or the hub refuses),
+    MissingDependencyError (no package).
     """
     path = Path(source)
     if path.is_file():
@@ -86,9 +85,8 @@ def find_weights(source: str | Path, *, files: Sequence[str], revision: str | No
 def hub_file(repo: str, filenames: Sequence[str], *, revision: str | None = None) -> Path:
     """The first of these files that the repository has, as a local path; with an index, its shards.
 
-    Warns (UserWarning) where `revision` is not a commit, and says which one it is today.
-
-    Raises WeightsError: offline, gated, no such repository or file; the message says what to do.
+    Warns (UserWarning) where `revision` is not a commit, and says which one it is today. Raises
+    WeightsError: offline, gated, no such repository or file; the message says what to do.
     """
     cached = filter(None, (cached_file(repo, filename, revision) for filename in filenames))
     path = next(cached, None) or _any_downloaded(repo, filenames, revision)
