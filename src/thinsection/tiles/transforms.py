@@ -63,7 +63,7 @@ class StainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StainTransform:
-    """Maps px I of uint8 tiles in place: M⁻¹ exp(A log(M (I + offset)) + b), rounded. Thread-safe."""
+    """Maps px I of uint8 tiles in place to M⁻¹ exp(A log(M (I + offset)) + b). Thread-safe."""
 
     matrix: npt.NDArray[np.float64] | None = None  # A, (3, 3); None leaves tiles as they are
     shift: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))  # b, (3,)
