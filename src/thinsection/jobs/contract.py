@@ -214,10 +214,7 @@ class Backend(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Starts or connects to what it needs, and puts what ends it on `self.stack`.
-
-        Raises ClusterError: it cannot be had.
-        """
+        """Starts or connects to what it needs, its end on `self.stack`; ClusterError: not there."""
 
     def fit(self, task: Task[Any, Any]) -> Task[Any, Any]:
         """The task as its workers take it."""
@@ -241,9 +238,8 @@ class Backend(ABC):
     def poll(self, *, waiting: int) -> Sequence[Ended]:
         """The jobs that ended, each told once; waits a while for one, some seconds at most.
 
-        `waiting` jobs have yet to be sent; who can, lets idle workers go.
-
-        Raises ClusterError: all of the cluster was lost.
+        `waiting` jobs have yet to be sent; who can, lets idle workers go. Raises ClusterError: all
+        of the cluster was lost.
         """
 
 
@@ -254,12 +250,9 @@ def connecting(address: Any) -> AbstractContextManager[None]:
 
 
 class InlineBackend(Backend):
-    """This process: works when it is polled; an error of a task is the caller's.
+    """This process: works when it is polled; an error of a task is the caller's."""
 
-    Tasks find out by themselves what is finished, better than files alone could tell.
-    """
-
-    asks_finished: ClassVar[bool] = False
+    asks_finished: ClassVar[bool] = False  # tasks find out by themselves, better than by files
     climbs: tuple[Want, ...] = ()
 
     def open(self) -> None:

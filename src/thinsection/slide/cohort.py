@@ -81,8 +81,7 @@ def load_cohort(
         name_pattern: see `path_columns`; what a table says wins.
         on_message: takes a line for each slide whose name was changed or that was left out.
 
-    Raises:
-        CohortError: nothing found, a path is missing, an id is doubled or not usable as a name.
+    Raises CohortError: nothing found, a path is missing, an id is doubled or no usable name.
     """
     entries = _unique((given for item in slides for given in _expand(str(item))), on_message)
     given = ", ".join(repr(str(s)) for s in slides) or "nothing"

@@ -159,10 +159,7 @@ def _halves(slide: Slide, quality: int, stack: ExitStack, *, grey: bool) -> Iter
 
 
 def copied(page: Any, source: ByteSource) -> Picture:
-    """A page of an open TIFF whose colours stand together, byte by byte.
-
-    InvalidInputError where it has no px, or what cannot be said again.
-    """
+    """A page whose colours stand together, byte by byte; InvalidInputError: it cannot be said."""
     samples, strip = page.samplesperpixel, min(page.rowsperstrip or 2**31, page.imagelength)
     options: dict[str, Any] = {
         "shape": (page.imagelength, page.imagewidth, samples)[: 2 + (samples > 1)],

@@ -36,10 +36,7 @@ def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
     and more that would shrink 16 times and more is read at an eighth (or a quarter, a half) where
     the reader can (`Slide.coarse`): its px are means of 8 x 8, empty segments cost nothing. Memory:
     about 30 MiB for strips (more where one row of segments has more), 128 MiB for reduced rows, and
-    the result.
-
-    Raises:
-        InvalidInputError: a size that is empty or larger than the slide.
+    the result. Raises InvalidInputError: a size that is empty or larger than the slide.
     """
     (width, height), (width_th, height_th) = slide.size, size_th
     if not (1 <= width_th <= width and 1 <= height_th <= height):

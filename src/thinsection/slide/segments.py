@@ -32,10 +32,7 @@ _Piece = tuple[tuple[int, slice, slice], tuple[slice, slice]]  # of `out`, and o
 
 
 class Decoder:
-    """Decodes segments of one level, whole: also what lies beyond the image's border.
-
-    A subclass fills `decode`; `sparse` where it has empty segments.
-    """
+    """Decodes segments of one level, whole, also beyond the border; a subclass fills `decode`."""
 
     def __init__(self, level: Level, name: str) -> None:
         assert level.segment is not None

@@ -55,9 +55,8 @@ class TiffLayout:
 def read_layout(path: str, slide_mpp: Mpp | None, handle: Any = None) -> TiffLayout:
     """The layout of a local file, or of an opened binary file object (which stays open).
 
-    Raises:
-        ChannelsError: it is no RGB or gray picture of 8 bits.
-        SlideOpenError: not a TIFF, truncated, or of a kind that is left to OpenSlide.
+    Raises ChannelsError (no RGB or gray picture of 8 bits), SlideOpenError (not a TIFF, truncated,
+    or left to OpenSlide).
     """
     with _parsed(path, handle) as file:
         base, pages = _sound_pages(file)
@@ -78,11 +77,7 @@ def read_layout(path: str, slide_mpp: Mpp | None, handle: Any = None) -> TiffLay
 
 
 def channel_layout(path: str, slide_mpp: Mpp | None) -> tuple[TiffLayout, Channels]:
-    """The levels of a file with channels, and where these lie; no associated images.
-
-    Raises:
-        SlideOpenError: as of `read_layout`, or there is nothing to pick from.
-    """
+    """Levels of a file with channels, and where these lie; SlideOpenError: also if none to pick."""
     with _parsed(path) as file:
         base, _ = _sound_pages(file)
         if (found := find_channels(file)) is None:
@@ -141,10 +136,7 @@ def _next_page_offset(file: tifffile.TiffFile, page: Any) -> int:
 
 
 def _is_sound(page: Any, file_bytes: int, *, or_raise: bool) -> bool:
-    """Whether no reader that trusts the page's sizes can come to harm by them.
-
-    Another image without is left out; SlideOpenError where the page is, or may be, a level.
-    """
+    """Whether the page's sizes harm no reader; SlideOpenError where it is, or may be, a level."""
     what = _unsound(page, file_bytes)
     if what and (or_raise or page.is_tiled):
         raise DamagedTiffError(f"tiff: page {page.index} {what}")
@@ -210,10 +202,7 @@ def _unsupported(page: Any) -> str | None:
 
 
 def _sort_pages(pages: list[Any], below: list[Any]) -> tuple[list[Any], list[tuple[str, Any]]]:
-    """Pages that are levels, finest first, and the others with names.
-
-    A file with pages `below` its first has its levels there, and other images beside it.
-    """
+    """Pages that are levels, finest first (those `below` the first, if any); others with names."""
     base, *others = pages
     levels, associated = [base], dict[str, Any]()
     for page in others:
