@@ -23,7 +23,7 @@ from torch import Tensor
 
 from thinsection.attention.products import fast_products
 from thinsection.attention.reach import LOG2E, Reach, blocks_of
-from thinsection.attention.reference import AttentionItem
+from thinsection.attention.reference import AttentionItem, Pair
 from thinsection.errors import BudgetError, require
 from thinsection.types import format_bytes
 
@@ -70,9 +70,7 @@ def _working_bytes(heads: int, dim: int, queries: int, keys: int) -> int:
     return 8 * (3 * queries * keys + heads * queries * (3 * dim + 4) + 4 * keys * dim)
 
 
-def forward_chunked(
-    item: AttentionItem, plan: BlockPlan, out: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def forward_chunked(item: AttentionItem, plan: BlockPlan, out: Tensor | None = None) -> Pair:
     """Attention [H, T, D] in the input's dtype and log2-sum-exp2 [H, T] of the base-2 scores.
 
     bfloat16 is multiplied as such where scores are bounded, so that rounding moves them by at most

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinsection.attention.reference import AttentionItem
+from thinsection.attention.reference import AttentionItem, Pair
 
 LOG2E = math.log2(math.e)
 
@@ -81,9 +81,7 @@ def _largest_norms(x: Tensor, blocks: Sequence[slice], dtype: torch.dtype) -> Te
     return torch.stack(largest, 1).double().cpu()
 
 
-def _distance_bounds(
-    item: AttentionItem, rows: Sequence[slice], columns: Sequence[slice]
-) -> tuple[Tensor, Tensor]:
+def _distance_bounds(item: AttentionItem, rows: Sequence[slice], columns: Sequence[slice]) -> Pair:
     """Least and largest distances [R, C] between the boxes around the blocks' cells, float64."""
     (low_r, high_r), (low_c, high_c) = _boxes(item, rows), _boxes(item, columns)
     gap = torch.maximum(low_r[:, None] - high_c, low_c - high_r[:, None]).clamp_min(0)

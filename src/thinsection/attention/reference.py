@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thinsection.errors import require
 
+Pair = tuple[Tensor, Tensor]
 # dense arrays alive at the peak: distances, bias, scores, softmax
 DENSE_COPIES_PER_HEAD, DENSE_COPIES = 3, 3
 

@@ -88,10 +88,8 @@ def _no_head(features: Tensor) -> Tensor:
 def transformers_backbone(network: Any, pooling: Pooling) -> Backbone:
     """A vision transformer of `transformers`: tokens are its last hidden state."""
     prefix = 1 + int(getattr(network.config, "num_register_tokens", 0) or 0)
-    steps: dict[str, Any] = {
-        "features": lambda pixels: network(pixel_values=pixels).last_hidden_state,
-        "head": lambda features: features[:, 0],
-    }
+    steps: dict[str, Any] = {"head": lambda features: features[:, 0]}
+    steps["features"] = lambda pixels: network(pixel_values=pixels).last_hidden_state
     return Backbone(network, pooling, num_prefix_tokens=prefix, **steps)
 
 

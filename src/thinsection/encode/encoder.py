@@ -160,16 +160,15 @@ class NetworkTileEncoder(TileEncoder):
         found: list[Tensor] = []
         with torch.no_grad(), self._arithmetic():
             for start in range(0, max(len(batch), 1), step):
-                parts = [out.float() for out in self._answer(batch[start : start + step])[wanted]]
+                tiles = batch[start : start + step].to(self.device, non_blocking=True)
+                answer = self._network(preprocess(tiles, self.spec))
+                parts = [out.float() for out in answer[wanted]]
                 if len(batch) <= step:
                     return parts
                 found = found or [out.new_empty((len(batch), *out.shape[1:])) for out in parts]
                 for whole, part in zip(found, parts, strict=True):
                     whole[start : start + step] = part
         return found
-
-    def _answer(self, tiles_u8: Tensor) -> tuple[Tensor, ...]:
-        return self._network(preprocess(tiles_u8.to(self.device, non_blocking=True), self.spec))
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:

@@ -78,12 +78,9 @@ class OpenVinoNetwork:
 
     def __init__(self, model: Path, shape: Shape, precision: str) -> None:
         self.engine, self._rows = engine_version("openvino"), shape[0]
-        options = {
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-            "INFERENCE_PRECISION_HINT": PRECISIONS[precision],
-            "PERFORMANCE_HINT": "LATENCY",
-            "ENABLE_CPU_PINNING": False,  # processes of one machine would share the first cores
-        }
+        options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
+        options["INFERENCE_PRECISION_HINT"] = PRECISIONS[precision]
+        options["ENABLE_CPU_PINNING"] = False  # processes of a machine would share the first cores
         compiled = _openvino().Core().compile_model(model, "CPU", options)
         self._request, self._lock = compiled.create_infer_request(), threading.Lock()
         _forget_pages(model.with_name(_WEIGHTS))

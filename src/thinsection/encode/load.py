@@ -194,14 +194,12 @@ def _from_timm(
     hub_id, tag = published.get("hf_hub_id"), published.get("tag")
     if hub_id and hub_id.endswith("/"):
         hub_id += published["architecture"] + (f".{tag}" if tag else "")
+    known: dict[str, Any] = {"name": name, "input_px": input_px, "tile_mpp": None}
+    known |= {"tile_px": resize_px, "resize_px": resize_px, "weights_files": WEIGHTS_FILES}
     spec = EncoderSpec(
-        name=name,
+        **known,
         dim=0,
         architecture=registry.Architecture(kind="timm", model=model, options=options),
-        tile_px=resize_px,
-        tile_mpp=None,
-        input_px=input_px,
-        resize_px=resize_px,
         interpolation="bilinear" if published.get("interpolation") == "bilinear" else "bicubic",
         mean=_rgb(published.get("mean") or registry.IMAGENET_MEAN),
         std=_rgb(published.get("std") or registry.IMAGENET_STD),
@@ -209,7 +207,6 @@ def _from_timm(
         licence=str(published.get("license") or "unknown"),
         source=f"timm {model}",
         repo=hub_id or None,
-        weights_files=WEIGHTS_FILES,
     )
     # the dimension and the kind of features that the network really has
     backbone = build_backbone(spec, device="meta").eval()
@@ -232,19 +229,17 @@ def _from_transformers(name: str, config: Mapping[str, Any], folder: Path) -> En
     resize_px = size if isinstance(size, int) else size.get("shortest_edge", size.get("height"))
     crop = shown.get("crop_size", resize_px) if shown.get("do_center_crop") else resize_px
     options = {"runs_own_code": "auto_map" in config}
+    known: dict[str, Any] = {"name": name, "tile_mpp": None, "weights_files": WEIGHTS_FILES}
+    known |= {"tile_px": int(resize_px), "resize_px": int(resize_px)}
+    known |= {"input_px": int(crop if isinstance(crop, int) else crop["height"])}
     return EncoderSpec(
-        name=name,
+        **known,
         dim=int(config["hidden_size"]),
         architecture=registry.Architecture(kind="auto", model=str(folder), options=options),
-        tile_px=int(resize_px),
-        tile_mpp=None,
-        input_px=int(crop if isinstance(crop, int) else crop["height"]),
-        resize_px=int(resize_px),
         interpolation="bicubic" if shown.get("resample") == _PIL_BICUBIC else "bilinear",
         mean=_rgb(shown["image_mean"]),
         std=_rgb(shown["image_std"]),
         source=f"transformers {config['model_type']}",
-        weights_files=WEIGHTS_FILES,
     )
 
 

@@ -32,6 +32,7 @@ TIMM_PREFIX, HUB_PREFIX = "timm:", "hf:"
 
 # ours -> TRIDENT's `enc_name`, STAMP's `ExtractorName`, slide2vec's registry; '' where it has none.
 # STAMP's virchow and virchow2 take the class token alone: ours is its virchow-full.
+_KAIKO = ("vitb16", "vitb8", "vitl14", "vits16", "vits8")
 _TOOLS = ("trident", "stamp", "slide2vec")
 _NAMES = {
     "conch_v15": ("conch_v15", "conch1_5", "conchv15"),
@@ -39,19 +40,12 @@ _NAMES = {
     "h0_mini": ("h0-mini", "", "h0-mini"),
     "h_optimus_0": ("hoptimus0", "h-optimus-0", "h-optimus-0"),
     "h_optimus_1": ("hoptimus1", "h-optimus-1", "h-optimus-1"),
-    "hibou_b": ("", "", "hibou-b"),
-    "hibou_l": ("hibou_l", "", "hibou-l"),
-    "kaiko_vitb16": ("kaiko-vitb16", "", ""),
-    "kaiko_vitb8": ("kaiko-vitb8", "", ""),
-    "kaiko_vitl14": ("kaiko-vitl14", "", ""),
-    "kaiko_vits16": ("kaiko-vits16", "", ""),
-    "kaiko_vits8": ("kaiko-vits8", "", ""),
+    **{"hibou_b": ("", "", "hibou-b"), "hibou_l": ("hibou_l", "", "hibou-l")},
+    **{f"kaiko_{vit}": (f"kaiko-{vit}", "", "") for vit in _KAIKO},
     "lunit_vits8": ("lunit-vits8", "", "lunit"),
     "midnight_12k": ("midnight12k", "", "midnight"),
-    "phikon": ("phikon", "", "phikon"),
-    "phikon_v2": ("phikon_v2", "", "phikonv2"),
-    "uni": ("uni_v1", "uni", "uni"),
-    "uni2_h": ("uni_v2", "uni2", "uni2"),
+    **{"phikon": ("phikon", "", "phikon"), "phikon_v2": ("phikon_v2", "", "phikonv2")},
+    **{"uni": ("uni_v1", "uni", "uni"), "uni2_h": ("uni_v2", "uni2", "uni2")},
     "virchow": ("virchow", "virchow-full", "virchow"),
     "virchow2": ("virchow2", "", "virchow2"),
 }

@@ -1,7 +1,6 @@
 """Nearest neighbours: check the arguments, choose an implementation once, search, put in place."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -24,11 +23,7 @@ _SECONDS_PER_PAIR = 4e-9
 _SECONDS_PER_TREE_POINT = 4e-7
 _SECONDS_PER_QUERY_AND_NEIGHBOR = 3e-7
 
-_SEARCHES: dict[str, Callable[..., Found]] = {
-    "blocks": search.in_blocks,
-    "kdtree": search.by_tree,
-    "reference": reference.search,
-}
+_SEARCHES = {"blocks": search.in_blocks, "kdtree": search.by_tree, "reference": reference.search}
 _ROWS = 1 << 14  # rows put in place at a time, to keep the temporaries small
 
 Array = Tensor | npt.NDArray[Any]

@@ -20,14 +20,9 @@ from thinsection.attention.dilated import Branch, dilated_attention
 from thinsection.attention.products import fast_products
 from thinsection.attention.reach import blocks_of
 from thinsection.errors import require
+from thinsection.pool import pooling
 from thinsection.pool.encoder import Expects, LoadOptions, SlideEmbedding, TileEmbeddings
-from thinsection.pool.pooling import (
-    ATTENTION_BYTES,
-    TOKEN_BLOCK,
-    PublishedSlideEncoder,
-    checked_slide,
-    plan_heads,
-)
+from thinsection.pool.pooling import ATTENTION_BYTES, TOKEN_BLOCK, checked_slide, plan_heads
 from thinsection.types import CoordsL0
 
 TILE_PX_L0, GRID = 256, 1000  # of the published position table: px a cell, cells an axis
@@ -165,7 +160,7 @@ def position_embedding(cells: CoordsL0, dim: int) -> Tensor:
     return torch.from_numpy(table.astype(np.float32))
 
 
-class GigaPathSlideEncoder(PublishedSlideEncoder):
+class GigaPathSlideEncoder(pooling.PublishedSlideEncoder):
     """Prov-GigaPath's slide embedding (768,): the normed cls token after the last layer."""
 
     name = "gigapath"

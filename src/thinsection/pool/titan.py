@@ -23,15 +23,9 @@ from thinsection.attention.products import fast_products
 from thinsection.attention.reach import blocks_of
 from thinsection.encode.networks import mlp
 from thinsection.errors import require
+from thinsection.pool import pooling
 from thinsection.pool.encoder import Expects, SlideEmbedding, TileEmbeddings
-from thinsection.pool.pooling import (
-    ATTENTION_BYTES,
-    TOKEN_BLOCK,
-    HeadPlan,
-    PublishedSlideEncoder,
-    checked_slide,
-    plan_heads,
-)
+from thinsection.pool.pooling import ATTENTION_BYTES, TOKEN_BLOCK, HeadPlan, checked_slide
 from thinsection.types import CoordsL0
 
 DIM, NUM_BLOCKS, NUM_HEADS, POOL_HEADS, POOL_QUERIES = 768, 6, 12, 8, 128
@@ -97,7 +91,7 @@ def plan_tokens(num_tokens: int, *, budget_bytes: int, element_bytes: int = 4) -
         share = 3 * heads / NUM_HEADS + (0 if heads == NUM_HEADS else 1)
         return int(num_tokens * DIM * (4 + element_bytes * share)) + fixed
 
-    return plan_heads("titan", num_tokens, NUM_HEADS, peak, budget_bytes)
+    return pooling.plan_heads("titan", num_tokens, NUM_HEADS, peak, budget_bytes)
 
 
 class _Attention(nn.Module):
@@ -198,7 +192,7 @@ class TitanNet(nn.Module):
         return cast(Tensor, self.attn_pool_contrastive(x))
 
 
-class TitanSlideEncoder(PublishedSlideEncoder):
+class TitanSlideEncoder(pooling.PublishedSlideEncoder):
     """TITAN's pooled slide embedding (768,), before the projection into the text space."""
 
     name = "titan"

@@ -73,7 +73,13 @@ class Bags(Closing):
         rows = None
         if rng is not None and 0 < most < total:
             rows = np.sort(rng.choice(total, most, replace=False))
-        features = _joined(slides, rows)
+        edges = np.cumsum([0, *(len(slide) for slide in slides)])  # rows count through all slides
+        parts = [
+            slide[:] if rows is None else slide[rows[(rows >= first) & (rows < last)] - first]
+            for slide, first, last in zip(slides, edges, edges[1:], strict=False)
+        ]
+        joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        features = np.ascontiguousarray(joined, dtype=np.float32)
         if not np.isfinite(features.sum()):  # in float32 also where the sum alone overflows
             check_finite(features, [f"row {i} of {paths[0].name}" for i in range(len(features))])
         cells = _cells(paths)[slice(None) if rows is None else rows] if self.cells else None
@@ -109,17 +115,6 @@ class Bags(Closing):
         """Ends the thread and lets the bags go."""
         self._thread.shutdown(cancel_futures=True)
         self._kept.clear()
-
-
-def _joined(slides: Sequence[Stored], rows: Rows | None) -> npt.NDArray[np.float32]:
-    """The rows of several slides, numbered one after the other; None for all."""
-    edges = np.cumsum([0, *(len(slide) for slide in slides)])
-    parts = [
-        slide[:] if rows is None else slide[rows[(rows >= first) & (rows < last)] - first]
-        for slide, first, last in zip(slides, edges, edges[1:], strict=False)
-    ]
-    joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return np.ascontiguousarray(joined, dtype=np.float32)
 
 
 def _cells(paths: Sequence[Path]) -> Rows:

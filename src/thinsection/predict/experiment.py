@@ -162,10 +162,8 @@ def _document(
     rows, seed = list(scorers.values()), config.fit.seed
     drawn = intervals.resample(rows, len(cases), groups=cases, seed=seed)
     ends = np.nanpercentile(drawn.values, (2.5, 97.5), axis=0).T.tolist()
-    scores = {
-        metric: {"value": float(value), "low": low, "high": high}
-        for metric, value, (low, high) in zip(scorers, drawn.observed, ends, strict=True)
-    }
+    found = zip(scorers, drawn.observed, ends, strict=True)
+    scores = {n: {"value": float(v), "low": low, "high": high} for n, v, (low, high) in found}
     folds = []
     for fold, (part, result) in enumerate(zip(study.parts, results, strict=True)):
         sizes = {side: len(rows) for side, rows in as_mapping(part).items()}
@@ -174,21 +172,12 @@ def _document(
         folds.append(sizes | epochs | said)
     headline = scores[told.metric]
     return {
-        "name": name,
-        "task": target.kind,
-        "target": ", ".join(target.columns),
-        "head": config.head.head,
-        "metric": told.metric,
-        "value": headline["value"],
-        "interval": [headline["low"], headline["high"]],
-        "interval_by": f"{drawn.groups} cases",
-        "date": datetime.now(UTC).date().isoformat(),
-        "scores": scores,
-        "folds": folds,
-        "heads": [result.name for result in results],
-        "account": list(study.cohort.account),
-        "settings": as_mapping(config),
-        "versions": model_file.versions(),
+        **{"name": name, "task": target.kind, "target": ", ".join(target.columns)},
+        **{"head": config.head.head, "metric": told.metric, "value": headline["value"]},
+        **{"interval": [headline["low"], headline["high"]], "interval_by": f"{drawn.groups} cases"},
+        **{"date": datetime.now(UTC).date().isoformat(), "scores": scores, "folds": folds},
+        **{"heads": [result.name for result in results], "account": list(study.cohort.account)},
+        **{"settings": as_mapping(config), "versions": model_file.versions()},
     }
 
 
@@ -210,18 +199,12 @@ def _write_model(
         names = dict.fromkeys(n for i in part.test for n in (cohort.cases[i], *cohort.slides[i]))
         held_out = tuple(map(model_file.case_mark, names))
         members.append(model_file.Member(temperature=result.temperature, held_out=held_out))
-    card = model_file.ModelCard(
-        name=out.name,
-        head=config.head,
-        target=cohort.target,
-        inputs=inputs,
-        members=tuple(members),
-        floor=usual.floor,
-        threshold=usual.threshold,
-        table_sha256=file_sum(Path(config.labels.labels or "")),
-        data={"account": "; ".join(cohort.account)},
-        scores={k: "{value:.4f} [{low:.4f}, {high:.4f}]".format(**s) for k, s in scores.items()},
-        versions=model_file.versions(),
-    )
+    told: dict[str, Any] = {"name": out.name, "head": config.head, "target": cohort.target}
+    told |= {"inputs": inputs, "members": tuple(members), "versions": model_file.versions()}
+    told |= {"floor": usual.floor, "threshold": usual.threshold}
+    words = "{value:.4f} [{low:.4f}, {high:.4f}]"
+    told["scores"] = {name: words.format(**score) for name, score in scores.items()}
+    table, data = Path(config.labels.labels or ""), {"account": "; ".join(cohort.account)}
+    card = model_file.ModelCard(**told, data=data, table_sha256=file_sum(table))
     model = model_file.Model(card=card, heads=tuple(heads), usual=usual)
     model_file.save_model(out / "model.safetensors", model)

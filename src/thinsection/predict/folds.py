@@ -72,9 +72,7 @@ def make_parts(
     return tuple(parts)
 
 
-def _sides(
-    cohort: Cohort, words: Mapping[str, str], path: Path
-) -> tuple[IndexArray, IndexArray, IndexArray]:
+def _sides(cohort: Cohort, words: Mapping[str, str], path: Path) -> tuple[IndexArray, ...]:
     """Cases that train, stop and test; where nobody tests, those that stop do."""
     sides: dict[str, list[int]] = {side: [] for side in SIDES}
     for i, (case, slides) in enumerate(zip(cohort.cases, cohort.slides, strict=True)):
@@ -86,8 +84,7 @@ def _sides(
         sides[TEST], sides[VAL] = sides[VAL], []
     got = f"{len(sides[TRAIN])} and {len(sides[TEST])} of {len(cohort.cases)} in {str(path)!r}"
     check(sides[TRAIN] and sides[TEST], "a split must have cases to train and to test", got)
-    train, stop, test = (np.array(sides[name], dtype=np.int64) for name in SIDES)
-    return train, stop, test
+    return tuple(np.array(sides[name], dtype=np.int64) for name in SIDES)
 
 
 def _read_splits(path: Path) -> Iterator[dict[str, str]]:

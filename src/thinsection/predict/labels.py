@@ -211,15 +211,12 @@ def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
     target, values, spread = _learnt([*texts.values()], config, path.name)
     kind = f"{target.kind}{' (by its values)' * (config.task == 'auto')}"
     told = [f"{len(set(used))} slides of {len(texts)} cases train", *lines]
-    return Cohort(
-        target=target,
-        place=place,
-        cases=tuple(texts),
-        slides=tuple(tuple(own) for own in slides.values()),
-        files=tuple(tuple(str(files[s].absolute()) for s in own) for own in slides.values()),
-        values=tuple(map(tuple, values.tolist())),
-        account=(*told, f"{', '.join(columns)}: {kind}: {spread}"),
-    )
+    known: dict[str, Any] = {"target": target, "place": place, "cases": tuple(texts)}
+    known["slides"] = tuple(map(tuple, slides.values()))
+    known["values"] = tuple(map(tuple, values.tolist()))
+    paths = tuple(tuple(str(files[s].absolute()) for s in own) for own in slides.values())
+    account = (*told, f"{', '.join(columns)}: {kind}: {spread}")
+    return Cohort(**known, files=paths, account=account)
 
 
 def _by_case(

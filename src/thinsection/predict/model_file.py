@@ -85,14 +85,10 @@ def read_inputs(path: Path) -> Inputs:
     names = ("encoder", "weights_hash", "revision", "precision", "resample", "preprocessing")
     text: dict[str, Any] = {name: str(said[name]) for name in names if said.get(name)}
     label = f"{path.parts[-3]}/{folder.removeprefix(_SLIDE)}" if level == "slide" else folder
-    return Inputs(
-        level=level,
-        dim=dim,
-        tile_px=int(said["patch_size"]) if "patch_size" in said else None,
-        tile_mpp=round(nominal_mpp(power), 6) if power else None,
-        features=label.removeprefix("features_") if "weights_hash" in text else None,
-        **text,
-    )
+    features = label.removeprefix("features_") if "weights_hash" in text else None
+    text["tile_px"] = int(said["patch_size"]) if "patch_size" in said else None
+    text["tile_mpp"] = round(nominal_mpp(power), 6) if power else None
+    return Inputs(level=level, dim=dim, features=features, **text)
 
 
 def training_inputs(files: Sequence[Path]) -> Inputs:

@@ -97,15 +97,10 @@ def tested_of(study: Study, results: Sequence[FoldResult]) -> tuple[Tested, dict
             said = cohort.target.answers(result.slides / result.temperature)
             slides |= dict(zip(names, said, strict=True))
     rows = [i for part in study.parts for i in part.test]
-    tested = Tested(
-        target=cohort.target,
-        cases=tuple(cohort.cases[i] for i in rows),
-        slides=tuple(cohort.slides[i] for i in rows),
-        fold=np.repeat(np.arange(len(study.parts)), [len(part.test) for part in study.parts]),
-        truth=cohort.array[rows],
-        answers=np.concatenate(answers),
-    )
-    return tested, slides
+    known: dict[str, Any] = {"target": cohort.target, "truth": cohort.array[rows]}
+    known |= {n: tuple(getattr(cohort, n)[i] for i in rows) for n in ("cases", "slides")}
+    fold = np.repeat(np.arange(len(study.parts)), [len(part.test) for part in study.parts])
+    return Tested(**known, fold=fold, answers=np.concatenate(answers)), slides
 
 
 def compare(mine: Tested, other: Path) -> dict[str, Any]:
@@ -149,13 +144,8 @@ def lines_of(tested: Tested, slides: Mapping[str, Floats]) -> Iterator[dict[str,
         if target.exclusive:
             truth = {"truth": target.names[int(tested.truth[i, 0])]}
         for level, slide, said in lines:
-            known = {
-                "level": level,
-                "case_id": case,
-                "slide_id": slide,
-                "fold": int(tested.fold[i]),
-            }
-            yield known | truth | target.cells(said.tolist())
+            known: dict[str, Any] = {"level": level, "case_id": case, "slide_id": slide}
+            yield known | {"fold": int(tested.fold[i])} | truth | target.cells(said.tolist())
 
 
 def experiment_page(document: Mapping[str, Any], tested: Tested, grid: Path, out: Path) -> str:
@@ -274,14 +264,10 @@ def _worst(tested: Tested, heatmaps: Path, out: Path) -> Iterator[dict[str, Any]
     for i in np.argsort(-wrong, kind="stable")[:WORST]:
         slide, told = tested.slides[i][0], zip(target.columns, truth[i], strict=True)
         folder = heatmaps.parents[1] / SLIDES / slide
-        picture = next(iter(sorted(folder.glob("thumbnail*.jpg"))), None)
-        heat = os.path.relpath(heatmaps / f"{slide}.attention.png", out)
+        path = next(iter(sorted(folder.glob("thumbnail*.jpg"))), None)
+        heat = folder.is_dir() and os.path.relpath(heatmaps / f"{slide}.attention.png", out)
+        shown = {"picture": path and data_uri(Image.open(path), THUMBNAIL_PX), "heatmap": heat}
         known = target.names[int(truth[i, 0])] if target.exclusive else ""
-        yield {
-            "case": tested.cases[i],
-            "slide": slide,
-            "truth": known or ", ".join(f"{c} {v:g}" for c, v in told),
-            "said": dict(zip(target.names, (f"{v:.3g}" for v in answers[i]), strict=True)),
-            "picture": picture and data_uri(Image.open(picture), THUMBNAIL_PX),
-            "heatmap": folder.is_dir() and heat,
-        }
+        known = known or ", ".join(f"{c} {v:g}" for c, v in told)
+        said = dict(zip(target.names, (f"{v:.3g}" for v in answers[i]), strict=True))
+        yield {"case": tested.cases[i], "slide": slide, "truth": known, "said": said, **shown}

@@ -261,9 +261,7 @@ class Trainer:
     def _save(self, best: State, losses: Losses, path: Path, key: str) -> None:
         states = {f"adam{i}": own for i, own in self.optimizer.state_dict()["state"].items()}
         states = {"head": self.head.state_dict(), "best": best, **states}
-        flat = {
-            f"{part}.{k}": v.contiguous() for part, own in states.items() for k, v in own.items()
-        }
+        flat = {f"{n}.{k}": v.contiguous() for n, own in states.items() for k, v in own.items()}
         with atomic_path(path) as tmp:
             save_file(flat, tmp, {TOLD: json.dumps({"key": key, "losses": losses})})
 

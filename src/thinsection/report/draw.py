@@ -23,6 +23,8 @@ from thinsection.slide.geometry import best_level
 from thinsection.store.ledger import SlideLedger
 from thinsection.types import CoordsL0, MaskArray, Mpp, RgbArray, Size
 
+Numbers = npt.NDArray[np.floating]
+Boxes = npt.NDArray[np.int64]  # (N, 4): left, top, right, bottom, px
 LONG_SIDE = 1600  # px of a picture, never more than the slide has
 PICTURE = "picture"  # how the names of stored pictures begin
 OUTLINE: Color = (0, 110, 72)
@@ -190,7 +192,7 @@ class Values:
 
     coords_l0: CoordsL0
     tile_size_l0: Size
-    values: npt.NDArray[np.floating]  # (N,)
+    values: Numbers  # (N,)
     label: str = ""
     colormap: str = "turbo"  # of `COLORMAPS`
     limits: tuple[float, float] | None = None  # values of the first and last colour; None: theirs
@@ -215,9 +217,10 @@ class Values:
 
 
 Layer = Outline | Tint | Tiles | Values  # what is drawn over a picture; the first one lowest
+Part = tuple[str, int, str, Layer | None]  # of the strip below: words, width of a sign, words
 
 
-def colorize(shares: npt.NDArray[np.floating], colormap: str) -> npt.NDArray[np.uint8]:
+def colorize(shares: Numbers, colormap: str) -> npt.NDArray[np.uint8]:
     """Colours, uint8 (..., 3), of numbers in [0, 1]; what lies outside has the end's colour."""
     table = np.array([list(bytes.fromhex(color)) for color in _COLORMAPS[colormap].split()])
     at, all_256 = np.linspace(0, 1, len(table)), np.linspace(0, 1, 256)
@@ -265,11 +268,9 @@ def write_drawing(path: Path, picture: Picture, layers: Sequence[Layer]) -> None
         Image.fromarray(draw(picture, layers)).save(tmp, format="PNG", compress_level=4)
 
 
-def _strip_parts(
-    picture: Picture, layers: Sequence[Layer], size: int
-) -> list[tuple[str, int, str, Layer | None]]:
+def _strip_parts(picture: Picture, layers: Sequence[Layer], size: int) -> list[Part]:
     """What stands below a picture: words, width of a sign, words; the bar, then the legend."""
-    parts: list[tuple[str, int, str, Layer | None]] = []
+    parts: list[Part] = []
     if picture.slide_mpp is not None:
         px_mm = picture.size[0] / (picture.size_l0[0] * picture.slide_mpp[0] / 1000)
         length = nice_length(0.18 * picture.size[0] / px_mm)
@@ -316,7 +317,7 @@ def _smooth(mask: MaskArray, size: Size) -> npt.NDArray[np.uint8]:
     return np.asarray(image.filter(ImageFilter.GaussianBlur(0.9 * grown)))
 
 
-def _blend(image: Image.Image, color: Color, alpha: npt.NDArray[np.floating], top: int = 0) -> None:
+def _blend(image: Image.Image, color: Color, alpha: Numbers, top: int = 0) -> None:
     """Paints rows from `top` on, in the opacity of each px."""
     opacity = Image.fromarray((alpha * 255 + 0.5).astype(np.uint8))
     image.paste(color, (0, top, image.width, top + opacity.height), opacity)
@@ -326,9 +327,7 @@ def _over_white(color: Sequence[int], opacity: float) -> tuple[int, ...]:
     return tuple(round(255 - (255 - value) * opacity) for value in color)
 
 
-def _boxes(
-    coords_l0: CoordsL0, tile_size_l0: Size, size: Size, size_l0: Size
-) -> npt.NDArray[np.int64]:
+def _boxes(coords_l0: CoordsL0, tile_size_l0: Size, size: Size, size_l0: Size) -> Boxes:
     """(N, 4): left, top, right, bottom of tiles in px of a picture, at least one px each."""
     scale = np.array(size) / np.array(size_l0)
     first = np.rint(coords_l0 * scale)
@@ -336,9 +335,7 @@ def _boxes(
     return np.hstack([first, end]).astype(np.int64)
 
 
-def _box_sums(
-    boxes: npt.NDArray[np.int64], values: npt.NDArray[np.floating] | float, size: Size
-) -> npt.NDArray[np.float64]:
+def _box_sums(boxes: Boxes, values: Numbers | float, size: Size) -> npt.NDArray[np.float64]:
     """Per px, the sum of the values of the boxes that it lies in: an integral of their corners."""
     width, height = size
     corners = np.zeros((height + 1, width + 1))

@@ -36,9 +36,7 @@ _NOTHING = {"", f"{EMPTY_SCORE:g}", f"{EMPTY_SCORE}"}  # in such a column; Histo
 _SHOWN = {  # tables -> the columns that the page has of them; of others all
     "qc_*.csv": ("slide_id", "verdict", "why", *_NUMBERS),
     "measures_*.csv": ("slide_id", *_NUMBERS),
-    "summary.csv": (),
-    "failed.csv": (),
-    "predictions_*.csv": (),
+    **dict.fromkeys(("summary.csv", "failed.csv", "predictions_*.csv"), ()),
 }
 Sources = Mapping[str, tuple[Path, ...]]  # the files that a thumbnail is made of, by its key
 _EXPERIMENT = ("name", "task", "target", "metric", "value", "interval", "date")
@@ -67,8 +65,7 @@ def write_index(out: Path) -> None:
         "thumbs": write_sheets(out / THUMBNAILS, "slides", found, _outlined),
         "experiments": experiments,
         "pages": sorted(path.name for path in out.glob("qc_*.html")),
-        "heatmaps": heatmaps,
-        "numbers": _NUMBERS,
+        **{"heatmaps": heatmaps, "numbers": _NUMBERS},
     }
     records = filter(None, map(_record, sorted((out / "records").glob("*/run.json"))))
     runs = {"seconds": dict(_seconds(out)), "records": [*records]}

@@ -135,17 +135,12 @@ def load_qc(folder: Path) -> QcResult:
             name: _read_png(folder / f"{name}.png") if rows is None else np.array(rows)
             for name, rows in document["tables"].items()
         }
-        return QcResult(
-            mask_use=masks.pop("mask_use"),
-            kept=masks.pop("mask_kept", None),
-            frame=MaskFrame(size_th=tuple(document["size_th"]), size_l0=tuple(document["size_l0"])),
-            masks=masks,
-            warnings=tuple(document["warnings"]),
-            pipeline=pipeline_from_mapping(document["pipeline"]),
-            rgb=_read_png(folder / "thumbnail.png"),
-            tables=tables,
-            **{name: document[name] for name in _PLAIN},
-        )
+        told: dict[str, Any] = {name: document[name] for name in _PLAIN}
+        told |= {"mask_use": masks.pop("mask_use"), "kept": masks.pop("mask_kept", None)}
+        told |= {"masks": masks, "tables": tables, "warnings": tuple(document["warnings"])}
+        sizes = {name: tuple(document[name]) for name in ("size_th", "size_l0")}
+        told |= {"frame": MaskFrame(**sizes), "rgb": _read_png(folder / "thumbnail.png")}
+        return QcResult(**told, pipeline=pipeline_from_mapping(document["pipeline"]))
 
 
 def _read_png(path: Path) -> npt.NDArray[Any]:
@@ -232,18 +227,14 @@ def write_qc_sheet(
     there = {key: files for key, files in overlays.items() if files[0].is_file()}
     thumbs = write_sheets(home / THUMBNAILS, path.stem, there, Image.open)
     shown = [_line(row, usual, home, thumbs.get(str(row["slide_id"]))) for row in lines]
-    page = render_page(
-        "thinsection.report",
-        "qc_sheet.html",
-        title=title,
-        columns=list(usual),
-        lines=shown,
-        groups=[(name, len(list(of))) for name, of in groupby(usual, key=verdicts.group_of)],
-        rules=[f"{rule.verdict}: {rule.words} ({rule.rule})" for rule in rules],
-        counts=Counter(line["verdict"] for line in shown),
-        points=[_point(row) for row in lines if row["status"] != "failed"],
-        num_outliers=sum(line["num_outliers"] > 0 for line in shown),
-    )
+    told: dict[str, Any] = {"title": title, "columns": list(usual), "lines": shown}
+    groups = groupby(usual, key=verdicts.group_of)
+    told["groups"] = [(name, len(list(of))) for name, of in groups]
+    told["rules"] = [f"{rule.verdict}: {rule.words} ({rule.rule})" for rule in rules]
+    told["counts"] = Counter(line["verdict"] for line in shown)
+    told["points"] = [_point(row) for row in lines if row["status"] != "failed"]
+    told["num_outliers"] = sum(line["num_outliers"] > 0 for line in shown)
+    page = render_page("thinsection.report", "qc_sheet.html", **told)
     write_text(path, page)
     drop_sheets(home / THUMBNAILS, path.stem, page)
 
@@ -275,11 +266,8 @@ def _point(row: Row) -> dict[str, Any]:
     """What the page's plots of batches show of a slide."""
     found = {name: row.get(name) for name in _PLOTTED.split()}
     known = {n: v if isinstance(v, float) and v != EMPTY_SCORE else None for n, v in found.items()}
-    where = {
-        "scanner": str(row.get("type", "")),
-        "folder": Path(str(row["slide_path"])).parent.name,
-    }
-    return {"slide": str(row["slide_id"]), **where, **known}
+    told = {"slide": str(row["slide_id"]), "scanner": str(row.get("type", ""))}
+    return {**told, "folder": Path(str(row["slide_path"])).parent.name, **known}
 
 
 def _line(
@@ -291,15 +279,12 @@ def _line(
     telling = [name for name in ("overlay", "thumbnail", "mask_use") if name in names]
     names_in_order = [*telling, *sorted(names.difference(telling))]
     return {
-        "verdict": row["verdict"],
-        "why": row["why"],
-        "slide_id": str(row["slide_id"]),
+        **{"verdict": row["verdict"], "why": row["why"], "slide_id": str(row["slide_id"])},
         "failed": row["status"] == "failed",
         "warnings": [w for w in str(row.get("warnings", "")).split("|") if w],
         "thumb": thumb and (quote(thumb[0]), thumb[1] // 2, thumb[2] // 2),
         "pictures": [(name, quote(f"{where}/{name}.png")) for name in names_in_order],
-        "cells": cells,
-        "num_outliers": sum(cell["outlier"] for cell in cells),
+        **{"cells": cells, "num_outliers": sum(cell["outlier"] for cell in cells)},
     }
 
 

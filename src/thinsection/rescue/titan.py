@@ -25,10 +25,7 @@ _ENCODER = (
     *("blocks", "forward_features", "masked_im_modeling", "norm", "norm_pre", "num_heads"),
     *("patch_embed", "_pos_embed", "pos_encode_type"),
 )
-_ATTENTION = (
-    *("attn_drop_prob", "head_dim", "k_norm", "num_heads", "pos_encode", "proj", "proj_drop"),
-    *("q_norm", "qkv"),
-)
+_ATTENTION = "attn_drop_prob head_dim k_norm num_heads pos_encode proj proj_drop q_norm qkv"
 _TOLERANCE = 1e-4  # the float32 states of 15 tokens differ by 1e-6; with a wrong bias by 1e-1
 _ABSENT = object()
 
@@ -119,7 +116,7 @@ def _recognise(hub: Any) -> Any:
     if not attentions:
         raise RescueError("vision_encoder.blocks must hold modules_list, got none")
     for attention in attentions:
-        if absent := [name for name in _ATTENTION if not hasattr(attention, name)]:
+        if absent := [name for name in _ATTENTION.split() if not hasattr(attention, name)]:
             raise RescueError(f"attention must have {', '.join(absent)}, got {type(attention)}")
         if got := attention.attn_drop_prob:
             raise RescueError(f"attn_drop_prob must be 0, got {got}; ours has no dropout")

@@ -55,21 +55,14 @@ def tile_attributes(
     mpp = config.mpp or plan.tile_mpp
     power = nominal_power(mpp) if mpp else slide.objective_power or 0.0
     attributes = {
-        "name": slide_id,
-        "patch_size": plan.tile_px,
-        "patch_size_level0": plan.size_l0[0],
+        **{"name": slide_id, "patch_size": plan.tile_px, "patch_size_level0": plan.size_l0[0]},
         "level0_magnification": power * plan.size_l0[0] / plan.tile_px,
-        "target_magnification": power,
-        "overlap": config.overlap,
-        "level0_width": slide.size[0],
-        "level0_height": slide.size[1],
-        "patch_level": level.index,
-        "downsample": level.downsample,
+        **{"target_magnification": power, "overlap": config.overlap},
+        **{"level0_width": slide.size[0], "level0_height": slide.size[1]},
+        **{"patch_level": level.index, "downsample": level.downsample},
         "thinsection_version": thinsection.__version__,
-        "tile_size_l0": list(plan.size_l0),
-        "stride_l0": list(plan.stride_l0),
-        "tile_mpp": plan.tile_mpp,
-        "mpp_tolerance": config.mpp_tolerance,
+        **{"tile_size_l0": list(plan.size_l0), "stride_l0": list(plan.stride_l0)},
+        **{"tile_mpp": plan.tile_mpp, "mpp_tolerance": config.mpp_tolerance},
         "slide_mpp": slide.slide_mpp and list(slide.slide_mpp),
         "rendering": slide.rendering or None,
     }

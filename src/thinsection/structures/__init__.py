@@ -1,8 +1,13 @@
 """Token frames of structures in O(N) memory, and structure files (mmCIF)."""
 
-from thinsection.structures.frame_table import FrameSummary, frame_table, write_frames
 from thinsection.structures.frames import FrameAtoms, FrameOptions, frame_atoms, token_frame_atoms
-from thinsection.structures.structure import Structure, read_structure
+from thinsection.structures.structure import (
+    FrameSummary,
+    Structure,
+    frame_table,
+    read_structure,
+    write_frames,
+)
 
 __all__ = ["FrameAtoms", "FrameOptions", "FrameSummary", "Structure", "frame_atoms", "frame_table"]
 __all__ += ["read_structure", "token_frame_atoms", "write_frames"]

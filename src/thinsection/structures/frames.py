@@ -37,7 +37,8 @@ Coordinates = tuple[Tensor, Tensor, Tensor]
 # of one structure: positions (A, 3), mask and chains (A,) of atoms; start atoms (T,) of tokens, and
 # whether they are searched for
 _Sample = tuple[Tensor, ...]
-_Nearest = Callable[[_Sample], tuple[Tensor, Tensor]]
+_Pair = tuple[Tensor, Tensor]
+_Nearest = Callable[[_Sample], _Pair]
 _NUMBERS_PER_PAIR = 10  # differences, their squares (3 each), their sum, the mask, both masked
 _require = partial(require, error=StructureError)
 
@@ -157,9 +158,7 @@ def _two_nearest(x: Tensor, columns: _Sample, nearest_two: _Nearest) -> tuple[Te
     return ends, found
 
 
-def _nearest_in_chain(
-    sample: _Sample, *, eps: float, options: FrameOptions
-) -> tuple[Tensor, Tensor]:
+def _nearest_in_chain(sample: _Sample, *, eps: float, options: FrameOptions) -> _Pair:
     """Tokens (t,), their two atoms (2, t) or -1. Memory: 52 bytes an atom, and the search's."""
     x, mask, chains, start, wanted = sample
     tokens = (wanted & mask[start].bool()).nonzero()[:, 0]
@@ -172,18 +171,15 @@ def _nearest_in_chain(
     order, token_order = order_by_group(atom_chain), order_by_group(token_chain)
     atoms, tokens = atoms[order], tokens[token_order]
     no_self = torch.full_like(tokens, NO_SELF)  # the start atom counts as its own first
-    query = NeighborQuery(
-        x[atoms], atom_chain[order], x[start[tokens]], token_chain[token_order], no_self
-    )
+    of_tokens = (x[start[tokens]], token_chain[token_order], no_self)
+    query = NeighborQuery(x[atoms], atom_chain[order], *of_tokens)
     choice = choose(query, 3, impl=options.search, budget_bytes=options.budget_bytes)
     positions = choice.search(query, 3, eps=eps, budget_bytes=options.budget_bytes).positions
     found = positions[:, 1:].T
     return tokens, torch.where(found < 0, -1, atoms[found.clamp(min=0)])
 
 
-def _nearest_in_rows(
-    sample: _Sample, *, eps: float, inf: float, options: FrameOptions
-) -> tuple[Tensor, Tensor]:
+def _nearest_in_rows(sample: _Sample, *, eps: float, inf: float, options: FrameOptions) -> _Pair:
     """As above, by torch.topk over whole rows, so that its choice among ties is the original's.
     Masks and chains decide later what is valid. Memory: A * 10 numbers a row, in the budget."""
     x, mask, chains, start, wanted = sample
@@ -202,9 +198,7 @@ def _nearest_in_rows(
     return tokens, torch.cat(ends).T
 
 
-def _frames(
-    batch: Mapping[str, Tensor], ends: Tensor, atom_mask: Tensor, chains: Tensor
-) -> tuple[Tensor, Tensor]:
+def _frames(batch: Mapping[str, Tensor], ends: Tensor, atom_mask: Tensor, chains: Tensor) -> _Pair:
     """Atoms (3, *, T) by kind of token, and (*, T) 0/1 whether all exist, present, in one chain."""
     atomized, usable = batch["is_atomized"], batch["token_mask"]
     protein = batch["is_protein"] * (1 - atomized)

@@ -1,11 +1,14 @@
-"""A structure as tokens, as AlphaFold 3 makes them, and atoms; read from mmCIF, with assemblies.
+"""A structure as tokens, as AlphaFold 3 makes them, and atoms, from mmCIF; its frames as tables.
 
 Legend: T tokens, A atom slots. A standard residue's slots begin with its frame atoms' template
 (N, CA, C; or the nucleotide's backbone), observed or not; its other observed atoms follow.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -16,29 +19,31 @@ import torch
 from torch import Tensor
 
 from thinsection.errors import StructureError, importing, require
+from thinsection.structures.frames import ANGLE_THRESHOLD, FrameOptions, frame_atoms
 
 if TYPE_CHECKING:
     import gemmi
+    import pyarrow
 
 PROTEIN, RNA, DNA, ATOM = range(4)
 KINDS = ("protein", "rna", "dna", "atom")
 _NUM_RESTYPES = 32
 
 Ints = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]  # (tokens,)
 Position = tuple[float, float, float]  # Å
-_AMINO_ACIDS = (
-    *("ALA", "ARG", "ASN", "ASP", "CYS", "GLN", "GLU", "GLY", "HIS", "ILE"),
-    *("LEU", "LYS", "MET", "PHE", "PRO", "SER", "THR", "TRP", "TYR", "VAL"),
-)
+_AMINO_ACIDS = "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER THR TRP TYR VAL"
 _UNKNOWN, _GAP = 20, 31
 _RNA_NAMES = ("A", "G", "C", "U")
 _DNA_NAMES = ("DA", "DG", "DC", "DT")
 _SUGAR = ("P", "OP1", "OP2", "O5'", "C5'", "C4'", "O4'", "C3'", "O3'", "C2'")
 _STANDARD: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    **{name: (PROTEIN, i, ("N", "CA", "C")) for i, name in enumerate(_AMINO_ACIDS)},
+    **{name: (PROTEIN, i, ("N", "CA", "C")) for i, name in enumerate(_AMINO_ACIDS.split())},
     **{name: (RNA, 21 + i, (*_SUGAR, "O2'", "C1'")) for i, name in enumerate(_RNA_NAMES)},
     **{name: (DNA, 26 + i, (*_SUGAR, "C1'")) for i, name in enumerate(_DNA_NAMES)},
 }
+_SUFFIXES = (".parquet", ".csv")  # of tables
+_ROW_GROUP = 1 << 18
 _SELENOMETHIONINE = "MSE"  # AlphaFold 3 reads it as MET
 
 
@@ -72,14 +77,10 @@ class Structure:
         restype = torch.zeros((self.num_tokens, _NUM_RESTYPES), dtype=torch.uint8)
         restype.scatter_(1, torch.from_numpy(self.token_restype).long()[:, None], 1)
         names = {"is_protein": PROTEIN, "is_rna": RNA, "is_dna": DNA, "is_atomized": ATOM}
-        batch = {
-            "token_mask": torch.ones(self.num_tokens),
-            "num_atoms_per_token": counts,
-            "asym_id": torch.from_numpy(self.token_chain),
-            "start_atom_index": counts.long().cumsum(0) - counts,
-            **{name: (kind == code).int() for name, code in names.items()},
-            "restype": restype,
-        }
+        batch = {"token_mask": torch.ones(self.num_tokens), "num_atoms_per_token": counts}
+        batch["start_atom_index"] = counts.long().cumsum(0) - counts
+        batch |= {"asym_id": torch.from_numpy(self.token_chain), "restype": restype}
+        batch |= {name: (kind == code).int() for name, code in names.items()}
         return batch, torch.from_numpy(self.atom_positions), torch.from_numpy(self.observed).float()
 
     def placed(self, rotation: npt.ArrayLike, shift: npt.ArrayLike, suffix: str = "") -> Self:
@@ -171,15 +172,11 @@ def _tokenised(model: "gemmi.Structure", path: Path) -> Structure:
     require(tokens, rule, got, error=StructureError)
     kinds, *columns, restypes = map(np.ascontiguousarray, np.array(tokens, dtype=np.int32).T)
     names_of = ("token_num_atoms", "token_chain", "token_residue", "token_residue_name")
-    return Structure(
-        atom_positions=np.array(positions, dtype=np.float32),
-        atom_name=np.array(atom_names, dtype=np.int32),
-        token_kind=kinds.astype(np.int8),
-        token_restype=restypes.astype(np.int8),
-        names=tuple(names),
-        chains=tuple(chains),
-        **dict(zip(names_of, columns, strict=True)),
-    )
+    arrays: dict[str, Any] = dict(zip(names_of, columns, strict=True))
+    arrays |= {"token_kind": kinds.astype(np.int8), "token_restype": restypes.astype(np.int8)}
+    arrays["atom_positions"] = np.array(positions, dtype=np.float32)
+    arrays["atom_name"] = np.array(atom_names, dtype=np.int32)
+    return Structure(**arrays, names=tuple(names), chains=tuple(chains))
 
 
 def _likeliest(residue: "gemmi.Residue") -> dict[str, Position]:
@@ -191,19 +188,142 @@ def _likeliest(residue: "gemmi.Residue") -> dict[str, Position]:
     return {name: (atom.pos.x, atom.pos.y, atom.pos.z) for name, atom in best.items()}
 
 
-def _assembled(
-    structure: Structure, model: "gemmi.Structure", assembly: str, path: Path
-) -> Structure:
+def _assembled(whole: Structure, model: "gemmi.Structure", assembly: str, path: Path) -> Structure:
     known = {a.name: a for a in model.assemblies}
     rule = f"assembly must be one of {', '.join(known) or 'none'} in {str(path)!r}"
     require(assembly in known, rule, repr(assembly), error=StructureError)
     parts, copies = list[Structure](), Counter[str]()
     for generator in known[assembly].generators:
         wanted = set(generator.subchains)
-        asymmetric = structure.of_chains(wanted)
+        asymmetric = whole.of_chains(wanted)
         for operator in generator.operators:
             number = max(copies[chain] for chain in wanted)
             copies |= Counter(dict.fromkeys(wanted, number + 1))
             rotation, shift = operator.transform.mat.tolist(), operator.transform.vec.tolist()
             parts.append(asymmetric.placed(rotation, shift, f"-{number + 1}" if number else ""))
     return joined(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameSummary:
+    """How many tokens have a frame, and why the others have none."""
+
+    structure: str
+    chains: int
+    atoms: int
+    tokens: int
+    atom_tokens: int
+    valid_frames: int
+    too_few_atoms: int
+    near_a_line: int
+    missing_atoms: int
+
+
+def frame_table(
+    structure: Structure,
+    name: str,
+    *,
+    angle_threshold: float = ANGLE_THRESHOLD,
+    options: FrameOptions | None = None,
+) -> tuple["pyarrow.Table", FrameSummary]:
+    """One row per token: where it is, its frame's three atoms, whether they make a frame.
+
+    Columns: structure, token, chain, residue, residue_name, kind, then for a, b and c `atom_*`
+    (name), `residue_*` and `index_*` (atom slot), then valid and angle (degrees at b; null
+    without a frame's atoms). Names are dictionary-encoded.
+
+    Memory: 70 bytes per token for the table, beside what `token_frame_atoms` needs.
+    Raises MissingDependencyError: pyarrow is not installed.
+    """
+    with importing("frame tables need pyarrow", "structures"):
+        import pyarrow as pa
+    options = options or FrameOptions()
+    with torch.no_grad():
+        frames = frame_atoms(*structure.tensors(), angle_threshold=angle_threshold, options=options)
+    here = structure.observed
+    tokens = np.arange(structure.num_tokens, dtype=np.int64)
+    token_of_atom = np.repeat(tokens.astype(np.int32), structure.token_num_atoms)
+    in_chain = np.bincount(structure.token_chain[token_of_atom], weights=here)
+    alone = (structure.token_kind == ATOM) & (in_chain[structure.token_chain] < 3)
+    valid = frames.valid.numpy() > 0
+
+    def named(codes: Any, names: tuple[str, ...]) -> Any:
+        return pa.DictionaryArray.from_arrays(pa.array(np.ascontiguousarray(codes)), list(names))
+
+    columns = {"structure": named(np.zeros(structure.num_tokens, np.int32), (name,))}
+    columns |= {"token": pa.array(tokens), "chain": named(structure.token_chain, structure.chains)}
+    columns["residue"] = pa.array(structure.token_residue)
+    columns["residue_name"] = named(structure.token_residue_name, structure.names)
+    columns["kind"] = named(structure.token_kind, KINDS)
+    indices = frames.indices.numpy()
+    for letter, index in zip("abc", indices, strict=True):
+        columns[f"atom_{letter}"] = named(structure.atom_name[index], structure.names)
+        columns[f"residue_{letter}"] = pa.array(structure.token_residue[token_of_atom[index]])
+        columns[f"index_{letter}"] = pa.array(index)
+    angle = np.degrees(np.arccos(np.clip(frames.cos_angle.numpy(), -1, 1)))
+    no_angle = alone | ~here[indices].all(axis=0)
+    columns["valid"] = pa.array(valid)
+    columns["angle"] = pa.array(angle, mask=no_angle, type=pa.float32())
+    return pa.table(columns), _summary(structure, name, valid, alone)
+
+
+def _summary(structure: Structure, name: str, valid: BoolArray, alone: BoolArray) -> FrameSummary:
+    """Counts; `alone` are tokens of one atom in a chain that has too few for a frame."""
+    is_atom = structure.token_kind == ATOM
+    counted = {"atoms": structure.observed, "atom_tokens": is_atom, "valid_frames": valid}
+    counted |= {"too_few_atoms": alone, "near_a_line": is_atom & ~alone & ~valid}
+    counted["missing_atoms"] = ~is_atom & ~valid
+    sums = {reason: int(tokens.sum()) for reason, tokens in counted.items()}
+    chains, tokens = len(structure.chains), structure.num_tokens
+    return FrameSummary(structure=name, chains=chains, tokens=tokens, **sums)
+
+
+def write_frames(
+    structure_paths: Sequence[Path],
+    table_path: Path,
+    *,
+    assembly: str | None = None,
+    angle_threshold: float = ANGLE_THRESHOLD,
+    options: FrameOptions | None = None,
+) -> list[FrameSummary]:
+    """Writes the frames of all structures to one .parquet or .csv and returns a summary of each.
+
+    Args:
+        structure_paths: mmCIF files; the table calls each by its name without suffixes.
+        table_path: overwritten; write to a temporary name for atomicity.
+        assembly, angle_threshold, options: as in `read_structure` and `token_frame_atoms`.
+
+    Memory: one structure and its table at a time.
+    Raises InvalidInputError: no structure, another suffix or an angle outside [0, 90];
+    StructureError: a file cannot be used; MissingDependencyError: no gemmi or pyarrow.
+    """
+    require(structure_paths, "structure_paths must name at least one file", "none")
+    known, ends = table_path.suffix in _SUFFIXES, " or ".join(_SUFFIXES)
+    require(known, f"out must end in {ends}", repr(str(table_path)))
+    require(0 <= angle_threshold <= 90, "angle_threshold must be in [0, 90]", angle_threshold)
+    with importing("frame tables need pyarrow", "structures"):
+        from pyarrow import csv, parquet
+    write = csv.CSVWriter if table_path.suffix == ".csv" else parquet.ParquetWriter
+    summaries, writer = [], None
+    tabled = partial(frame_table, angle_threshold=angle_threshold, options=options)
+    with ExitStack() as stack:
+        for path in structure_paths:
+            name = path.name.removesuffix(".gz").removesuffix(".cif")
+            try:
+                table, summary = tabled(read_structure(path, assembly=assembly), name)
+            except StructureError as error:
+                error.add_note(f"structure: {path}")
+                raise
+            table = _plain(table) if table_path.suffix == ".csv" else table
+            writer = writer or stack.enter_context(write(table_path, table.schema))
+            writer.write_table(table, _ROW_GROUP)
+            summaries.append(summary)
+    return summaries
+
+
+def _plain(table: "pyarrow.Table") -> "pyarrow.Table":
+    """Text instead of dictionary codes."""
+    import pyarrow as pa
+
+    kinds = ((f, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in table.schema)
+    return table.cast(pa.schema([pa.field(f.name, kind) for f, kind in kinds]))

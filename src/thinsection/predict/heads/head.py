@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from thinsection.errors import ConfigError, require
@@ -28,16 +28,16 @@ from thinsection.pool.pooling import GatedAttention
 from thinsection.predict.heads.config import HeadConfig
 
 QUERY_DIM = 128  # channels of a query of DSMIL, as published
-Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # logits (K,), target -> loss
+Criterion = Callable[[Tensor, Tensor], Tensor]  # logits (K,), target -> loss
 
 
 class HeadOutput(NamedTuple):
     """Of one bag."""
 
-    logits: torch.Tensor  # (K,)
-    attention: torch.Tensor | None = None  # (N, A), a softmax over tiles
-    evidence: torch.Tensor | None = None  # (N, K), see above
-    instances: torch.Tensor | None = None  # (N, H or K), what `extra_loss` reads
+    logits: Tensor  # (K,)
+    attention: Tensor | None = None  # (N, A), a softmax over tiles
+    evidence: Tensor | None = None  # (N, K), see above
+    instances: Tensor | None = None  # (N, H or K), what `extra_loss` reads
 
 
 class Head(nn.Module, ABC):
@@ -51,7 +51,7 @@ class Head(nn.Module, ABC):
         self.dim, self.outputs, self.settings = dim, outputs, settings
 
     @abstractmethod
-    def forward(self, features: torch.Tensor, coords: torch.Tensor | None = None) -> HeadOutput:
+    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """Logits, attention and evidence of one bag.
 
         Args:
@@ -62,13 +62,11 @@ class Head(nn.Module, ABC):
         Memory: 4 N (D + H + 3 attention_dim) bytes in inference unless the head says otherwise.
         """
 
-    def extra_loss(
-        self, output: HeadOutput, target: torch.Tensor, criterion: Criterion
-    ) -> torch.Tensor:
+    def extra_loss(self, output: HeadOutput, target: Tensor, criterion: Criterion) -> Tensor:
         """What the method's authors add to the bag's loss; weighs 1 - `bag_weight`."""
         return output.logits.new_zeros(())
 
-    def loss(self, output: HeadOutput, target: torch.Tensor, criterion: Criterion) -> torch.Tensor:
+    def loss(self, output: HeadOutput, target: Tensor, criterion: Criterion) -> Tensor:
         """bag_weight * criterion(logits, target) + (1 - bag_weight) * extra_loss."""
         bag = criterion(output.logits, target)
         if self.bag_weight == 1:
@@ -92,7 +90,7 @@ class LinearHead(Head):
         super().__init__(dim, outputs, settings)
         self.classifier = nn.Linear(dim, outputs)
 
-    def forward(self, features: torch.Tensor, coords: torch.Tensor | None = None) -> HeadOutput:
+    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """See `Head.forward`."""
         logits = self.classifier(features.mean(0))
         if self.training:
@@ -109,7 +107,7 @@ class MlpHead(Head):
         self.embed, hidden = projection(dim, settings)
         self.classifier = nn.Linear(hidden, outputs)
 
-    def forward(self, features: torch.Tensor, coords: torch.Tensor | None = None) -> HeadOutput:
+    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """See `Head.forward`."""
         return HeadOutput(self.classifier(self.embed(features.mean(0))))
 
@@ -127,11 +125,11 @@ class AbmilHead(Head):
         self.attention = GatedAttention(hidden, width, attentions, dropout=drop)
         self.classifier = nn.Linear(hidden, outputs)
 
-    def forward(self, features: torch.Tensor, coords: torch.Tensor | None = None) -> HeadOutput:
+    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """See `Head.forward`."""
         return self.pooled(self.embed(features))
 
-    def pooled(self, hidden: torch.Tensor) -> HeadOutput:
+    def pooled(self, hidden: Tensor) -> HeadOutput:
         """The same of projected tiles (N, H)."""
         attention = self.attention(hidden).softmax(0)
         evidence = attention * (hidden @ self.classifier.weight.T)
@@ -153,9 +151,7 @@ class ClamHead(AbmilHead):
         hidden = self.classifier.in_features
         self.instance_classifiers = nn.ModuleList(nn.Linear(hidden, 2) for _ in range(outputs))
 
-    def extra_loss(
-        self, output: HeadOutput, target: torch.Tensor, criterion: Criterion
-    ) -> torch.Tensor:
+    def extra_loss(self, output: HeadOutput, target: Tensor, criterion: Criterion) -> Tensor:
         """CLAM's instance loss (cross-entropy); raises ConfigError where targets are no classes."""
         _, attention, _, hidden = output
         assert attention is not None and hidden is not None
@@ -200,7 +196,7 @@ class DsmilHead(Head):
         self.query = nn.Sequential(first, nn.ReLU(), second, nn.Tanh())
         self.classifier = nn.Conv1d(outputs, outputs, kernel_size=dim)
 
-    def forward(self, features: torch.Tensor, coords: torch.Tensor | None = None) -> HeadOutput:
+    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """See `Head.forward`. Memory: 4 N (D + 256 + K²) bytes."""
         instances = self.instance_classifier(features)
         critical = features[instances.argmax(0)]
@@ -211,9 +207,7 @@ class DsmilHead(Head):
         evidence = (votes * attention[:, None]).sum(2)
         return HeadOutput(evidence.sum(0) + self.classifier.bias, attention, evidence, instances)
 
-    def extra_loss(
-        self, output: HeadOutput, target: torch.Tensor, criterion: Criterion
-    ) -> torch.Tensor:
+    def extra_loss(self, output: HeadOutput, target: Tensor, criterion: Criterion) -> Tensor:
         """The criterion on the highest logit of any tile."""
         assert output.instances is not None
         return criterion(output.instances.amax(0), target)

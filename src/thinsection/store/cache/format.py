@@ -229,17 +229,15 @@ def _half(dtype: StoredDtype) -> "torch.dtype":
     return torch.bfloat16 if dtype == "bf16" else torch.float16
 
 
-def measure_loss(
-    values: F32, stored: Bytes, dtype: StoredDtype, first_row: int, before: Loss
-) -> Loss:
-    """The error of forced values and of those before; InvalidInputError where one is infinite."""
-    flat, loss, item = values.reshape(-1), before, ITEM_BYTES[dtype]
+def measure_loss(values: F32, stored: Bytes, dtype: StoredDtype, first: int, loss: Loss) -> Loss:
+    """The error of values from row `first` on, and before; InvalidInputError: one is infinite."""
+    flat, item = values.reshape(-1), ITEM_BYTES[dtype]
     for i in range(0, flat.size, BLOCK):
         want = flat[i : i + BLOCK]
         got = np.empty_like(want)
         widen_into(stored[i * item : (i + want.size) * item], dtype, got)
         if (infinite := ~np.isfinite(got)).any():
-            row = first_row + (i + int(infinite.argmax())) // (flat.size // len(values))
+            row = first + (i + int(infinite.argmax())) // (flat.size // len(values))
             got_value = f"{want[infinite][0]:g} in row {row}, which becomes infinite"
             remedy = "use --cache-dtype lossless"
             raise InvalidInputError(f"features must fit {dtype}, got {got_value}; {remedy}")
