@@ -51,9 +51,8 @@ def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) ->
     A model is named by the encoder that its results name, else by its folder; `metric` is taken in
     every task instead of each probe's own.
 
-    Memory: the rows of one task for every model, and `intervals.resample`.
-
-    Raises DatasetError: no task with two models, or results of other rows or protocols.
+    Memory: the rows of one task for every model, and `intervals.resample`. Raises DatasetError: no
+    task with two models, or results of other rows or protocols.
     """
     by_task: dict[str, dict[str, Scored]] = {}
     for scored in find_results(folders):
@@ -99,15 +98,9 @@ def _compare_task(task: str, models: list[Scored], metric: str | None) -> dict[s
         difference = _delong(models[a].rows, models[b].rows, metric) or drawn.difference(a, b)
         named = {"a": models[a].model, "b": models[b].model, "difference": difference.value}
         pairs.append(named | asdict(difference) | {"detectable": difference.detectable})
-    return {
-        "task": task,
-        "metric": metric,
-        "rows": len(first.rows.ids),
-        "groups": drawn.groups,
-        "unit": groups.unit if groups else "rows",
-        "models": [_model(m, float(s)) for m, s in zip(models, drawn.observed, strict=True)],
-        "pairs": pairs,
-    }
+    told = {"task": task, "metric": metric, "rows": len(ids), "groups": drawn.groups}
+    shown = [_model(m, float(s)) for m, s in zip(models, drawn.observed, strict=True)]
+    return told | {"unit": groups.unit if groups else "rows", "models": shown, "pairs": pairs}
 
 
 def _model(scored: Scored, score: float) -> dict[str, Any]:

@@ -21,20 +21,18 @@ COLUMN_BLOCK = 4096  # rows of the bank at a time
 QUERY_BLOCK = 4096  # more queries than this at once gain nothing
 LOW_HALF = 0xFFFF_FFFF
 NO_KEY = torch.iinfo(torch.int64).min  # of a row of the own group
+Bank = Embeddings | EmbeddingRows
 
 
 def to_device(array: npt.NDArray, device: torch.device) -> torch.Tensor:
     """The array as a tensor; on the CPU it shares the array's memory and is only read."""
-    source = array if array.flags.writeable else array.copy()
-    return torch.from_numpy(source).to(device)
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
 
 
-def rows_within(
-    budget_bytes: int, bytes_per_row: int, *, name: str, most: int, fixed_bytes: int = 0
-) -> int:
-    """How many rows of a block fit beside `fixed_bytes` into the budget: between 1 and `most`."""
-    rows = (budget_bytes - fixed_bytes) // bytes_per_row
-    needed, given = map(format_bytes, (fixed_bytes + bytes_per_row, budget_bytes))
+def rows_within(budget_bytes: int, per_row: int, *, name: str, most: int, fixed: int = 0) -> int:
+    """How many rows of a block fit beside `fixed` bytes into the budget: between 1 and `most`."""
+    rows = (budget_bytes - fixed) // per_row
+    needed, given = map(format_bytes, (fixed + per_row, budget_bytes))
     require(rows >= 1, f"budget_bytes must hold one {name} ({needed})", given, error=BudgetError)
     return min(rows, max(1, most))
 
@@ -46,7 +44,7 @@ def unit_rows(x: torch.Tensor) -> torch.Tensor:
 
 def cosine_neighbours(
     queries: Embeddings,
-    bank: Embeddings | EmbeddingRows,
+    bank: Bank,
     k: int,
     *,
     groups: npt.NDArray[np.int64] | None = None,
@@ -55,10 +53,9 @@ def cosine_neighbours(
 ) -> npt.NDArray[np.int64]:
     """Indices (Nq, k) into `bank` (N, D) of the k most similar rows, the nearest first.
 
-    Rows on disk are read block by block.
-
-    `groups` (N,), only where queries and bank are the same rows, leaves out those of a query's own
-    group; -1 then fills the places of one with fewer than k rows of other groups.
+    Rows on disk are read block by block. `groups` (N,), only where queries and bank are the same
+    rows, leaves out those of a query's own group; -1 then fills the places of one with fewer than k
+    rows of other groups.
 
     Memory: budget_bytes + 8 Nq k, whatever N (on CUDA one block of the bank is there at a time).
     """
@@ -69,7 +66,7 @@ def cosine_neighbours(
     columns, name = min(COLUMN_BLOCK, len(bank)), "query against one block"
     # similarities, the two inputs' unit rows, and the running best
     per_row, fixed = columns * KEY_BYTES + dim * 8 + k * 48, columns * dim * 8
-    rows = rows_within(budget_bytes, per_row, name=name, most=QUERY_BLOCK, fixed_bytes=fixed)
+    rows = rows_within(budget_bytes, per_row, name=name, most=QUERY_BLOCK, fixed=fixed)
     found = np.empty((len(queries), k), dtype=np.int64)
     with torch.inference_mode(), fast_products():
         for start in range(0, len(queries), rows):
@@ -89,9 +86,7 @@ def cosine_neighbours(
     return found
 
 
-def _block_keys(
-    q: torch.Tensor, bank: Embeddings | EmbeddingRows, left: int, columns: int
-) -> torch.Tensor:
+def _block_keys(q: torch.Tensor, bank: Bank, left: int, columns: int) -> torch.Tensor:
     """Sortable int64 keys (rows, block) of the similarities to bank[left : left + columns]."""
     block = unit_rows(to_device(bank[left : left + columns], q.device).float())
     bits = (q @ block.T).add_(0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from thinsection.config import option, section
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, require
 from thinsection.probe.protocol import Geometry, Protocol, get_protocol
 from thinsection.types import parse_bytes
 
@@ -82,9 +82,8 @@ class ProbeConfig:
         """The protocol that is named, with the seed."""
         found = get_protocol(self.compute.protocol, seed=self.compute.seed)
         untouched = self.data.test is None and self.data.held_out == "val"
-        if not (untouched or found.inner_folds):  # it would be selected on
-            rule = "protocol must select nothing on a test set"
-            raise ConfigError(f"{rule}, got {found.name!r}; use 'honest'")
+        rule, got = "protocol must select nothing on a test set", f"{found.name!r}; use 'honest'"
+        require(untouched or found.inner_folds, rule, got, error=ConfigError)
         return found
 
     @property

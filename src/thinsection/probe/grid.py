@@ -144,13 +144,12 @@ def run_probes(
     """Every combination of data, encoders, seeds and probes, each a job of its own.
 
     Workers of other nodes must see `out`; `data` are each as `thinsection probe` takes it. A failed
-    job is a row; bad settings, or a cluster that fails, raise a ThinsectionError.
-
-    Memory: of the largest probe, in each worker.
+    job is a row; bad settings, or a cluster that fails, raise a ThinsectionError. Memory: of the
+    largest probe, in each worker.
     """
     config = config or ProbeGridConfig()
-    jobs, resume = probe_jobs(data, config), config.grid.resume
-    return _run_jobs(jobs, out, config.executor, on_message, resume=resume)
+    jobs = probe_jobs(data, config)
+    return _run_jobs(jobs, out, config.executor, resume=config.grid.resume, tell=on_message)
 
 
 def run_suite(
@@ -168,7 +167,8 @@ def run_suite(
     that is wrong.
     """
     config, document, out = config or BenchConfig(), read_toml(path), Path(out)
-    rows = _run_jobs(suite_jobs(path, document), out, config.executor, on_message)
+    jobs = suite_jobs(path, document)
+    rows = _run_jobs(jobs, out, config.executor, resume=True, tell=on_message)
     done = [row for row in rows if row.status != "failed"]
     if len({row.encoder for row in done}) > 1:
         on_message(str(compare([out], out)))
@@ -180,25 +180,17 @@ def run_suite(
 
 
 def _run_jobs(
-    jobs: Sequence[ProbeJob],
-    out: Path,
-    executor: ExecutorConfig,
-    on_message: OnMessage,
-    *,
-    resume: bool = True,
+    jobs: list[ProbeJob], out: Path, executor: ExecutorConfig, *, resume: bool, tell: OnMessage
 ) -> list[ProbeRow]:
-    out = Path(out).resolve()
-    out.mkdir(parents=True, exist_ok=True)
-    rows: list[ProbeRow] = []
-    execute(
-        jobs,
-        ProbeTask(out=out, threads=executor.threads, resume=resume),
-        # a probe may take long: each is a task of its own
-        replace(executor, chunk_slides=executor.chunk_slides or 1),
-        folder=out,
-        on_report=lambda report: rows.extend(row for job in report.results for row in job.rows),
-        on_message=on_message,
-    )
+    (out := Path(out).resolve()).mkdir(parents=True, exist_ok=True)
+    task, rows = ProbeTask(out=out, threads=executor.threads, resume=resume), list[ProbeRow]()
+
+    def keep(report: Report[ProbeDone]) -> None:
+        rows.extend(row for job in report.results for row in job.rows)
+
+    # a probe may take long: each is a task of its own
+    executor = replace(executor, chunk_slides=executor.chunk_slides or 1)
+    execute(jobs, task, executor, folder=out, on_report=keep, on_message=tell)
     order = {job.name: number for number, job in enumerate(jobs)}
     rows.sort(key=lambda row: order[row.job])  # stable: the four of a tile set stay in order
     write_table(out / TABLE_NAME, map(asdict, rows), [f.name for f in fields(ProbeRow)])
@@ -263,8 +255,7 @@ def find_tasks(path: Path) -> Iterator[tuple[str, Path, str]]:
     if later or suffix in TABLE_SUFFIXES:
         words = path.read_text(encoding="utf-8") if suffix == ".json" and not later else ""
         slides = '"slides"' in words or '"slide_ids"' in words
-        kind = "survival" if '"events"' in words else "slide" if slides else "tiles"
-        yield path.stem, path, kind
+        yield path.stem, path, "survival" if '"events"' in words else "slide" if slides else "tiles"
     elif table.is_file():
         survival = "_days" in table.read_text(encoding="utf-8").split("\n")[0]
         yield path.name, path, "survival" if survival else "slide"

@@ -42,9 +42,8 @@ class Groups:
 def group_rows(slide_ids: Sequence[str], case_ids: Sequence[str] = (), *, where: str) -> Groups:
     """The group of each row: its case_id, else the patient of a TCGA barcode, else its slide_id.
 
-    '' is an unknown slide, or no case: the slide decides. () is a column that is not there.
-
-    Raises DatasetError: a row without case and slide, or one slide under two cases.
+    '' is an unknown slide, or no case: the slide decides. () is a column that is not there. Raises
+    DatasetError: a row without case and slide, or one slide under two cases.
     """
     slides = tuple(slide_ids) or ("",) * len(case_ids)
     cases = tuple(case_ids) or ("",) * len(slides)

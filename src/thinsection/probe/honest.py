@@ -32,11 +32,8 @@ def tile_probe(
 ) -> ProbeResult:
     """The result of a guess as the protocol has it; without `select` there is nothing to choose.
 
-    Memory: that of the guess; under `honest` the training rows once more.
-
-    Raises:
-        DatasetError: the splits do not fit each other.
-        ConfigError: the protocol does not define the probe.
+    Memory: that of the guess; under `honest` the training rows once more. Raises DatasetError: the
+    splits do not fit each other; ConfigError: the protocol does not define the probe.
     """
     data, settings = check_tile_set(data), protocol.require(name)
     if protocol.inner_folds:
@@ -147,8 +144,7 @@ def honest_cases(
     outer = [fold for folds in by_seed for fold in folds]
     swept = replace(protocol, inner_folds=0, folds=protocol.inner_folds)
     chosen = [_best([choices(run(cases.take(train), protocol=swept))]) for train, _ in outer]
-    settings = [narrowed(protocol, choice) for choice in chosen]
-    pairs = zip(outer, settings, strict=True)
+    pairs = zip(outer, (narrowed(protocol, choice) for choice in chosen), strict=True)
     parts = [run(replace(cases, folds=(fold,)), protocol=own) for fold, own in pairs]
     usual, labels = narrowed(protocol, Counter(chosen).most_common(1)[0][0]), cases.strata
 
@@ -170,8 +166,6 @@ def honest_cases(
     if isinstance(cases, SurvivalSet):
         shots = tuple(k for k in protocol.shots if k >= MIN_SURVIVORS)
         protocol = replace(protocol, shots=shots)
-    details = {
-        "selected": dict(Counter(", ".join(map(str, choice)) for choice in chosen)),
-        "selected_on": f"chosen on {protocol.inner_folds} inner folds of the training cases",
-    }
+    details: dict[str, Any] = {"selected": dict(Counter(", ".join(map(str, c)) for c in chosen))}
+    details["selected_on"] = f"chosen on {protocol.inner_folds} inner folds of the training cases"
     return outer, parts, details | beside(protocol, per_seed.tolist(), null, learnt, least=least)

@@ -33,6 +33,7 @@ BLOCK_BYTES = 64 * MIB  # of row weights at a time
 LOGIT_CLIP = 1e-4  # of a draw whose score lies at a bound, which has no logit
 POWER = 0.8  # of `Difference.detectable`
 MIN_GROUPS = 3  # for a test
+Bounds = tuple[float, float]  # lowest and highest
 _Draw = Callable[[np.random.Generator, int], IndexArray]  # so many sets of weights
 
 
@@ -56,7 +57,7 @@ def bootstrap_rows(
     seed: int,
     groups: Groups | None = None,
     unit: str = "rows",
-    bounds: tuple[float, float] = (0.0, 1.0),
+    bounds: Bounds = (0.0, 1.0),
 ) -> Interval:
     """Interval of a score that maps weights (B, N), how often each row was drawn, to (B,).
 
@@ -67,10 +68,9 @@ def bootstrap_rows(
     n faultless units give: 0.025^(1/n). `unit` is what a row is, where it is drawn by itself;
     `bounds` are the least and the largest score there can be.
 
-    Memory: BLOCK_BYTES of weights plus what `score` makes of them.
-
-    Source: t and sqrt(n / (n - 1)): Hesterberg, "What teachers should know about the bootstrap",
-    American Statistician 69 (2015), 4.3; 0.025^(1/n): Clopper and Pearson, Biometrika 26 (1934).
+    Memory: BLOCK_BYTES of weights plus what `score` makes of them. Source: t and sqrt(n / (n - 1)):
+    Hesterberg, "What teachers should know about the bootstrap", American Statistician 69 (2015),
+    4.3; 0.025^(1/n): Clopper and Pearson, Biometrika 26 (1934).
     """
     codes = np.arange(num_rows) if groups is None else groups.codes
     units = int(codes.max()) + 1
@@ -92,11 +92,7 @@ def _scores(draw: _Draw, scorers: Sequence[Scorer], num_weights: int, seed: int)
 
 
 def _bootstrap(
-    draw: _Draw,
-    given: IndexArray,
-    score: Scorer,
-    bounds: tuple[float, float] = (0.0, 1.0),
-    **known: Any,
+    draw: _Draw, given: IndexArray, score: Scorer, bounds: Bounds = (0.0, 1.0), **known: Any
 ) -> Interval:
     """The interval of resamples that `draw` gives, around the score of the weights as given."""
     point, values = float(score(given[None])[0]), _scores(draw, [score], len(given), known["seed"])
@@ -105,9 +101,7 @@ def _bootstrap(
     return Interval(low=low, high=high, level=LEVEL, draws=len(values), **known)
 
 
-def _ends(
-    point: float, values: FloatVector, n: int, bounds: tuple[float, float]
-) -> tuple[float, float]:
+def _ends(point: float, values: FloatVector, n: int, bounds: Bounds) -> Bounds:
     """Of `bootstrap_rows`; NaN where one unit, or no draw with a number, is all there is."""
     from scipy.stats import t
 
@@ -223,9 +217,8 @@ def resample(
 ) -> Resampled:
     """The score of each model on the rows, and on DRAWS resamples of groups (N,), else of rows.
 
-    Memory: BLOCK_BYTES of weights plus what a scorer makes of them.
-
-    Raises InvalidInputError: fewer than MIN_GROUPS groups.
+    Memory: BLOCK_BYTES of weights plus what a scorer makes of them. Raises InvalidInputError: fewer
+    than MIN_GROUPS groups.
     """
     place, count = _places(groups, num_rows)
     require(len(place) == num_rows, "groups must be one a row", f"{len(place)} for {num_rows}")
@@ -234,8 +227,7 @@ def resample(
     def draw(rng: np.random.Generator, draws: int) -> IndexArray:
         return rng.multinomial(count, np.full(count, 1 / count), size=draws)[:, place]
 
-    once = np.ones((1, num_rows))
-    observed = np.array([float(score(once)[0]) for score in scorers])
+    observed = np.array([float(score(np.ones((1, num_rows)))[0]) for score in scorers])
     values = _scores(draw, scorers, num_rows, seed)
     return Resampled(observed=observed, values=values, groups=count)
 
@@ -252,9 +244,8 @@ def delong(
     """AUROC of the first of two scores (N,) minus that of the second, by DeLong's covariance.
 
     With `groups` the rows of a group count together, as Obuchowski has it; without them it is
-    DeLong's test to the digit. Memory: 8 (positives x negatives) bytes at a time.
-
-    Source: DeLong et al., Biometrics 44 (1988); Obuchowski, Biometrics 53 (1997).
+    DeLong's test to the digit. Memory: 8 (positives x negatives) bytes at a time. Source: DeLong
+    et al., Biometrics 44 (1988); Obuchowski, Biometrics 53 (1997).
     """
     n, m = len(positive), int(positive.sum())
     place, count = _places(groups, n)

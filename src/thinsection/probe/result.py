@@ -221,10 +221,8 @@ def per_class_rows(predictions: Predictions) -> list[dict[str, Any]]:
     """One mapping a class: name, rows, precision, recall, F1."""
     counts = predictions.counts
     columns = {"rows": counts.sum(axis=1), **statistics.per_class_scores(counts)}
-    return [
-        {"name": name, **{key: values[c].item() for key, values in columns.items()}}
-        for c, name in enumerate(predictions.class_names)
-    ]
+    rows = zip(predictions.class_names, *(v.tolist() for v in columns.values()), strict=True)
+    return [dict(zip(("name", *columns), row, strict=True)) for row in rows]
 
 
 def classified(
@@ -296,9 +294,8 @@ def selection_words(result: ProbeResult) -> str:
 def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
     """The tile-set score: the mean of probes of the same rows.
 
-    Its interval resamples the rows, or their groups, for all at once.
-
-    Raises InvalidInputError: probes of other rows, or with other metrics.
+    Its interval resamples the rows, or their groups, for all at once. Raises InvalidInputError:
+    probes of other rows, or with other metrics.
     """
     rows = [r.predictions for r in results if r.predictions is not None]
     metrics = {r.metric for r in results}

@@ -44,8 +44,7 @@ def confusion_matrix(truth: IndexArray, prediction: IndexArray, num_classes: int
         if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
             found = f"{labels.min()}..{labels.max()}"
             raise InvalidInputError(f"{name} must lie in 0..{num_classes - 1}, got {found}")
-    counts: Counts = image_counts(truth[None], prediction[None], num_classes)[0]
-    return counts
+    return np.asarray(image_counts(truth[None], prediction[None], num_classes)[0])
 
 
 def image_counts(truth: npt.NDArray, prediction: npt.NDArray, num_classes: int) -> Counts:
@@ -53,8 +52,7 @@ def image_counts(truth: npt.NDArray, prediction: npt.NDArray, num_classes: int) 
     n, cells = len(truth), num_classes * num_classes
     pair = truth.reshape(n, -1).astype(np.int64) * num_classes + prediction.reshape(n, -1)
     pair += cells * np.arange(n)[:, None]
-    counts = np.bincount(pair.ravel(), minlength=n * cells)
-    return counts.reshape(n, num_classes, num_classes)
+    return np.bincount(pair.ravel(), minlength=n * cells).reshape(n, num_classes, num_classes)
 
 
 def _tallies(counts: npt.NDArray) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray]:
@@ -93,16 +91,13 @@ def weighted_kappa(counts: npt.NDArray) -> FloatVector:
 METRICS: Scorers = {"macro_f1": macro_f1, "balanced_accuracy": balanced_accuracy}
 
 
-def tied_weights(
-    scores: FloatVector, positive: Flags, weights: npt.NDArray
-) -> tuple[npt.NDArray, npt.NDArray]:
+def tied_weights(scores: FloatVector, positive: Flags, weights: npt.NDArray) -> list[npt.NDArray]:
     """Weights (B, ties) of positive and of negative rows at each distinct score, ascending."""
     order = np.argsort(scores, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
     ordered = weights[:, order].astype(np.float64)
     ends = (ordered * of[order] for of in (positive, ~positive))
-    up, down = (np.add.reduceat(of, starts, axis=1) for of in ends)
-    return up, down
+    return [np.add.reduceat(of, starts, axis=1) for of in ends]
 
 
 def weighted_auroc(scores: FloatVector, positive: Flags, weights: npt.NDArray) -> FloatVector:
@@ -111,8 +106,7 @@ def weighted_auroc(scores: FloatVector, positive: Flags, weights: npt.NDArray) -
     NaN where no positive or no negative row is left. Memory: about 4 float64 arrays (B, N).
     """
     up, down = tied_weights(scores, positive, weights)
-    below = np.cumsum(down, axis=1) - down
-    wins = (up * (below + 0.5 * down)).sum(axis=1)
+    wins = (up * (np.cumsum(down, axis=1) - down + 0.5 * down)).sum(axis=1)
     return ratio(wins, up.sum(axis=1) * down.sum(axis=1), empty=np.nan)
 
 
@@ -205,8 +199,7 @@ def _ranks(values: FloatVector, weights: npt.NDArray) -> FloatVector:
     """Mean rank (B, N) that each row would have among the rows repeated by their weights."""
     place = np.unique(values, return_inverse=True)[1]
     of_place = np.stack([np.bincount(place, w) for w in weights])
-    ranks: FloatVector = (of_place.cumsum(axis=1) - (of_place - 1) / 2)[:, place]
-    return ranks
+    return np.asarray((of_place.cumsum(axis=1) - (of_place - 1) / 2)[:, place])
 
 
 def class_scorers(
@@ -221,8 +214,7 @@ def class_scorers(
     from scipy import sparse  # here, as `probe --help` must not wait for it
 
     n, k = len(truth), num_classes
-    of_row = (np.ones(n), (np.arange(n), truth * k + prediction))
-    cells = sparse.csr_array(of_row, shape=(n, k**2))
+    cells = sparse.csr_array((np.ones(n), (np.arange(n), truth * k + prediction)), shape=(n, k**2))
 
     def of_counts(score: Scorer, weights: npt.NDArray) -> FloatVector:
         return score((weights @ cells).reshape(len(weights), k, k))
@@ -255,16 +247,14 @@ def value_scorers(truth: FloatVector, prediction: FloatVector) -> Scorers:
     return {"pearson": partial(mean, pearson), "spearman": partial(mean, spearman)}
 
 
-def over_folds(
-    fold: IndexArray | None, num_rows: int, make: Callable[[IndexArray], Scorers]
-) -> Scorers:
+def over_folds(fold: IndexArray | None, n: int, make: Callable[[IndexArray], Scorers]) -> Scorers:
     """The mean over folds of what `make` gives for the rows of each; `fold` (N,) numbers them.
 
     Rows of two models are so never ranked against each other; None: one model made all rows. A fold
     counts as often as its rows were drawn, also where its only patient was drawn twice or never.
     """
     if fold is None:
-        return make(np.arange(num_rows))
+        return make(np.arange(n))
     parts = [(rows, make(rows)) for f in np.unique(fold) for rows in [np.flatnonzero(fold == f)]]
 
     def mean(name: str, weights: npt.NDArray) -> FloatVector:
@@ -283,8 +273,7 @@ def mean_of(scorers: Sequence[Scorer]) -> Scorer:
 
 def all_scores(scorers: Scorers, num_rows: int) -> dict[str, float]:
     """Each metric with every row counted once."""
-    once = np.ones((1, num_rows))
-    return {name: float(score(once)[0]) for name, score in scorers.items()}
+    return {name: float(score(np.ones((1, num_rows)))[0]) for name, score in scorers.items()}
 
 
 def class_jaccard(counts: Counts) -> FloatVector:
@@ -307,9 +296,8 @@ def image_weights(counts: Counts, background_weight: float) -> FloatVector:
 
 def weighted_jaccard(counts: Counts, background_weight: float) -> float:
     """The score: the weighted mean of the images' Jaccard."""
-    return float(
-        np.average(image_jaccard(counts), weights=image_weights(counts, background_weight))
-    )
+    weights = image_weights(counts, background_weight)
+    return float(np.average(image_jaccard(counts), weights=weights))
 
 
 def background_score(counts: Counts, background_weight: float) -> float:
@@ -353,15 +341,6 @@ def grouped_folds(
     require(n >= folds, f"groups must be at least {folds} for {folds} folds", n)
     splitter = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
     return list(splitter.split(np.zeros(len(labels)), labels, groups=np.asarray(groups)))
-
-
-def first_fold(
-    labels: IndexArray, groups: Groups | None, *, folds: int, seed: int, class_names: Sequence[str]
-) -> tuple[Fold, str]:
-    """The first of `drawn_folds`, and that in words."""
-    found, over = drawn_folds(labels, groups, folds=folds, seed=seed, class_names=class_names)
-    words = f"fold 0 of {folds} {over}" if over else f"stratified fold 0 of {folds}"
-    return found[0], f"{words}, seed {seed}"
 
 
 def drawn_folds(

@@ -66,9 +66,7 @@ class StainChannels:
     def of(cls, rgb: RgbArray, where: str) -> "StainChannels":
         """The stains of a slide, from a picture (H, W, 3) of it.
 
-        Memory: 40 bytes per px of the picture.
-
-        Raises InvalidInputError: the tissue has not two stains.
+        Memory: 40 bytes per px of the picture. Raises InvalidInputError: it has not two stains.
         """
         brightest, dimmest = rgb.max(axis=2), rgb.min(axis=2)
         glass = brightest > _GLASS_VALUE
@@ -78,8 +76,7 @@ class StainChannels:
         third = np.cross(vectors[0], vectors[1])
         inverse = np.linalg.inv(np.stack([*vectors, third / np.linalg.norm(third)], axis=1))
         rows = np.stack([inverse[0], inverse[1], np.full(3, 1 / 3)])
-        amounts = _density(rgb, white).reshape(-1, 3) @ rows.T
-        low, high = np.percentile(amounts, (1, 99), axis=0)
+        low, high = np.percentile(_density(rgb, white).reshape(-1, 3) @ rows.T, (1, 99), axis=0)
         flat = high <= low + 1e-8
         low, high = np.where(flat, 0.0, low), np.where(flat, 1.0, high)
         return cls(white=white, rows=rows, low=tuple(low), high=tuple(high))

@@ -215,17 +215,13 @@ class _Strip:
         self._weights[:, ours] += weight
 
     def emit(self, y: int | None = None) -> None:
-        """Writes the rows above `y`, which no further window touches, and moves on to it.
-
-        None: all that is left.
-        """
+        """Writes the rows above `y` (None: all), which no window will touch, and moves on to it."""
         width, height = self._grid.size
         y = self._y + len(self._weights) if y is None else y
         rows = min(y - self._y, len(self._weights))
         weights = self._weights[:rows]
         if weights.any():
-            means = self._sums[:, :rows] / np.maximum(weights, 1e-30)
-            labels = self._segmenter.labels(means)
+            labels = self._segmenter.labels(self._sums[:, :rows] / np.maximum(weights, 1e-30))
             labels[(weights == 0) | ~self._tissue_at(rows)] = 0
             shown = slice(max(0, -self._y), max(0, height - self._y))
             for row, line in enumerate(labels[shown], start=self._y + shown.start):

@@ -21,7 +21,7 @@ from thinsection.errors import DatasetError, importing, require, rewording
 from thinsection.pipeline.records import RECORDS
 from thinsection.probe.data.sets import Embeddings, LabelledRows, Labels
 from thinsection.probe.groups import table_groups
-from thinsection.probe.statistics import Fold, first_fold
+from thinsection.probe.statistics import Fold, drawn_folds
 from thinsection.slide.readers import slide_suffixes
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
 from thinsection.store.tiles_h5 import read_tiles
@@ -32,10 +32,9 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".json")
 FOLDS = 3  # where data bring no split: one of so many validates
 _WORDS = {TRAIN: "train training", VAL: "val valid validation dev", TEST: "test testing"}
 SPLITS = {word: name for name, words in _WORDS.items() for word in words.split()}
-_LISTED = {
-    **{"images": "path", "labels": "label", "events": "event", "days": "time"},
-    **{"case_ids": "case_id", **dict.fromkeys(("case_slides", "slides", "slide_ids"), "slide_id")},
-}
+_LISTED = dict.fromkeys(("case_slides", "slides", "slide_ids"), "slide_id")
+_LISTED |= {"images": "path", "labels": "label", "events": "event", "days": "time"}
+_LISTED["case_ids"] = "case_id"
 KINDS = ("features", "slide_features")  # of tiles; else of slides
 H5_SUFFIXES = (".h5", ".hdf5")
 check = partial(require, error=DatasetError)
@@ -43,9 +42,8 @@ check = partial(require, error=DatasetError)
 
 def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
     """Rows of a CSV (or TSV, Parquet or JSON, by its suffix) as text, spaces stripped."""
-    errors = (OSError, ValueError)  # pyarrow's errors and UnicodeDecodeError are such
-    with rewording("table must be readable text", path, *errors, error=DatasetError):
-        names, raw = _raw_rows(path)
+    with rewording("table must be readable text", path, OSError, ValueError, error=DatasetError):
+        names, raw = _raw_rows(path)  # pyarrow's errors and UnicodeDecodeError are such
     require_columns([name.strip() for name in names], required, path)
     rows = [
         {k.strip(): "" if v is None else str(v).strip() for k, v in r.items() if k} for r in raw
@@ -135,8 +133,7 @@ def encode_labels(
 ) -> tuple[tuple[str, ...], Labels]:
     """(class names, labels): names sorted, as numbers where all are; labels are their ranks."""
     if "" in texts:
-        row = texts.index("")
-        raise DatasetError(f"label must not be empty, got '' in row {row} of {where}")
+        raise DatasetError(f"label must not be empty, got '' in row {texts.index('')} of {where}")
     distinct = sorted(set(texts))
     if all(t.removeprefix("-").isdigit() for t in distinct):
         distinct.sort(key=int)
@@ -169,7 +166,9 @@ def label_rows(
         remedy = f"; leave the column out to have one of {FOLDS} folds validate"
         fold = split_fold(splits, where, remedy)
     else:
-        fold, drawn = first_fold(labels, groups, folds=FOLDS, seed=seed, class_names=names)
+        folds, over = drawn_folds(labels, groups, folds=FOLDS, seed=seed, class_names=names)
+        drawn = f"fold 0 of {FOLDS} {over}" if over else f"stratified fold 0 of {FOLDS}"
+        drawn, fold = f"{drawn}, seed {seed}", folds[0]
         rule = rule.format(drawn) if "{}" in rule else drawn
     content["facts"] = {"split_rule": rule, **content.get("facts", {})}
     return LabelledRows(name, names, labels, fold, groups=groups, **content)
@@ -210,10 +209,8 @@ def _torch_tensor(path: Path) -> npt.NDArray:
     return value.float().numpy()  # type: ignore[no-any-return]
 
 
-_READERS: dict[str, Callable[[Path], npt.NDArray]] = {
-    **dict.fromkeys(H5_SUFFIXES, _h5_features),
-    **{".npy": np.load, ".pt": _torch_tensor},
-}
+_READERS: dict[str, Callable[[Path], npt.NDArray]] = dict.fromkeys(H5_SUFFIXES, _h5_features)
+_READERS |= {".npy": np.load, ".pt": _torch_tensor}
 EMBEDDING_SUFFIXES = tuple(_READERS)
 
 

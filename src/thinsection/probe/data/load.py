@@ -96,8 +96,7 @@ def _sources(
 def _present(row: TextRow, names: Sequence[str], table: Path) -> str:
     """The first of some columns that a table has."""
     found, wanted = [name for name in names if name in row], " or ".join(map(repr, names))
-    got = f"{', '.join(row)} in {str(table)!r}"
-    check(found, f"manifest must have a column {wanted}", got)
+    check(found, f"manifest must have a column {wanted}", f"{', '.join(row)} in {str(table)!r}")
     return found[0]
 
 
@@ -163,7 +162,7 @@ def load_regions(
 
 def _labelled_tiles(
     path: Path, said: "_Said | None"
-) -> tuple[str, str, list[TextRow], sets.Embeddings]:
+) -> tuple[str, str, Sequence[TextRow], sets.Embeddings]:
     """A slide's name, encoder, labelled tiles and their embeddings; None: as classes were drawn."""
     tiles = read_tiles(path)
     coords, features, edge_l0 = tiles.coords_l0, tiles.features, tiles.tile_px_l0
@@ -183,10 +182,8 @@ def _labelled_tiles(
         picked = _by_region(said, coords, (edge_l0 or 0) / 2, name)
     chosen, patient = sorted(picked), files.known_patient(path, name)
     origins = [f"{name}:{x}x{y}" for x, y in coords[chosen].tolist()]
-    rows: list[TextRow] = [
-        {"case_id": patient, **picked[row], "slide_id": name, "origin": origin}
-        for row, origin in zip(chosen, origins, strict=True)
-    ]
+    pairs, whose = zip(chosen, origins, strict=True), {"case_id": patient}
+    rows = [whose | {**picked[i], "slide_id": name, "origin": origin} for i, origin in pairs]
     encoder = f"{encoder or 'unnamed'} ({features.shape[1]}-d)"
     return name, encoder, rows, features[chosen].astype(np.float32)
 
@@ -222,8 +219,7 @@ def inside(rings: Rings, points: npt.NDArray[np.float64]) -> npt.NDArray[np.bool
     for ring in rings:
         for (x0, y0), (x1, y1) in zip(ring, np.roll(ring, -1, axis=0), strict=True):
             if y0 != y1:
-                spans = (y0 <= y) != (y1 <= y)
-                found ^= spans & (x < x0 + (y - y0) * (x1 - x0) / (y1 - y0))
+                found ^= ((y0 <= y) != (y1 <= y)) & (x < x0 + (y - y0) * (x1 - x0) / (y1 - y0))
     return found
 
 
@@ -299,9 +295,8 @@ def _region(feature: Any, number: int, path: Path) -> LabelledRegion:
 def load_values(path: Path, config: ProbeConfig) -> ValueSet:
     """Rows of a table with numbers to predict: every column that names no row, split or group.
 
-    Folds are its columns fold_*, or its split, else one of three over groups (rows).
-
-    Memory: 4 N D + 8 N T.
+    Folds are its columns fold_*, or its split, else one of three over groups (rows). Memory: 4 N D
+    + 8 N T.
     """
     where, data, listed = repr(str(path)), config.data, files.read_rows(path, ())
     of_file = data.embeddings is not None

@@ -211,8 +211,7 @@ class SurvivalSet(_Cases):
     def __post_init__(self) -> None:
         _Cases.__post_init__(self)
         for name, time in zip(self.ids, self.time, strict=True):
-            found = f"{time} for case {name!r}"
-            require(0 < time < np.inf, "time must be finite and > 0", found)
+            require(0 < time < np.inf, "time must be finite and > 0", f"{time} for case {name!r}")
         require(self.event.any(), "event must be seen in some case", "only censored cases")
 
 
@@ -313,10 +312,9 @@ def check_vectors(embeddings: Embeddings, ids: Sequence[str]) -> None:
 def check_tile_set(data: TileSet) -> TileSet:
     """The set with what its parts share among the facts.
 
-    Raises:
-        DatasetError: parts that do not fit each other or the classes, validation of one class, or
-            rows, slides or patients in both parts where that is not allowed.
-        InvalidInputError: embeddings that are constant or zero.
+    Raises DatasetError: parts that do not fit each other or the classes, validation of one class,
+    or rows, slides or patients in both parts where that is not allowed; InvalidInputError:
+    embeddings that are constant or zero.
     """
     if "leakage" in data.facts:  # checked before
         return data
@@ -368,8 +366,7 @@ def identical_rows(train: Split, val: Split) -> IndexArray:
     sums = [split.embeddings.sum(axis=1, dtype=np.float64) for split in (train, val)]
     near = [np.flatnonzero(np.isin(a, b)) for a, b in (sums, sums[::-1])]
     there = {train.embeddings[i].tobytes() for i in near[0]}
-    found = [i for i in near[1] if val.embeddings[i].tobytes() in there]
-    return np.array(found, dtype=np.int64)
+    return np.array([i for i in near[1] if val.embeddings[i].tobytes() in there], dtype=np.int64)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -35,12 +35,9 @@ _Layers = dict[str, tuple[torch.Tensor, torch.Tensor]]  # weight and bias of eac
 def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:
     """Logistic regression: the mean AUROC over folds at the best C (ties: the smallest C).
 
-    Memory: 8 n D (scikit-learn's copy) + 8 n K per C.
-
-    Raises:
-        DatasetError: a fold lacks a class.
-        InvalidInputError: a class has fewer cases than folds.
-        ConfigError: the protocol defines no slide probe.
+    Memory: 8 n D (scikit-learn's copy) + 8 n K per C. Raises DatasetError: a fold lacks a class;
+    InvalidInputError: a class has fewer cases than folds; ConfigError: the protocol defines no
+    slide probe.
     """
     settings: suites.LogisticSettings = protocol.require("logistic")
     if protocol.inner_folds:
@@ -65,12 +62,9 @@ def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult
 def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:
     """Mean Harrell's c-index over folds of a Cox model.
 
-    Memory: 8 (n D + D²) of the solver, and n² of the bootstrap per fold.
-
-    Raises:
-        MissingDependencyError: scikit-survival is not installed.
-        InvalidInputError: a fold without comparable pairs.
-        ConfigError: the protocol defines no survival probe.
+    Memory: 8 (n D + D²) of the solver, and n² of the bootstrap per fold. Raises
+    MissingDependencyError: scikit-survival is not installed; InvalidInputError: a fold without
+    comparable pairs; ConfigError: the protocol defines no survival probe.
     """
     settings: suites.SurvivalSettings = protocol.require("survival")
     if protocol.inner_folds:
@@ -206,11 +200,9 @@ def abmil_probe(
     Labels, folds and files of tile embeddings are taken, each read by `read`, `vectors` are not;
     fold i is seeded with seed + i.
 
-    Memory: the tiles of one case + the model; tiles are read again each epoch, never kept.
-
-    Raises:
-        InvalidInputError: another number of bags than cases, an empty bag, non-finite tiles.
-        DatasetError: a fold lacks a class.
+    Memory: the tiles of one case + the model; tiles are read again each epoch, never kept. Raises
+    InvalidInputError: another number of bags than cases, an empty bag, non-finite tiles;
+    DatasetError: a fold lacks a class.
 
     Source: Ilse, Tomczak, Welling, "Attention-based deep multiple instance learning", ICML 2018.
     """
@@ -290,23 +282,17 @@ def regression_probe(data: ValueSet, *, protocol: Protocol = NANOPATH) -> ProbeR
     Per fold: z-scores, PCA, ridge without intercept at alpha 100 / (components x targets). A target
     that is constant in a fold's validation rows does not count there (HEST's mean is NaN then).
 
-    Memory: 8 N D + 16 N T.
-
-    Source: HEST-1k (mahmoodlab/HEST), `hest.bench`.
+    Memory: 8 N D + 16 N T. Source: HEST-1k (mahmoodlab/HEST), `hest.bench`.
     """
     check_finite(data.embeddings, data.ids)
     rows, known = _rows(data, data.folds)
     guesses = [_ridge(data, *fold, protocol.regression) for fold in data.folds]
-    by_target = [
-        statistics.pearson(data.targets[val], guess, np.ones((1, len(val))))[0]
-        for guess, (_, val) in zip(guesses, data.folds, strict=True)
-    ]
+    pairs = zip(guesses, (val for _, val in data.folds), strict=True)
+    by_target = [statistics.pearson(data.targets[v], g, np.ones((1, len(v))))[0] for g, v in pairs]
     known |= {"truth": data.targets[rows], "prediction": np.concatenate(guesses)}
-    means = np.nanmean(by_target, axis=0).tolist()
-    details = {
-        "fold_scores": [float(np.nanmean(found)) for found in by_target],
-        "pearson_by_target": dict(zip(data.target_names, means, strict=True)),
-    }
+    scores = [float(np.nanmean(found)) for found in by_target]
+    means = dict(zip(data.target_names, np.nanmean(by_target, axis=0).tolist(), strict=True))
+    details = {"fold_scores": scores, "pearson_by_target": means}
     asked = (data.ids, data.targets.tolist(), [(t.tolist(), v.tolist()) for t, v in data.folds])
     facts = {"rows": len(data.ids), "dim": data.embeddings.shape[1], **data.facts}
     facts |= data_hashes([data.embeddings], asked)

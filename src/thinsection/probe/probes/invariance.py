@@ -48,9 +48,8 @@ def invariance_probe(path: Path, config: ProbeConfig) -> ProbeResult:
 
     `score_drop` is what kNN, its training rows unchanged, loses on the changed images.
 
-    Memory: 8 (N + Nq) D + what embeds the images.
-
-    Raises InvalidInputError: the data hold embeddings, no images.
+    Memory: 8 (N + Nq) D + what embeds the images. Raises InvalidInputError: the data hold
+    embeddings, no images.
     """
     data, encoder = image_rows(path, config)
     require(data.images, "data must be images", f"embeddings in {str(path)!r}")
@@ -78,5 +77,4 @@ def invariance_probe(path: Path, config: ProbeConfig) -> ProbeResult:
 
 
 def _unit(x: Embeddings) -> Embeddings:
-    norm: Embeddings = np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-    return x / norm
+    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12))

@@ -45,9 +45,8 @@ def robustness_probe(
     only, 0 the centre only. Without `k` the protocol decides it by the subset's name; `choose_k`
     takes the one whose majority vote names the biological class with the best balanced accuracy.
 
-    Memory: budget_bytes + 10 N k.
-
-    Raises InvalidInputError: columns of different lengths, NaN, or no SO and no OS neighbour.
+    Memory: budget_bytes + 10 N k. Raises InvalidInputError: columns of different lengths, NaN, or
+    no SO and no OS neighbour.
     """
     settings: suites.RobustnessSettings = protocol.require("robustness")
     x, columns = data.embeddings, _columns(data)
@@ -80,12 +79,8 @@ def robustness_probe(
         "biology_by_k": {str(k): v for k, v in by_k.items()},
         "tiles_with_fewer_neighbours": int((~there).any(axis=1).sum()),
     }
-    known: dict[str, Any] = {
-        "protocol": protocol,
-        "details": details,
-        "facts": _facts(data, dim=x.shape[1]),
-    }
-    return scored("robustness", data, rows, rows.metric, **known)
+    known: dict[str, Any] = {"details": details, "facts": _facts(data, dim=x.shape[1])}
+    return scored("robustness", data, rows, rows.metric, protocol=protocol, **known)
 
 
 def _vote_by_k(near: IndexArray, biology: IndexArray) -> dict[int, float]:
@@ -114,9 +109,8 @@ def clustering_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> P
     For each two classes and two centres: k-means on unit vectors, the number of clusters by the
     best silhouette, the mean over seeded trials; the score is the mean over these combinations.
 
-    Memory: 8 n D + 8 n² (the silhouette) for n tiles of two classes and two centres.
-
-    Raises InvalidInputError: no two classes at two centres.
+    Memory: 8 n D + 8 n² (the silhouette) for n tiles of two classes and two centres. Raises
+    InvalidInputError: no two classes at two centres.
     """
     settings = protocol.pathorob
     biology, centre = (np.array(c) for c in (data.biological_class, data.medical_center))
@@ -170,9 +164,8 @@ def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeRes
     splits of accuracy over that of split 0, minus 1: 0 loses nothing. As PathoROB has it for
     camelyon and tolkach_esca, without the latter's list of feasible splits.
 
-    Memory: 16 n D.
-
-    Raises InvalidInputError: fewer than 2 centres, or fewer than 5 slides of a class at a centre.
+    Memory: 16 n D. Raises InvalidInputError: fewer than 2 centres, or fewer than 5 slides of a
+    class at a centre.
     """
     check_finite(data.embeddings, data.slide_id)
     centre, classes = np.array(data.medical_center), [*dict.fromkeys(data.biological_class)]

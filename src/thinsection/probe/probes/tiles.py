@@ -50,11 +50,9 @@ def linear_probe(
 ) -> ProbeResult:
     """One linear layer on frozen embeddings: the best score over learning rate x epoch.
 
-    Of equal scores the first rate and the first epoch count.
-
-    Memory: the embeddings (once more on CUDA) + 5 K D floats of weights and AdamW's state.
-
-    Raises DatasetError, ConfigError: as of `tile_probe`.
+    Of equal scores the first rate and the first epoch count. Memory: the embeddings (once more on
+    CUDA) + 5 K D floats of weights and AdamW's state. Raises DatasetError, ConfigError: as of
+    `tile_probe`.
     """
 
     def guess(data: TileSet, settings: suites.LinearSettings, seed: int) -> Guess:
@@ -83,16 +81,13 @@ def calibration_probe(
 ) -> ProbeResult:
     """Expected calibration error of the linear probe, with its reliability by confidence.
 
-    Memory and Raises: as of `linear_probe`.
-
-    Source: Guo et al., On calibration of modern neural networks, ICML 2017.
+    Memory and Raises: as of `linear_probe`. Source: Guo et al., On calibration of modern neural
+    networks, ICML 2017.
     """
     result = linear_probe(data, protocol=protocol, device=device)
     rows = result.predictions
-    assert rows is not None  # a linear probe classifies
-    assert rows.probability is not None
-    once = np.ones((1, len(rows.ids)))
-    bins = statistics.calibration_bins(rows.probability, rows.truth, once)
+    assert rows is not None and rows.probability is not None  # a linear probe classifies
+    bins = statistics.calibration_bins(rows.probability, rows.truth, np.ones((1, len(rows.ids))))
     count, sure, right = (part[0][bins[0][0] > 0] for part in bins)
     shares = (count.tolist(), (sure / count).tolist(), (right / count).tolist())
     details = {
@@ -149,14 +144,11 @@ def train_head(
     return replace(best, scores=tuple(scores), losses=tuple(losses))
 
 
-def initial_head(
-    num_classes: int, dim: int, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
+def initial_head(num_classes: int, dim: int, generator: torch.Generator) -> list[torch.Tensor]:
     """nn.Linear's own start, uniform in ±1/sqrt(D), from a generator of its own."""
     bound = 1 / math.sqrt(dim)
     shapes = ((num_classes, dim), (num_classes,))
-    weight, bias = (torch.empty(s).uniform_(-bound, bound, generator=generator) for s in shapes)
-    return weight, bias
+    return [torch.empty(s).uniform_(-bound, bound, generator=generator) for s in shapes]
 
 
 def _score(data: TileSet, prediction: Labels, metric: str) -> float:
@@ -171,21 +163,16 @@ def knn_probe(
 
     A k beyond the number of training rows cannot be tried; `details["left_out_ks"]` names it.
 
-    Memory: budget_bytes + 8 Nq k_max + 8 Nq K.
-
-    Raises DatasetError, ConfigError: as of `tile_probe`.
+    Memory: budget_bytes + 8 Nq k_max + 8 Nq K. Raises DatasetError, ConfigError: as `tile_probe`.
     """
 
     def guess(data: TileSet, settings: suites.KnnSettings, seed: int) -> Guess:
         ks = sorted(k for k in settings.ks if k <= len(data.train))
-        voted, num_classes = (
-            _neighbour_labels(data, max(ks), device, budget_bytes),
-            data.num_classes,
-        )
-        guesses = ((k, count_votes(voted[:, :k], num_classes).argmax(axis=1)) for k in ks)
+        voted = _neighbour_labels(data, max(ks), device, budget_bytes)
+        guesses = ((k, count_votes(voted[:, :k], data.num_classes).argmax(axis=1)) for k in ks)
         scores = {k: _score(data, found, settings.metric) for k, found in guesses}
         best = max(scores, key=scores.__getitem__)  # max keeps the first of equals
-        votes = count_votes(voted[:, :best], num_classes)
+        votes = count_votes(voted[:, :best], data.num_classes)
         left_out = [k for k in settings.ks if k not in ks]
         by_k = {str(k): score for k, score in scores.items()}
         details = {"best_k": best, "score_by_k": by_k, "left_out_ks": left_out}
@@ -209,9 +196,7 @@ def retrieval_probe(
     A query's average precision at k is the sum, over its hits among the k nearest, of the
     precision at their rank, divided by k; recall at k asks for one hit.
 
-    Memory: budget_bytes + 24 Nq k.
-
-    Source: Patho-Bench (by cosine here, as in THUNDER).
+    Memory: budget_bytes + 24 Nq k. Source: Patho-Bench (by cosine here, as in THUNDER).
     """
     check_tile_set(data)
     train, val = data.train, data.val
@@ -237,15 +222,9 @@ def check_all(data: TileSet, protocol: Protocol) -> TileSet:
     """The checked set, where all three probes can have it: asked before the first one runs."""
     data = check_tile_set(data)
     settings = [protocol.require(probe) for probe in ("linear", "knn", "fewshot")]
-    _support(data, settings[-1], protocol.seed, 1)
+    once = {"shots": settings[-1].shots, "num_sets": 1, "seed": protocol.seed}
+    draw_support_sets(data.train.labels, data.class_names, **once)
     return data
-
-
-def _support(
-    data: TileSet, settings: suites.FewshotSettings, seed: int, num_sets: int
-) -> IndexArray:
-    known = {"shots": settings.shots, "num_sets": num_sets, "seed": seed}
-    return draw_support_sets(data.train.labels, data.class_names, **known)
 
 
 def count_votes(voted: Labels, num_classes: int) -> IndexArray:
@@ -269,17 +248,15 @@ def fewshot_probe(
 ) -> ProbeResult:
     """SimpleShot: class means of small random support sets vote, ties to the lowest label.
 
-    Memory: budget_bytes + 8 Nq K + 8 S K shots (the draws).
-
-    Raises:
-        DatasetError: as of `tile_probe`, or a class has fewer training rows than shots.
-        ConfigError: as of `tile_probe`.
-        BudgetError: one support set with its prototypes does not fit.
+    Memory: budget_bytes + 8 Nq K + 8 S K shots (the draws). Raises DatasetError, ConfigError: as of
+    `tile_probe`, or a class has fewer training rows than shots; BudgetError: one support set with
+    its prototypes does not fit.
     """
 
     def guess(data: TileSet, settings: suites.FewshotSettings, seed: int) -> Guess:
         num_sets, bank, rows = settings.support_sets, data.train.embeddings, data.val.embeddings
-        support = _support(data, settings, seed, num_sets)
+        drawn = {"shots": settings.shots, "num_sets": num_sets, "seed": seed}
+        support = draw_support_sets(data.train.labels, data.class_names, **drawn)
         votes = simpleshot_votes(bank, rows, support, device=device, budget_bytes=budget_bytes)
         details = {"shots": settings.shots, "support_sets": num_sets}
         return votes.argmax(axis=1), votes / num_sets, details

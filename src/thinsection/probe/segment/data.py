@@ -139,10 +139,8 @@ def load_monusac(root: Path) -> SegmentSet:
         raise unexpected(root, "MoNuSAC", looked_for)
     labels, slide_of = [p.with_suffix(".npy") for p in images], [p.parent.name for p in images]
     slides, of_image = np.unique(slide_of, return_inverse=True)
-    folds = tuple(
-        (np.flatnonzero(np.isin(of_image, train)), np.flatnonzero(np.isin(of_image, val)))
-        for train, val in shuffled_folds(len(slides), folds=FOLDS, seed=SEED)
-    )
+    drawn = shuffled_folds(len(slides), folds=FOLDS, seed=SEED)
+    folds = tuple(tuple(np.flatnonzero(np.isin(of_image, part)) for part in fold) for fold in drawn)
     rule = f"{FOLDS} folds over {len(slides)} slides, seed {SEED}"
     known = {"split_rule": rule, "groups": group_rows(slide_of, where=repr(str(base)))}
     return _from_files("monusac", MONUSAC_CLASSES, images, labels, folds=folds, **known)
@@ -206,10 +204,8 @@ def _picture(path: Path) -> npt.NDArray[np.uint8]:
         return np.asarray(Image.open(path))
 
 
-SEGMENT_DATASETS = {
-    **{"pannuke": load_pannuke, "monusac": load_monusac},
-    **{"consep": load_consep, "bcss": load_bcss},
-}
+SEGMENT_DATASETS = {"pannuke": load_pannuke, "monusac": load_monusac}
+SEGMENT_DATASETS |= {"consep": load_consep, "bcss": load_bcss}
 
 
 def read_label(path: Path) -> npt.NDArray[np.uint8]:

@@ -127,10 +127,8 @@ def segment_probe(
     trainer = SegmentTrainer(features, data.labels(), num_classes, settings, geometry, where)
     fits = [trainer.fit(*fold, seed=protocol.seed + i) for i, fold in enumerate(data.folds)]
     (head, *_), counts, told = zip(*fits, strict=True)
-    losses, weight = (
-        {name: [of[name] for of in told] for name in told[0]},
-        settings.background_weight,
-    )
+    losses = {name: [of[name] for of in told] for name in told[0]}
+    weight = settings.background_weight
     jaccard = np.concatenate([metrics.image_jaccard(c) for c in counts])
     weights = np.concatenate([metrics.image_weights(c, weight) for c in counts])
 
@@ -142,6 +140,9 @@ def segment_probe(
     background = float(np.mean([metrics.background_score(c, weight) for c in counts]))
     per_class = metrics.class_jaccard(np.concatenate(counts).sum(axis=0)).tolist()
     scores = [metrics.weighted_jaccard(c, weight) for c in counts]
+    by_class = dict(zip(data.class_names, per_class, strict=True))
+    details: dict[str, Any] = {"fold_scores": scores, "all_background_score": background}
+    details |= {"best_epochs": losses.pop("best_epochs"), "class_jaccard_of_all_px": by_class}
     n, tokens, dim = features.shape
     facts = {"images": n, "tokens": tokens, "dim": dim, "geometry": geometry}
     return ProbeResult(
@@ -151,13 +152,7 @@ def segment_probe(
         score=float(np.mean(scores)),
         interval=bootstrap_rows(len(jaccard), score, seed=protocol.seed, **whose),
         protocol=protocol,
-        details={
-            "fold_scores": scores,
-            "all_background_score": background,
-            "best_epochs": losses.pop("best_epochs"),
-            "class_jaccard_of_all_px": dict(zip(data.class_names, per_class, strict=True)),
-            **losses,
-        },
+        details=details | losses,
         facts={**facts, "split_rule": data.split_rule},
         examples=_examples(data, trainer, head),
         remarks=(f"background everywhere would score {background:.4f}",),
