@@ -13,7 +13,7 @@ ROOMS = (
     *("pool", "neighbors", "structures", "rescue", "store", "usage", "report", "jobs", "stages"),
     *("planning", "pipeline", "probe", "predict", "view", "cli"),
 )
-GROUND = ("errors", "types", "units", "config", "registry", "machine")
+GROUND = ("errors", "types", "config", "registry", "machine")
 MAX_LINES = 400
 MAX_SOURCE_LINES = 40_000
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -19,8 +19,7 @@ from thinsection.files.pages import notebook_html
 from thinsection.qc.checks.by_example import ByExample, probabilities, trained_model
 from thinsection.qc.checks.tissue import Tissue, detect_tissue
 from thinsection.slide import Slide, read_resized
-from thinsection.types import CoordsL0, MaskArray, MaskFrame, Mpp, RgbArray, Size
-from thinsection.units import format_mpp
+from thinsection.types import CoordsL0, MaskArray, MaskFrame, Mpp, RgbArray, Size, format_mpp
 
 _BLIND_LONG_SIDE_TH = 2048  # px of the thumbnail's long side without an mpp
 _INK_UM, _INK_GAP_UM, _MIN_INK_UM2 = 16.0, 64.0, 6400.0  # px looked at; gaps in ink; least spot
