@@ -171,27 +171,21 @@ class Bubbles(QcCheck, kind="bubbles"):
     """Removes air bubbles: their rings, and what closed rings hold."""
 
     name: str = "bubbles"
-    threshold: float = 0.5  # on P of a bubble's rim
-    gap: str = length("24 um")  # in a ring that still counts as closed
-    rim: str = length("64 um")  # across
-    max_elongation: float = 2.2  # of what a ring holds: squared length over area, 0.95 of a disc
+    threshold: float = 0.6  # on P of a bubble's rim, somewhere ...
+    lower_threshold: float = 0.4  # ... and on P of a thin dark line, all around
+    gap: str = length("64 um")  # in a ring that still counts as closed
+    max_elongation: float = 1.6  # of what a ring holds: squared length over area, 0.95 of a disc
+    max_area: str = area("4 mm2")  # of what a ring holds
     min_area: str = area("6400 um2")  # smaller finds are dropped
 
     def __call__(self, view: QcView) -> Outcome:
-        found = self._ringed(view) | (view.artefact_maps()["bubble"] > self.threshold)
-        found = morphology.drop_small(view.ns, found, view.area_px(self.min_area))
-        return view.found(found, self.name)
-
-    def _ringed(self, view: QcView) -> Array:
-        """Closed rings of thin dark lines, and what they hold, where that is round."""
         ns, maps, gap = view.ns, view.artefact_maps(), view.length_px(self.gap)
-        lines = maps["bubble"] + maps["coverslip"] > self.threshold
-        closed = ~morphology.dilated_by_disk(ns, ~morphology.dilated_by_disk(ns, lines, gap), gap)
-        holes = ns.ndimage.binary_fill_holes(closed) & ~closed
+        lines = maps["bubble"] + maps["coverslip"] > self.lower_threshold
+        holes = morphology.dilated_by_disk(ns, ~morphology.dilated_by_disk(ns, lines, gap), gap)
         held = holes & ~morphology.keep_elongated(ns, holes, self.max_elongation, 0)
-        held = morphology.drop_small(ns, held, view.area_px(self.min_area))
-        near = morphology.dilated_by_disk(ns, held, view.length_px(self.rim) + gap)
-        return held | (closed & near)
+        held &= ~morphology.drop_small(ns, held, view.area_px(self.max_area))
+        found = morphology.mostly(ns, lines | held, maps["bubble"] > self.threshold, 0.0)
+        return view.found(morphology.drop_small(ns, found, view.area_px(self.min_area)), self.name)
 
 
 class Dirt(QcCheck, kind="dirt"):
