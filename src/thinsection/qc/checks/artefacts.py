@@ -175,7 +175,8 @@ class Bubbles(QcCheck, kind="bubbles"):
     lower_threshold: float = 0.4  # ... and on P of a thin dark line, all around
     gap: str = length("64 um")  # in a ring that still counts as closed
     max_elongation: float = 1.6  # of what a ring holds: squared length over area, 0.95 of a disc
-    max_area: str = area("4 mm2")  # of what a ring holds
+    max_area: str = area("2.5 mm2")  # of what a ring holds
+    min_share: float = 0.03  # of ring and inside that is surely rim
     min_area: str = area("6400 um2")  # smaller finds are dropped
 
     def __call__(self, view: QcView) -> Outcome:
@@ -184,7 +185,7 @@ class Bubbles(QcCheck, kind="bubbles"):
         holes = morphology.dilated_by_disk(ns, ~morphology.dilated_by_disk(ns, lines, gap), gap)
         held = holes & ~morphology.keep_elongated(ns, holes, self.max_elongation, 0)
         held &= ~morphology.drop_small(ns, held, view.area_px(self.max_area))
-        found = morphology.mostly(ns, lines | held, maps["bubble"] > self.threshold, 0.0)
+        found = morphology.mostly(ns, lines | held, maps["bubble"] > self.threshold, self.min_share)
         return view.found(morphology.drop_small(ns, found, view.area_px(self.min_area)), self.name)
 
 
