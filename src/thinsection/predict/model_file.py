@@ -10,8 +10,9 @@ import hashlib
 import json
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +43,7 @@ from thinsection.weights.files import load_strictly, read_state_dict
 from thinsection.weights.origin import slug
 
 KEY, FORMAT = "thinsection_model", 1
+_BLOCK = 1024  # cases that are looked at together
 _USUAL = ("mean", "axes", "variances")  # tensors of `Usual`
 MAX_HEADER = 16 * MIB
 _MOST = {"members": 1000, "dim": 1 << 16, "outputs": 4096, "num_layers": 64}
@@ -155,19 +157,29 @@ class Usual:
 
     @classmethod
     def of(cls, means: npt.NDArray[np.floating]) -> "Usual":
-        """From the mean embedding of each training case, (n, D), n >= 3. Memory: 24 n D bytes."""
+        """From the mean embedding of each training case, (n, D), n >= 3. Memory: 32 D^2 bytes."""
         n, dim = means.shape
         require(n >= 3, "training cases must be at least 3", n)
         mean = means.mean(0, dtype=np.float64)
-        u, s, axes = np.linalg.svd(means - mean, full_matrices=False)
-        rows, variances = (u * s) ** 2, s**2 / n
+
+        def over(values: Callable[[Floats], Floats]) -> Iterator[Floats]:
+            return (values(means[at : at + _BLOCK] - mean) for at in range(0, n, _BLOCK))
+
+        if n > dim:
+            squares, columns = np.linalg.eigh(reduce(np.add, over(lambda z: z.T @ z)))
+            squares, axes = squares[::-1].clip(0), columns.T[::-1]
+        else:
+            _, s, axes = np.linalg.svd(means - mean, full_matrices=False)
+            squares = s**2
+        lengths, variances = np.concatenate([*over(lambda z: (z**2).sum(1))]), squares / n
         level, square = variances.sum() / dim, (variances**2).sum()
-        spread = ((rows.sum(1) ** 2).sum() / n - square) / n
+        spread = ((lengths**2).sum() / n - square) / n
         shrink = min(1.0, spread / max(square - dim * level**2, 1e-300))
         floor = float(max(shrink * level, 1e-9 * level, 1e-300))
         # each case against the others, whose covariance is one product less (Sherman-Morrison)
         others = (1 - shrink) * n / (n - 1) * variances + floor
-        q, b = (rows / others).sum(1), (1 - shrink) * n / (n - 1) ** 2
+        q = np.concatenate([*over(lambda z: ((z @ axes.T) ** 2 / others).sum(1))])
+        b = (1 - shrink) * n / (n - 1) ** 2
         alone = n / (n - 1) * np.sqrt(q / np.maximum(1 - b * q, 1e-9))
         threshold = float(np.quantile(alone, 0.99))
         shrunk = (1 - shrink) * variances + floor
