@@ -29,7 +29,7 @@ from thinsection.types import GIB, MIB
 MASK_BYTES_PER_PX = 40
 # threads' stacks and arenas, pictures and tables of slides that are prepared or written: what is
 # not modelled one by one, fitted to benchmarks/bench_plan.py
-OTHER_BYTES = 24 * MIB
+OTHER_BYTES = 72 * MIB
 # over the parts: peaks of equal runs differ, as the heap falls; see benchmarks/bench_plan.py
 MARGIN = 1.06
 CUDA_CONTEXT_BYTES = 600 * MIB
