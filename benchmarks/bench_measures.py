@@ -68,7 +68,7 @@ def main() -> None:
     results["measures_of_encode"] = (
         results["measures"]["median_ms"] / results["encode"]["median_ms"]
     )
-    finish("measures", results | {"engine": encoder.engine, "num_tiles": len(tiles)}, args)
+    finish("bench_measures", results | {"engine": encoder.engine, "num_tiles": len(tiles)}, args)
 
 
 if __name__ == "__main__":
