@@ -136,25 +136,30 @@ def memory_at(folder: Path, *, bags: int, tiles: int, dim: int, hidden: int) -> 
     return peak | {"peak_gib": found.peak_bytes / GIB}
 
 
+def saves(out: Path) -> list[int]:
+    """When the checkpoints of a training were written."""
+    return [path.stat().st_mtime_ns for path in out.rglob("checkpoint.safetensors")]
+
+
 def killed(folder: Path, *, kills: int) -> dict[str, Any]:
     """Whether a training that dies at random times ends in the bytes of one that does not."""
     root = planted(folder / "kill", cases=24)
     flags = (
-        f"{root} --labels {root}/labels.csv --target label --folds 3 --hidden-dim 64 --epochs 30"
+        f"{root} --labels {root}/labels.csv --target label --folds 3 --hidden-dim 64 --epochs 60"
     )
-    flags += " --patience 30 --checkpoint-s 0 --device cpu --out"
+    flags += " --patience 60 --checkpoint-s 0 --device cpu --out"
     command = [sys.executable, "-m", "thinsection", "train", *flags.split()]
     outs, rng, died = [folder / name / "e" for name in ("whole", "killed")], random.Random(0), 0
-    start = time.perf_counter()
     subprocess.run([*command, str(outs[0])], check=True, stdout=subprocess.DEVNULL)
-    whole = time.perf_counter() - start
     for _ in range(kills):
         child = subprocess.Popen([*command, str(outs[1])], stdout=subprocess.DEVNULL)
-        try:
-            child.wait(rng.uniform(0.3, 0.6) * whole)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            died += 1
+        wait, seen = rng.randint(1, 6), saves(outs[1])  # epochs that it may end
+        while child.poll() is None and wait:
+            time.sleep(0.005)
+            wait, seen = wait - (saves(outs[1]) != seen), saves(outs[1])
+        time.sleep(rng.uniform(0, 0.05))
+        died += child.poll() is None
+        child.kill()
         child.wait()
     subprocess.run([*command, str(outs[1])], check=True, stdout=subprocess.DEVNULL)
     names = [

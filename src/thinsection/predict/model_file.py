@@ -167,7 +167,7 @@ class Usual:
 
         if n > dim:
             squares, columns = np.linalg.eigh(reduce(np.add, over(lambda z: z.T @ z)))
-            squares, axes = squares[::-1].clip(0), columns.T[::-1]
+            squares, axes = squares[::-1].clip(0), np.ascontiguousarray(columns.T[::-1])
         else:
             _, s, axes = np.linalg.svd(means - mean, full_matrices=False)
             squares = s**2
