@@ -52,7 +52,7 @@ pictures: setup
 docs: export OMP_NUM_THREADS ?= 1
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: setup
-	$(BIN)/mkdocs build -q
+	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && TMPDIR="$$tmp" $(BIN)/mkdocs build -q
 
 # on a machine with a CUDA device: checks every GPU path against the CPU, then times it; < 8 minutes
 gpu-proof: setup
@@ -67,7 +67,7 @@ test: lint types
 # twenty signals at runs, pools, Dask and Slurm, and a disk that fails at every single write: hours
 faults: export THINSECTION_FAULT_REPEATS = 20
 faults: setup
-	$(BIN)/python -m pytest tests/pipeline/test_orderly.py tests/jobs/test_dask.py tests/jobs/test_slurm_signals.py
+	$(BIN)/python -m pytest --timeout 0 tests/pipeline/test_orderly.py tests/jobs/test_dask.py tests/jobs/test_slurm_signals.py
 
 clean:
 	rm -rf $(VENV) demo site

@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from thinsection.errors import ConfigError, ThinsectionError, WeightsError
+from thinsection.errors import ConfigError, InvalidInputError, ThinsectionError, WeightsError
+from thinsection.pool import load_slide_encoder
+from thinsection.pool.encoder import Expects, check_fit
 from thinsection.predict.heads.config import HeadConfig, build_head
 from thinsection.predict.labels import Target
 from thinsection.predict.model_file import (
-    KEY,
     Inputs,
     Member,
     Model,
@@ -26,6 +27,7 @@ from thinsection.predict.model_file import (
     read_card,
     save_model,
 )
+from thinsection.weights.files import MODEL_KEY
 
 DIM = 6
 
@@ -66,6 +68,30 @@ def test_a_model_reads_back_as_it_was_and_its_bytes_are_the_same_each_time(
         assert torch.equal(one(bag, cells).logits, two(bag, cells).logits)
     far = np.full(DIM, 5.0)
     assert again.usual.distance(far) == pytest.approx(first.usual.distance(far), rel=1e-5)
+
+
+@pytest.mark.parametrize(("head", "sums"), [("abmil", 2), ("clam_sb", 2), ("clam_mb", 4)])
+def test_a_model_with_an_attention_is_a_slide_encoder(head: str, sums: int, tmp_path: Path) -> None:
+    trained, tiles = model(head), torch.randn(31, DIM)
+    save_model(path := tmp_path / "m.safetensors", trained)
+    encoder = load_slide_encoder("abmil", weights=path, device="cpu")
+    found = encoder.encode(tiles, np.zeros((31, 2), np.int64), tile_px_l0=256)
+    wanted = []
+    for member in trained.heads:
+        output = member(tiles)
+        wanted.append((output.attention.double().T @ output.instances.double()).flatten())
+    assert encoder.dim == sums * 8 == len(found)
+    np.testing.assert_allclose(found, torch.cat(wanted).detach().numpy(), atol=1e-6)
+    trained_on = {"tile_dim": DIM, "tile_px": 256, "tile_mpp": 0.5}
+    assert encoder.expects == Expects(tile_encoders=("uni2_h",), **trained_on)
+    with pytest.raises(InvalidInputError, match="tile encoder must be uni2_h"):
+        check_fit(encoder, "conch_v15", 256, 0.5)
+
+
+def test_a_model_without_an_attention_is_no_slide_encoder(tmp_path: Path) -> None:
+    save_model(path := tmp_path / "m.safetensors", model("linear"))
+    with pytest.raises(WeightsError, match="abmil weights must hold V"):
+        load_slide_encoder("abmil", weights=path, device="cpu")
 
 
 def test_calibration_divides_the_logits_of_each_member() -> None:
@@ -140,13 +166,13 @@ def test_the_card_says_use_data_figures_and_limits() -> None:
 def spoiled(path: Path, change: Callable[[dict[str, Any], dict[str, torch.Tensor]], None]) -> None:
     told, tensors = json.loads(_metadata(path)), load_file(path)
     change(told, tensors)
-    save_file(tensors, path, {KEY: json.dumps(told)})
+    save_file(tensors, path, {MODEL_KEY: json.dumps(told)})
 
 
 def _metadata(path: Path) -> str:
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
-    return str(json.loads(data[8 : 8 + size])["__metadata__"][KEY])
+    return str(json.loads(data[8 : 8 + size])["__metadata__"][MODEL_KEY])
 
 
 @pytest.mark.parametrize(

@@ -3,23 +3,40 @@
 Shapes: N tiles, D channels of a tile embedding, K hidden channels of the attention score.
 """
 
+import json
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from thinsection.attention.products import fast_products
 from thinsection.attention.reach import blocks_of
-from thinsection.errors import BudgetError, InvalidInputError, WeightsError, require
-from thinsection.pool.encoder import LoadOptions, SlideEmbedding, SlideEncoder, TileEmbeddings
+from thinsection.config import from_mapping
+from thinsection.errors import (
+    BudgetError,
+    InvalidInputError,
+    WeightsError,
+    require,
+    rewording,
+)
+from thinsection.pool.encoder import (
+    Expects,
+    LoadOptions,
+    SlideEmbedding,
+    SlideEncoder,
+    TileEmbeddings,
+)
 from thinsection.types import MIB, CoordsL0, format_bytes
-from thinsection.weights.files import load_strictly, read_state_dict
+from thinsection.weights.files import MODEL_KEY, SAFETENSORS, load_strictly, read_state_dict
 from thinsection.weights.hub import commit_of, find_weights
 from thinsection.weights.placement import resolve_device
 
@@ -117,47 +134,98 @@ class GatedAttention(nn.Module):
         return cast(Tensor, self.w(hidden))
 
 
-class AbmilSlideEncoder(SlideEncoder):
-    """Attention pooling with given weights: sum of a_n x_n, a = softmax over tiles of a score.
+class _Attention(nn.Module):
+    """A projection (none for bare attention), and the attentions on it: a head's, by its names."""
 
-    The score is `GatedAttention`'s, gated where the state dict holds `U.*`. Names: `V.weight`
-    (K, D), `V.bias` (K), `U.weight`, `U.bias` alike, `w.weight` (1, K), `w.bias` (1).
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        shapes = {name: value.shape for name, value in state.items()}
+        hidden, width = shapes["attention.V.weight"]
+        outputs, gated = shapes.get("attention.w.bias", [1])[0], "attention.U.weight" in state
+        self.attention = GatedAttention(width, hidden, outputs, gated=gated)
+        self.embed: nn.Module = nn.Identity()
+        self.tile_dim, self.dim = width, width * outputs
+        if "embed.0.weight" in state:
+            self.tile_dim = shapes["embed.0.weight"][-1]
+            self.embed = nn.Sequential(nn.Linear(self.tile_dim, width), nn.ReLU())
+
+
+class AbmilSlideEncoder(SlideEncoder):
+    """Attention pooling with given weights: sum of a_n h_n, a = softmax over tiles of a score.
+
+    The score is `GatedAttention`'s. A state dict of it alone, gated or not (`V.weight` (K, D),
+    `V.bias` (K), `U.weight`, `U.bias` alike, `w.weight` (1, K), `w.bias` (1)): h_n is the tile x_n.
+    A model of `thinsection train` with an attention (abmil, clam_sb, clam_mb): h_n is its
+    projection; the sums of its members and of their attentions stand one after another, (D',).
     """
 
     name = "abmil"
 
     def __init__(self, state_dict: Mapping[str, Tensor], *, device: str = "cpu") -> None:
-        first = state_dict.get("V.weight", torch.empty(0))
-        rule, names = "abmil state dict must hold V.weight of shape (K, D)", sorted(state_dict)
-        require(first.ndim == 2, rule, f"{tuple(first.shape)} in {names}", error=WeightsError)
-        net = GatedAttention(first.shape[1], first.shape[0], gated="U.weight" in state_dict)
-        self.weights_hash = load_strictly(net, state_dict, source="abmil state dict")
-        self._score, self.dim = net.requires_grad_(False).eval().to(device), first.shape[1]
-        self.expects = replace(self.expects, tile_dim=self.dim)
+        bare = "V.weight" in state_dict
+        state = {f"0.attention.{k}": v for k, v in state_dict.items()} if bare else state_dict
+        state = {k: v for k, v in state.items() if k.split(".")[1:2] in (["attention"], ["embed"])}
+        firsts = [state.get(f"{i}.attention.V.weight", torch.empty(0)) for i in range(len(state))]
+        members = [i for i, first in enumerate(firsts) if first.ndim == 2]
+        got = f"{sorted(state_dict)[:4]}; give a state dict of V, U and w, or such a model"
+        rule = "abmil weights must hold V.weight of shape (K, D)"
+        require(members, rule, got, error=WeightsError)
+        split = [k.partition(".") for k in state]
+        parts = ({n: state[f"{m}.{n}"] for m, _, n in split if m == str(i)} for i in members)
+        self._nets = list(map(_Attention, parts))
+        both = nn.ModuleList(self._nets)
+        self.weights_hash = load_strictly(both, state, source="abmil state dict")
+        both.requires_grad_(False).eval().to(device)
+        self.dim = sum(net.dim for net in self._nets)
+        self.expects = replace(self.expects, tile_dim=self._nets[0].tile_dim)
         self._device = device
 
     @classmethod
     def load(cls, options: LoadOptions) -> "AbmilSlideEncoder":
         """With the weights that the options name; none are published."""
         if options.weights is None:
-            remedy = "pass weights=FILE (trained by you; names in AbmilSlideEncoder)"
+            remedy = "pass weights=FILE (a model of `thinsection train`, or a state dict)"
             raise WeightsError(f"slide encoder 'abmil' has no published weights; {remedy}")
         path = find_weights(options.weights, files=("abmil.safetensors",))
-        return cls(read_state_dict(path), device=options.device)
+        encoder = cls(read_state_dict(path), device=options.device)
+        if path.suffix == SAFETENSORS:
+            encoder.expects = replace(encoder.expects, **_trained_on(path))
+        return encoder
 
     def encode(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
-        """Weighted mean (D,) float32. Memory: N scores, one float32 block of BLOCK_ROWS x D."""
-        tiles, *_ = checked_slide(tile_embeddings, coords_l0, tile_px_l0, tile_dim=self.dim)
-        blocks = blocks_of(len(tiles), BLOCK_ROWS)
+        """Weighted mean (D',) float32. Memory: N scores, one float32 block of BLOCK_ROWS x D."""
+        tiles, *_ = checked_slide(
+            tile_embeddings, coords_l0, tile_px_l0, tile_dim=self.expects.tile_dim
+        )
         with torch.inference_mode(), fast_products():
-            scores = [self._score(tiles[rows].to(self._device).float()) for rows in blocks]
-            attention = torch.cat(scores)[:, 0].double().softmax(0)
-            pooled = torch.zeros(tiles.shape[1], dtype=torch.float64, device=self._device)
-            for rows in blocks:
-                pooled += attention[rows] @ tiles[rows].to(self._device).double()
-        return _as_numpy(pooled)
+            pooled = [self._pooled(net, tiles) for net in self._nets]
+        return _as_numpy(torch.cat(pooled))
+
+    def _pooled(self, net: _Attention, tiles: Tensor) -> Tensor:
+        blocks = blocks_of(len(tiles), BLOCK_ROWS)
+
+        def projected(rows: slice) -> Tensor:
+            return cast(Tensor, net.embed(tiles[rows].to(self._device).float()))
+
+        scores = [net.attention(projected(rows)) for rows in blocks]
+        attention = torch.cat(scores).double().softmax(0).T  # (A, N)
+        parts = (attention[:, rows] @ projected(rows).double() for rows in blocks)
+        return reduce(add, parts).flatten()
+
+
+def _trained_on(path: Path) -> dict[str, Any]:
+    """What the header of a model of `thinsection train` says of its tiles, as `Expects` has it."""
+    errors = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError)
+    rule = "header of a model must say what it was trained on"
+    with rewording(rule, path, *errors, error=WeightsError), safe_open(path, "pt") as file:
+        told = (file.metadata() or {}).get(MODEL_KEY)
+        inputs = json.loads(told)["inputs"] if told else {}
+        names = {"tile_encoders": [inputs["encoder"]]} if inputs.get("encoder") else {}
+        names |= {name: inputs[name] for name in ("tile_px", "tile_mpp") if name in inputs}
+        wants = from_mapping(Expects, names)
+    return {name: getattr(wants, name) for name in names}
 
 
 def _as_numpy(vector: Tensor) -> SlideEmbedding:

@@ -39,10 +39,10 @@ from thinsection.stages.tiles import TilesStage
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tiles_h5 import open_h5, stored_dataset
 from thinsection.types import MIB
-from thinsection.weights.files import load_strictly, read_state_dict
+from thinsection.weights.files import MODEL_KEY, load_strictly, read_state_dict
 from thinsection.weights.origin import slug
 
-KEY, FORMAT = "thinsection_model", 1
+FORMAT = 1
 _BLOCK = 1024  # cases that are looked at together
 _USUAL = ("mean", "axes", "variances")  # tensors of `Usual`
 MAX_HEADER = 16 * MIB
@@ -256,7 +256,7 @@ def save_model(path: Path, model: Model) -> None:
     tensors |= {n: torch.from_numpy(getattr(model.usual, n)).float() for n in _USUAL}
     told = json.dumps(as_mapping(model.card), allow_nan=False, sort_keys=True)
     with atomic_path(path) as tmp:
-        save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, tmp, {KEY: told})
+        save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, tmp, {MODEL_KEY: told})
 
 
 def read_card(path: Path) -> ModelCard:
@@ -270,7 +270,7 @@ def read_card(path: Path) -> ModelCard:
         size = int.from_bytes(file.read(8), "little")
         fits = size <= min(MAX_HEADER, path.stat().st_size)
         require(fits, f"header must have at most {MAX_HEADER} bytes", size, error=WeightsError)
-        told = json.loads(json.loads(file.read(size))["__metadata__"][KEY])
+        told = json.loads(json.loads(file.read(size))["__metadata__"][MODEL_KEY])
         found = told.get("format")
     got = f"{found!r}; update thinsection"
     require(found == FORMAT, f"format must be {FORMAT}", got, error=WeightsError)

@@ -18,6 +18,7 @@ from thinsection.errors import WeightsError, rewording
 
 StateDict = dict[str, Tensor]
 SAFETENSORS, INDEX = ".safetensors", ".index.json"
+MODEL_KEY = "thinsection_model"  # of the metadata of a model of `thinsection train`
 # a file of a checkpoint, the preferred one first
 _STEMS = ("model.safetensors", "pytorch_model.bin")
 WEIGHTS_FILES = tuple(f"{stem}{end}" for stem in _STEMS for end in ("", INDEX))
