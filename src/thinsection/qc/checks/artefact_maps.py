@@ -14,18 +14,19 @@ from pathlib import Path
 
 from thinsection.arrays import Array, ArrayNamespace, filters
 from thinsection.qc.checks.by_example import layers, load_model
-from thinsection.qc.checks.convnet import convnet_maps
+from thinsection.qc.checks.convnet import convnet_squares
 
 INKS = ("blue", "green", "red", "black", "brown")
 _OTHERS = ("glass", "tissue", "fold", "bubble", "coverslip", "dust", "edge")
 CLASSES = (*_OTHERS, *(f"pen_{ink}" for ink in INKS))
+_EDGE, _INKS = CLASSES.index("edge"), slice(-len(INKS), None)  # side by side
 _MODEL = Path(__file__).parent / "models" / "artefacts.npz"  # by tests/support/artefact_training.py
 _UM = 8.0  # of the features' px: sigmas below are in px of this size
 _WHITE_PERCENTILE = 97
 _COARSE = 4  # px of 8 µm per px of the grid on which surroundings are measured
 _GLASS_DENSITY = 0.03  # below which, a little smoothed, a px is glass and the net is not asked
 _TISSUE_DENSITY = 0.1  # from which on a px counts for what the slide's tissue is like
-_BAND_PX = 1 << 19  # px that the net looks at once
+_BAND_PX = 1 << 17  # px that the nets look at at once
 _TEAL = 1.05  # times its density in blue light is the most that teal has in green light
 _DARK_TISSUE, _INK_AGAINST_DARK = 0.7, 1.5  # usual density, natural log; times that of ink
 _AGAINST_USUAL = 33  # which plane is the log of `near` over the usual density
@@ -44,28 +45,25 @@ def artefact_maps(ns: ArrayNamespace, rgb: Array, mpp_th: float) -> Mapping[str,
     xp, planes = ns.xp, density_features(ns, rgb, mpp_th)
     edge = max(1, round(_UM / mpp_th))
     coarse = [filters.block_means(ns, plane, edge) for plane in planes[:3]]
-    wide = convnet_maps(ns, xp.stack(coarse, axis=2))
+    squares = convnet_squares(ns, xp.stack(coarse, axis=2))
     near, flat = _sum(planes[_NEAR]) / 3, [plane.reshape(-1) for plane in planes]
     asked = xp.flatnonzero(near.reshape(-1) > _GLASS_DENSITY)
     out = xp.zeros((len(CLASSES), near.size), dtype=xp.float32)
     out[0] = 1
+    own = xp.asarray([_SHARES.get(name, 0.5) for name in CLASSES], dtype=xp.float32)
     for start in range(0, len(asked), _BAND_PX):
         part = asked[start : start + _BAND_PX]
         power = xp.exp(layers(ns, model, [plane[part] for plane in flat]).clip(-40, 40))
-        out[:, part] = (power / power.sum(axis=1, keepdims=True)).T
+        power /= power.sum(axis=1, keepdims=True)
+        row, column = part // near.shape[1] // edge, part % near.shape[1] // edge
+        both = own * power + (1 - own) * squares[row // 2, column // 2, row % 2 * 2 + column % 2]
+        # of what is ink or the slide's edge the small net, which sees no shapes, says which it is
+        inks = power[:, _INKS] / (power[:, _EDGE:].sum(axis=1, keepdims=True) + 0.1)
+        inks *= both[:, _EDGE, None]
+        both[:, _INKS] += inks
+        both[:, _EDGE] -= inks.sum(axis=1)
+        out[:, part] = both.T
     maps = {name: p.reshape(near.shape) for name, p in zip(CLASSES, out)}
-    pens = [f"pen_{ink}" for ink in INKS]
-    dark = maps["edge"] + sum(maps[pen] for pen in pens) + 0.1
-    told = {pen: maps[pen] / dark for pen in pens}
-    for name, other in zip(CLASSES, wide):
-        share = _SHARES.get(name, 0.5)
-        maps[name] *= share
-        maps[name] += (1 - share) * _spread(other, edge, near.shape)
-    # what both take for ink or the slide's edge is what the small net, which sees no shapes, says
-    edges = maps["edge"].copy()
-    for pen in pens:
-        maps[pen] += edges * told[pen]
-        maps["edge"] -= edges * told[pen]
     # ink that lets green through better than blue is no blue ink, however thin it lies
     _, green, blue = planes[_NEAR]
     teal = green < _TEAL * blue
