@@ -76,7 +76,7 @@ def _honest_tiles(run: Run, data: TileSet, protocol: Protocol, *, select: bool) 
         inner, seed = protocol.inner_folds, protocol.seed
         folds, over = drawn_folds(train.labels, train.groups, folds=inner, seed=seed)
         swept = replace(protocol, inner_folds=0)
-        parts = [replace(data, train=_take(train, a), val=_take(train, b)) for a, b in folds]
+        parts = [replace(data, train=train.take(a), val=train.take(b)) for a, b in folds]
         choice = _best([choices(run(part, protocol=swept)) for part in parts])
         words = f"chosen on {inner} inner folds of the training rows {over}".strip()
     chosen = narrowed(protocol, choice)
@@ -93,7 +93,7 @@ def _honest_tiles(run: Run, data: TileSet, protocol: Protocol, *, select: bool) 
         return trained_on(replace(train, labels=permuted(train.labels, train.groups, seed)))
 
     def learnt(shots: int, seed: int) -> float:
-        return trained_on(_take(train, draw_rows(train.labels, shots, seed=seed)))
+        return trained_on(train.take(draw_rows(train.labels, shots, seed=seed)))
 
     scores, guesses = [r.score for r in runs], [r.predictions for r in runs if r.predictions]
     details = {"selected": ", ".join(map(str, choice)), "selected_on": words}
@@ -114,12 +114,6 @@ def beside(
     curve["all"] = float(np.mean(scores))
     found = {"seed_scores": scores, "null_score": float(np.mean(by_null)), "null_scores": by_null}
     return found | {"score_by_shots": curve}
-
-
-def _take(split: Split, rows: IndexArray) -> Split:
-    groups, ids = split.groups and split.groups.take(rows), tuple(split.ids[i] for i in rows)
-    x, labels = split.embeddings[rows], split.labels[rows]
-    return Split(embeddings=x, labels=labels, ids=ids, groups=groups)
 
 
 def permuted(labels: npt.NDArray, groups: Groups | None, seed: int) -> npt.NDArray:

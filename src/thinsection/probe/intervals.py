@@ -15,16 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import require
+from thinsection.probe import statistics
 from thinsection.probe.groups import Groups
-from thinsection.probe.statistics import (
-    Flags,
-    FloatVector,
-    Fold,
-    IndexArray,
-    Scorer,
-    confusion_matrix,
-    ratio,
-)
+from thinsection.probe.statistics import Flags, FloatVector, Fold, IndexArray, Scorer, ratio
 from thinsection.types import MIB
 
 DRAWS = 2000
@@ -34,6 +27,7 @@ LOGIT_CLIP = 1e-4  # of a draw whose score lies at a bound, which has no logit
 POWER = 0.8  # of `Difference.detectable`
 MIN_GROUPS = 3  # for a test
 Bounds = tuple[float, float]  # lowest and highest
+Test = Literal["bootstrap", "delong"]
 _Draw = Callable[[np.random.Generator, int], IndexArray]  # so many sets of weights
 
 
@@ -66,14 +60,12 @@ def bootstrap_rows(
     standard deviation of the draws' logits: percentiles are too narrow for few units (coverage in
     `tests/probe/test_coverage.py`). A score at a bound, where no draw differs, gets the bound that
     n faultless units give: 0.025^(1/n). `unit` is what a row is, where it is drawn by itself;
-    `bounds` are the least and the largest score there can be.
-
-    Memory: BLOCK_BYTES of weights plus what `score` makes of them. Source: t and sqrt(n / (n - 1)):
-    Hesterberg, "What teachers should know about the bootstrap", American Statistician 69 (2015),
-    4.3; 0.025^(1/n): Clopper and Pearson, Biometrika 26 (1934).
+    `bounds` are the least and the largest score there can be. Memory: BLOCK_BYTES of weights plus
+    what `score` makes of them. Source: t and sqrt(n / (n - 1)): Hesterberg, "What teachers should
+    know about the bootstrap", American Statistician 69 (2015), 4.3; 0.025^(1/n): Clopper and
+    Pearson, Biometrika 26 (1934).
     """
-    codes = np.arange(num_rows) if groups is None else groups.codes
-    units = int(codes.max()) + 1
+    codes, units = _places(groups and groups.of_row, num_rows)
 
     def draw(rng: np.random.Generator, draws: int) -> IndexArray:
         drawn = (rng.integers(0, units, units) for _ in range(draws))
@@ -140,7 +132,7 @@ def bootstrap_predictions(
         times = np.ones(n, dtype=np.int64)
     counts = np.zeros((len(cells), len(times), num_classes**2))
     for tally, cell, prediction in zip(counts, cells, predictions, strict=True):
-        confusion_matrix(truth, prediction, num_classes)  # whose checks the cells need
+        statistics.confusion_matrix(truth, prediction, num_classes)  # whose checks the cells need
         np.add.at(tally, (units.ravel(), cell), 1)
     counts /= times[:, None]
 
@@ -184,7 +176,7 @@ class Difference:
     p_value: float  # two-sided, of no difference; not corrected
     standard_error: float
     level: float  # of the interval
-    test: Literal["bootstrap", "delong"]
+    test: Test
     groups: int  # that were resampled (rows, where there are no groups)
 
     @property
@@ -266,9 +258,7 @@ def delong(
     return _tested(float(areas[0] - areas[1]), error, count, test="delong")
 
 
-def _tested(
-    value: float, error: float, groups: int, test: Literal["bootstrap", "delong"] = "bootstrap"
-) -> Difference:
+def _tested(value: float, error: float, groups: int, test: Test = "bootstrap") -> Difference:
     """With interval and p: by Student's t for a bootstrap, by the normal for DeLong."""
     from scipy import stats
 

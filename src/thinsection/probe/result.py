@@ -12,7 +12,7 @@ from thinsection.errors import require
 from thinsection.probe import intervals, statistics
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.groups import Groups
-from thinsection.probe.intervals import Interval
+from thinsection.probe.intervals import Bounds, Interval
 from thinsection.probe.protocol import Metric, Protocol
 from thinsection.probe.statistics import METRICS, Counts, FloatVector, IndexArray, Scorers
 
@@ -249,13 +249,7 @@ def classified(
 
 
 def scored(
-    probe: str,
-    data: Any,
-    rows: Values | Ratios | Predictions,
-    metric: str,
-    *,
-    bounds: tuple[float, float] = (0.0, 1.0),
-    **known: Any,
+    probe: str, data: Any, rows: Rows, metric: str, *, bounds: Bounds = (0.0, 1.0), **known: Any
 ) -> ProbeResult:
     """The result whose score is a metric of its rows, with its interval, where none are given."""
     scorer, n = rows.scorers[metric], len(rows.ids)
@@ -264,7 +258,7 @@ def scored(
     if "interval" not in known:
         drawn: dict[str, Any] = {"seed": known["protocol"].seed, "groups": rows.groups}
         known["interval"] = intervals.bootstrap_rows(n, scorer, bounds=bounds, **drawn)
-    known[type(rows).__name__.lower()] = rows  # its field: `predictions`, `values` or `ratios`
+    known[type(rows).__name__.lower()] = rows  # its field: `values`, say
     return ProbeResult(probe=probe, dataset=data.name, metric=metric, **known)
 
 
@@ -302,7 +296,6 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
     alike = len(rows) == len(results) and len({p.ids for p in rows}) == len(metrics) == 1
     found = f"{sorted(metrics)} of {[r.dataset for r in results]}"
     require(alike, "results must be probes of the same rows with one metric", found)
-
     first, size = results[0], (max(len(p.each) for p in rows), len(rows[0].truth))
     # a probe of one seed stands beside each seed of the others
     every = replace(rows[0], repeats=np.concatenate([np.resize(p.each, size) for p in rows]))

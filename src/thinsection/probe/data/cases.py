@@ -102,19 +102,10 @@ def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
 
 
 def _grouped(
-    rows: Sequence[TextRow],
-    key: str,
-    columns: tuple[str, ...],
-    *,
-    name: str,
-    facts: dict[str, Any],
-    folded: bool = True,
-    **known: Any,
+    rows: Sequence[TextRow], key: str, columns: tuple[str, ...], *, folded: bool = True, **known: Any
 ) -> CaseTable:
-    """One entry per case (or value of `key`); its rows must agree on its label and folds.
-
-    The folds are the table's, where it has some and they are asked for.
-    """
+    """One entry per case (or value of `key`), with folds; its rows must agree on both and label."""
+    name = known["name"]
     check(rows, "table must leave cases to train on", f"none in {name!r}")
     listed = [{**row, "slide_id": s} for row in rows for s in _slide_ids(row["slide_id"])]
     whose = table_groups(listed, repr(name))
@@ -134,8 +125,8 @@ def _grouped(
     used = fold_columns if folded else []
     folds = tuple(_file_fold([*first.values()], c, name) for c in used) or None
     if folds:
-        facts = {**facts, "split_rule": f"the file's {len(folds)} fold{'s' * (len(folds) > 1)}"}
-    known |= {"name": name, "ids": tuple(first), "rows": tuple(first.values()), "facts": facts}
+        known["facts"]["split_rule"] = f"the file's {len(folds)} fold{'s' * (len(folds) > 1)}"
+    known |= {"ids": tuple(first), "rows": tuple(first.values())}
     known |= {"slides": tuple(map(tuple, slides.values())), "columns": columns, "folds": folds}
     return CaseTable(groups=Groups(whose.unit, tuple(patients.values())), **known)
 

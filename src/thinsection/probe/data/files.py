@@ -45,11 +45,9 @@ def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
     with rewording("table must be readable text", path, OSError, ValueError, error=DatasetError):
         names, raw = _raw_rows(path)  # pyarrow's errors and UnicodeDecodeError are such
     require_columns([name.strip() for name in names], required, path)
-    rows = [
-        {k.strip(): "" if v is None else str(v).strip() for k, v in r.items() if k} for r in raw
-    ]
-    check(rows, "table must have rows", f"none in {str(path)!r}")
-    return rows
+    out = [{k.strip(): "" if v is None else str(v).strip() for k, v in r.items() if k} for r in raw]
+    check(out, "table must have rows", f"none in {str(path)!r}")
+    return out
 
 
 def require_columns(columns: Iterable[str], required: Sequence[str], path: Path) -> None:

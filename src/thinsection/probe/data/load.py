@@ -35,6 +35,7 @@ Rings = Sequence[npt.NDArray[np.float64]]  # (M, 2) each, outer ones and holes; 
 # what is said of tiles (label, split where there is one, case_id): by place, or by row of the file
 Places = dict[tuple[int, int], TextRow]
 Picked = Mapping[int, TextRow]
+LabelledSlide = tuple[str, str, Sequence[TextRow], sets.Embeddings]  # its name, encoder and tiles
 
 
 def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
@@ -160,9 +161,7 @@ def load_regions(
     return files.label_rows(rows, source.stem, where=repr(where), rule=rule, **known)
 
 
-def _labelled_tiles(
-    path: Path, said: "_Said | None"
-) -> tuple[str, str, Sequence[TextRow], sets.Embeddings]:
+def _labelled_tiles(path: Path, said: "_Said | None") -> LabelledSlide:
     """A slide's name, encoder, labelled tiles and their embeddings; None: as classes were drawn."""
     tiles = read_tiles(path)
     coords, features, edge_l0 = tiles.coords_l0, tiles.features, tiles.tile_px_l0

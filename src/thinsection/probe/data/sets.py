@@ -36,6 +36,15 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def take(self, rows: IndexArray) -> "Split":
+        """Those of some rows."""
+        groups, ids = self.groups and self.groups.take(rows), tuple(self.ids[i] for i in rows)
+        x, labels = self.embeddings[rows], self.labels[rows]
+        return Split(embeddings=x, labels=labels, ids=ids, groups=groups)
+
+
+Pair = tuple[Split, Split]  # train and validation
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileSet:
@@ -182,12 +191,9 @@ class _Cases:
 
     def leakage(self, folds: Sequence[Fold]) -> str:
         """What the parts of any fold share; raises DatasetError where that is not allowed."""
-
-        def part(rows: IndexArray) -> Split:
-            ids, groups = tuple(self.ids[i] for i in rows), self.groups and self.groups.take(rows)
-            return Split(embeddings=self.vectors[rows], labels=rows, ids=ids, groups=groups)
-
-        parts = [(part(train), part(val)) for train, val in folds]
+        known = {"embeddings": self.vectors, "labels": self.strata, "ids": self.ids}
+        whole = Split(**known, groups=self.groups)
+        parts = [(whole.take(train), whole.take(val)) for train, val in folds]
         return check_leakage(parts, self.name, allowed=self.allow_leakage, rows="cases")
 
 
@@ -338,9 +344,7 @@ def check_tile_set(data: TileSet) -> TileSet:
     return replace(data, facts={**data.facts, "leakage": said})
 
 
-def check_leakage(
-    parts: Sequence[tuple[Split, Split]], name: str, *, allowed: bool, rows: str = "rows"
-) -> str:
+def check_leakage(parts: Sequence[Pair], name: str, *, allowed: bool, rows: str = "rows") -> str:
     """What train and validation share, in words; of several folds the first that shares anything.
 
     Memory: 24 N, and the rows whose sums are equal. Raises DatasetError: they share patients,

@@ -28,6 +28,7 @@ from thinsection.weights.placement import resolve_device
 
 Cases = CaseSet | SurvivalSet
 Folds = Sequence[Fold]
+Parts = Sequence[FloatVector]  # what the model of each fold answers of its validation rows
 _Bag = Callable[[int, np.random.Generator | None], torch.Tensor]  # a case's tiles (n, D)
 _Layers = dict[str, tuple[torch.Tensor, torch.Tensor]]  # weight and bias of each
 
@@ -142,7 +143,7 @@ def _folds(cases: Cases, protocol: Protocol) -> Folds:
     return folds
 
 
-def _scorers(cases: Cases, folds: Folds, parts: Sequence[Any]) -> list[Scorer]:
+def _scorers(cases: Cases, folds: Folds, parts: Parts) -> list[Scorer]:
     """By fold: the score of its validation rows, AUROC or Harrell's c-index, under weights."""
     pairs = [(part, val) for part, (_, val) in zip(parts, folds, strict=True)]
     if isinstance(cases, CaseSet):
@@ -164,9 +165,7 @@ def _rows(data: Cases | ValueSet, folds: Folds) -> tuple[IndexArray, dict[str, A
     return rows, {"ids": ids, "groups": groups, "fold": np.repeat(np.arange(len(folds)), sizes)}
 
 
-def _result(
-    probe: str, cases: Cases, folds: Folds, parts: Sequence[Any], **known: Any
-) -> ProbeResult:
+def _result(probe: str, cases: Cases, folds: Folds, parts: Parts, **known: Any) -> ProbeResult:
     """The mean of the folds' scores of their answers, with an interval over cases in the folds."""
     (rows, said), answers = _rows(cases, folds), np.concatenate(parts)
     facts: dict[str, Any] = {"cases": len(cases.ids)}
@@ -286,7 +285,7 @@ def regression_probe(data: ValueSet, *, protocol: Protocol = NANOPATH) -> ProbeR
     """
     check_finite(data.embeddings, data.ids)
     rows, known = _rows(data, data.folds)
-    guesses = [_ridge(data, *fold, protocol.regression) for fold in data.folds]
+    guesses = [_ridge(data, *fold, protocol) for fold in data.folds]
     pairs = zip(guesses, (val for _, val in data.folds), strict=True)
     by_target = [statistics.pearson(data.targets[v], g, np.ones((1, len(v))))[0] for g, v in pairs]
     known |= {"truth": data.targets[rows], "prediction": np.concatenate(guesses)}
@@ -301,10 +300,9 @@ def regression_probe(data: ValueSet, *, protocol: Protocol = NANOPATH) -> ProbeR
     return scored("regression", data, values, "pearson", bounds=bounds, **beside)
 
 
-def _ridge(
-    data: ValueSet, train: IndexArray, val: IndexArray, settings: suites.RegressionSettings
-) -> FloatVector:
+def _ridge(data: ValueSet, train: IndexArray, val: IndexArray, protocol: Protocol) -> FloatVector:
     """Predictions (n_val, T); components are rounded to float32, as HEST hands them on."""
+    settings = protocol.regression
     scaler = StandardScaler().fit(data.embeddings[train])
     x = [scaler.transform(data.embeddings[rows]) for rows in (train, val)]
     most = min(settings.components, *x[0].shape)

@@ -5,6 +5,7 @@ Shapes: N training and Nq validation rows, D channels, K classes, S support sets
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,10 +57,8 @@ def linear_probe(
     """
 
     def guess(data: TileSet, settings: suites.LinearSettings, seed: int) -> Guess:
-        heads = {
-            f"{lr:g}": train_head(data, settings, lr=lr, seed=seed + i, device=device)
-            for i, lr in enumerate(settings.lrs)
-        }
+        train = partial(train_head, data, settings, device=device)
+        heads = {f"{lr:g}": train(lr=lr, seed=seed + i) for i, lr in enumerate(settings.lrs)}
         best = max(heads.values(), key=lambda head: head.score)  # max keeps the first of equals
         weight = best.weight.T.astype(np.float64)
         details = {
