@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -94,6 +95,21 @@ def test_a_killed_training_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     assert not (out / "experiment.json").exists()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     assert files_of(out) == files_of(tmp_path / "whole" / "e")
+
+
+def test_folds_of_other_embeddings_of_the_same_size_are_trained_again(tmp_path: Path) -> None:
+    root = planted(tmp_path / "f", cases=18, tiles=(200, 300))
+    config = config_for(root, fit=replace(FIT, epochs=2))
+    train(root, out=tmp_path / "e", config=config)
+    before = files_of(tmp_path / "e")
+    for path in sorted(root.rglob("*.h5")):
+        with h5py.File(path, "r+") as file:
+            features = file["features"]
+            assert isinstance(features, h5py.Dataset)
+            features[:] = features[:][:, ::-1]
+    train(root, out=tmp_path / "e", config=config)
+    after = files_of(tmp_path / "e")
+    assert all(after[name] != before[name] for name in before)
 
 
 def test_a_bag_budget_and_workers_change_no_byte(tmp_path: Path) -> None:

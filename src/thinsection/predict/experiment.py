@@ -31,7 +31,7 @@ from thinsection.predict.tested import Tested
 from thinsection.predict.training import FitConfig
 from thinsection.probe import intervals
 from thinsection.report.index import write_index
-from thinsection.store.identity import file_sum
+from thinsection.store.identity import file_sum, fingerprint
 
 GRID = ("lr", "weight_decay", "bag_size", "dropout")  # that may be tried
 
@@ -91,7 +91,9 @@ def train(
     for line in cohort.account:
         on_message(line)
     drawn = {"folds": cross.folds, "inner": cross.inner_folds, "seed": seed}
-    study = Study(cohort=cohort, parts=studies.make_parts(cohort, cross.splits, **drawn))
+    sums = tuple(fingerprint(path) for paths in cohort.paths for path in paths)
+    parts = studies.make_parts(cohort, cross.splits, **drawn)
+    study = Study(cohort=cohort, parts=parts, sums=sums)
     study.save(out)
     results = _train_all(study, config, out, on_message)
     told, slides = tested.tested_of(study, results)

@@ -128,6 +128,7 @@ class Study:
 
     cohort: Cohort
     parts: tuple[Part, ...]
+    sums: tuple[str, ...] = ()  # `fingerprint` of each file of embeddings
 
     @classmethod
     def load(cls, out: Path) -> Self:
@@ -250,12 +251,11 @@ class TrainTask(Task[FoldJob, FoldDone]):
 
 
 def fold_key(job: FoldJob, study: Study) -> str:
-    """Hash of all that decides a fold's bytes; of embeddings the sizes of their files."""
+    """Hash of all that decides a fold's bytes; of embeddings 8 samples of each file."""
     cohort, part = study.cohort, study.parts[job.fold]
-    sizes = [path.stat().st_size for paths in cohort.paths for path in paths]
     fit = replace(job.fit, checkpoint_s=0.0)
     known = {"cases": cohort.cases, "slides": cohort.slides, "values": cohort.values}
-    told = {"target": as_mapping(cohort.target), "part": as_mapping(part), "sizes": sizes}
+    told = {"target": as_mapping(cohort.target), "part": as_mapping(part), "sums": study.sums}
     return stage_key(head=as_mapping(job.head), fit=as_mapping(fit), **known, **told)
 
 
