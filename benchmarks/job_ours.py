@@ -36,10 +36,15 @@ class MeanEncoder(TileEncoder):
         resize_px=None,
     )
 
+    room: torch.Tensor | None = None
+
     def encode(self, tiles_u8: Any) -> torch.Tensor:
         """See `TileEncoder.encode`."""
-        tiles = torch.as_tensor(tiles_u8)
-        parts = (preprocess(part, self.spec).permute(0, 2, 3, 1) for part in tiles.split(4))
+        tiles = torch.as_tensor(tiles_u8).split(4)
+        if self.room is None:  # tensors made anew for each part leave holes in the heap
+            self.room = preprocess(tiles[0], self.spec)
+        whole = (preprocess(part, self.spec, out=self.room) for part in tiles)
+        parts = (pixels.permute(0, 2, 3, 1) for pixels in whole)
         sums = [part.flatten(2).sum(1).unflatten(1, (-1, 3)).sum(1) for part in parts]  # by rows
         return torch.cat(sums) / TILE_PX**2
 
