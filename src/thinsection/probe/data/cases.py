@@ -102,7 +102,7 @@ def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
 
 
 def _grouped(
-    rows: Sequence[TextRow], key: str, columns: tuple[str, ...], *, folded: bool = True, **known: Any
+    rows: Sequence[TextRow], key: str, columns: tuple[str, ...], folded: bool = True, **known: Any
 ) -> CaseTable:
     """One entry per case (or value of `key`), with folds; its rows must agree on both and label."""
     name = known["name"]

@@ -133,13 +133,11 @@ class Folds(QcCheck, kind="folds"):
 
     def __call__(self, view: QcView) -> Outcome:
         least, sigma = view.area_px(self.min_area), view.length_px(self.smooth)
-        shown = filters.gaussian(view.ns, view.artefact_maps()["fold"], sigma)
-        found = morphology.mostly(
-            view.ns, shown > self.lower_threshold, shown > self.threshold, 0.0
-        )
-        found = morphology.keep_elongated(
-            view.ns, found & view.mask_use, self.min_elongation, least
-        )
+        p = view.artefact_maps()["fold"].astype("float32")
+        p = filters.gaussian(view.ns, p, sigma)
+        found = morphology.mostly(view.ns, p > self.lower_threshold, p > self.threshold, 0.0)
+        folds, tissue = morphology.keep_elongated, view.mask_use
+        found = folds(view.ns, found & tissue, self.min_elongation, least)
         return view.left_regions(view.mask_use & ~found, f"{self.name}_removed")
 
 
@@ -154,7 +152,7 @@ class Ink(QcCheck, kind="ink"):
 
     def __call__(self, view: QcView) -> Outcome:
         ns, maps = view.ns, view.artefact_maps()
-        inks = {name: maps[f"pen_{name}"] for name in INKS}
+        inks = {name: maps[f"pen_{name}"].astype("float32") for name in INKS}
         found = sum(inks.values()) > self.threshold
         found = morphology.drop_small(ns, found, view.area_px(self.min_area))
         if self.color != "any":
