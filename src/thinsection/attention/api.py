@@ -6,7 +6,6 @@ Shapes: B batch, H heads, P prefix tokens, N grid tokens, T = P + N tokens, D ch
 import importlib.util
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -216,9 +215,7 @@ def _form(x: Tensor) -> str:
     return f"{x.dtype} {tuple(x.shape)}"
 
 
-def attend_items(
-    items: Sequence[Item], attend: Attend, q: Tensor, out: Tensor | None = None
-) -> Tensor:
+def attend_items(items: list[Item], attend: Attend, q: Tensor, out: Tensor | None = None) -> Tensor:
     """The items of q's batch one after the other; padding was taken out before, gives zeros."""
     outputs = []
     for b, (item, valid) in enumerate(items):

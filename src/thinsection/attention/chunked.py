@@ -82,12 +82,11 @@ def forward_chunked(item: AttentionItem, plan: BlockPlan, out: Tensor | None = N
     row_blocks = blocks_of(tokens, plan.queries, prefix)
     reach = Reach(item, row_blocks, blocks_of(tokens, plan.keys, prefix))
     bounded = reach.score_bound <= MAX_BOUND
-    low = bounded and item.q.dtype == torch.bfloat16
     out = torch.empty_like(item.q) if out is None else out
     lse = item.q.new_empty(heads, tokens, dtype=dtype)
     buffers = Buffers(plan, item)
     for r, rows in enumerate(row_blocks):
-        sums = buffers.row_sums(item, rows, low=low, bounded=bounded)
+        sums = buffers.row_sums(item, rows, bounded=bounded)
         active = list(range(heads))
         for key_block in reach.key_blocks(r):
             active = [h for h in active if not reach.ended(h, key_block, sums[h].least)]
@@ -167,13 +166,11 @@ class Buffers:
         shape = (2, heads, min(plan.queries, tokens), dim)
         self._q_and_acc = item.q.new_empty(shape, dtype=item.math_dtype)
 
-    def row_sums(
-        self, item: AttentionItem, rows: slice, *, low: bool, bounded: bool
-    ) -> list[RowSums]:
+    def row_sums(self, item: AttentionItem, rows: slice, *, bounded: bool) -> list[RowSums]:
         """A fresh one per head; valid until the next query block."""
         q, acc = self._q_and_acc[:, :, : rows.stop - rows.start]
         q.copy_(item.q[:, rows]).mul_(item.scale * LOG2E)
-        q = q.to(item.q.dtype) if low else q
+        q = q.to(item.q.dtype) if bounded and item.q.dtype == torch.bfloat16 else q
         return [RowSums(one, a, bounded=bounded) for one, a in zip(q, acc.zero_(), strict=True)]
 
     def distances(self, item: AttentionItem, rows: slice, columns: slice) -> ScoreBlock:

@@ -17,6 +17,10 @@ _ROOT = typer.Option("--cache-dir", help="Folder of caches. [default: the user's
 Root = Annotated[Path | None, _ROOT]
 _GRID = typer.Option(help="Which tile grid, where there are several.")
 _FEATURES = typer.Option(help="Which embeddings, where there are several.")
+Features = Annotated[str | None, _FEATURES]
+Paths = Annotated[list[str], typer.Argument(help="Slides, folders, cohort CSV, results.")]
+H5ad = Annotated[Path, typer.Option(help="The .h5ad file.")]
+GeoJson = Annotated[Path, typer.Option(help="Folder of the GeoJSON files.")]
 Name = Annotated[str, typer.Argument(help="A name that `cache ls` shows.")]
 
 EXIT_DAMAGED, EXIT_SOME_LEFT_OUT = 1, 3
@@ -54,10 +58,7 @@ def ls(folder: FolderArgument) -> None:
 
 @app.command("view")
 @with_config("thinsection.view:ViewConfig")
-def view(
-    paths: Annotated[list[str], typer.Argument(help="Slides, folders, cohort CSV, results.")],
-    config: Any = None,
-) -> None:
+def view(paths: Paths, config: Any = None) -> None:
     """Look at slides in the browser: deep zoom, layers of results, similar tiles. Read-only.
 
     Examples:
@@ -106,11 +107,7 @@ def _end(left_out: list[str], line: str) -> None:
 
 
 @exports.command("anndata")
-def export_anndata(
-    folder: FolderArgument,
-    out: Annotated[Path, typer.Option(help="The .h5ad file.")],
-    features: Annotated[str | None, _FEATURES] = None,
-) -> None:
+def export_anndata(folder: FolderArgument, out: H5ad, features: Features = None) -> None:
     """X = tile embeddings, obsm['spatial'] = coordinates; for scanpy, squidpy and LazySlide.
 
     Example: thinsection export anndata results --out results/tiles.h5ad
@@ -124,9 +121,7 @@ def export_anndata(
 
 @exports.command("qupath")
 def export_qupath(
-    folder: FolderArgument,
-    out: Annotated[Path, typer.Option(help="Folder of the GeoJSON files.")],
-    grid: Annotated[str | None, _GRID] = None,
+    folder: FolderArgument, out: GeoJson, grid: Annotated[str | None, _GRID] = None
 ) -> None:
     """A GeoJSON file a slide: outlines as annotations, tiles with their columns as detections.
 
@@ -146,7 +141,7 @@ def _exporter(tool: str) -> Callable[..., None]:
     def export(
         folder: FolderArgument,
         out: Annotated[Path, typer.Option(help="The folder of that tool.")],
-        features: Annotated[str | None, _FEATURES] = None,
+        features: Features = None,
         copy: Annotated[bool, typer.Option(help="Copies, no links.")] = False,
     ) -> None:
         left: list[str] = []

@@ -15,6 +15,7 @@ app = typer.Typer()
 _SLIDES = typer.Argument(help="Slide files, folders, URLs or cohort CSVs.", show_default=False)
 _OUT = typer.Option("--out", help="Results folder, or URL (s3://, ...).", show_default=False)
 SlidesArgument = Annotated[list[str], _SLIDES]
+Slurm = Annotated[bool, typer.Option("--slurm", help="Print #SBATCH lines too.")]
 
 _QC_SLIDES = typer.Argument(help="Slides, folders, or a cohort CSV.")
 _PIPELINE = typer.Option(help="Write the pipeline as TOML; without slides, only that.")
@@ -200,11 +201,7 @@ def demo(
 
 @app.command("plan")
 @with_config(RunConfig)
-def plan(
-    slides: SlidesArgument,
-    slurm: Annotated[bool, typer.Option("--slurm", help="Print #SBATCH lines too.")] = False,
-    config: Any = None,
-) -> None:
+def plan(slides: SlidesArgument, slurm: Slurm = False, config: Any = None) -> None:
     """Predict peak memory and time from headers and thumbnails; no tile is decoded.
 
     Example: thinsection plan slides/ --gpu a40 --encoder uni2_h --slurm

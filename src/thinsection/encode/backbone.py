@@ -157,11 +157,10 @@ def pretrained_backbone(
     None for the file where code of the repository read it. Memory: the weights once in float32, and
     the file's own tensors where they are narrower.
     """
-    kind = spec.architecture.kind
     if spec.architecture.options.get("runs_own_code"):
         return _load_with_code(spec, allow_remote_code=allow_remote_code), None
     path = weights or _published_weights(spec)
-    if kind in ("transformers", "auto"):
+    if spec.architecture.kind in ("transformers", "auto"):
         return _load_transformers(spec, path), path
     # what is declared is known to keep all its state in the state dict, so nothing stays on meta
     backbone = build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
@@ -232,14 +231,11 @@ def _from_pretrained(network_class: Any, source: str, **options: Any) -> Any:
             network, info = load(source, output_loading_info=True, **options)
         except (OSError, ValueError, RuntimeError) as error:
             raise WeightsError(f"weights must load, got {error} in {source!r}") from error
-    problems = {
-        kind: names
-        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
-        if (names := [n for n in map(str, info[kind]) if not n.startswith(_UNUSED_HEADS)])
-    }
-    got = "; ".join(f"{len(v)} {k} ({v[0]}, ...)" for k, v in problems.items())
+    kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
+    wrong = {k: [n for n in map(str, info[k]) if not n.startswith(_UNUSED_HEADS)] for k in kinds}
+    got = "; ".join(f"{len(v)} {k} ({v[0]}, ...)" for k, v in wrong.items() if v)
     rule = "weights must fit the architecture name by name"
-    require(not problems, rule, f"{got} in {source!r}", error=WeightsError)
+    require(not got, rule, f"{got} in {source!r}", error=WeightsError)
     return network.float()
 
 

@@ -196,17 +196,14 @@ def _from_timm(
         hub_id += published["architecture"] + (f".{tag}" if tag else "")
     known: dict[str, Any] = {"name": name, "input_px": input_px, "tile_mpp": None}
     known |= {"tile_px": resize_px, "resize_px": resize_px, "weights_files": WEIGHTS_FILES}
+    known |= {"dim": 0, "pooling": "head", "source": f"timm {model}", "repo": hub_id or None}
     spec = EncoderSpec(
         **known,
-        dim=0,
         architecture=registry.Architecture(kind="timm", model=model, options=options),
         interpolation="bilinear" if published.get("interpolation") == "bilinear" else "bicubic",
         mean=_rgb(published.get("mean") or registry.IMAGENET_MEAN),
         std=_rgb(published.get("std") or registry.IMAGENET_STD),
-        pooling="head",
         licence=str(published.get("license") or "unknown"),
-        source=f"timm {model}",
-        repo=hub_id or None,
     )
     # the dimension and the kind of features that the network really has
     backbone = build_backbone(spec, device="meta").eval()

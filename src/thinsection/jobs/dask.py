@@ -31,9 +31,7 @@ _CONNECT_S = 10.0  # to a scheduler that must be there already
 _SETTINGS: dict[str, Any] = {
     "distributed.scheduler.allowed-failures": 0,  # what is tried again is not Dask's to say
     "distributed.scheduler.work-stealing": False,
-    "distributed.worker.memory.target": False,
-    "distributed.worker.memory.spill": False,
-    "distributed.worker.memory.pause": False,
+    **{f"distributed.worker.memory.{at}": False for at in ("target", "spill", "pause")},
     "distributed.worker.memory.terminate": 0.95,
 }
 _ANY_PORT = {"dashboard_address": "localhost:0"}

@@ -49,12 +49,10 @@ def job_request(
     if config.walltime:
         numbers["walltime_s"] = (parse_walltime(config.walltime), "--walltime")
     request = Request(**{name: value for name, (value, _) in numbers.items()})
-    shown = {
-        "cpus": f"{request.cpus} CPUs",
-        "memory_bytes": format_bytes(request.memory_bytes),
-        "walltime_s": format_walltime(request.walltime_s),
-        **({"gpus": f"{request.gpus} GPU"} if request.gpus else {}),
-    }
+    shown = {"cpus": f"{request.cpus} CPUs", "memory_bytes": format_bytes(request.memory_bytes)}
+    shown["walltime_s"] = format_walltime(request.walltime_s)
+    if request.gpus:
+        shown["gpus"] = f"{request.gpus} GPU"
     origins = tuple(f"{text}: {numbers[name][1]}" for name, text in shown.items())
     return JobRequest(request=request, origins=origins, warning=warning)
 
@@ -133,8 +131,5 @@ def fitting_nodes(
         fit = [f" gpu:{n}".rstrip(":") for n, k in cards if int(k) >= request.gpus and suits(n)]
         for kind in fit if request.gpus else [""]:
             counted.setdefault(partition + kind, Counter())[state] += int(nodes)
-    return [
-        f"{name}: fits {sum(states.values())} nodes, now {states['idle']} idle, {states['mix']} "
-        "partly free"
-        for name, states in counted.items()
-    ]
+    told = ((kind, sum(of.values()), of["idle"], of["mix"]) for kind, of in counted.items())
+    return [f"{n}: fits {k} nodes, now {idle} idle, {mix} partly free" for n, k, idle, mix in told]

@@ -226,11 +226,9 @@ class Array:
         lost = {index for index, state in states.items() if state == "LOST"}
         if lost - known.keys():
             known = accounted_states(self.job_id or 0) | known
-        return {
-            index: self._end(index, known.get(index, TaskState()) if index in lost else None)
-            for index, state in states.items()
-            if state in ("DONE", "LOST")
-        }
+        ended = (index for index, state in states.items() if state in ("DONE", "LOST"))
+        how = {index: known.get(index, TaskState()) for index in lost}
+        return {index: self._end(index, how.get(index)) for index in ended}
 
     def _look(self, among: Collection[int] | None) -> tuple[dict[int, str], dict[int, TaskState]]:
         """The states of these indices (None: of all), and what squeue said of them."""

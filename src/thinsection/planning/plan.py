@@ -160,13 +160,9 @@ def slide_size(entry: SlideEntry, config: RunConfig) -> SlideSize:
         table = tile_grid(slide, config.tiles, tissue=tissue_mask(slide, config.tissue))
         wanted = thumbnail_size(slide.size, slide.slide_mpp, config.tissue.mask_mpp)
         finest = [lv for lv in slide.levels if lv.size[0] >= wanted[0]] or [slide.levels[0]]
-        return SlideSize(
-            slide_id=entry.slide_id,
-            num_tiles=len(table),
-            read_px=math.prod(table.plan.size_lv),
-            mask_px=math.prod(wanted),
-            thumbnail_px=math.prod(finest[-1].size),
-        )
+        sizes = {"read_px": table.plan.size_lv, "mask_px": wanted, "thumbnail_px": finest[-1].size}
+        px = {name: math.prod(size) for name, size in sizes.items()}
+        return SlideSize(slide_id=entry.slide_id, num_tiles=len(table), **px)
 
 
 def _warnings(memory: MemoryPlan, by: Planner) -> tuple[str, ...]:
@@ -242,11 +238,8 @@ def _numbers(cpus: tuple[int, str], memory: tuple[int, str], time: tuple[float, 
     """Each with its margin, which is said beside where it comes from."""
     asked, wall = with_margins(memory[0], time[0])
     least = f"+{TIME_MARGIN - 1:.0%}, at least {LEAST_TIME_S} s"
-    return {
-        "cpus": cpus,
-        "memory_bytes": (asked, f"{memory[1]}, +{MEMORY_MARGIN - 1:.0%}"),
-        "walltime_s": (wall, f"{time[1]}, {least}"),
-    }
+    held = (asked, f"{memory[1]}, +{MEMORY_MARGIN - 1:.0%}")
+    return {"cpus": cpus, "memory_bytes": held, "walltime_s": (wall, f"{time[1]}, {least}")}
 
 
 def _like(count: int, opened: Sequence[Any]) -> str:

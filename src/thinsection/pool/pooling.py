@@ -21,13 +21,7 @@ from torch import Tensor, nn
 from thinsection.attention.products import fast_products
 from thinsection.attention.reach import blocks_of
 from thinsection.config import from_mapping
-from thinsection.errors import (
-    BudgetError,
-    InvalidInputError,
-    WeightsError,
-    require,
-    rewording,
-)
+from thinsection.errors import BudgetError, InvalidInputError, WeightsError, require, rewording
 from thinsection.pool.encoder import (
     Expects,
     LoadOptions,
@@ -196,9 +190,8 @@ class AbmilSlideEncoder(SlideEncoder):
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
         """Weighted mean (D',) float32. Memory: N scores, one float32 block of BLOCK_ROWS x D."""
-        tiles, *_ = checked_slide(
-            tile_embeddings, coords_l0, tile_px_l0, tile_dim=self.expects.tile_dim
-        )
+        dim = self.expects.tile_dim
+        tiles, *_ = checked_slide(tile_embeddings, coords_l0, tile_px_l0, tile_dim=dim)
         with torch.inference_mode(), fast_products():
             pooled = [self._pooled(net, tiles) for net in self._nets]
         return _as_numpy(torch.cat(pooled))

@@ -86,9 +86,8 @@ class Bags(Closing):
         return Bag(features, cells)
 
     def _opened(self, case: int) -> Sequence[Stored]:
-        h5 = [path.suffix.lower() in (".h5", ".hdf5") for path in self._files[case]]
-        paths = zip(self._files[case], h5, strict=True)
-        slides = [EmbeddingRows(path) if ours else read_embeddings(path) for path, ours in paths]
+        paths, h5 = self._files[case], (".h5", ".hdf5")
+        slides = [EmbeddingRows(p) if p.suffix.lower() in h5 else read_embeddings(p) for p in paths]
         size = sum(len(s) * s.shape[1] * s.dtype.itemsize for s in slides)
         if size <= self._left:
             self._left -= size

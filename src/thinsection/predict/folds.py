@@ -9,7 +9,7 @@ OUT/folds/<job>.safetensors    weights `head.*`; `logits` (n, K) of the test cas
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -23,7 +23,7 @@ from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import DatasetError, rewording
 from thinsection.files.atomic import write_json
 from thinsection.files.lock import LOCK_NAME, hold
-from thinsection.jobs.contract import Report, Task
+from thinsection.jobs.contract import OnEvent, Report, Task
 from thinsection.pipeline.task import set_threads
 from thinsection.predict.bags import Bags
 from thinsection.predict.heads.config import HEADS, HeadConfig
@@ -196,9 +196,7 @@ class TrainTask(Task[FoldJob, FoldDone]):
     memory: str
     threads: int = 0
 
-    def __call__(
-        self, entries: Sequence[FoldJob], *, on_event: Callable[[Any], None]
-    ) -> Report[FoldDone]:
+    def __call__(self, entries: Sequence[FoldJob], *, on_event: OnEvent) -> Report[FoldDone]:
         """See `Task.__call__`. Memory: `memory`, of the whole process."""
         set_threads(self.threads, torch_too=True)
         study, results = Study.load(self.out), []

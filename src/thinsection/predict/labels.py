@@ -22,6 +22,7 @@ from thinsection.store.ledger import SLIDES
 Kind = Literal["binary", "multiclass", "multilabel", "regression", "cox", "discrete"]
 TaskName = Literal["auto", "binary", "multiclass", "multilabel", "regression", "cox", "discrete"]
 Floats = npt.NDArray[np.float64]
+Found = tuple[dict[str, Path], dict[str, str], str]  # what `feature_files` gives
 INTERVALS = 4  # of time in 'discrete', with equally many events each
 MOST_CLASSES = 10  # different numbers that are taken for classes
 _SHOWN = 3  # names in a line of the account
@@ -137,9 +138,7 @@ def several(items: tuple[str, ...]) -> tuple[str, ...]:
     return items if len(items) > 1 else ()
 
 
-def feature_files(
-    data: Path, features: str | None = None
-) -> tuple[dict[str, Path], dict[str, str], str]:
+def feature_files(data: Path, features: str | None = None) -> Found:
     """Slide id -> file of embeddings, slide id -> why it has none, and where they were found.
 
     Of a results folder what its ledgers know; else a folder of files of ours, TRIDENT, CLAM (its

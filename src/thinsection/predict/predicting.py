@@ -17,7 +17,7 @@ import torch
 from thinsection.config import as_mapping, from_mapping, option, replace_flat, section
 from thinsection.errors import OutputError, require
 from thinsection.files.atomic import write_json, write_table, writing
-from thinsection.jobs.contract import Report, Task
+from thinsection.jobs.contract import OnEvent, Report, Task
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.pipeline.folder import Results, open_results
@@ -27,7 +27,7 @@ from thinsection.pipeline.run import run
 from thinsection.pipeline.task import set_threads
 from thinsection.predict import model_file
 from thinsection.predict.bags import Bag, Bags
-from thinsection.predict.labels import Target, feature_files
+from thinsection.predict.labels import Found, Target, feature_files
 from thinsection.predict.model_file import Inputs, Model, ModelCard
 from thinsection.probe.data.files import EMBEDDING_SUFFIXES
 from thinsection.probe.groups import group_rows
@@ -101,9 +101,7 @@ class PredictTask(Task[Prediction, Prediction]):
     heatmaps: bool = False
     threads: int = 0
 
-    def __call__(
-        self, entries: Sequence[Prediction], *, on_event: Callable[[Any], None]
-    ) -> Report[Prediction]:
+    def __call__(self, entries: Sequence[Prediction], *, on_event: OnEvent) -> Report[Prediction]:
         """See `Task.__call__`; a bad file is a prediction with an error.
 
         Memory: the model, and one bag: its embeddings, and what the head takes (`Head.forward`).
@@ -242,7 +240,7 @@ def predict(
         told: dict[str, Any] = {"on_event": on_event, "on_message": on_message}
         wanted = _embed(given, card, config, out=str(out), **told)
     home, name = Path(out).absolute() if out else data, f"predictions_{slug(card.name)}"
-    address, files, lacking = _embeddings(data, card.inputs, config.predict.features, wanted)
+    files, lacking, address = _embeddings(data, card.inputs, config.predict.features, wanted)
     results = open_results(data) if (data / SLIDES).is_dir() else None
     entries = list(_bags(files, results))
     asked: dict[str, Any] = {"device": config.predict.device, "heatmaps": heatmaps}
@@ -281,10 +279,8 @@ def _has_embeddings(folder: Path) -> bool:
     return (folder / SLIDES).is_dir() or any(f.suffix in EMBEDDING_SUFFIXES for f in files)
 
 
-def _embeddings(
-    data: Path, inputs: Inputs, named: str | None, wanted: set[str] | None
-) -> tuple[str, dict[str, Path], dict[str, str]]:
-    """Address, files by slide (wanted, or all), and why others have none, as the model takes them.
+def _embeddings(data: Path, inputs: Inputs, named: str | None, wanted: set[str] | None) -> Found:
+    """Those of the slides that are wanted (None: of all), as the model takes them.
 
     Raises InvalidInputError: none are; says what is wrong with those that come nearest.
     """
@@ -302,7 +298,7 @@ def _embeddings(
     model_file.check_inputs(inputs, found, next(iter(files)))
     kept = {*files, *lacking} if wanted is None else wanted
     lacking = {s: why for s, why in lacking.items() if s in kept}
-    return place, {s: file for s, file in files.items() if s in kept}, lacking
+    return {s: file for s, file in files.items() if s in kept}, lacking, place
 
 
 def _bags(files: Mapping[str, Path], results: Results | None) -> Iterator[Prediction]:

@@ -61,12 +61,9 @@ class Request:
     def directives(self, *, gres: str | None = None) -> list[str]:
         """The request as sbatch takes it; `gres` stands in place of the number of GPUs."""
         gres = gres or (f"gpu:{self.gpus}" if self.gpus else None)
-        return [
-            f"--cpus-per-task={self.cpus}",
-            f"--mem={math.ceil(self.memory_bytes / MIB)}M",
-            f"--time={format_walltime(self.walltime_s)}",
-            *([f"--gres={gres}"] if gres else []),
-        ]
+        memory, time = math.ceil(self.memory_bytes / MIB), format_walltime(self.walltime_s)
+        asked = [f"--cpus-per-task={self.cpus}", f"--mem={memory}M", f"--time={time}"]
+        return [*asked, f"--gres={gres}"] if gres else asked
 
     def sbatch_lines(self) -> tuple[str, ...]:
         """The request as `#SBATCH` lines."""

@@ -94,12 +94,9 @@ def environment_facts(*, gpus_visible: int) -> dict[str, Any]:
     """gpus_visible, torch_cuda_build (None before torch was loaded), and where the cache lies."""
     torch = sys.modules.get("torch")
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    return {
-        "gpus_visible": gpus_visible,
-        "torch_cuda_build": torch.version.cuda is not None if torch is not None else None,
-        "cache": str(cache),
-        "cache_filesystem": filesystem_of(cache),
-    }
+    build = torch.version.cuda is not None if torch is not None else None
+    found: dict[str, Any] = {"gpus_visible": gpus_visible, "torch_cuda_build": build}
+    return found | {"cache": str(cache), "cache_filesystem": filesystem_of(cache)}
 
 
 def filesystem_of(path: Path, mounts: str | None = None) -> str:

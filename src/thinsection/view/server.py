@@ -56,6 +56,7 @@ _OPEN_BYTES = CACHE_BYTES + 32 * MIB  # of an open slide
 _THUMBNAIL_PX, _CROP_PX, _SIMILAR = 240, 160, 12
 _IDENTIFYING = ("label", "macro")
 _NOTHING = Results(folder=Path(), ledgers={})
+Source = Results | Sequence[str | Path]  # paths: slides, folders, cohort CSVs, a results folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +78,7 @@ class ViewConfig:
     slides: SlidesConfig = section(SlidesConfig)
 
 
-def _slides_of(
-    source: Results | Sequence[str | Path], config: ViewConfig
-) -> tuple[Results, list[SlideEntry]]:
+def _slides_of(source: Source, config: ViewConfig) -> tuple[Results, list[SlideEntry]]:
     """The results, and the slides: theirs, then those that are named, whose paths hold."""
     results, paths = _NOTHING, list[str | Path]()
     if isinstance(source, Results):
@@ -111,7 +110,7 @@ class ShownSlides:
     InvalidInputError: several results folders.
     """
 
-    def __init__(self, source: Slide | Results | Sequence[str | Path], config: ViewConfig) -> None:
+    def __init__(self, source: Slide | Source, config: ViewConfig) -> None:
         self._config, self._reader, self._lock = config.view, config.slides.reader, threading.Lock()
         total, got = parse_bytes(config.view.memory, name="memory"), config.view.memory
         require(total >= 512 * MIB, "memory must be >= 512 MiB", got, error=errors.BudgetError)
@@ -225,10 +224,7 @@ class Viewer(Closing):
     """
 
     def __init__(
-        self,
-        source: Slide | Results | Sequence[str | Path],
-        config: ViewConfig | None = None,
-        **settings: object,
+        self, source: Slide | Source, config: ViewConfig | None = None, **settings: object
     ) -> None:
         config = replace_flat(config or ViewConfig(), settings)
         token = secrets.token_urlsafe(24)

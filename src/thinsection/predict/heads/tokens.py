@@ -35,10 +35,8 @@ class NystromAttention(nn.Module):
         self.heads, self.landmarks = heads, width // 2
         self.to_qkv = nn.Linear(width, 3 * width, bias=False)
         self.to_out = nn.Sequential(nn.Linear(width, width), nn.Dropout(dropout))
-        kernel = (RESIDUAL_KERNEL, 1)
-        self.res_conv = nn.Conv2d(
-            heads, heads, kernel, padding=(RESIDUAL_KERNEL // 2, 0), groups=heads, bias=False
-        )
+        kernel, padding = (RESIDUAL_KERNEL, 1), (RESIDUAL_KERNEL // 2, 0)
+        self.res_conv = nn.Conv2d(heads, heads, kernel, padding=padding, groups=heads, bias=False)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """States (T, C), and by head (h, T) the attention of the first token to each.
