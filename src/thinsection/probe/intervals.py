@@ -65,7 +65,8 @@ def bootstrap_rows(
     know about the bootstrap", American Statistician 69 (2015), 4.3; 0.025^(1/n): Clopper and
     Pearson, Biometrika 26 (1934).
     """
-    codes, units = _places(groups and groups.of_row, num_rows)
+    codes = np.arange(num_rows) if groups is None else groups.codes
+    units = int(codes.max()) + 1
 
     def draw(rng: np.random.Generator, draws: int) -> IndexArray:
         drawn = (rng.integers(0, units, units) for _ in range(draws))

@@ -191,7 +191,7 @@ class _Cases:
 
     def leakage(self, folds: Sequence[Fold]) -> str:
         """What the parts of any fold share; raises DatasetError where that is not allowed."""
-        known = {"embeddings": self.vectors, "labels": self.strata, "ids": self.ids}
+        known: dict[str, Any] = {"embeddings": self.vectors, "labels": self.strata, "ids": self.ids}
         whole = Split(**known, groups=self.groups)
         parts = [(whole.take(train), whole.take(val)) for train, val in folds]
         return check_leakage(parts, self.name, allowed=self.allow_leakage, rows="cases")

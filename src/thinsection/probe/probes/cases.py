@@ -28,7 +28,7 @@ from thinsection.weights.placement import resolve_device
 
 Cases = CaseSet | SurvivalSet
 Folds = Sequence[Fold]
-Parts = Sequence[FloatVector]  # what the model of each fold answers of its validation rows
+Parts = Sequence[Any]  # what the model of each fold answers of its validation rows
 _Bag = Callable[[int, np.random.Generator | None], torch.Tensor]  # a case's tiles (n, D)
 _Layers = dict[str, tuple[torch.Tensor, torch.Tensor]]  # weight and bias of each
 

@@ -80,7 +80,7 @@ def artefact_maps(ns: ArrayNamespace, rgb: Array, mpp_th: float) -> Mapping[str,
     return {name: p.reshape(size) for name, p in zip(CLASSES, out)}
 
 
-def _move(p: Mapping[str, Array], old: str, new: str, where: Array) -> None:
+def _move(p: dict[str, Array], old: str, new: str, where: Array) -> None:
     """Gives P of one class to another, in place."""
     p[new] += where * p[old]
     p[old] *= ~where
