@@ -28,6 +28,7 @@ from thinsection.types import format_bytes
 if TYPE_CHECKING:
     import pandas
 
+Listener = Callable[[str], None]  # is told a line of text
 _SHOWN_SLIDES = 8  # thumbnails of `_repr_html_`
 
 
@@ -70,10 +71,8 @@ class Results:
         found: dict[str, list[StageRecord]] = {}
         for address, record in (item for lg in self.ledgers.values() for item in lg.stages.items()):
             found.setdefault(address, []).append(record)
-        rows = [
-            FolderRow(name, len(of), sum(sum(r.files.values()) for r in of), of[-1].facts)
-            for name, of in found.items()
-        ]
+        sizes = {name: sum(sum(r.files.values()) for r in of) for name, of in found.items()}
+        rows = [FolderRow(name, len(of), sizes[name], of[-1].facts) for name, of in found.items()]
         in_order = sorted(rows, key=lambda r: (not r.address.startswith(f"{SLIDES}/"), r.address))
         return tuple(in_order)
 
@@ -282,9 +281,7 @@ def verify(folder: Path) -> tuple[int, list[str]]:
 
 
 @contextmanager
-def leaving_out(
-    slide_id: str, told: Callable[[str], None] | None, *errors: type[Exception]
-) -> Iterator[None]:
+def leaving_out(slide_id: str, told: Listener | None, *errors: type[Exception]) -> Iterator[None]:
     """Tells of an error with a slide, which is left out; where nobody is told, it is raised."""
     try:
         yield
@@ -295,11 +292,7 @@ def leaving_out(
 
 
 def export_anndata(
-    folder: Path,
-    target: Path,
-    *,
-    features: str | None = None,
-    on_damage: Callable[[str], None] | None = None,
+    folder: Path, target: Path, *, features: str | None = None, on_damage: Listener | None = None
 ) -> int:
     """Number of tiles written to an .h5ad: X = embeddings, obsm['spatial'] = level-0 coordinates.
 

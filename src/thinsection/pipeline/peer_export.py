@@ -16,7 +16,7 @@ import numpy.typing as npt
 from thinsection.encode.registry import peer_encoder
 from thinsection.errors import InvalidInputError, StoreError, require
 from thinsection.files.atomic import atomic_path, link_or_copy, read_table, write_table
-from thinsection.pipeline.folder import Results, leaving_out, one_address, open_results
+from thinsection.pipeline.folder import Listener, Results, leaving_out, one_address, open_results
 from thinsection.registry import Entry, Registry
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SlideLedger
@@ -132,7 +132,7 @@ def export_peer(
     *,
     features: str | None = None,
     copy: bool = False,
-    on_left_out: Callable[[str], None] | None = None,
+    on_left_out: Listener | None = None,
 ) -> int:
     """Number of slides that are now in a folder as `tool` writes it.
 
@@ -238,12 +238,10 @@ def _trident_tables(slides: Sequence[PeerSlide]) -> Tables:
 
 
 def _clam(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
-    """Source: mahmoodlab/CLAM 53e2409, extract_features_fp.py, wsi_core/WholeSlideImage.py.
-
-    It reads patch_size px of patch_level, so both are given of level 0: there is no level whose
-    number its OpenSlide and our reader count alike in every file.
-    """
+    """Source: mahmoodlab/CLAM 53e2409, extract_features_fp.py, wsi_core/WholeSlideImage.py."""
     size, edge, name = slide.size, slide.edge_l0, slide.file_stem
+    # it reads patch_size px of patch_level, so both are given of level 0: there is no level whose
+    # number its OpenSlide and our reader count alike in every file
     attributes = {
         **{"patch_size": edge, "patch_level": 0, "patch_size_level0": edge},
         **{"downsample": (1.0, 1.0), "downsampled_level_dim": size, "level_dim": size},

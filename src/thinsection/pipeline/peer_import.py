@@ -21,7 +21,7 @@ from thinsection.encode.registry import our_name
 from thinsection.errors import InvalidInputError, StoreError, ThinsectionError, require, rewording
 from thinsection.files.atomic import atomic_path, read_table
 from thinsection.files.lock import LOCK_NAME, hold
-from thinsection.pipeline.folder import leaving_out
+from thinsection.pipeline.folder import Listener, leaving_out
 from thinsection.pipeline.records import begin_record, end_record
 from thinsection.pipeline.results import write_tables
 from thinsection.report.index import write_index
@@ -190,7 +190,7 @@ def import_peer(
     *,
     slides: Sequence[str | Path] = (),
     encoder: str | None = None,
-    on_left_out: Callable[[str], None] | None = None,
+    on_left_out: Listener | None = None,
 ) -> int:
     """Number of slides of a tool's folder that are now in a results folder.
 
@@ -307,19 +307,17 @@ def _attributes(tool: str, one: Found, told: Mapping[str, Any]) -> dict[str, Any
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _write(
-    ledger: SlideLedger, address: str, one: Found, attributes: Mapping[str, Any]
-) -> SlideLedger:
+def _write(ledger: SlideLedger, address: str, one: Found, said: Mapping[str, Any]) -> SlideLedger:
     """The ledger with the file of a stage, which is written where it is not there yet."""
-    name, tool = f"{address}/{ledger.slide_id}.h5", attributes["imported_from"]
+    name, tool = f"{address}/{ledger.slide_id}.h5", said["imported_from"]
     target, facts = ledger.out / name, {"num_tiles": len(one.coords_l0), "imported_from": tool}
     needs, how = tuple[str, ...](), dict[str, Any](dim=0)
     if (features := one.features) is not None:
         needs, how = (f"{address.rpartition('/')[0]}/tiles",), {"dim": features.shape[1]}
-        facts |= {"encoder": attributes["encoder"], **how}
+        facts |= {"encoder": said["encoder"], **how}
         how |= {"dtype": "float16"} if features.dtype == np.float16 else {}
     with atomic_path(target) as tmp:
-        with TilesWriter(tmp, attributes=attributes, **how) as writer:
+        with TilesWriter(tmp, attributes=said, **how) as writer:
             writer.append(one.coords_l0, features)
         digest, size = file_sum(tmp), tmp.stat().st_size
         # no run's key has this form: never taken for a result of ours

@@ -31,20 +31,16 @@ _HS2P = {
     "artifact": "coordinate_space tile_order annotation selection_strategy output_mode",
 }
 _PROCESS = (
-    "annotation output_mode mask_path requested_mask_backend mask_backend "
-    "tiles_tar_path mask_preview_path tiling_preview_path output_variant error "
-    "traceback"
+    "annotation output_mode mask_path requested_mask_backend mask_backend tiles_tar_path "
+    "mask_preview_path tiling_preview_path output_variant error traceback"
 )
 
 
 def _slide2vec(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
-    """Source: clemsgrs/slide2vec 7cfa6bf, slide2vec/artifacts.py, and hs2p 6.1.0, tiling/io.py.
-
-    Its tiles are sorted by x, then y.
-    """
+    """Source: clemsgrs/slide2vec 7cfa6bf, slide2vec/artifacts.py, and hs2p 6.1.0, tiling/io.py."""
     slide.check_embedded("slide2vec")
     x, y = slide.tiles.coords_l0.T
-    order = np.lexsort((y, x))
+    order = np.lexsort((y, x))  # its tiles are sorted by x, then y
     fractions = slide.tiles.columns.get("tissue_fraction", np.ones(len(x)))[order]
 
     def coordinates(path: Path) -> None:

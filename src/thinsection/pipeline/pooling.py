@@ -203,9 +203,7 @@ def _pool_recorded(file: FeaturesFile, results: Path, slide_encoder: SlideEncode
     return file.ended("done", facts=facts)
 
 
-def _pool_foreign(
-    file: FeaturesFile, slide_encoder: SlideEncoder, tile_px_l0: int | None
-) -> SlideResult:
+def _pool_foreign(file: FeaturesFile, encoder: SlideEncoder, tile_px_l0: int | None) -> SlideResult:
     """Of others: the key stands in the slide embedding itself."""
     tiles = read_tiles(file.path)
     got = f"none in {str(file.path)!r}; run `thinsection embed` first"
@@ -215,17 +213,17 @@ def _pool_foreign(
     if edge is None:
         remedy = "pass --tile-px-l0 (512 for 512 px tiles of a 20x slide)"
         raise StoreError(f"tile_px_l0 is missing in {str(file.path)!r}; {remedy}")
-    facts = _facts(tiles, fit_warnings(tiles, slide_encoder))
-    name = slide_encoder.label(file.path.parent.name.removeprefix("features_"))
+    facts = _facts(tiles, fit_warnings(tiles, encoder))
+    name = encoder.label(file.path.parent.name.removeprefix("features_"))
     folder = file.out / f"slide_features_{name}"
-    target, key = folder / f"{file.slide_id}.h5", _content_key(tiles, slide_encoder)
+    target, key = folder / f"{file.slide_id}.h5", _content_key(tiles, encoder)
     with hold(folder / f"{LOCK_NAME}-{file.slide_id}"):  # another process may have been at it
         for left in unfinished([folder]).get(file.slide_id, []):
             left.unlink(missing_ok=True)
         with contextlib.suppress(StoreError):  # none is there
             if read_slide_embedding(target).attributes.get("key") == key:
                 return file.ended("skipped", facts=facts)
-        pool_tiles(tiles, slide_encoder, target, edge, key=key)
+        pool_tiles(tiles, encoder, target, edge, key=key)
     return file.ended("done", facts=facts)
 
 

@@ -252,10 +252,7 @@ def check_quality(work: SlideWork) -> None:
 
 
 def _open(work: SlideWork, config: RunConfig, grid: TilesStage | None, wholes: Scratch) -> None:
-    """Opens the slide and finds its tissue.
-
-    Raises BudgetError: its image is decoded whole, and larger than the memory for tiles leaves.
-    """
+    """Opens the slide, finds its tissue. BudgetError: decoded whole it would exceed the memory."""
     slide = work.entry.open(config.slides.reader)
     work.opened(slide)
     held, name = slide.held_bytes, Path(slide.slide_path).name

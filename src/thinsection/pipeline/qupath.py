@@ -5,7 +5,7 @@ write; a script imports the files into whatever project the slides are in.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from thinsection.errors import StoreError, require
 from thinsection.files.atomic import write_text
-from thinsection.pipeline.folder import Results, leaving_out, one_address, open_results
+from thinsection.pipeline.folder import Listener, Results, leaving_out, one_address, open_results
 from thinsection.store.geojson import tile_features, write_features
 
 # families of columns of which the largest names a tile, and how large it must be
@@ -32,11 +32,7 @@ else print 'nothing of ' + getProjectEntry().getImageName()
 
 
 def export_qupath(
-    folder: Path,
-    out: Path,
-    *,
-    grid: str | None = None,
-    on_left_out: Callable[[str], None] | None = None,
+    folder: Path, out: Path, *, grid: str | None = None, on_left_out: Listener | None = None
 ) -> int:
     """Number of slides whose `ID.geojson` is now in a folder, beside a script that imports them.
 

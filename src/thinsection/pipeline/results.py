@@ -181,10 +181,7 @@ def qc_stage(config: RunConfig) -> QcStage:
 
 
 def write_qc_tables(
-    out: Path,
-    entries: Sequence[SlideEntry],
-    config: RunConfig,
-    measured: Mapping[str, Mapping[str, float]],
+    out: Path, entries: Sequence[SlideEntry], config: RunConfig, measured: Mapping[str, Row]
 ) -> None:
     """Writes qc_NAME.csv and qc_NAME.html of the slides that quality control has looked at.
 
@@ -233,9 +230,7 @@ def _qc_document(path: Path) -> dict[str, Any] | None:
     return {name: coerce(known.get(name), kind, name) for name, kind in kinds.items()}
 
 
-def failing_rules(
-    rows: Sequence[dict[str, Score]], rules: Sequence[str]
-) -> list[tuple[str, QcRule]]:
+def failing_rules(rows: list[dict[str, Score]], rules: Sequence[str]) -> list[tuple[str, QcRule]]:
     """(slide_id, rule) for each rule that holds for a slide that was looked at."""
     parsed = [parse_rule(rule) for rule in rules]
     done = [row for row in rows if row["status"] == "done"]

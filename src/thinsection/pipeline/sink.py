@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # what the sink takes, in order: of a batch without embeddings only which tiles filters kept
 Item = Union["EmbeddedBatch", TileBatch, SlideFinished, SlideFailed]
+OnEnd = Callable[[SlideWork, str, Exception | None], None]
 # batches of embeddings that may wait for the disk: 4 x 256 x 2560 x 4 B = 10 MiB at the largest
 _QUEUED = 4
 
@@ -39,13 +40,7 @@ class ResultSink:
     Memory: `_QUEUED` batches of embeddings; while one slide is pooled its (N, D) embeddings.
     """
 
-    def __init__(
-        self,
-        *,
-        dims: dict[str, int],
-        on_end: Callable[[SlideWork, str, Exception | None], None],
-        clock: StageClock,
-    ) -> None:
+    def __init__(self, *, dims: dict[str, int], on_end: OnEnd, clock: StageClock) -> None:
         self._dims, self._on_end, self._clock = dims, on_end, clock
         self._channel: Channel[Item] = Channel(_QUEUED)
         # of the slide at work: its files with their encoders' labels, and the tiles that were kept

@@ -11,18 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageCms
 
+from thinsection import errors
 from thinsection.config import nearest
-from thinsection.errors import (
-    ChannelsError,
-    ConfigError,
-    DamagedTiffError,
-    DiskSpaceError,
-    InvalidInputError,
-    MissingDependencyError,
-    SlideOpenError,
-    SlideReadError,
-    require,
-)
+from thinsection.errors import ChannelsError, SlideOpenError, require
 from thinsection.files.lock import scratch_bytes, scratch_folder
 from thinsection.files.sources import FsspecSource, is_url, metadata_file
 from thinsection.slide import readers
@@ -80,7 +71,7 @@ def open_slide(
     require(known, "slide_mpp must be > 0 and finite", f"{slide_mpp} for {name!r}")
     if reader not in (choices := reader_choices()):
         hint = nearest(reader, choices)
-        raise ConfigError(f"reader must be a known name, got {reader!r}{hint}")
+        raise errors.ConfigError(f"reader must be a known name, got {reader!r}{hint}")
     streamed, look = is_url(name) and not is_folder_slide(name), look or Look()
     slide = (_open_url if streamed else _open_file)(name, reader, slide_mpp, look)
     if look.icc:
@@ -195,9 +186,9 @@ def _try(
             return _load(name, path, slide_mpp, checked=checked)
     except ChannelsError:  # no other reader may show one channel of many
         raise
-    except (SlideOpenError, InvalidInputError) as error:  # or a package that cannot be imported
+    except (SlideOpenError, errors.InvalidInputError) as error:  # or a broken package
         answers.append(str(error))
-    except MissingDependencyError:
+    except errors.MissingDependencyError:
         answers.append(f"{name}: not installed")
     return None
 
@@ -213,7 +204,7 @@ def _load(
     if name in readers.NEVER_TRUSTED or found is not True:
         # where a TIFF's structure is impossible all its px are doubted
         is_tiff = path.lower().endswith(READERS.entry(_FASTEST).suffixes)
-        whole = isinstance(found, DamagedTiffError) and is_tiff
+        whole = isinstance(found, errors.DamagedTiffError) and is_tiff
         try_in_child(path, name, whole=whole, channels=look.channels if look else ())
     return load_slide(name, path, slide_mpp, **({"look": look} if look else {}))
 
@@ -249,7 +240,7 @@ def compare(slide: Slide, reference: Slide) -> str:
             if difference.max() > _LEVEL_MAX or difference.mean() > _LEVEL_MEAN:
                 by = f"{difference.max():.1f}, on average {difference.mean():.2f}"
                 return f"px of level {level.index} at {origin} differ by up to {by}"
-    except SlideReadError as error:
+    except errors.SlideReadError as error:
         return str(error)
     return ""
 
@@ -291,7 +282,7 @@ def _open_copy(source: FsspecSource, reader: str, slide_mpp: Mpp | None, look: L
     got = f"{format_bytes(held)} and {format_bytes(source.size)} of {source.name!r}"
     remedy = f"set {CACHE_VARIABLE} or --prefetch-slides 1"
     rule = f"staged slides must fit into {format_bytes(limit)}"
-    require(fits, rule, f"{got}; {remedy}", error=DiskSpaceError)
+    require(fits, rule, f"{got}; {remedy}", error=errors.DiskSpaceError)
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder("staged", source.size))
         local = folder / Path(source.name.split("?", 1)[0]).name

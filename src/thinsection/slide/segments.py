@@ -227,14 +227,12 @@ class SegmentedSlide(Slide):
             places = [y // height * decoder.columns + x // width for x, y in origins_lv]
             decoder.decode(places, out)
             return
-        self._fill_from(decoder, origins_lv, out)
+        self._gather(decoder, origins_lv, out)
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
-        self._fill_from(self._decoders[level], [origin_lv], out[None])
+        self._gather(self._decoders[level], [origin_lv], out[None])
 
-    def _fill_from(
-        self, decoder: Decoder, origins: Sequence[tuple[int, int]], out: TileArray
-    ) -> None:
+    def _gather(self, decoder: Decoder, origins: Sequence[tuple[int, int]], out: TileArray) -> None:
         """Fills regions from the segments that they touch, each of which is looked up once."""
         columns, edges, size = decoder.columns, decoder.segment, decoder.size
         sparse, (height, width) = decoder.sparse, out.shape[1:3]

@@ -206,7 +206,7 @@ class TiffSlide(SegmentedSlide):
     def _associated(self, name: str) -> RgbArray:
         decoder = _decoder(*self._layout.associated[name], self._source)
         image = np.empty((*decoder.size[::-1], 3), dtype=np.uint8)
-        self._fill_from(decoder, [(0, 0)], image[None])
+        self._gather(decoder, [(0, 0)], image[None])
         return image
 
     def coarse(self, level: int, factor: int) -> Level | None:
@@ -236,11 +236,9 @@ class TiffSlide(SegmentedSlide):
             rest = any(px % factor for px in decoders[index].segment)
             if not (rest or planar or min(level.size) < factor):
                 made = SegmentDecoder(level, pages[index], self._source, factor)
+                down = level.downsample * factor
                 found[index, factor] = Level(
-                    index=len(decoders),
-                    size=made.size,
-                    downsample=level.downsample * factor,
-                    segment=made.segment,
+                    index=len(decoders), size=made.size, downsample=down, segment=made.segment
                 )
                 decoders.append(made)
         self._decoders = decoders

@@ -175,16 +175,12 @@ def _mpp(
     described: Sequence[Mapping[str, Any]], axes: str, transforms: Iterable[Mapping[str, Any]]
 ) -> Mpp | None:
     """µm per px of level 0; None where a unit or a scale is missing."""
+    steps = [step for part in transforms for step in part.get("coordinateTransformations") or ()]
     sides = []
     for axis in "xy":
         place = axes.index(axis)
         found = _UM_PER_UNIT.get(str(described[place].get("unit")), 0.0)
-        scales = [
-            step["scale"][place]
-            for part in transforms
-            for step in part.get("coordinateTransformations") or ()
-            if step["type"] == "scale"
-        ]
+        scales = [step["scale"][place] for step in steps if step["type"] == "scale"]
         side = positive_number(str(math.prod(scales) * found)) if scales else None
         if side is None:
             return None

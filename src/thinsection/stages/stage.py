@@ -264,9 +264,7 @@ def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> dict[str, Any
     found = [ledger.stages[address].facts for address in addresses if address in ledger.stages]
     told = [ledger.damage, *(facts.get("warnings") for facts in (ledger.slide, *found))]
     warnings = dict.fromkeys(text for text in told if text)
-    merged = dict(ledger.slide)
-    for facts in found:
-        merged |= facts
+    merged = {name: value for facts in (ledger.slide, *found) for name, value in facts.items()}
     return merged | {"warnings": "; ".join(warnings)}
 
 
@@ -276,12 +274,10 @@ class Source(str):
     drawn: Mapping[str, str]
 
 
-def source_key(
-    fingerprint: str, entry: SlideEntry, drawn: Mapping[str, str] | None = None
-) -> Source:
+def source_key(content: str, entry: SlideEntry, drawn: Mapping[str, str] | None = None) -> Source:
     """Identity of a slide's pixels: its file, and the resolution that was said of it."""
     look = {} if entry.look is None else {"look": asdict(entry.look)}
-    source = Source(stage_key(slide=fingerprint, mpp=entry.slide_mpp, **look))
+    source = Source(stage_key(slide=content, mpp=entry.slide_mpp, **look))
     source.drawn = drawn or {}
     return source
 

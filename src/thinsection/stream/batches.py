@@ -134,16 +134,6 @@ class Scratch:
                 self._used -= num_bytes
                 self._freed.notify_all()
 
-    @contextmanager
-    def ending(self) -> Iterator[None]:
-        """At the end of the block nobody waits any more: what would be given back may never be."""
-        try:
-            yield
-        finally:
-            with self._freed:
-                self.total = math.inf
-                self._freed.notify_all()
-
 
 class BatchPacker:
     """Closes the gaps that filters leave, so that all batches of a slide but its last are full.
