@@ -47,11 +47,11 @@ def artefact_maps(ns: ArrayNamespace, rgb: Array, mpp_th: float) -> Mapping[str,
     density = _densities(ns, rgb)
     near = [filters.gaussian(ns, plane, 1.5 * _UM / mpp_th) for plane in density]
     asked = xp.flatnonzero(_sum(near) / 3 > _GLASS_DENSITY)
-    coarse = [filters.block_means(ns, plane, edge) for plane in density]
-    squares = convnet_squares(ns, xp.stack(coarse, axis=2))
+    coarse = xp.stack([filters.block_means(ns, plane, edge) for plane in density], axis=2)
     planes = _features(ns, density, near, mpp_th)
+    del density, near  # which are let go of with their last plane
     flat = [plane.reshape(-1)[asked].astype(xp.float16) for plane in planes]
-    del density, near, coarse
+    squares, place = convnet_squares(ns, coarse)
     out = xp.zeros((len(CLASSES), math.prod(size)), dtype=xp.float16)
     out[0] = 1
     own = xp.asarray([_SHARES.get(name, 0.5) for name in CLASSES], dtype=xp.float32)
@@ -61,7 +61,8 @@ def artefact_maps(ns: ArrayNamespace, rgb: Array, mpp_th: float) -> Mapping[str,
         power = xp.exp(layers(ns, model, some).clip(-40, 40))
         power /= power.sum(axis=1, keepdims=True)
         row, column = asked[part] // size[1] // edge, asked[part] % size[1] // edge
-        both = own * power + (1 - own) * squares[row // 2, column // 2, row % 2 * 2 + column % 2]
+        square = squares[place[row // 2, column // 2], row % 2 * 2 + column % 2]
+        both = own * power + (1 - own) * square
         # of what is ink or the slide's edge the small net, which sees no shapes, says which it is
         inks = power[:, _INKS] / (power[:, _EDGE:].sum(axis=1, keepdims=True) + 0.1)
         inks *= both[:, _EDGE, None]
@@ -122,8 +123,10 @@ def _features(
     for planes in (around, usual):
         yield from (share - other for share, other in zip(_shares(near), _shares(planes)))
     yield from (_balance(ns, near), _balance(ns, around))
+    del density, near, around, planes, weight, cover
     texture = filters.box_deviation(ns, total, 5)
     yield from (texture, texture / (near_total + 0.05).clip(0.02))
+    del texture
     log = xp.log(total.clip(0) + 0.06)
     for sigma in (1.2, 3):
         yield from filters.ridges(ns, log, sigma * scale)

@@ -13,36 +13,39 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.arrays import Array, ArrayNamespace
+from thinsection.arrays import Array, ArrayNamespace, filters
 
 GRIDS = 5  # of squares of 16, 32, ... 256 µm
 GLASS_DENSITY = 0.03  # below which, over 48 µm, the net is not asked
 _MODEL = Path(__file__).parent / "models" / "convnet.npz"
 _BLOCK_PX = 1 << 12  # px of a grid that are convolved at once
 Net = Mapping[str, npt.NDArray[Any]]  # weights and biases by layer
+Squares = tuple[Array, Array]
 
 
 class _Grid(NamedTuple):
-    """Planes, flat with a border of zeros, and the px that are asked for: indices into them."""
+    """The px that are asked for, of a grid with a border, and what is known of each."""
 
-    x: Array  # float32 ((height + 2) * (width + 2), channels)
-    at: Array  # int (N,)
+    x: Array  # float32 (1 + N, channels); the first row is of all that is not asked for: zeros
+    at: Array  # int (N,): where they lie
+    row: Array  # int32 ((height + 2) * (width + 2),): which row of x is a px's
     height: int
     width: int
 
     @classmethod
-    def of(cls, ns: ArrayNamespace, planes: Array, asked: Array) -> "_Grid":
-        flat = ns.xp.pad(planes, ((1, 1), (1, 1), (0, 0))).reshape(-1, planes.shape[2])
-        return cls(flat, ns.xp.flatnonzero(ns.xp.pad(asked, 1)), *asked.shape)
+    def of(cls, ns: ArrayNamespace, asked: Array) -> "_Grid":
+        """Of a mask; nothing is known yet."""
+        at = ns.xp.flatnonzero(ns.xp.pad(asked, 1))
+        row = ns.xp.zeros((asked.shape[0] + 2) * (asked.shape[1] + 2), dtype=ns.xp.int32)
+        row[at] = ns.xp.arange(1, len(at) + 1)
+        return cls(ns.xp.zeros((1, 0), dtype=ns.xp.float32), at, row, *asked.shape)
 
-    def blocks(self) -> Iterator[tuple[Array, Array, Array]]:
-        """Some of `at`, and their rows and columns without the border."""
+    def blocks(self) -> Iterator[tuple[slice, Array, Array, Array]]:
+        """Rows of x, and of their px where they lie: all in one, row, column of the grid."""
         for start in range(0, len(self.at), _BLOCK_PX):
             part = self.at[start : start + _BLOCK_PX]
-            yield part, part // (self.width + 2) - 1, part % (self.width + 2) - 1
-
-    def plane(self, flat: Array) -> Array:
-        return flat.reshape(self.height + 2, self.width + 2, -1)[1:-1, 1:-1]
+            y, x = part // (self.width + 2) - 1, part % (self.width + 2) - 1
+            yield slice(1 + start, 1 + start + len(part)), part, y, x
 
 
 @cache
@@ -51,19 +54,23 @@ def _net() -> Net:
         return {name: arrays[name].astype(np.float32) for name in arrays.files}
 
 
-def convnet_squares(ns: ArrayNamespace, density: Array, net: Net | None = None) -> Array:
-    """P of each class in squares of 2 x 2 px, float16 (H / 2, W / 2, 4, classes).
+def convnet_squares(ns: ArrayNamespace, density: Array, net: Net | None = None) -> Squares:
+    """P of each class in squares of 2 x 2 px, float16 (1 + N, 4, classes), and which is where.
 
-    density: (H, W, 3) at about 8 µm/px. Nothing is said of plain glass: zeros.
-    Memory: 70 bytes a px that is not plain glass, 40 of another.
+    density: (H, W, 3) at about 8 µm/px. Nothing is said of plain glass: the first one, zeros.
+    Memory: 75 bytes a px that is not plain glass, 30 of another.
     """
     xp, (height, width) = ns.xp, density.shape[:2]
     weights = {name: ns.upload(value, reason="model") for name, value in (net or _net()).items()}
     even = xp.pad(density, [(0, height % 2), (0, width % 2), (0, 0)], mode="edge")
-    parts = [even[top::2, left::2] for top in (0, 1) for left in (0, 1)]
-    planes = xp.stack(parts, axis=-1).reshape(*parts[0].shape[:2], 12).astype(xp.float32)
-    near = ns.ndimage.uniform_filter(planes.mean(axis=2), 3, mode="nearest")
-    grid, kept = _Grid.of(ns, planes, near > GLASS_DENSITY), list[_Grid]()
+    near = filters.block_means(ns, even.mean(axis=2), 2)
+    grid = _Grid.of(ns, ns.ndimage.uniform_filter(near, 3, mode="nearest") > GLASS_DENSITY)
+    x = xp.zeros((1 + len(grid.at), 12), dtype=xp.float32)
+    for n, (top, left) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1))):
+        some = even[top::2, left::2].reshape(-1, 3)
+        for rows, _, down, along in grid.blocks():
+            x[rows, n::4] = some[down * grid.width + along]
+    grid, kept = grid._replace(x=x), list[_Grid]()
     for n in range(GRIDS):
         grid = _halved(ns, grid) if n else grid
         grid = _convolved(ns, weights, f"down{n}b", _convolved(ns, weights, f"down{n}a", grid))
@@ -73,13 +80,13 @@ def convnet_squares(ns: ArrayNamespace, density: Array, net: Net | None = None) 
         grid = _widened(xp, weights, f"up{n}", grid, kept.pop())
         grid = _convolved(ns, weights, f"join{n}", grid)
     classes = len(weights["out_b"]) // 4
-    squares = xp.zeros((grid.height * grid.width, 4, classes), dtype=xp.float16)
-    for part, row, column in grid.blocks():
-        last = xp.take(grid.x, part, axis=0) @ weights["out_w"] + weights["out_b"]
+    squares = xp.zeros((len(grid.x), 4, classes), dtype=xp.float16)
+    for rows, *_ in grid.blocks():
+        last = grid.x[rows] @ weights["out_w"] + weights["out_b"]
         power = xp.exp(last.clip(-40, 40, out=last))
-        power = power.reshape(len(part), classes, 4).transpose(0, 2, 1)
-        squares[row * grid.width + column] = power / power.sum(axis=2, keepdims=True)
-    return squares.reshape(grid.height, grid.width, 4, classes)
+        power = power.reshape(-1, classes, 4).transpose(0, 2, 1)
+        squares[rows] = power / power.sum(axis=2, keepdims=True)
+    return squares, grid.row.reshape(grid.height + 2, grid.width + 2)[1:-1, 1:-1]
 
 
 def _convolved(ns: ArrayNamespace, weights: Net, layer: str, grid: _Grid) -> _Grid:
@@ -87,31 +94,33 @@ def _convolved(ns: ArrayNamespace, weights: Net, layer: str, grid: _Grid) -> _Gr
     xp, w, b = ns.xp, weights[f"{layer}_w"], weights[f"{layer}_b"]
     around = xp.asarray([dy * (grid.width + 2) + dx for dy in (-1, 0, 1) for dx in (-1, 0, 1)])
     out = xp.zeros((len(grid.x), w.shape[1]), dtype=xp.float32)
-    for part, *_ in grid.blocks():
-        near = xp.take(grid.x, part[:, None] + around, axis=0).reshape(len(part), -1) @ w
+    for rows, part, *_ in grid.blocks():
+        near = xp.take(grid.x, grid.row[part[:, None] + around], axis=0)
+        near = near.reshape(len(part), -1) @ w
         near += b
-        out[part] = xp.maximum(near, 0, out=near)
+        xp.maximum(near, 0, out=out[rows])
     return grid._replace(x=out)
 
 
 def _halved(ns: ArrayNamespace, grid: _Grid) -> _Grid:
     """The largest of 2 x 2 px, of each channel; a px is asked for where one of the four is."""
-    xp, asked = ns.xp, ns.xp.zeros((len(grid.x), 1), dtype=bool)
-    asked[grid.at] = True
-
-    def largest(flat: Array) -> Array:
-        plane = xp.pad(grid.plane(flat), [(0, grid.height % 2), (0, grid.width % 2), (0, 0)])
-        rows = xp.maximum(plane[::2], plane[1::2])
-        return xp.maximum(rows[:, ::2], rows[:, 1::2])
-
-    return _Grid.of(ns, largest(grid.x), largest(asked)[..., 0])
+    xp, (height, width) = ns.xp, (grid.height, grid.width)
+    inner = grid.row.reshape(height + 2, width + 2)[1:-1, 1:-1]
+    inner = xp.pad(inner, [(0, height % 2), (0, width % 2)])
+    four = xp.stack([inner[top::2, left::2] for top in (0, 1) for left in (0, 1)], axis=2)
+    half = _Grid.of(ns, four.any(axis=2))
+    out = xp.zeros((1 + len(half.at), grid.x.shape[1]), dtype=xp.float32)
+    for rows, _, down, along in half.blocks():
+        out[rows] = xp.take(grid.x, four[down, along], axis=0).max(axis=1)
+    return half._replace(x=out)
 
 
 def _widened(xp: Any, weights: Net, layer: str, wide: _Grid, fine: _Grid) -> _Grid:
     """The planes of a fine grid, and added to them what a layer makes of the wide one's px."""
     w, b = weights[f"{layer}_w"], weights[f"{layer}_b"]
-    for part, row, column in fine.blocks():
-        over = xp.take(wide.x, (row // 2 + 1) * (wide.width + 2) + column // 2 + 1, axis=0)
-        made = (over @ w + b).reshape(len(part), -1, 4)  # of the four px under a wide one
-        fine.x[part] += made[xp.arange(len(part)), :, row % 2 * 2 + column % 2]
+    for rows, part, down, along in fine.blocks():
+        at = (down // 2 + 1) * (wide.width + 2) + along // 2 + 1
+        made = xp.take(wide.x, wide.row[at], axis=0) @ w + b
+        made = made.reshape(len(part), -1, 4)  # of the four px under a wide one
+        fine.x[rows] += made[xp.arange(len(part)), :, down % 2 * 2 + along % 2]
     return fine
