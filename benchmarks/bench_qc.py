@@ -107,7 +107,7 @@ def one_resolution(
 
     At 0.5 µm/px the work images have four times the px that they have at 0.25.
     """
-    from thinsection.planning.cost import qc_peak_bytes, qc_seconds
+    from thinsection.planning.cost import QcSize
     from thinsection.testing.synthetic import write_he_slide
 
     with_levels, flat = root / "slide.svs", root / "flat.svs"
@@ -116,10 +116,12 @@ def one_resolution(
     check_readers_agree(with_levels, Path(cache))
     times = 1 if smoke else TIMES
     edge = round(max(size) * mpp / 4.0)  # 2.5x, the larger of the preset's two work images
-    planned = qc_peak_bytes(size[0] * size[1], slide_mpp=mpp)
-    seconds = qc_seconds(size[0] * size[1], slide_mpp=mpp)
+    most = QcSize(num_px_l0=size[0] * size[1], slide_mpp=mpp, maps=True)
     return {
-        "bounds that Slurm jobs ask for": {"peak_mb": round(planned / 1e6), "cpu_seconds": seconds},
+        "bounds that Slurm jobs ask for": {
+            "peak_mb": round(most.peak_bytes / 1e6),
+            "cpu_seconds": most.most_s,
+        },
         "default, levels": measured(
             "qc_once",
             times=times,

@@ -28,10 +28,12 @@ from thinsection.planning.cost import (
     TimePlan,
     find_gpu,
 )
-from thinsection.planning.plan import plan, planned_gpu
-from thinsection.stages.config import EncodeConfig, RunConfig
+from thinsection.planning.plan import plan, planned_gpu, slide_size
+from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.config import EncodeConfig, QcConfig, RunConfig
 from thinsection.stream.tile_stream import MAX_SLOTS, StreamConfig
 from thinsection.testing.synthetic import write_he_slide
+from thinsection.tiles import TilesConfig
 from thinsection.types import MIB
 
 ENCODER = EncoderSize(weights_bytes=50 * MIB, batch_bytes=400 * MIB, dim=1280, flops_per_tile=8e9)
@@ -195,3 +197,19 @@ def test_a_run_on_cuda_is_planned_for_the_named_card_or_the_slowest() -> None:
     assert card(gres="gpu:v100:2") == "v100"
     assert card(gres="gpu:v100:2", gpu="h100") == "h100"
     assert card(gres="nvme:1") is None
+
+
+def test_quality_control_is_part_of_the_plan(tmp_path: Path) -> None:
+    write_he_slide(tmp_path / "a.svs", (3000, 2000), mpp=4.0)
+    entry = SlideEntry(slide_id="a", slide_path=str(tmp_path / "a.svs"))
+    sizes = {}
+    for qc in ("off", "auto", "histoqc-default"):
+        config = RunConfig(qc=QcConfig(qc=qc), tiles=TilesConfig(tile_mpp="8"))
+        sizes[qc] = slide_size(entry, config)
+    held = {qc: planner().memory([size], cpus=1).host for qc, size in sizes.items()}
+    assert "quality control" not in held["off"]
+    assert held["auto"]["quality control"] == 40 * 3000 * 2000
+    work_px = 3000 * 2000 * (4.0 / 2.0) ** 2  # pen at 5x
+    assert held["histoqc-default"]["quality control"] <= 27 * work_px
+    took = [planner().time([size], cpus=1).cpu_s for size in sizes.values()]
+    assert took[1] > took[2] > took[0]

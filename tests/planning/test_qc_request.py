@@ -1,5 +1,6 @@
 """What quality control asks Slurm for: bounds that hold, flags that win, and their origins."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.request import JobRequest
-from thinsection.planning.cost import TRAINING_S, qc_peak_bytes
+from thinsection.planning.cost import TRAINING_S, QcSize
 from thinsection.planning.plan import run_request
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import QcConfig, RunConfig
@@ -35,7 +36,7 @@ def test_array_tasks_ask_for_what_the_largest_slide_may_take(
     bad = SlideEntry(slide_id="bad", slide_path=str(tmp_path / "bad.svs"))
     Path(bad.slide_path).write_bytes(b"no slide")
     found = asked([[entry, bad]])
-    bound = qc_peak_bytes(SIZE[0] * SIZE[1], slide_mpp=0.5)
+    bound = QcSize(num_px_l0=math.prod(SIZE), slide_mpp=0.5).peak_bytes
     assert found.request.cpus == 1
     assert bound * 1.2 <= found.request.memory_bytes < bound * 1.2 + 256 * MIB
     assert found.request.walltime_s == 300  # the least
@@ -48,9 +49,8 @@ def test_a_slide_given_as_finer_is_larger_and_so_is_a_finer_work_image(entry: Sl
     huge = replace(entry, slide_mpp=(50.0, 50.0))
     plain, more = (asked([[e]]) for e in (entry, huge))
     assert more.request.memory_bytes > 10 * plain.request.memory_bytes
-    one, four = (qc_peak_bytes(10**9, slide_mpp=0.25, work_mpp=mpp) for mpp in (2.0, 4.0))
-    none = qc_peak_bytes(0, slide_mpp=0.25)
-    assert one - none == pytest.approx(4 * (four - none), rel=1e-6)
+    two, four = (QcSize(num_px_l0=10**9, slide_mpp=0.25, work_mpp=mpp) for mpp in (2.0, 4.0))
+    assert two.held_bytes == pytest.approx(4 * four.held_bytes, rel=1e-6)
 
 
 def test_flags_win_and_without_a_slide_that_opens_defaults_are_asked_for(
@@ -75,4 +75,5 @@ def test_the_bound_of_memory_holds_where_models_have_to_be_trained(
         cache_dir=str(tmp_path / "cache"),
         preset=preset,
     )
-    assert measured.peak_bytes <= qc_peak_bytes(SIZE[0] * SIZE[1], slide_mpp=0.5)
+    size = QcSize(num_px_l0=math.prod(SIZE), slide_mpp=0.5, maps=preset == "auto")
+    assert measured.peak_bytes <= size.peak_bytes

@@ -16,10 +16,11 @@ from thinsection.jobs.request import DEFAULT, JobRequest, Numbers, job_request
 from thinsection.machine import cpu_count
 from thinsection.planning import calibration, cost
 from thinsection.planning.calibration import calibrate, encoder_number, is_calibrated, is_quick
-from thinsection.planning.cost import Gpu, MemoryPlan, Planner, SlideSize, TimePlan
+from thinsection.planning.cost import Gpu, MemoryPlan, Planner, QcSize, SlideSize, TimePlan
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.qc.tissue import thumbnail_size, tissue_mask
 from thinsection.qc.work_image import scale_of
+from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import mean_mpp
 from thinsection.stages.config import ENCODING, RunConfig, batch_size_of
@@ -161,8 +162,11 @@ def slide_size(entry: SlideEntry, config: RunConfig) -> SlideSize:
         wanted = thumbnail_size(slide.size, slide.slide_mpp, config.tissue.mask_mpp)
         finest = [lv for lv in slide.levels if lv.size[0] >= wanted[0]] or [slide.levels[0]]
         sizes = {"read_px": table.plan.size_lv, "mask_px": wanted, "thumbnail_px": finest[-1].size}
-        px = {name: math.prod(size) for name, size in sizes.items()}
-        return SlideSize(slide_id=entry.slide_id, num_tiles=len(table), **px)
+        known: dict[str, Any] = {name: math.prod(size) for name, size in sizes.items()}
+        if config.qc.qc != "off":
+            qc = _qc_size(slide, load_pipeline(config.qc.qc), entry)
+            known |= {"qc_bytes": qc.held_bytes, "qc_s": qc.run_s}
+        return SlideSize(slide_id=entry.slide_id, num_tiles=len(table), **known)
 
 
 def _warnings(memory: MemoryPlan, by: Planner) -> tuple[str, ...]:
@@ -275,18 +279,21 @@ def _cpus(by: Planner, slides: Sequence[SlideSize]) -> tuple[int, str]:
 def _qc_numbers(sample: Sequence[SlideEntry], count: int, config: RunConfig) -> Numbers:
     """One CPU, and bounds of memory and time."""
     pipeline = load_pipeline(config.qc.qc)
-    sizes = _opened(sample, partial(_qc_size, reader=config.slides.reader, pipeline=pipeline))
-    memory = max(cost.qc_peak_bytes(**size) for size in sizes)
-    seconds = cost.TRAINING_S + count * max(cost.qc_seconds(**size) for size in sizes)
+    sizes = _opened(sample, partial(_qc_of, reader=config.slides.reader, pipeline=pipeline))
+    memory = max(size.peak_bytes for size in sizes)
+    seconds = cost.TRAINING_S + count * max(size.most_s for size in sizes)
     peak = f"at most {format_bytes(memory)} for the largest of {len(sizes)} opened"
     time = f"at most {math.ceil(seconds)} s {_like(count, sizes)}"
     return _numbers((1, "the checks use one"), (memory, peak), (seconds, time))
 
 
-def _qc_size(entry: SlideEntry, *, reader: str, pipeline: Pipeline) -> dict[str, Any]:
-    """Arguments of `qc_peak_bytes` and `qc_seconds`, from a slide's header."""
+def _qc_of(entry: SlideEntry, *, reader: str, pipeline: Pipeline) -> QcSize:
+    """From a slide's header."""
     with entry.open(reader) as slide:
-        slide_mpp = scale_of(slide, pipeline, mean_mpp(entry.slide_mpp)).slide_mpp
-        work_mpp = min(cost.COARSEST_MPP, *pipeline.image_mpps)
-        size = math.prod(slide.size)
-        return {"num_px_l0": size, "slide_mpp": slide_mpp, "work_mpp": work_mpp}
+        return _qc_size(slide, pipeline, entry)
+
+
+def _qc_size(slide: Slide, pipeline: Pipeline, entry: SlideEntry) -> QcSize:
+    slide_mpp = scale_of(slide, pipeline, mean_mpp(entry.slide_mpp)).slide_mpp
+    how: dict[str, Any] = {"work_mpp": min(pipeline.image_mpps), "maps": pipeline.asks_nets}
+    return QcSize(num_px_l0=math.prod(slide.size), slide_mpp=slide_mpp, **how)

@@ -74,6 +74,11 @@ class Pipeline:
         wanted = {mpp for check in self.checks for mpp in check.image_mpps}
         return [self.work_mpp, *sorted(wanted - {self.work_mpp})]
 
+    @property
+    def asks_nets(self) -> bool:
+        """Whether a check looks at `artefact_maps`."""
+        return any(check.kind in ("bubbles", "dirt", "folds", "ink") for check in self.checks)
+
     def variant(self, check: QcCheck, stain: str) -> QcCheck:
         """The check with its settings for a stain."""
         return replace(check, **self.variants.get(stain, {}).get(check.name, {}))
