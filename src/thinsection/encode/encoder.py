@@ -157,11 +157,12 @@ class NetworkTileEncoder(TileEncoder):
         """What is wanted of the backbone's answer to a batch, float32, part by part."""
         batch = as_uint8_batch(tiles_u8)
         step = max(1, self.tiles_at_once(len(batch)))
-        found: list[Tensor] = []
+        found, pixels = list[Tensor](), None
         with torch.no_grad(), self._arithmetic():
             for start in range(0, max(len(batch), 1), step):
                 tiles = batch[start : start + step].to(self.device, non_blocking=True)
-                answer = self._network(preprocess(tiles, self.spec))
+                pixels = preprocess(tiles, self.spec, out=pixels)
+                answer = self._network(pixels)
                 parts = [out.float() for out in answer[wanted]]
                 if len(batch) <= step:
                     return parts
