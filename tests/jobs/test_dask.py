@@ -102,7 +102,9 @@ def test_a_worker_killed_in_the_middle_loses_nothing_and_doubles_nothing(
     task = faulty(tmp_path / "out", killed_once=frozenset({"s1"}))
     results, messages = execute_slides(task, slides)
     assert sorted((r.slide_id, r.status) for r in results) == [(f"s{i}", "done") for i in range(4)]
-    assert "a worker died with 2 entries: each is tried alone" in messages
+    # s0, which came with s1, may have ended by then
+    told = ("a worker died with 2 entries: each is", "a worker died with 1 entry: it is")
+    assert [m for m in messages if m.removesuffix(" tried alone") in told], messages
     assert (task.out / ".killed-s1").exists()
 
 

@@ -160,7 +160,7 @@ def test_a_task_that_exceeds_its_memory_is_collected_sent_again_with_more_and_do
     messages: list[str] = []
     (found,) = collect(out, TASKS, on_message=messages.append)
     assert (found.waiting, found.results) == (1, {})
-    assert "a worker died with 1 entries: each is tried alone" in messages
+    assert "a worker died with 1 entry: it is tried alone" in messages
     first, second = arrays(out)
     assert (len(first.chunks), len(second.chunks)) == (1, 1)
     assert second.request.memory_bytes == (1200 if "," in memory else 680) * MIB

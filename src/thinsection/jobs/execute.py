@@ -139,7 +139,8 @@ def settle(
     rung = above(ended.want)
     if left and ended.how == "died" and (rung or not attempt.alone):
         again.append(attempt.again(left, rung or attempt.rung, ended.granted))
-        site.on_message(f"a worker died with {len(left)} entries: each is tried alone")
+        who = f"{len(left)} entries: each" if len(left) > 1 else "1 entry: it"
+        site.on_message(f"a worker died with {who} is tried alone")
     else:
         many = f"{attempt.number} times, at last"
         times = "twice, the second time" if attempt.number == 2 else many
