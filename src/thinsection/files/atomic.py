@@ -51,7 +51,7 @@ def writing(path: Path | str) -> Iterator[None]:
             raise
         name = getattr(error, "filename", None) or path
         got = f"got {os.strerror(number)!r} for {str(name)!r}"
-        remedy = "free some space, or bring the file system back"
+        remedy = "free some space, or bring the file system back, and run the same command again"
         raise OutputError(f"output must be writable, {got}; {remedy}") from error
 
 
