@@ -58,10 +58,12 @@ docs: setup
 gpu-proof: setup
 	$(BIN)/python -m benchmarks.gpu_proof
 
-# one thread per operation: tests that share the machine with other work do not wait for each other
+# two processes of one thread per operation; Slurm and Chromium are installed first where
+# THINSECTION_INSTALL_SLURM=1
+TEST_PROCESSES ?= 2
 test: export OMP_NUM_THREADS ?= 1
 test: lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 	$(MAKE) --no-print-directory bench-smoke docs
 
 # twenty signals at runs, pools, Dask and Slurm, and a disk that fails at every single write: hours

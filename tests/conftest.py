@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import debian
 from tests.support.slurm_node import slurm_node
 
 from thinsection.testing.synthetic import write_he_slide
@@ -15,6 +16,12 @@ from thinsection.testing.synthetic import write_he_slide
 REAL_SLIDES = Path(
     os.environ.get("THINSECTION_TEST_SLIDES", Path(__file__).parents[2] / "shared" / "slides")
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Once, before any test is collected: of several processes, by the one that starts them."""
+    if os.environ.get("THINSECTION_INSTALL_SLURM") == "1" and not hasattr(config, "workerinput"):
+        debian.install()
 
 
 @pytest.fixture(scope="session")

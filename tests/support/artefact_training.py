@@ -16,12 +16,12 @@ from scipy import ndimage
 from tests.support.artefact_slide import ArtefactSlide
 from tests.support.tuning_slide import tuning_slide
 
-from thinsection.arrays import get_namespace
+from thinsection.arrays import filters, get_namespace
 from thinsection.qc.checks import artefact_maps
-from thinsection.qc.checks.artefact_maps import CLASSES, density_features
+from thinsection.qc.checks.artefact_maps import CLASSES
 from thinsection.qc.checks.by_example import PixelModel, save_model
 from thinsection.slide import open_slide
-from thinsection.types import MaskArray
+from thinsection.types import MaskArray, RgbArray
 
 SIZE, MPP, WORK_MPP = (1200, 900), 4.0, 8.0  # drawn at 4 µm/px, looked at at 8
 COARSE_SIZE = (600, 450)  # of those that are drawn at 8 µm/px: more of them in the same time
@@ -69,7 +69,7 @@ def drawn(slide: ArtefactSlide, rng: np.random.Generator) -> tuple[npt.NDArray[n
     factor = round(WORK_MPP / slide.mpp)
     classes = labels({name: reduced(mask, factor) for name, mask in slide.masks.items()})
     rgb = np.asarray(Image.fromarray(slide.rgb).reduce(factor))
-    planes = density_features(get_namespace("cpu"), rgb, WORK_MPP)
+    planes = density_features(rgb)
     x, y = [], []
     for number, name in enumerate(CLASSES):
         where = np.flatnonzero(classes == number)
@@ -77,6 +77,14 @@ def drawn(slide: ArtefactSlide, rng: np.random.Generator) -> tuple[npt.NDArray[n
         x.append(np.stack([plane.reshape(-1)[chosen] for plane in planes], axis=1))
         y.append(np.full(len(chosen), number, np.int8))
     return np.concatenate(x), np.concatenate(y)
+
+
+def density_features(rgb: RgbArray) -> list[npt.NDArray[np.float32]]:
+    """The small net's planes (H, W) of an image at WORK_MPP, which is also their px."""
+    ns = get_namespace("cpu")
+    density = artefact_maps._densities(ns, rgb)
+    near = [filters.gaussian(ns, plane, 1.5) for plane in density]
+    return list(artefact_maps._features(ns, density, near, WORK_MPP))
 
 
 def labels(masks: Mapping[str, MaskArray]) -> Labels:

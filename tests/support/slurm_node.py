@@ -5,7 +5,7 @@
 
 A job that takes more memory than it asked for is killed within about a second. Accounting is off.
 
-Needs Debian's packages slurm-wlm and munge. With THINSECTION_INSTALL_SLURM=1 they are installed.
+Needs Debian's packages slurm-wlm and munge: see `tests/support/debian.py`.
 """
 
 import os
@@ -22,8 +22,6 @@ from pathlib import Path
 
 from thinsection.machine import cpu_count
 
-INSTALL_VARIABLE = "THINSECTION_INSTALL_SLURM"
-_PACKAGES = ("slurm-wlm", "munge")
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel")
 _START_S = 30.0
 _CONFIG = """\
@@ -61,24 +59,12 @@ PartitionName=main Nodes=localhost Default=YES MaxTime=INFINITE State=UP
 
 
 def why_not() -> str | None:
-    """Why Slurm cannot be started here, or None; installs it where the variable asks for it."""
+    """Why Slurm cannot be started here, or None."""
     if os.geteuid() != 0:
         return "slurm's daemons need root here"
-    if not _missing():
-        return None
-    if os.environ.get(INSTALL_VARIABLE) != "1":
-        return f"no {', '.join(_missing())}; apt-get install slurm-wlm munge"
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["apt-get", "update"], ["apt-get", "install", "-y", *_PACKAGES]):
-        try:
-            done = subprocess.run(
-                command, env=quiet, capture_output=True, text=True, timeout=600, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return f"slurm could not be installed: {error}"
-        if done.returncode != 0:
-            return f"slurm could not be installed: {done.stderr.strip()[-300:]}"
-    return f"no {', '.join(_missing())} after installing" if _missing() else None
+    return (
+        f"no {', '.join(gone)}; apt-get install slurm-wlm munge" if (gone := _missing()) else None
+    )
 
 
 @contextmanager

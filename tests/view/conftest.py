@@ -1,9 +1,7 @@
 """A results folder of two slides, with hostile names, and what the viewer makes of it."""
 
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,12 +83,7 @@ def viewer(view_results: Results, annotations: Path) -> Iterator[Viewer]:
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """Debian's; installed where THINSECTION_INSTALL_SLURM says that tests may."""
-    if shutil.which("chromium") is None and os.environ.get("THINSECTION_INSTALL_SLURM") == "1":
-        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        install = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
-        for command in (["apt-get", "update"], install):
-            subprocess.run(command, env=quiet, capture_output=True, timeout=600)
+    """Debian's."""
     if (path := shutil.which("chromium")) is None:
         pytest.skip("chromium is not installed")
     return path

@@ -25,16 +25,18 @@ import simplejpeg
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from thinsection.arrays import get_namespace
 from thinsection.config import user_cache_dir
 from thinsection.encode import NetworkTileEncoder, TileEncoder
 from thinsection.encode.memory import batch_bytes, keep_freed_memory, weights_bytes
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import TMP_MARK, write_json
 from thinsection.machine import cpu_count, cpu_model
+from thinsection.qc.checks.artefact_maps import artefact_maps
 
 _FILE = "plan.json"
 _DECODE_S, _RATE_S = 0.5, 2.0  # CPU-seconds that a rate is measured for
-_TILE_PX, _RATE_TILES = 256, 8
+_TILE_PX, _RATE_TILES, _MAPS_PX = 256, 8, 512
 _PEAK_BATCHES, _PEAK_TIMES, _PEAK_FLOPS = 2.5, 3, 2e12
 
 Engine = Literal["torch", "openvino"]
@@ -48,6 +50,7 @@ class Calibration:
     start_s: float  # CPU-seconds until it has
     decode_px_per_s: float  # JPEG px decoded per CPU-second
     slide_s: float = 0.35  # CPU-seconds of a slide's tissue, polygons, pictures and files
+    maps_s_per_px: float = 2e-6  # CPU-seconds of quality control's nets for a px of tissue
     encoders: dict[str, float] = field(default_factory=dict)  # key -> tiles per CPU-second
     # key and batch size -> peak bytes of a process that encodes such batches
     peaks: dict[str, int] = field(default_factory=dict)
@@ -110,9 +113,10 @@ def _kept() -> dict[str, Any]:
 
 
 def measure_machine() -> Calibration:
-    """Measures in a fresh process (memory) and in this one (decoding); about 10 s."""
+    """Measures in a fresh process (memory) and in this one (decoding, nets); about 10 s."""
     seconds, peak = _run_probe(_START_PROBE)
-    return Calibration(process_bytes=int(peak), start_s=seconds, decode_px_per_s=measure_decoding())
+    rates: dict[str, Any] = {"decode_px_per_s": measure_decoding(), "maps_s_per_px": measure_maps()}
+    return Calibration(process_bytes=int(peak), start_s=seconds, **rates)
 
 
 def _run_probe(code: str, *arguments: str) -> list[float]:
@@ -139,6 +143,14 @@ def measure_decoding() -> float:
         simplejpeg.decode_jpeg(data)
         count += 1
     return count * _TILE_PX**2 / spent
+
+
+def measure_maps() -> float:
+    """CPU-seconds of the nets that quality control asks, for a px of tissue."""
+    rgb = np.random.default_rng(0).integers(90, 230, (_MAPS_PX, _MAPS_PX, 3), dtype=np.uint8)
+    start = time.process_time()
+    artefact_maps(get_namespace(), rgb, 4.0)
+    return (time.process_time() - start) / _MAPS_PX**2
 
 
 def encoder_size(

@@ -8,7 +8,7 @@ Host peak = process + weights + batch + buffers + scratch + caches + prepared + 
     scratch   decode workers * (region + tile of the level that is read) (stream.tile_stream)
     caches    decoded segments that readers keep, per opened slide
     prepared  (prefetched + 2) * 40 bytes per px of the tissue mask, and what the threads hold that
-              prepare and write slides beside the encoder; 40 bytes per px at 4 µm/px of the slide
+              prepare and write slides beside the encoder; 34 bytes per px at 4 µm/px of the slide
               that quality control is at, 27 without nets for artefacts
     results   tiles of the largest slide * embedding bytes * 3 (collected, pooled, written)
 On a CPU process, weights and batch are measured together where that is quick: the heap of a process
@@ -44,10 +44,10 @@ ASSUMED_EFFICIENCY = 0.35
 # that were fitted to benchmarks/bench_qc.py, which compares
 COARSEST_MPP = 4.0
 TRAINING_S = 15.0  # of a process that does not see the cache of pixel models
-_PROCESS_BYTES, _BYTES_PER_PX, _MAPS_BYTES_PER_PX = 384 * MIB, 27, 40
-_START_S, _S_PER_PX, _S_PER_L0_PX = 1.0, 3e-7, 1 / 60e6
-# CPU-seconds of a slide with levels, as in a run: imports, checks or nets, blur at level 0
-_RUN_S, _RUN_S_PER_PX, _MAPS_S_PER_PX, _RUN_S_PER_L0_PX = 0.3, 1e-7, 3.5e-7, 2.5e-9
+_PROCESS_BYTES, _BYTES_PER_PX, _MAPS_BYTES_PER_PX = 384 * MIB, 27, 34
+_START_S, _S_PER_PX, _MAPS_S_PER_PX, _S_PER_L0_PX = 1.0, 3e-7, 3e-6, 1 / 60e6
+# CPU-seconds of a slide with levels, as in a run: imports, checks, blur at level 0; nets beside
+_RUN_S, _RUN_S_PER_PX, _RUN_S_PER_L0_PX = 0.3, 1e-7, 2.5e-9
 
 
 def encoders_together(sizes: Sequence[EncoderSize]) -> EncoderSize:
@@ -66,6 +66,41 @@ def encoders_together(sizes: Sequence[EncoderSize]) -> EncoderSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QcSize:
+    """What decides the cost of a slide's quality control."""
+
+    num_px_l0: int
+    slide_mpp: float
+    work_mpp: float = COARSEST_MPP  # of the finest image that checks see as a whole
+    maps: bool = False  # whether nets look for artefacts
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest peak of a process of its own."""
+        return _PROCESS_BYTES + self.held_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What images and checks hold at most."""
+        return int((_MAPS_BYTES_PER_PX if self.maps else _BYTES_PER_PX) * self._work_px)
+
+    @property
+    def most_s(self) -> float:
+        """Most CPU-seconds of a slide, also of one without levels."""
+        per_px = _MAPS_S_PER_PX if self.maps else _S_PER_PX
+        return _START_S + per_px * self._work_px + _S_PER_L0_PX * self.num_px_l0
+
+    def run_s(self, maps_s_per_px: float) -> float:
+        """CPU-seconds in a run, where the nets take that for a px of tissue."""
+        per_px = _RUN_S_PER_PX + self.maps * maps_s_per_px / 2  # half of a slide is tissue
+        return _RUN_S + per_px * self._work_px + _RUN_S_PER_L0_PX * self.num_px_l0
+
+    @property
+    def _work_px(self) -> float:
+        return self.num_px_l0 * (self.slide_mpp / min(self.work_mpp, COARSEST_MPP)) ** 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlideSize:
     """What headers and thumbnail say of one slide."""
 
@@ -74,8 +109,7 @@ class SlideSize:
     read_px: int  # px of the level that are decoded for one tile
     mask_px: int  # of the tissue mask
     thumbnail_px: int  # px that are decoded for the thumbnail
-    qc_bytes: int = 0  # of quality control, and its CPU-seconds
-    qc_s: float = 0.0
+    qc: QcSize | None = None  # None for a run without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +189,8 @@ class Planner:
         ahead = min(self.config.stream.prefetch_slides + 2, len(slides))
         mask_bytes = max(s.mask_px for s in slides) * MASK_BYTES_PER_PX
         parts = {"prepared slides": ahead * mask_bytes + OTHER_BYTES}
-        if checked := max(s.qc_bytes for s in slides):  # one slide at a time
-            parts["quality control"] = checked
+        if checked := [s.qc.held_bytes for s in slides if s.qc]:  # one slide at a time
+            parts["quality control"] = max(checked)
         encoder, batch_size = self.encoder, self.batch_size
         if encoder is None:
             return MemoryPlan(host={"process": self.machine.process_bytes, **parts})
@@ -192,7 +226,8 @@ class Planner:
         """
         start, rate = self.machine.start_s, self.machine.decode_px_per_s
         thumbnails = sum(s.thumbnail_px for s in slides) / rate
-        prepare = len(slides) * self.machine.slide_s + thumbnails + sum(s.qc_s for s in slides)
+        checks = sum(s.qc.run_s(self.machine.maps_s_per_px) for s in slides if s.qc)
+        prepare = len(slides) * self.machine.slide_s + thumbnails + checks
         parts = {"start_s": start, "prepare_s": prepare}
         if self.encoder is None:
             return TimePlan(**parts, wall_s=start + prepare)
@@ -206,38 +241,3 @@ class Planner:
             encode = tiles * self.encoder.flops_per_tile / flops_per_s
             wall = start + max(encode, (prepare + decode) / cpus)
         return TimePlan(**parts, decode_s=decode, encode_s=encode, wall_s=wall)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QcSize:
-    """What decides the cost of a slide's quality control."""
-
-    num_px_l0: int
-    slide_mpp: float
-    work_mpp: float = COARSEST_MPP  # of the finest image that checks see as a whole
-    maps: bool = False  # whether nets look for artefacts
-
-    @property
-    def peak_bytes(self) -> int:
-        """Highest peak of a process of its own."""
-        return _PROCESS_BYTES + self.held_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        """What images and checks hold at most."""
-        return int((_MAPS_BYTES_PER_PX if self.maps else _BYTES_PER_PX) * self._work_px)
-
-    @property
-    def most_s(self) -> float:
-        """Most CPU-seconds of a slide, also of one without levels."""
-        return _START_S + _S_PER_PX * self._work_px + _S_PER_L0_PX * self.num_px_l0
-
-    @property
-    def run_s(self) -> float:
-        """CPU-seconds in a run."""
-        per_px = _MAPS_S_PER_PX if self.maps else _RUN_S_PER_PX
-        return _RUN_S + per_px * self._work_px + _RUN_S_PER_L0_PX * self.num_px_l0
-
-    @property
-    def _work_px(self) -> float:
-        return self.num_px_l0 * (self.slide_mpp / min(self.work_mpp, COARSEST_MPP)) ** 2

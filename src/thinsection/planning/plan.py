@@ -164,8 +164,7 @@ def slide_size(entry: SlideEntry, config: RunConfig) -> SlideSize:
         sizes = {"read_px": table.plan.size_lv, "mask_px": wanted, "thumbnail_px": finest[-1].size}
         known: dict[str, Any] = {name: math.prod(size) for name, size in sizes.items()}
         if config.qc.qc != "off":
-            qc = _qc_size(slide, load_pipeline(config.qc.qc), entry)
-            known |= {"qc_bytes": qc.held_bytes, "qc_s": qc.run_s}
+            known["qc"] = _qc_size(slide, load_pipeline(config.qc.qc), entry)
         return SlideSize(slide_id=entry.slide_id, num_tiles=len(table), **known)
 
 

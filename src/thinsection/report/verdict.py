@@ -9,7 +9,7 @@ from typing import Literal
 from thinsection.config import from_mapping, read_toml
 from thinsection.errors import ConfigError, require
 from thinsection.qc.checks.check import Score
-from thinsection.qc.engine import QcRule, parse_rule
+from thinsection.qc.engine import parse_rule
 
 Said = Literal["look", "exclude"]
 GOOD, _WORSE = "good", ("good", "look", "exclude")
@@ -57,18 +57,15 @@ def verdict(
     """The verdict ('good', 'look', 'exclude' or 'failed') of a slide's row and why, in words."""
     if row["status"] == "failed":
         return "failed", ""
-    held = [rule for rule in rules if _holds(row, parse_rule(rule.rule))]
+    judged = ((rule, parse_rule(rule.rule)) for rule in rules)
+    values = ((rule, parsed, row.get(parsed.column)) for rule, parsed in judged)
+    held = [rule for rule, by, v in values if isinstance(v, int | float) and by.holds(v)]
     found = max((rule.verdict for rule in held), key=_WORSE.index, default=GOOD)
     words = [rule.words for rule in held]
     if unusual := [STAIN[name] for name in outliers if name in STAIN]:
         found = max(found, "look", key=_WORSE.index)
         words.append(f"unusual stain ({', '.join(unusual)})")
     return found, ", ".join(dict.fromkeys(words))
-
-
-def _holds(row: Mapping[str, Score], rule: QcRule) -> bool:
-    value = row.get(rule.column)
-    return isinstance(value, int | float) and bool(rule.holds(value))
 
 
 def group_of(column: str) -> str:

@@ -104,10 +104,12 @@ def convert(
         pictures += _halves(slide, quality, stack, grey=pictures[0].is_grey)
         # tifffile's own UUID would hold the address of this machine's network card
         axes = {"axes": "YX" if pictures[0].is_grey else "YXS", "UUID": uuid.uuid4().urn}
+        mpp = {f"PhysicalSize{axis}": um for axis, um in zip("XY", slide.slide_mpp or ())}
+        about = {**axes, **mpp, **{f"{name}Unit": "\u00b5m" for name in mpp}}
         tmp = stack.enter_context(atomic_path(out))
         with tifffile.TiffWriter(tmp, bigtiff=True, ome=True) as file:
             first, *others = pictures
-            first.write(file, subifds=len(others), metadata=axes | _physical(slide.slide_mpp))
+            first.write(file, subifds=len(others), metadata=about)
             for picture in others:
                 picture.write(file, subfiletype=1, metadata=None)
     return out
@@ -117,11 +119,6 @@ def _refuse_present(out: Path, *, overwrite: bool) -> None:
     """Nothing is replaced without a word."""
     got = f"{str(out)!r}; pass --overwrite, or another name"
     require(overwrite or not out.exists(), "out must not exist", got, error=OutputError)
-
-
-def _physical(mpp: Mpp | None) -> dict[str, Any]:
-    sizes = {f"PhysicalSize{axis}": value for axis, value in zip("XY", mpp or ())}
-    return {**sizes, **{f"{name}Unit": "\u00b5m" for name in sizes}}
 
 
 def _levels(slide: Slide, quality: int, stack: ExitStack) -> list[Picture]:

@@ -133,8 +133,7 @@ class Folds(QcCheck, kind="folds"):
 
     def __call__(self, view: QcView) -> Outcome:
         least, sigma = view.area_px(self.min_area), view.length_px(self.smooth)
-        p = view.artefact_maps()["fold"].astype("float32")
-        p = filters.gaussian(view.ns, p, sigma)
+        p = filters.gaussian(view.ns, view.shown("fold"), sigma)
         found = morphology.mostly(view.ns, p > self.lower_threshold, p > self.threshold, 0.0)
         folds, tissue = morphology.keep_elongated, view.mask_use
         found = folds(view.ns, found & tissue, self.min_elongation, least)
@@ -151,14 +150,13 @@ class Ink(QcCheck, kind="ink"):
     min_area: str = area("6400 um2")  # smaller spots of ink, of all colours together, are dropped
 
     def __call__(self, view: QcView) -> Outcome:
-        ns, maps = view.ns, view.artefact_maps()
-        inks = {name: maps[f"pen_{name}"].astype("float32") for name in INKS}
-        found = sum(inks.values()) > self.threshold
+        ns, inks = view.ns, [view.shown(f"pen_{name}") for name in INKS]
+        found = sum(inks) > self.threshold
         found = morphology.drop_small(ns, found, view.area_px(self.min_area))
         if self.color != "any":
             # a stroke has one colour: what most px around say
             edge = max(1, round(view.length_px(self.around)))
-            grids = [filters.block_means(ns, plane, edge) for plane in inks.values()]
+            grids = [filters.block_means(ns, plane, edge) for plane in inks]
             votes = ns.xp.stack([filters.gaussian(ns, grid, 1.0) for grid in grids])
             own = votes.argmax(axis=0) == INKS.index(self.color)
             found &= own.repeat(edge, 0).repeat(edge, 1)[: len(found), : found.shape[1]]
@@ -178,12 +176,12 @@ class Bubbles(QcCheck, kind="bubbles"):
     min_area: str = area("6400 um2")  # smaller finds are dropped
 
     def __call__(self, view: QcView) -> Outcome:
-        ns, maps, gap = view.ns, view.artefact_maps(), view.length_px(self.gap)
-        lines = maps["bubble"] + maps["coverslip"] > self.lower_threshold
+        ns, rim, gap = view.ns, view.shown("bubble"), view.length_px(self.gap)
+        lines = rim + view.shown("coverslip") > self.lower_threshold
         holes = morphology.dilated_by_disk(ns, ~morphology.dilated_by_disk(ns, lines, gap), gap)
         held = holes & ~morphology.keep_elongated(ns, holes, self.max_elongation, 0)
         held &= ~morphology.drop_small(ns, held, view.area_px(self.max_area))
-        found = morphology.mostly(ns, lines | held, maps["bubble"] > self.threshold, self.min_share)
+        found = morphology.mostly(ns, lines | held, rim > self.threshold, self.min_share)
         return view.found(morphology.drop_small(ns, found, view.area_px(self.min_area)), self.name)
 
 
@@ -197,6 +195,6 @@ class Dirt(QcCheck, kind="dirt"):
     min_elongation: float = 8.0  # of a coverslip's edge: squared length over area
 
     def __call__(self, view: QcView) -> Outcome:
-        found = view.artefact_maps()[self.shows] > self.threshold
+        found = view.shown(self.shows) > self.threshold
         long, least = self.min_elongation * (self.shows == "coverslip"), view.area_px(self.min_area)
         return view.found(morphology.keep_elongated(view.ns, found, long, least), self.name)

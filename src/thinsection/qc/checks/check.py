@@ -66,7 +66,7 @@ class QcView:
     gray_at: Callable[[float], Array]  # nominal mpp -> gray, float32, from the same pass
     regions_at: Callable[[float], Regions]  # mpp -> what reads parts of the slide at about that mpp
     probability_of: Callable[[Any], Array]  # by-example check -> P of each px, float32 (H, W)
-    artefact_maps: Callable[[], Mapping[str, Array]]  # class -> P of each px, float32 (H, W)
+    artefact_maps: Callable[[], Mapping[str, Array]]  # class -> P in 255ths, uint8 (H, W)
     touched: Mapping[str, Array] = field(default_factory=dict)  # by earlier checks, bool (H, W)
     # an associated image of the slide by name ('macro'), on the host; None where it has none
     associated: Callable[[str], RgbArray | None] = lambda name: None
@@ -75,6 +75,10 @@ class QcView:
     def gray8(self) -> Array:
         """The same gray, uint8."""
         return (self.gray * 255).astype(self.ns.xp.uint8)
+
+    def shown(self, name: str) -> Array:
+        """P of a class of artefacts at each px, float32 (H, W)."""
+        return self.artefact_maps()[name] / self.ns.xp.float32(255)
 
     def length_px(self, text: str) -> float:
         """A length as px of the work image."""

@@ -18,6 +18,7 @@ from thinsection.arrays import Array, ArrayNamespace, filters
 GRIDS = 5  # of squares of 16, 32, ... 256 µm
 GLASS_DENSITY = 0.03  # below which, over 48 µm, the net is not asked
 _MODEL = Path(__file__).parent / "models" / "convnet.npz"
+WHOLE = 65535  # P of 1
 _BLOCK_PX = 1 << 12  # px of a grid that are convolved at once
 Net = Mapping[str, npt.NDArray[Any]]  # weights and biases by layer
 Squares = tuple[Array, Array]
@@ -55,7 +56,7 @@ def _net() -> Net:
 
 
 def convnet_squares(ns: ArrayNamespace, density: Array, net: Net | None = None) -> Squares:
-    """P of each class in squares of 2 x 2 px, float16 (1 + N, 4, classes), and which is where.
+    """P of each class in squares of 2 x 2 px, uint16 (1 + N, 4, classes), and which is where.
 
     density: (H, W, 3) at about 8 µm/px. Nothing is said of plain glass: the first one, zeros.
     Memory: 75 bytes a px that is not plain glass, 30 of another.
@@ -80,12 +81,12 @@ def convnet_squares(ns: ArrayNamespace, density: Array, net: Net | None = None) 
         grid = _widened(xp, weights, f"up{n}", grid, kept.pop())
         grid = _convolved(ns, weights, f"join{n}", grid)
     classes = len(weights["out_b"]) // 4
-    squares = xp.zeros((len(grid.x), 4, classes), dtype=xp.float16)
+    squares = xp.zeros((len(grid.x), 4, classes), dtype=xp.uint16)
     for rows, *_ in grid.blocks():
         last = grid.x[rows] @ weights["out_w"] + weights["out_b"]
         power = xp.exp(last.clip(-40, 40, out=last))
         power = power.reshape(-1, classes, 4).transpose(0, 2, 1)
-        squares[rows] = power / power.sum(axis=2, keepdims=True)
+        squares[rows] = WHOLE / power.sum(axis=2, keepdims=True) * power + 0.5
     return squares, grid.row.reshape(grid.height + 2, grid.width + 2)[1:-1, 1:-1]
 
 
