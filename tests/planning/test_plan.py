@@ -16,6 +16,7 @@ from thinsection.planning.calibration import (
     is_quick,
     measure_cpu_peak,
     measure_decoding,
+    measure_maps,
 )
 from thinsection.planning.cost import (
     ASSUMED_EFFICIENCY,
@@ -162,6 +163,7 @@ def test_a_machine_is_measured_once_and_an_encoder_once(
 
 def test_decoding_is_measured_in_a_plausible_range() -> None:
     assert 2e7 < measure_decoding() < 3e9
+    assert 1e-8 < measure_maps() < 1e-4
 
 
 def test_a_plan_counts_tiles_names_bad_slides_and_warns_of_what_does_not_fit(
@@ -213,3 +215,7 @@ def test_quality_control_is_part_of_the_plan(tmp_path: Path) -> None:
     assert held["histoqc-default"]["quality control"] <= 27 * work_px
     took = [planner().time([size], cpus=1).cpu_s for size in sizes.values()]
     assert took[1] > took[2] > took[0]
+    slow = replace(planner(), machine=replace(MACHINE, maps_s_per_px=MACHINE.maps_s_per_px * 3))
+    more = [slow.time([size], cpus=1).cpu_s for size in sizes.values()]
+    nets = 2 * MACHINE.maps_s_per_px * 3000 * 2000 / 2  # half of a slide is tissue
+    assert [b - a for a, b in zip(took, more)] == pytest.approx([0, nets, 0])

@@ -4,14 +4,20 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 
 _PROGRAMS = {"slurmctld": "slurm-wlm", "munged": "munge", "chromium": "chromium"}
-_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+
+
+def missing(programs: Iterable[str]) -> list[str]:
+    """Those that are not there; daemons lie where root's PATH looks."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    return [name for name in programs if shutil.which(name, path=path) is None]
 
 
 def install() -> None:
     """Installs what is missing, as root; what cannot be had is said, and its tests are skipped."""
-    packages = [name for what, name in _PROGRAMS.items() if not shutil.which(what, path=_PATH)]
+    packages = [_PROGRAMS[name] for name in missing(_PROGRAMS)]
     if not packages or os.geteuid() != 0:
         return
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.support.debian import missing
+
 from thinsection.machine import cpu_count
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel")
@@ -62,9 +64,8 @@ def why_not() -> str | None:
     """Why Slurm cannot be started here, or None."""
     if os.geteuid() != 0:
         return "slurm's daemons need root here"
-    return (
-        f"no {', '.join(gone)}; apt-get install slurm-wlm munge" if (gone := _missing()) else None
-    )
+    gone = missing(_PROGRAMS)
+    return f"no {', '.join(gone)}; apt-get install slurm-wlm munge" if gone else None
 
 
 @contextmanager
@@ -105,11 +106,6 @@ def slurm_node(*, cpus: int | None = None, memory_mb: int = 4000) -> Iterator[di
         finally:
             subprocess.run(["scancel", "--user=root"], env=environment, check=False)
             _await_empty(environment)
-
-
-def _missing() -> list[str]:
-    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-    return [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
 
 
 def _start_munge(folder: Path) -> None:

@@ -24,7 +24,9 @@ def launch_shape(dtype: torch.dtype, dim: int) -> tuple[int, int, int, int]:
     """
     if dtype == torch.float32:  # exact products run on the CUDA cores
         return (*{256: (16, 32), 128: (32, 16)}.get(dim, (64, 16)), 8, 2)
-    return (128, 64, 8, 3 if dim <= 64 else 2) if dim <= 128 else (64, 32, 8, 2)
+    if dim <= 128:
+        return 128, 64, 8, 3 if dim <= 64 else 2
+    return 64, 32, 8, 2
 
 
 def forward_triton(

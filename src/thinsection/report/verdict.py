@@ -57,9 +57,8 @@ def verdict(
     """The verdict ('good', 'look', 'exclude' or 'failed') of a slide's row and why, in words."""
     if row["status"] == "failed":
         return "failed", ""
-    judged = ((rule, parse_rule(rule.rule)) for rule in rules)
-    values = ((rule, parsed, row.get(parsed.column)) for rule, parsed in judged)
-    held = [rule for rule, by, v in values if isinstance(v, int | float) and by.holds(v)]
+    both = [(rule, parse_rule(rule.rule)) for rule in rules]
+    held = [r for r, by in both if isinstance(v := row.get(by.column), int | float) and by.holds(v)]
     found = max((rule.verdict for rule in held), key=_WORSE.index, default=GOOD)
     words = [rule.words for rule in held]
     if unusual := [STAIN[name] for name in outliers if name in STAIN]:
