@@ -5,10 +5,16 @@ Each class also inherits the builtin that a caller would expect to catch.
 """
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from traceback import walk_stack
 from types import FrameType
+
+_IMPORT = "<frozen importlib._bootstrap>"  # the file name of the calls that import
+_ASK_AGAIN_S = 0.05
 
 
 class ThinsectionError(Exception):
@@ -157,24 +163,36 @@ def importing(need: str, extra: str) -> Iterator[None]:
 def stopping() -> Iterator[None]:
     """Raises `Stopped` in the main thread when a signal asks the process to end.
 
-    So locks are released, unfinished files removed and tables written. A second Ctrl-C ends it at
-    once; a signal that somebody ignores on purpose (nohup) stays ignored.
+    So locks are released, unfinished files removed and tables written. It waits for an import to
+    end. A second Ctrl-C ends it at once; a signal that somebody ignores on purpose (nohup) stays
+    ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     usual = (signal.SIG_DFL, signal.default_int_handler)
-    before = {s: signal.signal(s, _stop) for s in signals if signal.getsignal(s) in usual}
+    stop = partial(_stop, _num_imports(sys._getframe()))
+    before = {s: signal.signal(s, stop) for s in signals if signal.getsignal(s) in usual}
     try:
         yield
     finally:
         for one, handler in before.items():
-            if signal.getsignal(one) is _stop:
+            if signal.getsignal(one) is stop:
                 signal.signal(one, handler)
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
+def _stop(num_imports: int, number: int, frame: FrameType | None) -> None:
+    if _num_imports(frame) > num_imports:
+        # C extensions make an ImportError of whatever is raised while they are imported: ask later
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
+        signal.setitimer(signal.ITIMER_REAL, _ASK_AGAIN_S)
+        return
     # schedulers may send SIGTERM more than once, and have SIGKILL for who does not listen
     signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
     raise Stopped(signal.Signals(number).name, 128 + number)
+
+
+def _num_imports(frame: FrameType | None) -> int:
+    """How many imports are under way in the calls that led to `frame`."""
+    return sum(f.f_code.co_filename == _IMPORT for f, _ in walk_stack(frame))

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
@@ -46,6 +46,7 @@ def merged(reports: Sequence[Report[Result]]) -> Report[Result]:
     return Report(results=results, stage_seconds=dict(seconds), facts=facts)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Task(ABC, Generic[Entry, Result]):
     """Work on independent entries; subclassed by frozen dataclasses."""
 
@@ -56,6 +57,10 @@ class Task(ABC, Generic[Entry, Result]):
     # a chunk goes through one process without a pause between its entries, so that a single
     # process gets them all at once; other tasks are called entry by entry
     streams: ClassVar[bool] = False
+
+    # CPU threads of torch; 0 leaves the library's own choice. The last bit of an embedding may
+    # depend on it: the same number gives the same bytes everywhere
+    threads: int = 0
 
     @abstractmethod
     def __call__(self, entries: Sequence[Entry], *, on_event: OnEvent) -> Report[Result]:
@@ -74,11 +79,11 @@ class Task(ABC, Generic[Entry, Result]):
         return [entries] if self.streams else [(entry,) for entry in entries]
 
     def on_worker(self, *, threads: int, monitored: bool) -> Self:
-        """The same work in a worker that has so many CPUs; 0 leaves the library's own choice.
+        """The same work in a worker that has so many CPUs.
 
         `monitored`: the worker records what it uses, because no process above it does.
         """
-        return self
+        return replace(self, threads=threads)
 
     def smaller(self) -> Self:
         """The same work in less memory, for an entry whose worker died. Same results."""

@@ -4,10 +4,10 @@ import contextlib
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -57,7 +57,6 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
     result_type: ClassVar[type[Any]] = SlideResult
 
     pooling: PoolingConfig
-    threads: int = 0  # CPU threads of torch; 0 leaves them
 
     def __call__(
         self, entries: Sequence[FeaturesFile], *, on_event: Callable[[Any], None]
@@ -80,10 +79,6 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
                 message = f"{type(error).__name__}: {error}"
                 results.append(file.ended("failed", stage=PoolingStage.title, error=message))
         return Report(results=tuple(results))
-
-    def on_worker(self, *, threads: int, monitored: bool) -> Self:
-        """See `Task.on_worker`; pooling is not monitored."""
-        return replace(self, threads=threads)
 
     def lost(self, entry: FeaturesFile, reason: str) -> SlideResult:
         """See `Task.lost`."""

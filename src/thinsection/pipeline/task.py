@@ -51,9 +51,6 @@ class RunTask(Task[SlideEntry, SlideResult]):
     record: Path  # folder of this invocation below it
     config: RunConfig
     goal: Goal  # the last stage
-    # CPU threads of the encoder; 0 leaves the library's own choice. The last bit of an embedding
-    # may depend on it: the same number gives the same bytes everywhere
-    threads: int = 0
     monitored: bool = False  # record what this process uses: none above it does
     # when the run began, by `filesystem_now`: a slide that a worker finished since and could not
     # report, because it died, was done, not skipped

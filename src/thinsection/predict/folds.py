@@ -194,7 +194,6 @@ class TrainTask(Task[FoldJob, FoldDone]):
 
     out: Path  # absolute, seen by every worker
     memory: str
-    threads: int = 0
 
     def __call__(self, entries: Sequence[FoldJob], *, on_event: OnEvent) -> Report[FoldDone]:
         """See `Task.__call__`. Memory: `memory`, of the whole process."""
@@ -209,10 +208,6 @@ class TrainTask(Task[FoldJob, FoldDone]):
                 results.append(self._run(job, study, bags))
                 on_event(results[-1])
         return Report(results=tuple(results))
-
-    def on_worker(self, *, threads: int, monitored: bool) -> Self:
-        """See `Task.on_worker`."""
-        return replace(self, threads=threads)
 
     def lost(self, entry: FoldJob, reason: str) -> FoldDone:
         """See `Task.lost`."""

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -99,7 +99,6 @@ class PredictTask(Task[Prediction, Prediction]):
     folder: Path  # OUT/predictions_MODEL
     device: str
     heatmaps: bool = False
-    threads: int = 0
 
     def __call__(self, entries: Sequence[Prediction], *, on_event: OnEvent) -> Report[Prediction]:
         """See `Task.__call__`; a bad file is a prediction with an error.
@@ -116,10 +115,6 @@ class PredictTask(Task[Prediction, Prediction]):
             except Exception as error:  # noqa: BLE001 - the per-slide boundary
                 found.append(self.lost(entry, f"{type(error).__name__}: {error}"))
         return Report(results=tuple(found))
-
-    def on_worker(self, *, threads: int, monitored: bool) -> Self:
-        """See `Task.on_worker`."""
-        return replace(self, threads=threads)
 
     def lost(self, entry: Prediction, reason: str) -> Prediction:
         """See `Task.lost`."""

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import thinsection
 from thinsection.config import as_mapping, option, read_toml, replace_flat, section
@@ -280,7 +280,6 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
     result_type: ClassVar[type[Any]] = ProbeDone
 
     out: Path  # output folder, absolute, on a file system that every worker sees
-    threads: int = 0  # of torch on the CPU; 0 leaves them
     resume: bool = True  # whether a job that is done with the same settings is skipped
 
     def __call__(
@@ -289,10 +288,6 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
         """See `Task.__call__`."""
         set_threads(self.threads, torch_too=True)
         return Report(results=tuple(self._run(job) for job in entries))
-
-    def on_worker(self, *, threads: int, monitored: bool) -> Self:
-        """See `Task.on_worker`; probes are not monitored."""
-        return replace(self, threads=threads)
 
     def lost(self, entry: ProbeJob, reason: str) -> ProbeDone:
         """The row of a job whose worker died."""

@@ -63,14 +63,10 @@ class SquareTask(Task[Number, Squared]):
     hungry: dict[str, int] = field(default_factory=dict)  # how often GPU memory does not suffice
     refused: tuple[int, ...] = ()  # numbers at which the settings are found to be wrong
     small: bool = False
-    threads: int = 0
 
     def __call__(self, entries: Sequence[Number], *, on_event: Any) -> Report[Squared]:
         results = tuple(self._square(entry.value, on_event) for entry in entries)
         return Report(results=results, stage_seconds={"square_busy": float(len(entries))})
-
-    def on_worker(self, *, threads: int, monitored: bool) -> Self:
-        return replace(self, threads=threads)
 
     def smaller(self) -> Self:
         return replace(self, small=True)
