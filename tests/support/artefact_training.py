@@ -82,9 +82,9 @@ def drawn(slide: ArtefactSlide, rng: np.random.Generator) -> tuple[npt.NDArray[n
 def density_features(rgb: RgbArray) -> list[npt.NDArray[np.float32]]:
     """The small net's planes (H, W) of an image at WORK_MPP, which is also their px."""
     ns = get_namespace("cpu")
-    density = artefact_maps._densities(ns, rgb)
+    density = artefact_maps.densities(ns, rgb)
     near = [filters.gaussian(ns, plane, 1.5) for plane in density]
-    return list(artefact_maps._features(ns, density, near, WORK_MPP))
+    return list(artefact_maps.features(ns, density, near, WORK_MPP))
 
 
 def labels(masks: Mapping[str, MaskArray]) -> Labels:

@@ -45,11 +45,11 @@ def artefact_maps(ns: ArrayNamespace, rgb: Array, mpp_th: float) -> Mapping[str,
         rule = f"the package must bring {_MODEL.name}"
         raise FileNotFoundError(f"{rule}, got no file; install it anew")
     xp, edge, size = ns.xp, max(1, round(_UM / mpp_th)), rgb.shape[:2]
-    density = _densities(ns, rgb)
+    density = densities(ns, rgb)
     near = [filters.gaussian(ns, plane, 1.5 * _UM / mpp_th) for plane in density]
     asked = xp.flatnonzero(_sum(near) / 3 > _GLASS_DENSITY)
     coarse = xp.stack([filters.block_means(ns, plane, edge) for plane in density], axis=2)
-    planes = _features(ns, density, near, mpp_th)
+    planes = features(ns, density, near, mpp_th)
     del density, near  # which are let go of with their last plane
     asked_of = (plane.reshape(-1)[asked].clip(-7.9, 7.9) for plane in planes)
     flat = [xp.rint(plane * xp.float32(_STEPS)).astype(xp.int16) for plane in asked_of]
@@ -89,18 +89,18 @@ def _move(p: dict[str, Array], old: str, new: str, where: Array) -> None:
     p[old] *= ~where
 
 
-def _densities(ns: ArrayNamespace, rgb: Array) -> list[Array]:
-    """Of red, green and blue, against the slide's glass."""
+def densities(ns: ArrayNamespace, rgb: Array) -> list[Array]:
+    """Optical densities (H, W) of red, green and blue against the slide's glass, of uint8 RGB."""
     xp = ns.xp
     white = [max(float(xp.percentile(rgb[::4, ::4, c], _WHITE_PERCENTILE)), 60.0) for c in range(3)]
     table = [-xp.log(xp.maximum(xp.arange(256), 4) / level) for level in white]
     return [table[c].astype(xp.float32)[rgb[..., c]].clip(-0.1, 4) for c in range(3)]
 
 
-def _features(
+def features(
     ns: ArrayNamespace, density: list[Array], near: list[Array], mpp_th: float
 ) -> Iterator[Array]:
-    """Plane by plane; `near` are the densities, a little smoothed."""
+    """The small net's planes (H, W), one by one; `near` are the densities, a little smoothed."""
     xp, scale = ns.xp, _UM / mpp_th
     total = _sum(density) / 3
     yield from (*density, *near)  # `_NEAR` says where `near` is
