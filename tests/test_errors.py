@@ -21,6 +21,16 @@ except BaseException:
     raise ImportError("initialization failed")
 loaded = True
 """
+# as compiled code does that calls Python and looks at no exception
+FOREIGN = """
+import os, signal, time
+def call():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(20)
+    except BaseException:
+        raise SystemError("returned a result with an exception set")
+"""
 IMPORTING = "from signalled import loaded\n"
 STOPPED = """
 import os, signal, sys, time
@@ -47,6 +57,9 @@ ASK = "os.kill(os.getpid(), signal.SIGTERM)"
         pytest.param(STOPPED.format(body="import signalled"), True, id="a module is imported"),
         pytest.param(STOPPED.format(body="import importing"), True, id="one that imports it"),
         pytest.param(STOPPED.format(body=ASK), None, id="nothing is imported"),
+        pytest.param(
+            STOPPED.format(body="import foreign; foreign.call()"), None, id="another error of it"
+        ),
         pytest.param("import program", None, id="the program itself is imported"),
     ],
 )
@@ -54,6 +67,7 @@ def test_a_signal_stops_a_program_but_waits_for_an_import(
     tmp_path: Path, program: str, loaded: bool | None
 ) -> None:
     (tmp_path / "signalled.py").write_text(SIGNALLED)
+    (tmp_path / "foreign.py").write_text(FOREIGN)
     (tmp_path / "importing.py").write_text(IMPORTING)
     (tmp_path / "program.py").write_text(STOPPED.format(body=ASK))
     began, command = time.monotonic(), [sys.executable, "-c", program]

@@ -163,34 +163,40 @@ def importing(need: str, extra: str) -> Iterator[None]:
 def stopping() -> Iterator[None]:
     """Raises `Stopped` in the main thread when a signal asks the process to end.
 
-    So locks are released, unfinished files removed and tables written. It waits for an import to
-    end. A second Ctrl-C ends it at once; a signal that somebody ignores on purpose (nohup) stays
-    ignored.
+    So locks are released, unfinished files removed and tables written. An import is not disturbed.
+    A second Ctrl-C ends it at once; a signal that is ignored on purpose (nohup) stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     usual = (signal.SIG_DFL, signal.default_int_handler)
-    stop = partial(_stop, _num_imports(sys._getframe()))
+    came: list[Stopped] = []
+    stop = partial(_stop, came, _num_imports(sys._getframe()))
     before = {s: signal.signal(s, stop) for s in signals if signal.getsignal(s) in usual}
     try:
         yield
+    except Exception as error:
+        if not came:
+            raise
+        came[0].__notes__ = getattr(error, "__notes__", [])
+        raise came[0] from error  # compiled code, Ray's for one, made an error of its own of it
     finally:
         for one, handler in before.items():
             if signal.getsignal(one) is stop:
                 signal.signal(one, handler)
 
 
-def _stop(num_imports: int, number: int, frame: FrameType | None) -> None:
-    if _num_imports(frame) > num_imports:
+def _stop(came: list[Stopped], depth: int, number: int, frame: FrameType | None) -> None:
+    if _num_imports(frame) > depth:
         # C extensions make an ImportError of whatever is raised while they are imported: ask later
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
         signal.setitimer(signal.ITIMER_REAL, _ASK_AGAIN_S)
         return
     # schedulers may send SIGTERM more than once, and have SIGKILL for who does not listen
     signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
-    raise Stopped(signal.Signals(number).name, 128 + number)
+    came.append(Stopped(signal.Signals(number).name, 128 + number))
+    raise came[0]
 
 
 def _num_imports(frame: FrameType | None) -> int:

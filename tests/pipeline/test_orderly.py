@@ -20,6 +20,10 @@ HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 REPEATS = int(os.environ.get("THINSECTION_FAULT_REPEATS", "2"))
 EVERY_WRITE = REPEATS >= 20
+RAY = pytest.param(
+    ("--executor", "ray", "--workers", "2"),
+    marks=pytest.mark.skipif(not EVERY_WRITE, reason="a Ray takes 20 s to start: `make faults`"),
+)
 SHIM = HERE.parent / "support" / "failing_disk.c"
 
 
@@ -111,7 +115,7 @@ def test_a_disk_that_fails_at_any_write_ends_the_run_with_a_word_and_it_resumes_
 
 @pytest.mark.parametrize(
     "flags",
-    [(), ("--workers", "2"), ("--executor", "dask", "--workers", "2")],
+    [(), ("--workers", "2"), ("--executor", "dask", "--workers", "2"), RAY],
     ids=lambda f: f"{f}",
 )
 def test_a_run_that_is_asked_to_end_leaves_tables_and_no_litter_and_resumes_to_the_same_bytes(
@@ -125,7 +129,7 @@ def test_a_run_that_is_asked_to_end_leaves_tables_and_no_litter_and_resumes_to_t
         if found["records"] and found["code"]:
             assert "stopped by SIGTERM" in found["said"][0]
             assert "of 3 slides are done, tables are in" in found["said"][1]
-        if "dask" not in flags:  # its workers are ended by their nannies, see below
+        if not {"dask", "ray"} & {*flags}:  # these kill their workers, see below
             assert found["left"] == [], found
         check_resumed(found, reference)
 

@@ -95,7 +95,7 @@ class Task(ABC, Generic[Entry, Result]):
 
     def name(self, entry: Entry) -> str:
         """Names an entry; the same for the same work."""
-        return repr(entry)
+        return str(getattr(entry, "name", None) or repr(entry))
 
     def starved(self, result: Result) -> Want | None:
         """What an entry failed for want of, as its `error` tells; None for any other end."""

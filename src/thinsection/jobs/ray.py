@@ -1,10 +1,11 @@
 """Tasks on Ray: a local one, or a cluster that runs already."""
 
 import os
+import signal
 from collections.abc import Sequence
 from typing import Any
 
-from thinsection.errors import ClusterError
+from thinsection.errors import ClusterError, Stopped
 from thinsection.jobs.contract import Backend, Ended, Job, Report, Task, connecting
 from thinsection.jobs.executor import CPUS_PER_WORKER, local_shape
 from thinsection.types import MIB, parse_bytes
@@ -31,8 +32,15 @@ class RayBackend(Backend):
         self._ray: Any = ray
         local = address is None and not ray.is_initialized()
         if not ray.is_initialized():
-            self._start(address)
+            before = signal.getsignal(signal.SIGTERM)
             self.stack.callback(ray.shutdown)
+            try:
+                self._start(address)
+            except SystemExit as end:  # by Ray's own handler, which takes the place of ours
+                raise Stopped("SIGTERM", 128 + signal.SIGTERM) from end
+            finally:
+                if signal.getsignal(signal.SIGTERM) is not before:
+                    signal.signal(signal.SIGTERM, before)
         if local:
             self.climbs = ()  # it limits nobody
         else:

@@ -213,10 +213,6 @@ class TrainTask(Task[FoldJob, FoldDone]):
         """See `Task.lost`."""
         return FoldDone(name=entry.name, error=reason)
 
-    def name(self, entry: FoldJob) -> str:
-        """See `Task.name`."""
-        return entry.name
-
     def finished(self, entry: FoldJob) -> FoldDone | None:
         """Whether the fold's file is of these settings and labels."""
         done = read_fold(self.out, entry.name, fold_key(entry, Study.load(self.out)))

@@ -293,10 +293,6 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
         """The row of a job whose worker died."""
         return ProbeDone(rows=(entry.row(status="failed", error=reason),))
 
-    def name(self, entry: ProbeJob) -> str:
-        """See `Task.name`."""
-        return entry.name
-
     def finished(self, entry: ProbeJob) -> ProbeDone | None:
         """The rows of a job that was done with the same settings."""
         try:
