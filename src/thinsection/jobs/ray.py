@@ -32,15 +32,8 @@ class RayBackend(Backend):
         self._ray: Any = ray
         local = address is None and not ray.is_initialized()
         if not ray.is_initialized():
-            before = signal.getsignal(signal.SIGTERM)
             self.stack.callback(ray.shutdown)
-            try:
-                self._start(address)
-            except SystemExit as end:  # by Ray's own handler, which takes the place of ours
-                raise Stopped("SIGTERM", 128 + signal.SIGTERM) from end
-            finally:
-                if signal.getsignal(signal.SIGTERM) is not before:
-                    signal.signal(signal.SIGTERM, before)
+            self._start(address)
         if local:
             self.climbs = ()  # it limits nobody
         else:
@@ -87,11 +80,18 @@ class RayBackend(Backend):
 
     def _start(self, address: str | None) -> None:
         local = {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
-        if address is None:
-            self._ray.init(address="local", num_cpus=self.workers, log_to_driver=False, **local)
-            return
-        with connecting(address):
-            self._ray.init(address=address, log_to_driver=False)
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            if address is None:
+                self._ray.init(address="local", num_cpus=self.workers, log_to_driver=False, **local)
+                return
+            with connecting(address):
+                self._ray.init(address=address, log_to_driver=False)
+        except SystemExit as end:  # by Ray's own handler, which takes the place of ours
+            raise Stopped("SIGTERM", 128 + signal.SIGTERM) from end
+        finally:
+            if before is not None and signal.getsignal(signal.SIGTERM) is not before:
+                signal.signal(signal.SIGTERM, before)
 
     def _ask_of_cluster(self) -> None:
         """What a job asks for, and how many of them the cluster holds at once."""
