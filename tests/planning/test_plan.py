@@ -210,7 +210,7 @@ def test_quality_control_is_part_of_the_plan(tmp_path: Path) -> None:
         sizes[qc] = slide_size(entry, config)
     held = {qc: planner().memory([size], cpus=1).host for qc, size in sizes.items()}
     assert "quality control" not in held["off"]
-    assert held["auto"]["quality control"] == 34 * 3000 * 2000
+    assert held["auto"]["quality control"] == 27 * 3000 * 2000
     work_px = 3000 * 2000 * (4.0 / 2.0) ** 2  # pen at 5x
     assert held["histoqc-default"]["quality control"] <= 27 * work_px
     took = [planner().time([size], cpus=1).cpu_s for size in sizes.values()]

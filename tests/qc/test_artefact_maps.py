@@ -12,7 +12,7 @@ from tests.support.tuning_slide import tuning_slide
 
 from thinsection.arrays import get_namespace
 from thinsection.qc.checks import convnet
-from thinsection.qc.checks.artefact_maps import CLASSES, artefact_maps
+from thinsection.qc.checks.artefact_maps import CLASSES, Features, artefact_maps
 
 PICTURES = REAL.parents[1] / "pictures"
 
@@ -24,7 +24,9 @@ def test_the_net_in_numpy_gives_what_its_twin_in_torch_gives() -> None:
     density = -np.log(np.maximum(rgb, 4).astype(np.float32) / training.glass_of(rgb))
     density = density.clip(-0.1, 4)
     weights = {name: value.astype(np.float32) for name, value in training.arrays(net).items()}
-    squares, place = convnet.convnet_squares(get_namespace("cpu"), density, weights)
+    squares, place = convnet.convnet_squares(
+        get_namespace("cpu"), list(density.transpose(2, 0, 1)), weights
+    )
     squares = squares / convnet.WHOLE
     (height, width), classes = place.shape, squares.shape[2]
     tall = squares[place].reshape(height, width, 2, 2, classes).transpose(4, 0, 2, 1, 3)
@@ -52,6 +54,20 @@ def test_maps_have_the_shape_of_their_image_and_are_probabilities(mpp: float) ->
     # rings are the wide net's alone, so that the sum may be off by what the other said
     assert np.median(np.abs(total - 1)) < 3 / 255
     assert all(plane.dtype == np.uint8 for plane in found.values())
+
+
+@pytest.mark.parametrize("mpp", [5.3, 8.0])
+def test_bands_of_rows_do_not_show(monkeypatch: pytest.MonkeyPatch, mpp: float) -> None:
+    rgb = tuning_slide(9_502, size=(331, 283), mpp=mpp).rgb
+    ns = get_namespace("cpu")
+    monkeypatch.setattr("thinsection.qc.checks.artefact_maps._BAND_PX", 1 << 30)
+    whole = artefact_maps(ns, rgb, mpp)
+    monkeypatch.setattr("thinsection.qc.checks.artefact_maps._BAND_PX", 1)
+    assert len(Features(ns, rgb, mpp).bands) > 12
+    bands = artefact_maps(ns, rgb, mpp)
+    for name, plane in whole.items():
+        assert np.abs(plane.astype(int) - bands[name]).max() <= 1, name
+    assert sum((plane > 127).any() for plane in whole.values()) > 3  # it shows something
 
 
 @pytest.mark.skipif(not PICTURES.is_dir(), reason="no pictures beside THINSECTION_TEST_SLIDES")

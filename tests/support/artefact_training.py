@@ -16,7 +16,7 @@ from scipy import ndimage
 from tests.support.artefact_slide import ArtefactSlide
 from tests.support.tuning_slide import tuning_slide
 
-from thinsection.arrays import filters, get_namespace
+from thinsection.arrays import get_namespace
 from thinsection.qc.checks import artefact_maps
 from thinsection.qc.checks.artefact_maps import CLASSES
 from thinsection.qc.checks.by_example import PixelModel, save_model
@@ -82,9 +82,8 @@ def drawn(slide: ArtefactSlide, rng: np.random.Generator) -> tuple[npt.NDArray[n
 def density_features(rgb: RgbArray) -> list[npt.NDArray[np.float32]]:
     """The small net's planes (H, W) of an image at WORK_MPP, which is also their px."""
     ns = get_namespace("cpu")
-    density = artefact_maps.densities(ns, rgb)
-    near = [filters.gaussian(ns, plane, 1.5) for plane in density]
-    return list(artefact_maps.features(ns, density, near, WORK_MPP))
+    features = artefact_maps.Features(ns, rgb, WORK_MPP)
+    return list(features.planes(slice(0, len(rgb))))
 
 
 def labels(masks: Mapping[str, MaskArray]) -> Labels:

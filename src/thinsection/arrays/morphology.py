@@ -4,6 +4,8 @@ import numpy as np
 
 from thinsection.arrays.namespace import Array, ArrayNamespace
 
+_BAND_ROWS = 256  # that are looked at at once
+
 
 def labelled(ns: ArrayNamespace, mask: Array, *, connectivity: int = 4) -> tuple[Array, int]:
     """Labels (H, W), 0 outside, and how many there are; connectivity 8 joins px at a corner."""
@@ -39,17 +41,16 @@ def keep_elongated(ns: ArrayNamespace, mask: Array, elongation: float, min_area_
     xp, (labels, count) = ns.xp, labelled(ns, mask, connectivity=8)
     if count == 0:
         return mask.copy()
-    rows, columns = xp.nonzero(labels)
-    region = labels[rows, columns]
-
-    def sums(weights: Array | None = None) -> Array:
-        return xp.bincount(region, weights=weights, minlength=count + 1).astype(xp.float64)
-
-    area, y, x = xp.maximum(sums(), 1), rows.astype(xp.float64), columns.astype(xp.float64)
-    mean_y, mean_x = sums(y) / area, sums(x) / area
-    yy = sums(y * y) / area - mean_y**2 + 1 / 12
-    xx = sums(x * x) / area - mean_x**2 + 1 / 12
-    xy = sums(x * y) / area - mean_x * mean_y
+    sums = xp.zeros((6, count + 1))
+    for top in range(0, len(labels), _BAND_ROWS):  # sums of whole numbers: exact in any order
+        rows, columns = xp.nonzero(labels[top : top + _BAND_ROWS])
+        region, y, x = labels[top + rows, columns], (top + rows) * 1.0, columns * 1.0
+        for n, weights in enumerate((None, y, x, y * y, x * x, x * y)):
+            sums[n] += xp.bincount(region, weights=weights, minlength=count + 1)
+    area = xp.maximum(sums[0], 1)
+    mean_y, mean_x = sums[1] / area, sums[2] / area
+    yy, xx = sums[3] / area - mean_y**2 + 1 / 12, sums[4] / area - mean_x**2 + 1 / 12
+    xy = sums[5] / area - mean_x * mean_y
     spread = xp.sqrt(((yy - xx) / 2) ** 2 + xy**2)
     length = xp.sqrt(12 * ((yy + xx) / 2 + spread))
     keep = (length * length / area >= elongation) & (area >= min_area_px)

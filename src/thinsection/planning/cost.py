@@ -8,8 +8,8 @@ Host peak = process + weights + batch + buffers + scratch + caches + prepared + 
     scratch   decode workers * (region + tile of the level that is read) (stream.tile_stream)
     caches    decoded segments that readers keep, per opened slide
     prepared  (prefetched + 2) * 40 bytes per px of the tissue mask, and what the threads hold that
-              prepare and write slides beside the encoder; 34 bytes per px at 4 µm/px of the slide
-              that quality control is at, 27 without nets for artefacts
+              prepare and write slides beside the encoder; 27 bytes per px at 4 µm/px of the slide
+              that quality control is at
     results   tiles of the largest slide * embedding bytes * 3 (collected, pooled, written)
 On a CPU process, weights and batch are measured together where that is quick: the heap of a process
 that encodes keeps holes that no formula knows. On a GPU, weights and batch are there, beside the
@@ -44,7 +44,7 @@ ASSUMED_EFFICIENCY = 0.35
 # that were fitted to benchmarks/bench_qc.py, which compares
 COARSEST_MPP = 4.0
 TRAINING_S = 15.0  # of a process that does not see the cache of pixel models
-_PROCESS_BYTES, _BYTES_PER_PX, _MAPS_BYTES_PER_PX = 384 * MIB, 27, 34
+_PROCESS_BYTES, _BYTES_PER_PX = 384 * MIB, 27
 _START_S, _S_PER_PX, _MAPS_S_PER_PX, _S_PER_L0_PX = 1.0, 3e-7, 3e-6, 1 / 60e6
 # CPU-seconds of a slide with levels, as in a run: imports, checks, blur at level 0; nets beside
 _RUN_S, _RUN_S_PER_PX, _RUN_S_PER_L0_PX = 0.3, 1e-7, 2.5e-9
@@ -82,7 +82,7 @@ class QcSize:
     @property
     def held_bytes(self) -> int:
         """What images and checks hold at most."""
-        return int((_MAPS_BYTES_PER_PX if self.maps else _BYTES_PER_PX) * self._work_px)
+        return int(_BYTES_PER_PX * self._work_px)
 
     @property
     def most_s(self) -> float:

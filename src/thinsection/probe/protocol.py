@@ -5,9 +5,10 @@ a suite does not define is an error, never a guess.
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from thinsection.config import nearest
+from thinsection.config import from_mapping, nearest, read_toml
 from thinsection.errors import ConfigError
 
 Metric = Literal["macro_f1", "balanced_accuracy"]
@@ -171,71 +172,9 @@ class Protocol:
         return settings
 
 
-HONEST = Protocol(
-    name="honest",
-    source="this package: nothing is selected on scored rows",
-    seed=1,
-    folds=5,
-    inner_folds=3,
-    repeats=3,
-    linear=LinearSettings(epochs=100),
-    knn=KnnSettings(),
-    fewshot=FewshotSettings(support_sets=200),
-    logistic=LogisticSettings(cs=(0.001, 0.01, 0.1, 1.0, 10.0), double=True),
-    abmil=AbmilSettings(),
-    survival=SurvivalSettings(alphas=(1.0, 10.0, 100.0), rotate=True),
-    robustness=RobustnessSettings(),
-    notes=("abmil and robustness select nothing: one seed, no inner folds",),
-)
-
-_CS = (0.001, 0.01, 0.1, 0.5, 1.0, 10.0, 100.0)
-NANOPATH = Protocol(
-    name="nanopath",
-    source="MedARC-AI/nanopath, probe.py of June 2026",
-    seed=1337,
-    folds=3,
-    file_folds=False,
-    linear=LinearSettings(epochs=200),
-    knn=KnnSettings(),
-    fewshot=FewshotSettings(support_sets=1000),
-    logistic=LogisticSettings(cs=_CS, liblinear_tasks=("surgen",)),
-    abmil=AbmilSettings(),
-    survival=SurvivalSettings(alphas=(2.0,)),
-    robustness=RobustnessSettings(),
-    segment=SegmentSettings(),
-    notes=("abmil is this package's own setting: the suite defines none",),
-)
-
-_STEPS: dict[str, Any] = {"max_steps": 12_500, "batch_size": 256, "metric": "balanced_accuracy"}
-EVA = Protocol(
-    name="eva",
-    source="kaiko-ai/eva, offline classification",
-    seed=42,
-    folds=3,
-    linear=LinearSettings(lrs=(3e-4,), weight_decay=1e-2, **_STEPS),
-    abmil=AbmilSettings(lr=1e-3, weight_decay=1e-2),
-    notes=(
-        "eva stops early by patience; here every step runs and the best epoch counts",
-        "abmil: width 128 as in eva; epochs, bag size and learning rate are this package's own",
-    ),
-)
-
-_COXNET: dict[str, Any] = {"model": "coxnet", "l1_ratio": 0.5, "max_iter": 100_000}
-PATHOBENCH = Protocol(
-    name="pathobench",
-    source="mahmoodlab/Patho-Bench",
-    seed=1,
-    folds=5,
-    logistic=LogisticSettings(cs=(0.5,), max_iter=10_000),
-    abmil=AbmilSettings(hidden=512),
-    survival=SurvivalSettings(alphas=(0.07,), z_scores=False, **_COXNET),
-    notes=(
-        "logistic C 0.5, Coxnet and 2048-tile bags are the suite's; "
-        "the Coxnet penalty and the rest of abmil are this package's own",
-    ),
-)
-
-PROTOCOLS = {p.name: p for p in (HONEST, NANOPATH, EVA, PATHOBENCH)}
+_TABLES = read_toml(Path(__file__).with_name("protocols.toml"))
+PROTOCOLS = {name: from_mapping(Protocol, {"name": name, **t}) for name, t in _TABLES.items()}
+HONEST, NANOPATH, EVA, PATHOBENCH = PROTOCOLS.values()
 
 
 def get_protocol(name: str, *, seed: int | None = None) -> Protocol:

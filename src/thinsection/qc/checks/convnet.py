@@ -5,8 +5,8 @@ glass: a convolution gathers the px that are asked for, and multiplies once. Its
 `tests/support/convnet_training.py`.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,23 +55,27 @@ def _net() -> Net:
         return {name: arrays[name].astype(np.float32) for name in arrays.files}
 
 
-def convnet_squares(ns: ArrayNamespace, density: Array, net: Net | None = None) -> Squares:
+def convnet_squares(
+    ns: ArrayNamespace, density: Sequence[Array], net: Net | None = None
+) -> Squares:
     """P of each class in squares of 2 x 2 px, uint16 (1 + N, 4, classes), and which is where.
 
-    density: (H, W, 3) at about 8 µm/px. Nothing is said of plain glass: the first one, zeros.
-    Memory: 75 bytes a px that is not plain glass, 30 of another.
+    density: of red, green and blue, (H, W) at about 8 µm/px. Nothing is said of plain glass: the
+    first one, zeros. Memory: 45 bytes a px that is not plain glass, 10 of another.
     """
-    xp, (height, width) = ns.xp, density.shape[:2]
+    xp, (height, width) = ns.xp, density[0].shape
     weights = {name: ns.upload(value, reason="model") for name, value in (net or _net()).items()}
-    even = xp.pad(density, [(0, height % 2), (0, width % 2), (0, 0)], mode="edge")
-    near = filters.block_means(ns, even.mean(axis=2), 2)
+    even = partial(xp.pad, pad_width=[(0, height % 2), (0, width % 2)], mode="edge")
+    near = sum(filters.block_means(ns, even(plane), 2) for plane in density) / 3
     grid = _Grid.of(ns, ns.ndimage.uniform_filter(near, 3, mode="nearest") > GLASS_DENSITY)
     x = xp.zeros((1 + len(grid.at), 12), dtype=xp.float32)
-    for n, (top, left) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1))):
-        some = even[top::2, left::2].reshape(-1, 3)
+    for n, plane in enumerate(map(even, density)):
+        some = [plane[top::2, left::2].reshape(-1) for top in (0, 1) for left in (0, 1)]
         for rows, _, down, along in grid.blocks():
-            x[rows, n::4] = some[down * grid.width + along]
+            at = down * grid.width + along
+            x[rows, 4 * n : 4 * n + 4] = xp.stack([quarter[at] for quarter in some], axis=1)
     grid, kept = grid._replace(x=x), list[_Grid]()
+    del density, plane, some, x  # the caller has none of them either
     for n in range(GRIDS):
         grid = _halved(ns, grid) if n else grid
         grid = _convolved(ns, weights, f"down{n}b", _convolved(ns, weights, f"down{n}a", grid))
@@ -79,11 +83,11 @@ def convnet_squares(ns: ArrayNamespace, density: Array, net: Net | None = None) 
     kept.pop()
     for n in reversed(range(GRIDS - 1)):
         grid = _widened(xp, weights, f"up{n}", grid, kept.pop())
-        grid = _convolved(ns, weights, f"join{n}", grid)
+        grid = _convolved(ns, weights, f"join{n}", grid) if n else grid
     classes = len(weights["out_b"]) // 4
     squares = xp.zeros((len(grid.x), 4, classes), dtype=xp.uint16)
-    for rows, *_ in grid.blocks():
-        last = grid.x[rows] @ weights["out_w"] + weights["out_b"]
+    for rows, near in _blocks_convolved(ns, weights, "join0", grid):
+        last = near @ weights["out_w"] + weights["out_b"]
         power = xp.exp(last.clip(-40, 40, out=last))
         power = power.reshape(-1, classes, 4).transpose(0, 2, 1)
         squares[rows] = WHOLE / power.sum(axis=2, keepdims=True) * power + 0.5
@@ -92,15 +96,23 @@ def convnet_squares(ns: ArrayNamespace, density: Array, net: Net | None = None) 
 
 def _convolved(ns: ArrayNamespace, weights: Net, layer: str, grid: _Grid) -> _Grid:
     """The planes under 3 x 3 weights, where it is asked for; what is below 0 is 0."""
+    out = ns.xp.zeros((len(grid.x), weights[f"{layer}_w"].shape[1]), dtype=ns.xp.float32)
+    for rows, near in _blocks_convolved(ns, weights, layer, grid):
+        out[rows] = near
+    return grid._replace(x=out)
+
+
+def _blocks_convolved(
+    ns: ArrayNamespace, weights: Net, layer: str, grid: _Grid
+) -> Iterator[tuple[slice, Array]]:
+    """Rows of x, and what `_convolved` makes of them."""
     xp, w, b = ns.xp, weights[f"{layer}_w"], weights[f"{layer}_b"]
     around = xp.asarray([dy * (grid.width + 2) + dx for dy in (-1, 0, 1) for dx in (-1, 0, 1)])
-    out = xp.zeros((len(grid.x), w.shape[1]), dtype=xp.float32)
     for rows, part, *_ in grid.blocks():
         near = xp.take(grid.x, grid.row[part[:, None] + around], axis=0)
         near = near.reshape(len(part), -1) @ w
         near += b
-        xp.maximum(near, 0, out=out[rows])
-    return grid._replace(x=out)
+        yield rows, xp.maximum(near, 0, out=near)
 
 
 def _halved(ns: ArrayNamespace, grid: _Grid) -> _Grid:

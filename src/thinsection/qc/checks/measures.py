@@ -49,14 +49,15 @@ class Brightness(QcCheck, kind="brightness"):
     invert: bool = False  # True measures outside the mask
 
     def __call__(self, view: QcView) -> Outcome:
-        channels, yuv, ns = {"grayscale": view.gray}, self.space == "YUV", view.ns
+        where = view.mask_use ^ self.invert if self.limit_to_mask else ...
+        channels, yuv, ns = {"grayscale": view.gray[where]}, self.space == "YUV", view.ns
         if self.space != "gray":
-            image = filters.yuv_from_rgb(ns, view.rgb) if yuv else view.rgb.astype(ns.xp.float64)
+            px = view.rgb[where]
+            image = filters.yuv_from_rgb(ns, px) if yuv else px.astype(ns.xp.float64)
             channels = {f"chan{c + 1}": image[..., c] for c in range(3)}
         suffix = "_YUV" if yuv else ""
         scores: dict[str, Score] = {}
-        for stem, channel in channels.items():
-            values = channel[view.mask_use ^ self.invert] if self.limit_to_mask else channel
+        for stem, values in channels.items():
             key = _prefixed(self.prefix, f"{stem}_brightness")
             scores[key + suffix] = float(values.mean()) if values.size else EMPTY_SCORE
             scores[f"{key}_std{suffix}"] = float(values.std()) if values.size else 0.0
@@ -82,13 +83,18 @@ class Stains(QcCheck, kind="stains"):
         densities, unmixing = filters.stain_tables(self.stain)
         for c in range(3):  # one at a time, and by tables: a third of the memory
             tables = [xp.asarray(densities * share) for share in unmixing[:, c]]
-            amount = sum(table[view.rgb[..., k]] for k, table in enumerate(tables)).clip(0.0)
-            clipped = xp.clip(amount, 0.0, xp.quantile(amount, 0.99))
-            values = clipped[view.mask_use] if self.use_mask else clipped
+            amount = xp.zeros(view.rgb.shape[:2])
+            for k, table in enumerate(tables):
+                amount += table[view.rgb[..., k]]
+            xp.clip(amount, 0.0, xp.quantile(amount.clip(0.0), 0.99), out=amount)
+            values = amount[view.mask_use] if self.use_mask else amount
             found += [float(values.mean()), float(values.std())]
             low, high = float(values.min()), float(values.max())
-            share = (clipped - low) / max(high - low, 1e-12) * (view.mask_use | (not self.use_mask))
-            gray = xp.rint(xp.clip(share, 0.0, 1.0) * 255)
+            del values
+            amount -= low
+            amount /= max(high - low, 1e-12)
+            amount *= view.mask_use | (not self.use_mask)
+            gray = xp.rint(xp.clip(amount, 0.0, 1.0, out=amount) * 255)
             pictures[f"deconv_c{c}"] = ns.download(gray.astype(xp.uint8))
         return Outcome(scores=dict(zip(names, found, strict=True)), tables=pictures)
 
