@@ -140,8 +140,8 @@ def one_resolution(
         "default, level 0 only": measured(
             "qc_once", times=times, slide_path=str(flat), cache_dir=cache, preset="histoqc-default"
         ),
-        "extended, levels": measured(
-            "qc_once", times=1, slide_path=str(with_levels), cache_dir=cache, preset="auto"
+        "auto, levels": measured(
+            "qc_once", times=times, slide_path=str(with_levels), cache_dir=cache, preset="auto"
         ),
         "openslide thumbnail, level 0 only": measured(
             "whole_level", times=1, slide_path=str(flat), max_edge=edge
