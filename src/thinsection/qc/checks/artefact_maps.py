@@ -41,7 +41,7 @@ _SHARES = {"bubble": 0.0, "coverslip": 0.0, "fold": 0.7}  # of the small net in 
 def artefact_maps(ns: ArrayNamespace, rgb: Array, mpp_th: float) -> Mapping[str, Array]:
     """P of each class at each px, in 255ths, uint8 (H, W), of uint8 (H, W, 3) at mpp_th µm/px.
 
-    The mean over both nets. Memory: 45 bytes a px, 50 of one that is not plain glass, one band.
+    The mean over both nets. Memory: 25 bytes a px, 50 more of one that is not plain glass, a band.
     """
     if (model := load_model(_MODEL)) is None:
         rule = f"the package must bring {_MODEL.name}"
