@@ -5,7 +5,8 @@ as filtering px by px, and rows that nobody asked for are not made.
 """
 
 import math
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cache, lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ Kernel = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 Shape = tuple[int, int]  # (H, W)
 _BLOCK_PX = 32  # rows or columns that one product makes
-_GRAY = (0.2125, 0.7154, 0.0721)  # luma weights of R, G, B
-_YUV = (  # rows: Y, U, V
+GRAY = (0.2125, 0.7154, 0.0721)  # luma weights of R, G, B
+YUV = (  # of Y, U, V
     (0.299, 0.587, 0.114),
     (-0.14714119, -0.28886916, 0.43601035),
     (0.61497538, -0.51496512, -0.10001026),
@@ -29,23 +30,26 @@ _SETS = ("hed", "hdx", "fgx", "bex", "rbd", "gdx", "hax", "bro", "bpx", "ahx", "
 STAINS = tuple(f"{name}_from_rgb" for name in _SETS)
 
 
-def gray_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
-    """Luma in [0, 1], float64 (H, W), of uint8 (H, W, 3)."""
-    red, green, blue = (rgb[..., c] / 255.0 * weight for c, weight in enumerate(_GRAY))
-    return red + green + blue
-
-
-def gray32_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
-    """The same in float32, with 8 bytes a px in place of 32: for large strips."""
-    gray = rgb[..., 0] * ns.xp.float32(_GRAY[0] / 255)
-    gray += rgb[..., 1] * ns.xp.float32(_GRAY[1] / 255)
-    gray += rgb[..., 2] * ns.xp.float32(_GRAY[2] / 255)
+def gray_from_rgb(ns: ArrayNamespace, rgb: Array, weights: Sequence[float] = GRAY) -> Array:
+    """Luma in [0, 1], or another weighted sum, float64 (H, W), of uint8 (H, W, 3)."""
+    gray = rgb[..., 0] / 255.0 * weights[0]
+    for c in (1, 2):
+        gray += rgb[..., c] / 255.0 * weights[c]
     return gray
 
 
-def yuv_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
-    """Y, U and V, float64 (H, W, 3), of uint8 (H, W, 3)."""
-    return (rgb / 255.0) @ ns.xp.asarray(_YUV).T
+def gray32_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
+    """The same in float32, with 8 bytes a px in place of 24: for large strips."""
+    gray = rgb[..., 0] * ns.xp.float32(GRAY[0] / 255)
+    for c in (1, 2):
+        gray += rgb[..., c] * ns.xp.float32(GRAY[c] / 255)
+    return gray
+
+
+def extremes(ns: ArrayNamespace, image: Array) -> tuple[Array, Array]:
+    """Least and greatest of R, G, B of each px; numpy's own along so short an axis is slow."""
+    channels = [image[..., c] for c in range(3)]
+    return reduce(ns.xp.minimum, channels), reduce(ns.xp.maximum, channels)
 
 
 def channel_std(ns: ArrayNamespace, rgb: Array) -> Array:
@@ -57,13 +61,7 @@ def channel_std(ns: ArrayNamespace, rgb: Array) -> Array:
     return ns.xp.sqrt((3 * squares - total * total).astype(ns.xp.float64)) / 3.0
 
 
-def stains_from_rgb(ns: ArrayNamespace, rgb: Array, stain: str) -> Array:
-    """Amounts of the stains of one of `STAINS`, float64 (H, W, 3), >= 0 (Ruifrok 2001)."""
-    densities, unmixing = stain_tables(stain)
-    amounts = ns.xp.asarray(densities)[rgb] @ ns.xp.asarray(unmixing)
-    return ns.xp.maximum(amounts, 0.0, out=amounts)
-
-
+@cache
 def stain_tables(stain: str) -> tuple[Kernel, Kernel]:
     """Density (share of log(1e-6)) of a channel's values, (256,); skimage's vectors, (3, 3)."""
     if stain not in STAINS:
@@ -149,12 +147,15 @@ def laplacian(ns: ArrayNamespace, image: Array) -> Array:
 
 def sobel_energy(ns: ArrayNamespace, image: Array) -> Array:
     """Squared gradient magnitude, mean over both axes, of kernels whose weights sum to 1."""
-    padded = ns.xp.pad(image, 1, mode="edge")
-    down = padded[2:] - padded[:-2]
-    down = (down[:, :-2] + down[:, 2:]) + 2 * down[:, 1:-1]
-    along = padded[:, 2:] - padded[:, :-2]
-    along = (along[:-2] + along[2:]) + 2 * along[1:-1]
-    return (down * down + along * along) / 32.0
+    padded, energy = ns.xp.pad(image, 1, mode="edge"), ns.xp.empty_like(image)
+    for top in range(0, len(image), _BLOCK_PX):
+        band = padded[top : top + _BLOCK_PX + 2]
+        down = band[2:] - band[:-2]
+        down = (down[:, :-2] + down[:, 2:]) + 2 * down[:, 1:-1]
+        along = band[:, 2:] - band[:, :-2]
+        along = (along[:-2] + along[2:]) + 2 * along[1:-1]
+        energy[top : top + _BLOCK_PX] = (down * down + along * along) / 32.0
+    return energy
 
 
 def gaussian(
@@ -190,7 +191,8 @@ def block_means(ns: ArrayNamespace, values: Array, block_px: int) -> Array:
     rows, columns = math.ceil(height / block_px), math.ceil(width / block_px)
     padded = ns.xp.zeros((rows * block_px, columns * block_px), dtype=values.dtype)
     padded[:height, :width] = values
-    sums = padded.reshape(rows, block_px, columns, block_px).sum(axis=(1, 3))
+    down = padded.reshape(rows, block_px, columns * block_px).sum(axis=1)
+    sums = sum(down[:, k::block_px] for k in range(block_px))
     edges = [np.minimum(block_px, e - np.arange(0, e, block_px)) for e in values.shape]
     return sums / ns.xp.asarray(np.outer(*edges), dtype=values.dtype)
 

@@ -33,7 +33,7 @@ _HISTOQC = "histoqc-"  # before HistoQC's own names of its pipelines
 _PRESETS = Path(__file__).parent / "presets"
 # of files that are no check's
 _RESERVED_NAMES = ("mask_use", "mask_kept", "overlay", "thumbnail", "qc")
-_VERSION = 9  # of the checks: raise it when one answers differently
+_VERSION = 10  # of the checks: raise it when one answers differently
 _ENTRIES = [Entry(name=c.kind, help=str(c.__doc__).splitlines()[0], target=c) for c in _BUILT_IN]
 CHECKS: Registry[type[QcCheck]] = Registry("qc check", "thinsection.qc_checks", _ENTRIES)
 _BASE, _FINAL = "BaseImage.BaseImage", "BasicModule.finalComputations"

@@ -7,6 +7,7 @@ so that a level never sits in memory, and then resized by LANCZOS.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from PIL import Image
@@ -64,8 +65,8 @@ def suspicions(rgb: RgbArray) -> list[str]:
         return ["the slide is of one colour: empty glass, or a failed scan"]
     if float(np.median(rgb)) < _DARK_MEDIAN:
         return ["the background is dark: fluorescence? These checks are made for brightfield"]
-    red, green, blue = (rgb[..., c].astype(np.int16) for c in range(3))
-    coloured = rgb.max(axis=2) - rgb.min(axis=2) > 30
+    red, green, blue = channels = [rgb[..., c].astype(np.int16) for c in range(3)]
+    coloured = reduce(np.maximum, channels) - reduce(np.minimum, channels) > 30
     brown = coloured & (red > green + 15) & (green > blue + 10)
     num_coloured = np.count_nonzero(coloured)
     if num_coloured > 100 and np.count_nonzero(brown) > _BROWN_SHARE * num_coloured:

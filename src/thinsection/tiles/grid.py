@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,8 +42,8 @@ def measure_tiles(tiles: TileArray, names: Sequence[str] = MEASURES) -> npt.NDAr
     """Measures of tiles uint8 (B, H, W, 3) by name, float32 (B, names), in the order of `names`.
 
     `px_mean_*`, `px_std_*` (of the population), `px_min_*`, `px_max_*`: of a channel, 0 to 255.
-    `px_hematoxylin`, `px_eosin`, `px_dab`: mean over the px of the amounts that
-    `arrays.filters.stains_from_rgb` has, before they are clipped at 0.
+    `px_hematoxylin`, `px_eosin`, `px_dab`: mean over the px of the amounts by
+    `arrays.filters.stain_tables`, which may be below 0.
     `px_focus`: median over blocks of 32 px of the ratio that quality control's `focus` judges by.
 
     Memory: 6 KiB a tile, beside 20 H W bytes for the focus.
@@ -73,13 +73,10 @@ def _of_histograms(tiles: TileArray) -> dict[str, npt.NDArray[np.floating]]:
     variance = (counts @ values**2 * num_px - (counts @ values) ** 2) / num_px**2
     there = counts > 0
     lowest, highest = there.argmax(axis=2), 255 - there[:, :, ::-1].argmax(axis=2)
-    densities, unmixing = _stain_tables()
+    densities, unmixing = filters.stain_tables("hed_from_rgb")
     amounts = (counts @ densities / num_px) @ unmixing
     columns = np.concatenate([mean, np.sqrt(variance), lowest, highest, amounts], axis=1)
     return dict(zip((*_COLOURS, *_STAINS), columns.T))
-
-
-_stain_tables = cache(partial(filters.stain_tables, "hed_from_rgb"))
 
 
 def contrast(tiles: TileArray) -> npt.NDArray[np.bool_]:
