@@ -63,7 +63,7 @@ def channel_std(ns: ArrayNamespace, rgb: Array) -> Array:
 
 @cache
 def stain_tables(stain: str) -> tuple[Kernel, Kernel]:
-    """Density (share of log(1e-6)) of a channel's values, (256,); skimage's vectors, (3, 3)."""
+    """Density (share of log(1e-6)) of channel values, (256,); vectors, (3, 3) (Ruifrok 2001)."""
     if stain not in STAINS:
         raise InvalidInputError(f"stain must be one of {', '.join(STAINS)}, got {stain!r}")
     from skimage import color
