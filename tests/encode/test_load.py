@@ -156,7 +156,7 @@ def test_offline_fails_in_seconds_and_says_what_to_do(monkeypatch, tmp_path: Pat
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(WeightsError, match=r"HF_HUB_OFFLINE is set.*--revision dac6773"):
         load_encoder("conch_v15", device="cpu")
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize(
