@@ -18,7 +18,7 @@ from thinsection.errors import InvalidInputError
 Kernel = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 Shape = tuple[int, int]  # (H, W)
-_BLOCK_PX = 32  # rows or columns that one product makes
+_BLOCK_PX = 32  # rows or columns that are made at once
 GRAY = (0.2125, 0.7154, 0.0721)  # luma weights of R, G, B
 YUV = (  # of Y, U, V
     (0.299, 0.587, 0.114),
@@ -46,9 +46,8 @@ def gray32_from_rgb(ns: ArrayNamespace, rgb: Array) -> Array:
     return gray
 
 
-def extremes(ns: ArrayNamespace, image: Array) -> tuple[Array, Array]:
-    """Least and greatest of R, G, B of each px; numpy's own along so short an axis is slow."""
-    channels = [image[..., c] for c in range(3)]
+def extremes(ns: ArrayNamespace, channels: Sequence[Array]) -> tuple[Array, Array]:
+    """Least and greatest of the channels at each px; numpy's own along a short axis is slow."""
     return reduce(ns.xp.minimum, channels), reduce(ns.xp.maximum, channels)
 
 

@@ -7,11 +7,11 @@ so that a level never sits in memory, and then resized by LANCZOS.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 from PIL import Image
 
+from thinsection.arrays import filters, get_namespace
 from thinsection.qc.checks.check import Regions
 from thinsection.qc.pipeline import Pipeline
 from thinsection.slide import Slide
@@ -66,7 +66,8 @@ def suspicions(rgb: RgbArray) -> list[str]:
     if float(np.median(rgb)) < _DARK_MEDIAN:
         return ["the background is dark: fluorescence? These checks are made for brightfield"]
     red, green, blue = channels = [rgb[..., c].astype(np.int16) for c in range(3)]
-    coloured = reduce(np.maximum, channels) - reduce(np.minimum, channels) > 30
+    lowest, highest = filters.extremes(get_namespace(), channels)
+    coloured = highest - lowest > 30
     brown = coloured & (red > green + 15) & (green > blue + 10)
     num_coloured = np.count_nonzero(coloured)
     if num_coloured > 100 and np.count_nonzero(brown) > _BROWN_SHARE * num_coloured:

@@ -198,7 +198,7 @@ def _shares(planes: list[Array]) -> list[Array]:
 
 def _balance(ns: ArrayNamespace, planes: list[Array]) -> Array:
     """Spread of the density over red, green and blue, relative to its sum: 0 is gray."""
-    high, low = (reduce(pick, planes) for pick in (ns.xp.maximum, ns.xp.minimum))
+    low, high = filters.extremes(ns, planes)
     return (high - low) / (_sum(planes) + 0.1).clip(0.02)
 
 

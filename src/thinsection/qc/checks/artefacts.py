@@ -116,7 +116,7 @@ def _empty(view: QcView) -> Array:
     """Where there is glass inside of tissue, as in fat: it has no detail to judge."""
     white = float(view.ns.xp.percentile(view.gray[::4, ::4], _WHITE_PERCENTILE))
     near = white - filters.gaussian(view.ns, view.gray, 0.7)
-    lowest, highest = filters.extremes(view.ns, view.rgb)
+    lowest, highest = filters.extremes(view.ns, view.rgb.transpose(2, 0, 1))
     colour = (highest - lowest) / view.ns.xp.float32(255)
     grey = filters.gaussian(view.ns, colour, 0.7) < _GLASS_COLOUR  # there the lamp may vary
     return near < view.ns.xp.where(grey, _GREY_GLASS_GRAY, _GLASS_GRAY)

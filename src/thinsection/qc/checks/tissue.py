@@ -96,14 +96,14 @@ def _measured(ns: ArrayNamespace, rgb: Array, black_level: int) -> _Light:
     total = density.mean(axis=2)
     line = total - ns.ndimage.grey_opening(total, size=(5, 5))
     texture = box(line, 5)
-    lowest, highest = extremes(ns, rgb)
+    lowest, highest = extremes(ns, rgb.transpose(2, 0, 1))
     seen = (lowest < 255) & (highest >= max(black_level, 1))
-    thin, thick = extremes(ns, density)
+    thin, thick = extremes(ns, density.transpose(2, 0, 1))
     flat_limit = max(3 * float(xp.quantile(texture[seen], 0.05)), 0.004) if seen.any() else 0.0
     flat = seen & (texture < flat_limit) & (thick - thin < 0.06) & (total < _PALE)
     glass, where = _glass(ns, density, total, flat, int(seen.sum()))
     against = density - xp.asarray(glass, dtype=xp.float32)
-    mean, (thin, thick) = against.mean(axis=2), extremes(ns, against)
+    mean, (thin, thick) = against.mean(axis=2), extremes(ns, against.transpose(2, 0, 1))
     near, colour = box(mean, 3), box(thick - thin, 3)
     return _Light(against, mean, near, colour, line, texture, seen, where, sum(glass) / 3)
 
@@ -169,7 +169,7 @@ def _net(ns: ArrayNamespace, light: _Light, lines: Array, px: Px) -> Array:
 def _beyond_rim(ns: ArrayNamespace, light: _Light, body: Array, mask: Array, px: Px) -> Array:
     """Px at the mask's border that have less than a share of the density of the tissue by them."""
     xp, box = ns.xp, ns.ndimage.uniform_filter
-    own = xp.maximum(light.total, extremes(ns, light.density)[1] * 0.5)
+    own = xp.maximum(light.total, extremes(ns, light.density.transpose(2, 0, 1))[1] * 0.5)
     inside = body.astype(xp.float32)
     usual = box(own * inside, 9) / xp.maximum(box(inside, 9), 0.02)
     border = morphology.dilated_by_disk(ns, ~mask, px(_RIM_UM))
